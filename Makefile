@@ -1,0 +1,56 @@
+# What people and CI use. Each target does its own set-up on a fresh machine.
+#   make serve   set all up and serve on 127.0.0.1:8080
+#   make test    the whole test suite
+#   make check   linters, types, stubs, Rust tests
+#   make bench   the speed figures of benches/RESULTS.md
+#   make build   .venv with the release extension and every dependency
+#   make lock    resolve the Python pins anew
+
+PYTHON ?= python3.11
+# The extension is built for the machine it runs on: its Ed25519 uses AVX-512 where there is one.
+# RUSTFLAGS= (empty) builds a portable one.
+export RUSTFLAGS ?= -C target-cpu=native
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+BIN := .venv/bin
+STAMP := .venv/.built
+RUST := Cargo.toml Cargo.lock $(wildcard rust/*.rs)
+
+.PHONY: serve test check bench build lock clean
+
+serve: build
+	$(BIN)/pysync serve --config deploy/example.json
+
+test: build
+	$(BIN)/pytest -q
+
+check: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/stubtest pysync._core
+	cargo fmt --check
+	cargo clippy --release --all-targets --features python -- -D warnings
+	cargo test --release --quiet
+
+bench: build
+	$(BIN)/python benches/run.py
+
+build: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt $(RUST)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q maturin
+	rm -f pysync/_core*.so
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --extras dev
+	touch $(STAMP)
+
+lock:
+	rm -rf .venv && $(PYTHON) -m venv .venv
+	PIP_CONSTRAINT= $(BIN)/pip install -q maturin
+	PIP_CONSTRAINT= VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --extras dev
+	$(BIN)/pip freeze --exclude-editable | grep -v '^pysync' > constraints.txt
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv target pysync/_core*.so

@@ -1,0 +1,7 @@
+"""pysync: a self-hosted HTTP service that keeps documents in sync for applications."""
+
+from pysync import _build, _core
+
+__version__ = "0.1.0"
+
+_build.check(_core.SOURCE_DIGEST)

@@ -1,0 +1,134 @@
+"""The native core: pure functions over bytes. No I/O, no clock, no randomness; it never calls back.
+
+Errors are the classes of `pysync.errors`, raised from here.
+"""
+
+from typing import final
+
+SOURCE_DIGEST: str
+"""SHA-256 of `rust/*.rs` as they were when this module was built."""
+
+def canonicalize(text: bytes) -> bytes:
+    """The canonical JSON text of `text` (clients-and-crypto section 3): keys by code point, last duplicate
+    wins, ECMAScript numbers, nothing dropped.
+
+    Raises:
+        InvalidJson: not UTF-8 JSON, a NaN or Infinity token, a lone surrogate, a number beyond a double.
+        BodyTooDeep: nesting over 64.
+    """
+
+def content_hash(text: bytes) -> str:
+    """Hex SHA-256 of `canonicalize(text)`. Raises as it does."""
+
+@final
+class PushBody:
+    """A push body, decoded, sanitised and hashed in one pass."""
+
+    @property
+    def hash(self) -> str:
+        """Hex SHA-256 of the canonical `data`."""
+    @property
+    def base_hash(self) -> str | None:
+        """`baseHash`, None where it is null or absent."""
+    @property
+    def author_pubkey(self) -> str | None:
+        """`authorPubkey`, None where it is absent or null."""
+    @property
+    def author_signature(self) -> str | None: ...
+    @property
+    def data(self) -> bytes:
+        """The canonical text of `data`, sanitised."""
+    def stored(self, ts_ms: int) -> bytes:
+        """The object to store: `{"v":1,"ts":..,"hash":"..","authorPubkey"?,"authorSignature"?,"data":..}`."""
+
+def decode_push(body: bytes) -> PushBody:
+    """Decode a push body (wire section 2 and 4). Unknown members are ignored; the five unsafe keys are dropped
+    from objects, but not inside arrays.
+
+    Raises:
+        InvalidJson, BodyTooDeep: as `canonicalize`; the body's own object is nesting 1.
+        BodyNotObject, InvalidData, InvalidBaseHash: in this order.
+        AuthorProofMissing: `authorPubkey` or `authorSignature` without the other, or not a string.
+    """
+
+@final
+class Document:
+    """A stored document, its parts located and not copied."""
+
+    @property
+    def hash(self) -> str: ...
+    @property
+    def ts_ms(self) -> int:
+        """When it was written, in milliseconds since the epoch."""
+    @property
+    def author_pubkey(self) -> str | None: ...
+    @property
+    def author_signature(self) -> str | None: ...
+    @property
+    def data(self) -> bytes:
+        """The text of `data` as it is stored."""
+    def answer(self, timestamp_ms: int, keyring: bytes | None = None) -> bytes:
+        """The pull answer `{"data","hash","timestamp","authorPubkey"?,"authorSignature"?,"keyring"?}`.
+        `keyring` is the JSON text of that member."""
+
+def read_document(stored: bytes) -> Document:
+    """Locate the parts of a stored document: in our own layout by offsets, checked against its hash; in any
+    other (as Starfish wrote it) by parsing it. Raises DocumentCorrupt."""
+
+@final
+class PublicKey:
+    """An Ed25519 public key, ready to verify with."""
+
+    def __new__(cls, key: str) -> PublicKey:
+        """From 64 lower-case hex digits. Raises ValueError for other text, and for small-order keys."""
+    @property
+    def hex(self) -> str: ...
+    @property
+    def user_id(self) -> str:
+        """The first 32 hex digits of SHA-256 over the key's 32 bytes."""
+    def verify(self, message: bytes, signature: str) -> bool:
+        """Whether `signature` (strict padded base64 of 64 bytes) is this key's over `message`."""
+
+def request_message(method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: str) -> bytes:
+    """What a request signature signs (clients-and-crypto section 2.2)."""
+
+def verify_request(
+    key: PublicKey,
+    signature: str,
+    method: str,
+    targets: list[str],
+    body: bytes,
+    host: str,
+    ts_ms: int,
+    nonce: str,
+) -> bool:
+    """Whether `signature` is `key`'s over the request, with any of `targets` as its path, tried in order."""
+
+def verify_author(tag: str, document_key: str, data: bytes, author_pubkey: str, author_signature: str) -> bool:
+    """Whether the author proof holds: `tag` is `starfish-doc-author-v1` or `starfish-append-author-v1`, `data`
+    canonical text (clients-and-crypto section 5). A malformed key or signature is False."""
+
+@final
+class Scope:
+    """The paths of a certificate, compiled (clients-and-crypto section 1.6, wire section 3)."""
+
+    def __new__(cls, paths: list[str], identity: str) -> Scope:
+        """`{identity}` in an entry stands for `identity`; a leading `!` makes it a deny."""
+    def allows(self, document_key: str) -> bool:
+        """Whether an allow entry matches and no deny entry does: denies cover descendants and are read
+        widely. Linear in the length of key and pattern. No entries allow everything."""
+
+@final
+class ReplayWindow:
+    """A set of (key, nonce) pairs at about 20 to 40 bytes each. Not bound to a time: its owner drops it whole."""
+
+    def __new__(cls) -> ReplayWindow: ...
+    @staticmethod
+    def digest(presenter: str, nonce: str) -> bytes:
+        """The 16 bytes that stand for a pair."""
+    def add(self, digest: bytes) -> bool:
+        """Remember one digest (16 bytes); False when it was there."""
+    def extend(self, digests: bytes) -> None:
+        """Remember many, laid end to end; a rest shorter than 16 bytes is ignored."""
+    def __contains__(self, digest: bytes) -> bool: ...
+    def __len__(self) -> int: ...

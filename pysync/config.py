@@ -1,0 +1,202 @@
+"""The whole configuration: one tree of frozen values, one loader, one linter (wire section 10).
+
+Attributes are the file's members in snake_case: `max_body_bytes` is `maxBodyBytes`. `doc` of each field is
+the source of `docs/configuration.md`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Encryption = Literal["none", "delegated"]
+Bucket = Literal["identity", "ip", "identity+ip"]
+Action = Literal["pull", "push", "list"]
+
+
+def member(doc: str, default: Any = ...) -> Any:
+    """A field with its documentation; without a default the member is required."""
+    if default is ...:
+        return field(metadata={"doc": doc})
+    if callable(default):
+        return field(default_factory=default, metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    window_ms: int = member("Length of the fixed window, in milliseconds.")
+    max_requests: int = member("Requests admitted in one window.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateRule:
+    """One action's limit: `windowMs` and `maxRequests` per `bucket`, or separate `identity` and `ip` limits."""
+
+    window_ms: int | None = member("Length of the fixed window, in milliseconds.", None)
+    max_requests: int | None = member("Requests admitted in one window.", None)
+    bucket: Bucket | None = member("Who shares a counter. Anonymous callers count by address.", None)
+    identity: Limit | None = member("A limit per caller, beside or instead of the one above.", None)
+    ip: Limit | None = member("A limit per address, beside or instead of the one above.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimit(RateRule):
+    """Limits per action; an action without a rule of its own inherits the members beside it."""
+
+    push: RateRule | None = member("Limit of pushes.", None)
+    pull: RateRule | None = member("Limit of pulls.", None)
+    list: RateRule | None = member("Limit of lists.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restriction:
+    mode: Literal["deny", "allow"] = member("`deny` refuses the identities, `allow` refuses all others.")
+    identities: tuple[str, ...] = member("User ids.")
+    actions: tuple[Action, ...] | None = member("Actions it covers; absent: all.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldPermission:
+    read_roles: tuple[str, ...] | None = member("Roles that see the member; absent: every reader.", None)
+    write_roles: tuple[str, ...] | None = member("Roles that may change it; absent: every writer.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendOnly:
+    type: Literal["by_timestamp"] = member("The only type there is.", "by_timestamp")
+    field: str = member("Member of `data` that holds the elements.", "items")
+    persist: bool = member("False: announced, and not stored.", True)
+    max_items: int | None = member("Elements a log may hold.", None)
+    chunk_size: int | None = member("Elements per segment.", None)
+    require_author_signature: bool = member("Appends carry an author proof.", True)
+    allow_full: bool = member("`full=true` may be asked for.", True)
+    max_pull_limit: int | None = member("Elements one pull returns at most.", None)
+    max_checkpoint_age_ms: int | None = member("How far back a checkpoint may lie.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    name: str = member("Name, unique in its namespace.")
+    storage_path: str = member("Key template with `{param}` segments; `{identity}` is the caller's.")
+    read_roles: tuple[str, ...] = member("Roles that may pull.", ())
+    write_roles: tuple[str, ...] = member("Roles that may push.", ())
+    require_auth: bool | None = member(
+        "`true`: anonymous callers get 401; `false`: they reach the role check as `public`; absent: open to "
+        "them exactly where the action's roles contain `public`.",
+        None,
+    )
+    encryption: Encryption = member("`delegated`: clients encrypt, the server cannot read.", "none")
+    max_body_bytes: int = member("Largest push body, in bytes, also after inflation.", 1_048_576)
+    allowed_mime_types: tuple[str, ...] = member("Media types accepted on push.", ("application/json",))
+    pull_only: bool = member("No push route.", False)
+    push_only: bool = member("No pull route.", False)
+    append_only: AppendOnly | None = member("An append-only log; `true` takes every default.", None)
+    ttl_ms: int | None = member("A document older than this reads as missing.", None)
+    force_full_fetch: bool = member("Tells clients not to sync by checkpoint.", False)
+    listable: bool = member("Serves the list route.", False)
+    bundle: str | None = member("Name of the bundle it belongs to.", None)
+    keyring_path: str | None = member("Key template of the keyring; absent: `<storagePath>/_keyring`.", None)
+    rate_limit: RateLimit | Literal[False] | None = member(
+        "Limits of this collection; `false` or `none`: unmetered; `true` or absent: the server's.", None
+    )
+    cache_duration_ms: int | None = member("`max-age` of pulls.", None)
+    object_schema: Mapping[str, Any] | bool | None = member("JSON Schema that `data` must satisfy.", None)
+    field_permissions: Mapping[str, FieldPermission] = member("Roles per top-level member of `data`.", dict)
+    root_only: bool = member("Callers also need `device:root`.", False)
+    restrictions: tuple[Restriction, ...] = member("Identities denied or allowed.", ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    collections: tuple[Collection, ...] = member("Collections served under `/<namespace>`.")
+    restrictions: tuple[Restriction, ...] = member("Identities denied or allowed in it.", ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cors:
+    origins: tuple[str, ...] = member('Origins whose pages may call; `"*"` for any.', ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    host: str = member("Address to listen on.", "127.0.0.1")
+    port: int = member("Port to listen on; 0 takes a free one.", 8080)
+    mount_path: str = member("Prefix of every route, e.g. `/v1`.", "")
+    public_hosts: tuple[str, ...] = member("Hosts that requests may name; empty: any.", ())
+    trusted_proxy_hops: int = member("Proxies in front whose `X-Forwarded-For` is believed.", 0)
+    cors: Cors = member("Cross-origin callers.", Cors)
+    workers: int = member("Processes that serve.", 1)
+    drain_timeout_ms: int = member("How long requests under way may take on shutdown.", 10_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    url: str = member("`memory:`, `file:DIR` or `s3://bucket/prefix`.", "file:./data")
+    endpoint: str | None = member("S3 endpoint.", None)
+    region: str | None = member("S3 region.", None)
+    force_path_style: bool = member("S3 addressing by path.", False)
+    access_key_id: str | None = member("S3 credentials; absent: from the environment.", None)
+    secret_access_key: str | None = member("S3 credentials.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spaces:
+    access_path: str = member("Key template of a space's access document.", "spaces/{spaceId}/_access")
+    param: str = member("Path parameter that names the space.", "spaceId")
+    trust_on_first_use: bool = member("Only `false` is safe.", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auth:
+    admin_token: str | None = member("Bearer token that gives the role `admin`.", None)
+    trusted_issuers: tuple[str, ...] | None = member(
+        "Keys (hex) of the issuers whose certificates yield `cap:` and `delegated:` roles; absent: anybody's.",
+        None,
+    )
+    identity_roles: Mapping[str, tuple[str, ...]] = member("Extra roles per user id.", dict)
+    spaces: Spaces | None = member("Roles from a space's access document.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigEndpoint:
+    auth: Literal["public", "role-filtered"] = member("Who sees what of the configuration.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    source: tuple[str, ...] = member("Collections whose writes are projected.")
+    target: str = member("Key template of the list, or `module:function`.")
+    id: str | None = member("Template of the entry's id.", None)
+    value: Mapping[str, str] = member("Members of the value, as JSON pointers into `data`.", dict)
+    remove_when: Mapping[str, Any] = member("Pointers whose values mark a removal.", dict)
+    project: str | None = member("`module:function` in place of `id`, `value`, `removeWhen`.", None)
+    max_items: int | None = member("Entries a list holds at most.", None)
+    max_retries: int = member("Retries of a list write.", 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsPlugin:
+    collection: str = member("Collection whose pushes become Parquet files.")
+    storage_path: str = member("Key template ending in `{batchId}`.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    version: Literal[1] = member("Always 1.", 1)
+    collections: tuple[Collection, ...] = member("Root collections.", ())
+    namespaces: Mapping[str, Namespace] = member("Collections under a prefix of their own.", dict)
+    server: Server = member("How to listen.", Server)
+    store: StoreConfig = member("Where documents live; a string is its `url`.", StoreConfig)
+    coordinator: str | None = member("`memory:`, `file:` or `redis://…`; absent: what suits the store.", None)
+    auth: Auth = member("Who is trusted.", Auth)
+    config_endpoint: ConfigEndpoint | None = member("`GET /config`; absent: 404.", None)
+    max_collections_per_batch: int = member("Names, and reads, of one batch.", 100)
+    max_batch_append_elements: int = member("Log elements of one batch.", 5000)
+    batch_key_deny_suffixes: tuple[str, ...] = member(
+        "Suffixes a batch may not name.", ("_keyring", "_members")
+    )
+    rate_limit: RateLimit | None = member("The limit that collections inherit.", None)
+    restrictions: tuple[Restriction, ...] = member("Identities denied or allowed everywhere.", ())
+    projections: tuple[Projection, ...] = member("Lists kept by the server.", ())
+    events: tuple[EventsPlugin, ...] = member("Event batches stored as Parquet.", ())
+    plugins: tuple[str, ...] = member("`package.module:plugin`.", ())

@@ -1,0 +1,48 @@
+"""What workers and nodes must agree on beside the store: nonces seen, rate counters, idempotency keys."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A counter of a fixed window: `count` includes the call that returned it, `resets_in_ms` is what is left."""
+
+    count: int
+    resets_in_ms: int
+
+
+class Coordinator(Protocol):
+    """Shared, short-lived memory. `CoordinatorContract` in `pysync.testing` is its promise as tests. What
+    cannot be kept safely is refused with `CoordinatorUnavailable`, never let through.
+    """
+
+    async def remember_nonce(self, presenter: str, nonce: str) -> bool:
+        """True the first time this nonce (text of the header) of this key (hex) is seen by anyone who
+        shares the coordinator, False within the ten minutes after. Holds at least 1,000,000 live nonces."""
+
+    async def count(self, bucket: str, window_ms: int) -> Window:
+        """Count one more in `bucket`'s current window (windows start at multiples of `window_ms`)."""
+
+    async def recall(self, key: str) -> bytes | None:
+        """What `record` kept under `key`, None when it is unknown or forgotten."""
+
+    async def record(self, key: str, value: bytes, ttl_ms: int) -> None:
+        """Keep `value` under `key` for `ttl_ms`, replacing what was there."""
+
+    async def close(self) -> None: ...
+
+
+async def open_coordinator(url: str, folder: str | None = None) -> Coordinator:
+    """The coordinator that `url` names: `memory:` or `file:` (in `folder`, the file store's) or `file:DIR`.
+    Raises ValueError for any other."""
+    kind, _, rest = url.partition(":")
+    if kind == "memory" and not rest:
+        from pysync.coordinator.memory import MemoryCoordinator
+
+        return MemoryCoordinator()
+    if kind == "file" and (rest or folder):
+        from pysync.coordinator.local import LocalCoordinator
+
+        return await LocalCoordinator.open(rest or folder or "")
+    raise ValueError(f"unknown coordinator {url!r}: use memory: or file:")

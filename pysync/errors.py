@@ -1,0 +1,211 @@
+"""Every refusal of pysync: the class is the code, the status and the text.
+
+    PysyncError
+    ├── BadRequest 400            ├── Unauthorized 401         ├── Conflict 409 (hash_mismatch)
+    │   ├── InvalidPathParameter  ├── Forbidden 403            ├── KeyConflict 409
+    │   ├── InvalidJson           │   ├── BadSignature         ├── StaleGeneration 409
+    │   ├── BodyTooDeep           │   └── TooManyIssuers       ├── PayloadTooLarge 413
+    │   ├── BodyNotObject         ├── NotFound 404             ├── UnsupportedMediaType 415
+    │   ├── InvalidData           ├── MethodNotAllowed 405     ├── Misdirected 421
+    │   ├── InvalidBaseHash       ├── RequestTimeout 408       └── RateLimited 429
+    │   ├── AuthorProofMissing    ├── DocumentCorrupt 500
+    │   ├── SchemaViolation       ├── InternalError 500
+    │   └── InvalidRevocation     └── Unavailable 503
+    │                                 ├── StoreUnavailable, CoordinatorUnavailable
+    │                                 └── RolesUnavailable
+
+One middleware turns them into answers (`wire.error_body`), and the client raises the same classes from
+those answers (`from_answer`). Foreign exceptions are translated where they enter.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class PysyncError(Exception):
+    """Base of every refusal. `text` is what clients match on, `code` is stable, `extras` join the body."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    text: ClassVar[str] = "Internal error"
+
+    def __init__(
+        self,
+        text: str | None = None,
+        *,
+        extras: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.message = self.text if text is None else text
+        self.extras: Mapping[str, object] = extras or {}
+        self.headers: Mapping[str, str] = headers or {}
+        super().__init__(self.message)
+
+
+class BadRequest(PysyncError):
+    status, code, text = 400, "bad_request", "Bad request"
+
+
+class InvalidPathParameter(BadRequest):
+    code, text = "invalid_path_parameter", "Invalid path parameter"
+
+
+class InvalidJson(BadRequest):
+    code, text = "invalid_json", "Invalid JSON body"
+
+
+class BodyTooDeep(BadRequest):
+    code, text = "body_too_deep", "Body nesting too deep"
+
+
+class BodyNotObject(BadRequest):
+    code, text = "body_not_object", "Body must be a JSON object"
+
+
+class InvalidData(BadRequest):
+    code, text = "invalid_data", "Missing or invalid data"
+
+
+class InvalidBaseHash(BadRequest):
+    code, text = "invalid_base_hash", "baseHash must be a string or null"
+
+
+class AuthorProofMissing(BadRequest):
+    code, text = "author_proof_missing", "author proof requires authorPubkey and authorSignature"
+
+
+class SchemaViolation(BadRequest):
+    code, text = "schema_violation", "Schema validation failed"
+
+
+class InvalidRevocation(BadRequest):
+    code, text = "invalid_revocation", "Invalid revocation list"
+
+
+class Unauthorized(PysyncError):
+    status, code, text = 401, "unauthorized", "Unauthorized"
+
+
+class Forbidden(PysyncError):
+    status, code, text = 403, "forbidden", "Forbidden"
+
+
+class BadSignature(Forbidden):
+    code, text = "bad_signature", "bad-signature"
+
+
+class TooManyIssuers(Forbidden):
+    code, text = "too_many_issuers", "too-many-issuers"
+
+
+class NotFound(PysyncError):
+    status, code, text = 404, "not_found", "Not found"
+
+
+class MethodNotAllowed(PysyncError):
+    status, code, text = 405, "method_not_allowed", "Method not allowed"
+
+
+class RequestTimeout(PysyncError):
+    status, code, text = 408, "request_timeout", "Request timeout"
+
+
+class Conflict(PysyncError):
+    """The document is not at the base that the push names (`current_hash`: `""` where nothing is stored)."""
+
+    status, code, text = 409, "hash_mismatch", "hash_mismatch"
+
+    def __init__(self, current_hash: str) -> None:
+        super().__init__(extras={"currentHash": current_hash})
+        self.current_hash = current_hash
+
+
+class KeyConflict(PysyncError):
+    """A file would lie below, or above, another file's key on a store of folders."""
+
+    status, code, text = 409, "key_conflict", "key_conflict"
+
+
+class StaleGeneration(PysyncError):
+    status, code, text = 409, "stale_generation", "stale-generation"
+
+
+class PayloadTooLarge(PysyncError):
+    status, code, text = 413, "payload_too_large", "Payload too large"
+
+
+class UnsupportedMediaType(PysyncError):
+    status, code, text = 415, "unsupported_media_type", "Unsupported media type"
+
+
+class Misdirected(PysyncError):
+    status, code, text = 421, "misdirected_request", "Misdirected request"
+
+
+class RateLimited(PysyncError):
+    status, code, text = 429, "rate_limited", "Rate limit exceeded"
+
+
+class InternalError(PysyncError):
+    status, code, text = 500, "internal_error", "Internal error"
+
+
+class DocumentCorrupt(PysyncError):
+    """Bytes are stored under the key, and they do not read as a document."""
+
+    status, code, text = 500, "document_corrupt", "document_corrupt"
+
+
+class Unavailable(PysyncError):
+    """Something the server needs does not answer now; the request may be repeated after `Retry-After`."""
+
+    status, code, text = 503, "unavailable", "Service unavailable"
+
+    def __init__(self, text: str | None = None, *, retry_after_s: int = 1) -> None:
+        super().__init__(text, headers={"Retry-After": str(retry_after_s)})
+
+
+class StoreUnavailable(Unavailable):
+    code, text = "store_unavailable", "store_unavailable"
+
+
+class CoordinatorUnavailable(Unavailable):
+    """Replay memory is full or out of reach: a signed request cannot be admitted safely."""
+
+    code, text = "coordinator_unavailable", "Service unavailable"
+
+
+class RolesUnavailable(Unavailable):
+    code, text = "roles_unavailable", "Unauthorized"
+
+
+def table() -> dict[str, type[PysyncError]]:
+    """Every refusal by its code, in the order of this file."""
+
+    def below(parent: type[PysyncError]) -> list[type[PysyncError]]:
+        return [found for child in parent.__subclasses__() for found in (child, *below(child))]
+
+    return {kind.code: kind for kind in below(PysyncError)}
+
+
+def from_answer(status: int, body: Mapping[str, object], headers: Mapping[str, str]) -> PysyncError:
+    """The refusal that an error answer of a server stands for, unknown codes by their status alone."""
+    code = str(body.get("code", ""))
+    text = str(body.get("error", "")) or f"HTTP {status}"
+    known = table()
+    kind = known.get(code) or known.get(text) or _BY_STATUS.get(status, PysyncError)
+    if kind is Conflict:
+        return Conflict(str(body.get("currentHash", "")))
+    error = kind.__new__(kind)
+    extras = {name: value for name, value in body.items() if name not in ("error", "code")}
+    PysyncError.__init__(error, text, extras=extras, headers=headers)
+    return error
+
+
+_BY_STATUS: dict[int, type[PysyncError]] = {
+    kind.status: kind
+    for kind in (
+        BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, RequestTimeout, PayloadTooLarge,
+        UnsupportedMediaType, Misdirected, RateLimited, InternalError, Unavailable,
+    )
+}  # fmt: skip

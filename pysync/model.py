@@ -1,0 +1,41 @@
+"""The words of pysync, as small frozen values.
+
+- *document key*: the resolved storagePath of a collection, and the key of the object that holds it.
+- *caller*: who sends a request: an identity (a user id, `""` for anonymous) and the roles it holds.
+- *certificate* (cap): a signed statement of an issuer that a key may act; its holder is the *presenter*.
+- *hash*: SHA-256 of a document's canonical `data`; the version that clients name in `baseHash`.
+- *etag*: the version that a store names; it differs for every write, equal bytes or not.
+"""
+
+from dataclasses import dataclass
+
+from pysync._core import Scope
+
+ANONYMOUS_ROLES = frozenset({"public"})
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request, as far as authentication could tell.
+
+    `presenter` is the Ed25519 key (hex) that signed it, `""` where nothing was signed. `ops` are the
+    certificate's operations and `scope` its paths, each None where no certificate limits the caller.
+    """
+
+    identity: str = ""
+    roles: frozenset[str] = ANONYMOUS_ROLES
+    presenter: str = ""
+    ops: frozenset[str] | None = None
+    scope: Scope | None = None
+
+
+ANONYMOUS = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A document as a reader gets it. `data` is canonical JSON text; `hash` is `""` where nothing is stored."""
+
+    data: bytes
+    hash: str
+    timestamp_ms: int

@@ -1,0 +1,128 @@
+"""Where documents and files live: the Store protocol, and the one place that knows which stores exist."""
+
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+JSON_TYPE: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A stored object. `etag` names this write and no other, `modified_ms` is its time."""
+
+    body: bytes
+    etag: str
+    content_type: str
+    modified_ms: int
+
+
+class NotModified:
+    """The answer of `get` when the stored object still has the etag that the caller knows."""
+
+
+NOT_MODIFIED: Final = NotModified()
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A stored file, opened. `sha256` is the hex digest of its whole content, `size` its length in bytes;
+    `chunks` yields the bytes of the range that was asked for, and is closed by exhausting or `aclose()`."""
+
+    size: int
+    sha256: str
+    content_type: str
+    modified_ms: int
+    chunks: AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One object met by `walk`."""
+
+    key: str
+    etag: str
+    modified_ms: int
+
+
+ANY: Final = "any"
+ABSENT: Final = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Etag:
+    """The version that a conditional write expects to replace."""
+
+    value: str
+
+
+Expect = Literal["any", "absent"] | Etag
+
+
+class EtagMismatch(Exception):
+    """A conditional write found another version. `current` is its etag, None where nothing is stored."""
+
+    def __init__(self, current: str | None) -> None:
+        super().__init__(current)
+        self.current = current
+
+
+class Store(Protocol):
+    """Objects under keys (UTF-8, `/` between segments). The same promise on every back end; `StoreContract`
+    in `pysync.testing` is that promise as tests. Whatever goes wrong beside the named errors is
+    `StoreUnavailable`. A reader sees the old bytes of an object or the new, never a part.
+
+    Small objects (documents) go through `get` and `put`, big ones (files) through `open` and `write`; a key
+    holds one or the other, and the last write wins between them.
+    """
+
+    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+        """The object at `key`, None where there is none. Never stale: a `put` that returned is seen."""
+
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY
+    ) -> str:
+        """Write `body` and return its etag, once it would survive the loss of power.
+
+        `expect=ABSENT` succeeds only where nothing is stored, `Etag(value)` only over that version: of two
+        writers with one expectation exactly one succeeds, in any number of processes. Raises `EtagMismatch`.
+        """
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+        """The file at `key`, its chunks limited to bytes [start, end). None where there is no file."""
+
+    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
+        """Store the chunks as one file, durably, and return its sha256. A failing iterable leaves no trace.
+        Raises `KeyConflict` where the key would lie below or above another file's on a store of folders."""
+
+    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        """Names of objects and files directly under `prefix` (no trailing slash; `""`: the top), in
+        code-point order, at most `limit`, greater than `after`. Deeper keys neither appear nor cost."""
+
+    def walk(self, prefix: str) -> AsyncIterator[Listed]:
+        """Every object and file whose key is below `prefix` (no trailing slash; `""`: all), at any depth, in
+        no promised order. What is written meanwhile may or may not be met."""
+
+    async def delete(self, key: str, expect: Expect = ANY) -> None:
+        """Remove what is at `key`; nothing there is fine. Raises `EtagMismatch` as `put` does, except that an
+        absent object satisfies every expectation."""
+
+    async def probe(self) -> None:
+        """Return when the store can be read and written, else raise `StoreUnavailable`."""
+
+    async def close(self) -> None:
+        """Finish the writes under way and let go of everything. The store is not used afterwards."""
+
+
+async def open_store(url: str) -> Store:
+    """The store that `url` names: `memory:` or `file:DIR`. Raises ValueError for any other."""
+    kind, _, rest = url.partition(":")
+    if kind == "memory" and not rest:
+        from pysync.store.memory import MemoryStore
+
+        return MemoryStore()
+    if kind == "file" and rest:
+        from pysync.store.local import LocalStore
+
+        return await LocalStore.open(rest)
+    raise ValueError(f"unknown store {url!r}: use memory: or file:DIR")

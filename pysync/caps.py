@@ -1,0 +1,338 @@
+"""Capability certificates and revocation lists, read and checked (clients-and-crypto 1, wire section 3).
+
+Everything here is pure: the caller passes the clock. A certificate goes through `decode` (its form), then
+`verify` (its time and its signature); `check_sharing` adds the rules for what may be handed to others.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import orjson
+
+from pysync._core import PublicKey, Scope, canonicalize
+from pysync.errors import BadRequest, BadSignature, InvalidRevocation
+
+SCHEME: Final = "Cap "
+MAX_HEADER_CHARS: Final = 8192
+SKEW_S: Final = 300
+OPS: Final = frozenset({"read", "write", "list"})
+CERTIFICATE_TAG: Final = b"starfish-capcert-v1\n"
+REVOCATION_TAG: Final = b"starfish-revlist-v1\n"
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_MAX_AUDIENCE = 64
+
+Kind = Literal["device", "member", "audience"]
+
+
+class CapError(Exception):
+    """A certificate that does not hold. `reason` is the code of clients-and-crypto section 1.4: for logs and
+    for the certificate's owner, never for a caller who could learn from it how to forge."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate whose form is right. `sub` is `""` for an audience certificate; `paths` and `aud` are
+    None where they are absent. `nbf` and `exp` are seconds since the epoch. `text` is its canonical JSON,
+    `signed` the bytes that `sig` signs."""
+
+    kind: Kind
+    iss: str
+    iss_user_id: str
+    sub: str
+    sub_user_id: str | None
+    ops: frozenset[str]
+    collections: tuple[str, ...]
+    paths: tuple[str, ...] | None
+    aud: tuple[str, ...] | None
+    nbf: int
+    exp: int
+    nonce: str
+    sig: str
+    signed: bytes
+    text: bytes
+
+    @property
+    def is_root_device(self) -> bool:
+        return self.kind == "device" and self.iss == self.sub
+
+    @property
+    def authorization(self) -> str:
+        """The `Authorization` header that presents this certificate."""
+        return SCHEME + base64.b64encode(self.text).decode()
+
+
+def user_id(key: str) -> str:
+    """The user id of an Ed25519 public key (64 hex digits): half its SHA-256, in hex."""
+    return hashlib.sha256(bytes.fromhex(key)).hexdigest()[:32]
+
+
+def decode(authorization: str) -> Certificate:
+    """The certificate of an `Authorization` header, its form checked, its time and signature not yet.
+    Raises CapError."""
+    if len(authorization) > MAX_HEADER_CHARS or not authorization.startswith(SCHEME):
+        raise CapError("malformed")
+    text = _base64(authorization[len(SCHEME) :])
+    if text is None:
+        raise CapError("malformed")
+    return read(text)
+
+
+def read(text: bytes) -> Certificate:
+    """The certificate of a JSON text, its form checked, its time and signature not yet. Raises CapError."""
+    try:
+        canonical = canonicalize(text)
+    except BadRequest as error:
+        raise CapError("malformed") from error
+    members = orjson.loads(canonical)
+    if not isinstance(members, dict):
+        raise CapError("malformed-shape")
+    return _read_members(members, canonical)
+
+
+def verify(certificate: Certificate, now_s: float) -> None:
+    """Return when the certificate holds at `now_s`: first its time, then its signature. Raises CapError."""
+    check_window(certificate, now_s)
+    check_signature(certificate)
+
+
+def check_window(certificate: Certificate, now_s: float) -> None:
+    """Refuse a certificate outside its time, give or take 300 seconds at both ends. Raises CapError."""
+    if certificate.exp <= certificate.nbf:
+        raise CapError("inverted-window")
+    if now_s < certificate.nbf - SKEW_S:
+        raise CapError("not-yet-valid")
+    if now_s > certificate.exp + SKEW_S:
+        raise CapError("expired")
+
+
+def check_signature(certificate: Certificate) -> None:
+    """Refuse a certificate that its issuer did not sign. Costs one Ed25519 verification. Raises CapError."""
+    if not _signed_by(certificate.iss, certificate.signed, certificate.sig):
+        raise CapError("bad-signature")
+
+
+def check_sharing(certificate: Certificate) -> None:
+    """Refuse a member or audience certificate that hands out more than one collection, the issuer's private
+    paths, the member list, or the writing of the keyring. A certificate without paths reaches everything and
+    is refused as `members-not-denied`; who answers that with another status looks at `paths` first.
+    Raises CapError."""
+    kind, collections = certificate.kind, certificate.collections
+    if kind == "device":
+        return
+    if kind == "member":
+        if certificate.sub_user_id is None:
+            raise CapError("member-missing-sub-userid")
+        if certificate.sub_user_id == certificate.iss_user_id:
+            raise CapError("member-self")
+    if "*" in collections:
+        raise CapError(f"{kind}-wildcard-collections")
+    if len(collections) != 1:
+        raise CapError(f"{kind}-multi-collection")
+    if any(_is_private(path, certificate.iss_user_id) for path in certificate.paths or ()):
+        raise CapError(f"{kind}-private-path")
+    scope = Scope(list(certificate.paths or ()), certificate.iss_user_id)
+    if scope.allows(f"{collections[0]}/_members"):
+        raise CapError(f"{kind}-members-not-denied")
+    if "write" in certificate.ops and scope.allows(f"{collections[0]}/_keyring"):
+        raise CapError(f"{kind}-keyring-not-denied")
+
+
+@dataclass(frozen=True, slots=True)
+class RevocationList:
+    """What one issuer took back, its signature checked. Of two lists the larger `generation` holds.
+    `revoked` are (sub, nonce) pairs, sub `""` for an audience certificate; `text` is its canonical JSON."""
+
+    iss: str
+    iss_user_id: str
+    generation: int
+    revoked: frozenset[tuple[str, str]]
+    revoked_subjects: frozenset[str]
+    text: bytes
+
+    def revokes(self, certificate: Certificate) -> bool:
+        """Whether the certificate, or everything its subject holds, was taken back by its issuer. The `exp`
+        of an entry only says when its issuer may drop it: until then it holds."""
+        if certificate.iss != self.iss:
+            return False
+        if (certificate.sub, certificate.nonce) in self.revoked:
+            return True
+        return certificate.sub != "" and certificate.sub in self.revoked_subjects
+
+
+def read_revocation_list(text: bytes) -> RevocationList:
+    """The revocation list of a JSON text, signed by its issuer. Costs one Ed25519 verification.
+
+    Raises:
+        InvalidRevocation: it is not a revocation list.
+        BadSignature: its issuer did not sign it.
+    """
+    try:
+        canonical = canonicalize(text)
+    except BadRequest as error:
+        raise InvalidRevocation from error
+    members = orjson.loads(canonical)
+    if not isinstance(members, dict) or not _is_key(members.get("iss")) or "revoked" not in members:
+        raise InvalidRevocation
+    generation = _integer(members.get("generation"))
+    if generation is None or generation < 0 or members.get("issUserId") != user_id(members["iss"]):
+        raise InvalidRevocation
+    found = RevocationList(
+        iss=members["iss"],
+        iss_user_id=members["issUserId"],
+        generation=generation,
+        revoked=frozenset(
+            (entry["sub"], entry["nonce"]) for entry in _entries(members, "revoked", ("sub", "nonce"))
+        ),
+        revoked_subjects=frozenset(entry["sub"] for entry in _entries(members, "revokedSubjects", ("sub",))),
+        text=canonical,
+    )
+    if not _signed_by(found.iss, signing_input(REVOCATION_TAG, members), members.get("sig")):
+        raise BadSignature
+    return found
+
+
+def signing_input(tag: bytes, members: Mapping[str, Any]) -> bytes:
+    """What the signature of a certificate or revocation list signs: `tag`, then the canonical text of all its
+    members but `sig`."""
+    return tag + canonicalize(orjson.dumps({name: members[name] for name in members if name != "sig"}))
+
+
+def _read_members(members: dict[str, Any], canonical: bytes) -> Certificate:
+    kind = members.get("kind")
+    scope = members.get("scope")
+    if kind not in ("device", "member", "audience") or not isinstance(scope, dict):
+        raise CapError("malformed-shape")
+    nbf, exp = _integer(members.get("nbf")), _integer(members.get("exp"))
+    nonce = members.get("nonce")
+    if nbf is None or exp is None or not isinstance(nonce, str) or len(_base64(nonce) or b"") != 16:
+        raise CapError("malformed-shape")
+    ops, collections = _texts(scope.get("ops")), _texts(scope.get("collections"))
+    paths = _texts(scope["paths"]) if "paths" in scope else None
+    if not OPS.issuperset(ops):
+        raise CapError("malformed-shape")
+    sub = _audience_subject(members) if kind == "audience" else _subject(members)
+    aud = _audience(members) if "aud" in members else None
+    iss, iss_user_id = _text(members, "iss"), _text(members, "issUserId")
+    if not _is_key(iss) or (sub and not _is_key(sub)):
+        raise CapError("malformed")
+    if iss_user_id != user_id(iss):
+        raise CapError("iss-userid-mismatch")
+    sub_user_id = members.get("subUserId")
+    if sub_user_id is not None and sub_user_id != user_id(sub):
+        raise CapError("sub-userid-mismatch")
+    sig = members.get("sig")
+    return Certificate(
+        kind=kind,
+        iss=iss,
+        iss_user_id=iss_user_id,
+        sub=sub,
+        sub_user_id=sub_user_id,
+        ops=frozenset(ops),
+        collections=collections,
+        paths=paths,
+        aud=aud,
+        nbf=nbf,
+        exp=exp,
+        nonce=nonce,
+        sig=sig if isinstance(sig, str) else "",
+        signed=signing_input(CERTIFICATE_TAG, members),
+        text=canonical,
+    )
+
+
+def _subject(members: dict[str, Any]) -> str:
+    _text(members, "subKem")
+    if "subUserId" in members:
+        _text(members, "subUserId")
+    if "aud" in members:
+        raise CapError("non-audience-has-aud")
+    return _text(members, "sub")
+
+
+def _audience_subject(members: dict[str, Any]) -> str:
+    if not members.keys().isdisjoint(("sub", "subKem", "subUserId")):
+        raise CapError("audience-has-sub")
+    return ""
+
+
+def _audience(members: dict[str, Any]) -> tuple[str, ...]:
+    keys = members["aud"]
+    if not isinstance(keys, list):
+        raise CapError("audience-aud-bad-entry")
+    if not keys:
+        raise CapError("audience-empty-aud")
+    if len(keys) > _MAX_AUDIENCE:
+        raise CapError("audience-aud-too-large")
+    if not all(map(_is_key, keys)):
+        raise CapError("audience-aud-bad-entry")
+    if len(set(keys)) != len(keys):
+        raise CapError("audience-aud-dup")
+    return tuple(keys)
+
+
+def _text(members: dict[str, Any], name: str) -> str:
+    value = members.get(name)
+    if not isinstance(value, str):
+        raise CapError("malformed-shape")
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise CapError("malformed-shape")
+    return tuple(value)
+
+
+def _entries(members: dict[str, Any], name: str, texts: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The objects of a revocation list's array, each with these text members and an integer `exp`."""
+    entries = members.get(name, [])
+    if not isinstance(entries, list):
+        raise InvalidRevocation
+    for entry in entries:
+        if not isinstance(entry, dict) or _integer(entry.get("exp")) is None:
+            raise InvalidRevocation
+        if not all(isinstance(entry.get(text), str) for text in texts):
+            raise InvalidRevocation
+    return entries
+
+
+def _integer(value: object) -> int | None:
+    """An integer as JSON means it: `1e21`, which canonical text does not write out, is one too."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        return None
+    return int(value)
+
+
+def _is_key(value: object) -> bool:
+    return isinstance(value, str) and _KEY.fullmatch(value) is not None
+
+
+def _is_private(path: str, iss_user_id: str) -> bool:
+    home = f"users/{iss_user_id}"
+    return (path.replace("{identity}", iss_user_id) + "/").startswith(home + "/")
+
+
+def _base64(text: str) -> bytes | None:
+    """The bytes of padded standard base64 in its one spelling, else None."""
+    try:
+        decoded = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return decoded if base64.b64encode(decoded).decode() == text else None
+
+
+def _signed_by(key: str, message: bytes, signature: object) -> bool:
+    try:
+        return isinstance(signature, str) and PublicKey(key).verify(message, signature)
+    except ValueError:  # a small-order key signs anything
+        return False

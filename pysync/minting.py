@@ -1,0 +1,164 @@
+"""Certificates, revocation lists and public links, made (clients-and-crypto sections 1.3 and 1.7).
+
+Pure: the caller passes the clock (seconds) and a nonce of 16 random bytes. What a server would refuse for
+its form is refused here already, with CapError.
+"""
+
+import base64
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from pysync import caps
+from pysync._core import canonicalize
+from pysync.caps import CapError, Certificate, RevocationList
+from pysync.signing import Signer
+
+LIFETIME_S: Final = 30 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a certificate allows: operations, and path globs with `!` for a deny (section 1.6)."""
+
+    ops: tuple[str, ...]
+    paths: tuple[str, ...]
+
+
+EVERYTHING: Final = Grant(("read", "list", "write"), ("**",))
+
+
+def reader(collection: str) -> Grant:
+    """Read and list the collection, but for its member list."""
+    return Grant(("read", "list"), (f"{collection}/**", f"!{collection}/_members"))
+
+
+def writer(collection: str) -> Grant:
+    """Read, list and write the collection, but for its keyring and member list."""
+    return Grant(
+        ("read", "list", "write"), (f"{collection}/**", f"!{collection}/_keyring", f"!{collection}/_members")
+    )
+
+
+def admin(collection: str) -> Grant:
+    """Everything in the collection. Only a device certificate may carry it."""
+    return Grant(("read", "list", "write"), (f"{collection}/**",))
+
+
+def device(
+    issuer: Signer,
+    sub: str,
+    sub_kem: str,
+    *,
+    now_s: int,
+    nonce: bytes,
+    expires_at_s: int | None = None,
+    grant: Grant = EVERYTHING,
+    collections: tuple[str, ...] = ("*",),
+) -> Certificate:
+    """A certificate for the holder of key `sub` to act as its issuer. A root's first device is itself."""
+    subject = {"sub": sub, "subKem": sub_kem}
+    return _mint(issuer, "device", subject, grant, collections, now_s, nonce, expires_at_s)
+
+
+def member(
+    issuer: Signer,
+    sub: str,
+    sub_kem: str,
+    collection: str,
+    *,
+    now_s: int,
+    nonce: bytes,
+    expires_at_s: int | None = None,
+    grant: Grant | None = None,
+) -> Certificate:
+    """A certificate for another person, with key `sub`, in one collection; `grant` is `reader` by default."""
+    subject = {"sub": sub, "subKem": sub_kem, "subUserId": caps.user_id(sub)}
+    return _mint(
+        issuer, "member", subject, grant or reader(collection), (collection,), now_s, nonce, expires_at_s
+    )
+
+
+def audience(
+    issuer: Signer,
+    collection: str,
+    *,
+    now_s: int,
+    nonce: bytes,
+    expires_at_s: int | None = None,
+    grant: Grant | None = None,
+    aud: tuple[str, ...] | None = None,
+) -> Certificate:
+    """A certificate for whoever presents it, or for the keys of `aud`, in one collection; `grant` is `reader`
+    by default."""
+    if aud == ():
+        raise CapError("audience-empty")
+    subject = {} if aud is None else {"aud": aud}
+    return _mint(
+        issuer, "audience", subject, grant or reader(collection), (collection,), now_s, nonce, expires_at_s
+    )
+
+
+def public_link(certificate: Certificate) -> str:
+    """The URL fragment that hands an audience certificate on. Raises ValueError for another kind."""
+    if certificate.kind != "audience":
+        raise ValueError("only an audience certificate can be handed on in a link")
+    text = b'{"cap":' + certificate.text + b',"v":1}'
+    return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
+
+
+def revocation_list(
+    issuer: Signer,
+    generation: int,
+    *,
+    certificates: Iterable[Certificate] = (),
+    subjects: Iterable[tuple[str, int]] = (),
+) -> RevocationList:
+    """The list that takes back these certificates, and everything held by `subjects`: pairs of key and the
+    second from which the entry may be dropped. It replaces lists of a lower `generation`."""
+    members: dict[str, Any] = {
+        "v": 1,
+        "iss": issuer.ed_pub,
+        "issUserId": caps.user_id(issuer.ed_pub),
+        "generation": generation,
+        "revoked": [{"sub": cert.sub, "nonce": cert.nonce, "exp": cert.exp} for cert in certificates],
+    }
+    if dropped := [{"sub": sub, "exp": exp} for sub, exp in subjects]:
+        members["revokedSubjects"] = dropped
+    return caps.read_revocation_list(_signed(issuer, caps.REVOCATION_TAG, members))
+
+
+def _mint(
+    issuer: Signer,
+    kind: str,
+    subject: dict[str, Any],
+    grant: Grant,
+    collections: tuple[str, ...],
+    now_s: int,
+    nonce: bytes,
+    expires_at_s: int | None,
+) -> Certificate:
+    exp = now_s + LIFETIME_S if expires_at_s is None else expires_at_s
+    if exp <= now_s:
+        raise CapError("expiresAt-not-after-nbf")
+    members = {
+        "v": 1,
+        "kind": kind,
+        "iss": issuer.ed_pub,
+        "issUserId": caps.user_id(issuer.ed_pub),
+        **subject,
+        "scope": {"ops": grant.ops, "paths": grant.paths, "collections": collections},
+        "nbf": now_s,
+        "exp": exp,
+        "nonce": base64.b64encode(nonce).decode(),
+    }
+    certificate = caps.read(_signed(issuer, caps.CERTIFICATE_TAG, members))
+    caps.check_sharing(certificate)
+    return certificate
+
+
+def _signed(issuer: Signer, tag: bytes, members: dict[str, Any]) -> bytes:
+    sig = issuer.sign(caps.signing_input(tag, members))
+    return canonicalize(orjson.dumps({**members, "sig": sig}))

@@ -18,7 +18,11 @@ fn main() {
     for name in names {
         digest.update(fs::read(folder.join(name)).expect("a source file is readable"));
     }
-    let hex: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     println!("cargo:rustc-env=PYSYNC_SOURCE_DIGEST={hex}");
     println!("cargo:rerun-if-changed=rust");
 }

@@ -1,7 +1,358 @@
-//! The only file that knows Python.
+//! The only file that knows Python. The docstrings are in `pysync/_core.pyi`.
 
-#[pyo3::pymodule]
+use crate::error::CoreError;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+/// From this size on, other Python threads run meanwhile.
+const DETACH_FROM_BYTES: usize = 64 * 1024;
+
+mod errors {
+    pyo3::import_exception!(pysync.errors, InvalidJson);
+    pyo3::import_exception!(pysync.errors, BodyTooDeep);
+    pyo3::import_exception!(pysync.errors, BodyNotObject);
+    pyo3::import_exception!(pysync.errors, InvalidData);
+    pyo3::import_exception!(pysync.errors, InvalidBaseHash);
+    pyo3::import_exception!(pysync.errors, AuthorProofMissing);
+    pyo3::import_exception!(pysync.errors, DocumentCorrupt);
+}
+
+impl From<CoreError> for PyErr {
+    fn from(error: CoreError) -> Self {
+        match error {
+            CoreError::InvalidJson => errors::InvalidJson::new_err(()),
+            CoreError::BodyTooDeep => errors::BodyTooDeep::new_err(()),
+            CoreError::BodyNotObject => errors::BodyNotObject::new_err(()),
+            CoreError::InvalidData => errors::InvalidData::new_err(()),
+            CoreError::InvalidBaseHash => errors::InvalidBaseHash::new_err(()),
+            CoreError::AuthorProofMissing => errors::AuthorProofMissing::new_err(()),
+            CoreError::DocumentCorrupt => errors::DocumentCorrupt::new_err(()),
+            CoreError::InvalidPublicKey => PyValueError::new_err(error.to_string()),
+        }
+    }
+}
+
+/// The result of `work` over `size` bytes.
+fn over<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -> T {
+    if size < DETACH_FROM_BYTES {
+        work()
+    } else {
+        py.detach(work)
+    }
+}
+
+/// `parts` laid end to end, in one copy.
+fn join<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py, PyBytes>> {
+    PyBytes::new_with(py, parts.iter().map(|part| part.len()).sum(), |mut rest| {
+        for part in parts {
+            let (target, after) = rest.split_at_mut(part.len());
+            target.copy_from_slice(part);
+            rest = after;
+        }
+        Ok(())
+    })
+}
+
+/// The text in UTF-8; None where it holds surrogates, as header values of another encoding do.
+fn utf8<'a>(text: &'a Bound<'_, PyString>) -> Option<&'a str> {
+    text.to_str().ok()
+}
+
+#[pymodule]
 mod _core {
+    use super::{Bound, PyBytes, PyResult, PyString, PyValueError, Python, join, over, utf8};
+    use crate::envelope;
+    use crate::replay::{self, DIGEST};
+    use crate::{canonical, scope, signing};
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     const SOURCE_DIGEST: &str = env!("PYSYNC_SOURCE_DIGEST");
+
+    #[pyfunction]
+    fn canonicalize<'py>(py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        let canonical = over(py, text.len(), || canonical::canonicalize(text))?;
+        Ok(PyBytes::new(py, &canonical))
+    }
+
+    #[pyfunction]
+    fn content_hash(py: Python<'_>, text: &[u8]) -> PyResult<String> {
+        let hash =
+            || canonical::canonicalize(text).map(|text| canonical::hex(&canonical::sha256(&text)));
+        Ok(over(py, text.len(), hash)?)
+    }
+
+    #[pyclass(frozen, module = "pysync._core")]
+    struct PushBody(envelope::Push);
+
+    #[pymethods]
+    impl PushBody {
+        #[getter]
+        fn hash(&self) -> &str {
+            &self.0.hash
+        }
+
+        #[getter]
+        fn base_hash(&self) -> Option<&str> {
+            self.0.base_hash.as_deref()
+        }
+
+        #[getter]
+        fn author_pubkey(&self) -> Option<&str> {
+            self.0.author.as_ref().map(|author| author.pubkey.as_str())
+        }
+
+        #[getter]
+        fn author_signature(&self) -> Option<&str> {
+            self.0
+                .author
+                .as_ref()
+                .map(|author| author.signature.as_str())
+        }
+
+        #[getter]
+        fn data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+            PyBytes::new(py, &self.0.data)
+        }
+
+        fn stored<'py>(&self, py: Python<'py>, ts_ms: u64) -> PyResult<Bound<'py, PyBytes>> {
+            join(py, &[&self.0.stored_head(ts_ms), &self.0.data, b"}"])
+        }
+    }
+
+    #[pyfunction]
+    fn decode_push(py: Python<'_>, body: &[u8]) -> PyResult<PushBody> {
+        Ok(PushBody(over(py, body.len(), || {
+            envelope::Push::decode(body)
+        })?))
+    }
+
+    #[pyclass(frozen, module = "pysync._core")]
+    struct Document {
+        stored: Py<PyBytes>,
+        parts: envelope::Document,
+    }
+
+    impl Document {
+        fn data_text<'a>(&'a self, py: Python<'a>) -> &'a [u8] {
+            &self.stored.as_bytes(py)[self.parts.data.clone()]
+        }
+    }
+
+    #[pymethods]
+    impl Document {
+        #[getter]
+        fn hash(&self) -> &str {
+            &self.parts.hash
+        }
+
+        #[getter]
+        fn ts_ms(&self) -> u64 {
+            self.parts.ts_ms
+        }
+
+        #[getter]
+        fn author_pubkey(&self) -> Option<&str> {
+            self.parts
+                .author
+                .as_ref()
+                .map(|author| author.pubkey.as_str())
+        }
+
+        #[getter]
+        fn author_signature(&self) -> Option<&str> {
+            self.parts
+                .author
+                .as_ref()
+                .map(|author| author.signature.as_str())
+        }
+
+        #[getter]
+        fn data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+            PyBytes::new(py, self.data_text(py))
+        }
+
+        #[pyo3(signature = (timestamp_ms, keyring=None))]
+        fn answer<'py>(
+            &self,
+            py: Python<'py>,
+            timestamp_ms: u64,
+            keyring: Option<&[u8]>,
+        ) -> PyResult<Bound<'py, PyBytes>> {
+            let tail = self.parts.answer_tail(timestamp_ms);
+            let (name, keyring): (&[u8], _) =
+                keyring.map_or((b"", b"" as _), |text| (b",\"keyring\":", text));
+            join(
+                py,
+                &[
+                    b"{\"data\":",
+                    self.data_text(py),
+                    &tail,
+                    name,
+                    keyring,
+                    b"}",
+                ],
+            )
+        }
+    }
+
+    #[pyfunction]
+    fn read_document(py: Python<'_>, stored: Bound<'_, PyBytes>) -> PyResult<Document> {
+        let text = stored.as_bytes();
+        let parts = over(py, text.len(), || envelope::Document::locate(text))?;
+        Ok(Document {
+            stored: stored.unbind(),
+            parts,
+        })
+    }
+
+    #[pyclass(frozen, module = "pysync._core")]
+    struct PublicKey(signing::PublicKey);
+
+    #[pymethods]
+    impl PublicKey {
+        #[new]
+        fn new(key: &str) -> PyResult<Self> {
+            Ok(Self(signing::PublicKey::parse(key)?))
+        }
+
+        #[getter]
+        fn hex(&self) -> String {
+            self.0.hex()
+        }
+
+        #[getter]
+        fn user_id(&self) -> String {
+            self.0.user_id()
+        }
+
+        fn verify(&self, message: &[u8], signature: &Bound<'_, PyString>) -> bool {
+            utf8(signature).is_some_and(|signature| self.0.verify(message, signature))
+        }
+    }
+
+    #[pyfunction]
+    fn request_message<'py>(
+        py: Python<'py>,
+        method: &str,
+        target: &str,
+        body: &[u8],
+        host: &str,
+        ts_ms: i64,
+        nonce: &str,
+    ) -> Bound<'py, PyBytes> {
+        let request = signing::Request {
+            method,
+            body,
+            host,
+            ts_ms,
+            nonce,
+        };
+        PyBytes::new(py, &over(py, body.len(), || request.message(target)))
+    }
+
+    #[pyfunction]
+    #[expect(clippy::too_many_arguments)] // the parts of a request, as its caller has them
+    fn verify_request(
+        py: Python<'_>,
+        key: &PublicKey,
+        signature: &Bound<'_, PyString>,
+        method: &Bound<'_, PyString>,
+        targets: Vec<Bound<'_, PyString>>,
+        body: &[u8],
+        host: &Bound<'_, PyString>,
+        ts_ms: i64,
+        nonce: &Bound<'_, PyString>,
+    ) -> bool {
+        let verified = || {
+            let (method, host, nonce) = (utf8(method)?, utf8(host)?, utf8(nonce)?);
+            let signature = utf8(signature)?;
+            let targets: Vec<&str> = targets.iter().filter_map(utf8).collect();
+            let request = signing::Request {
+                method,
+                body,
+                host,
+                ts_ms,
+                nonce,
+            };
+            Some(over(py, body.len(), || {
+                request.verify(&key.0, signature, targets)
+            }))
+        };
+        verified().unwrap_or(false)
+    }
+
+    #[pyfunction]
+    fn verify_author(
+        py: Python<'_>,
+        tag: &str,
+        document_key: &str,
+        data: &[u8],
+        author_pubkey: &Bound<'_, PyString>,
+        author_signature: &Bound<'_, PyString>,
+    ) -> bool {
+        let Some((pubkey, signature)) = utf8(author_pubkey).zip(utf8(author_signature)) else {
+            return false;
+        };
+        over(py, data.len(), || {
+            signing::verify_author(tag, document_key, data, pubkey, signature)
+        })
+    }
+
+    #[pyclass(frozen, module = "pysync._core")]
+    struct Scope(scope::Scope);
+
+    #[pymethods]
+    impl Scope {
+        #[new]
+        fn new(paths: Vec<String>, identity: &str) -> Self {
+            Self(scope::Scope::new(
+                paths.iter().map(String::as_str),
+                identity,
+            ))
+        }
+
+        fn allows(&self, document_key: &str) -> bool {
+            self.0.allows(document_key)
+        }
+    }
+
+    #[pyclass(module = "pysync._core")]
+    struct ReplayWindow(replay::ReplayWindow);
+
+    fn digest_of(bytes: &[u8]) -> PyResult<[u8; DIGEST]> {
+        bytes
+            .try_into()
+            .map_err(|_| PyValueError::new_err("a digest has 16 bytes"))
+    }
+
+    #[pymethods]
+    impl ReplayWindow {
+        #[new]
+        fn new() -> Self {
+            Self(replay::ReplayWindow::default())
+        }
+
+        #[staticmethod]
+        fn digest<'py>(py: Python<'py>, presenter: &str, nonce: &str) -> Bound<'py, PyBytes> {
+            PyBytes::new(py, &replay::ReplayWindow::digest(presenter, nonce))
+        }
+
+        fn add(&mut self, digest: &[u8]) -> PyResult<bool> {
+            Ok(self.0.add(digest_of(digest)?))
+        }
+
+        fn extend(&mut self, digests: &[u8]) {
+            self.0.extend(digests);
+        }
+
+        fn __contains__(&self, digest: &[u8]) -> PyResult<bool> {
+            Ok(self.0.contains(digest_of(digest)?))
+        }
+
+        fn __len__(&self) -> usize {
+            self.0.len()
+        }
+    }
 }

@@ -1,0 +1,245 @@
+//! Push bodies and stored documents (wire section 4): what lies around `data`.
+
+use crate::canonical::{self, Keys, Writer, hex, sha256, write_string};
+use crate::error::CoreError;
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+
+/// Who vouches for a document, unverified.
+#[derive(Debug, PartialEq)]
+pub struct Author {
+    pub pubkey: String,
+    pub signature: String,
+}
+
+/// A push body, decoded. `data` is canonical and sanitised, `hash` its SHA-256.
+pub struct Push {
+    pub data: Vec<u8>,
+    pub hash: String,
+    pub base_hash: Option<String>,
+    pub author: Option<Author>,
+}
+
+impl Push {
+    pub fn decode(body: &[u8]) -> Result<Self, CoreError> {
+        let mut writer = Writer::with_capacity(body.len());
+        let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
+        if first != Some(&b'{') {
+            canonical::parse(body, writer.value(Keys::Safe))?;
+            return Err(CoreError::BodyNotObject);
+        }
+        let members = canonical::parse(body, Body(&mut writer))?;
+        if writer.out.first() != Some(&b'{') {
+            return Err(CoreError::InvalidData);
+        }
+        let base_hash = match members.base_hash {
+            Member::Null => None,
+            Member::Text(text) => Some(text),
+            Member::Other => return Err(CoreError::InvalidBaseHash),
+        };
+        let author = match (members.author_pubkey, members.author_signature) {
+            (Member::Null, Member::Null) => None,
+            (Member::Text(pubkey), Member::Text(signature)) => Some(Author { pubkey, signature }),
+            _ => return Err(CoreError::AuthorProofMissing),
+        };
+        let data = writer.out;
+        Ok(Self {
+            hash: hex(&sha256(&data)),
+            data,
+            base_hash,
+            author,
+        })
+    }
+
+    /// The text of the stored object up to its `data`, which is followed by `}`.
+    pub fn stored_head(&self, ts_ms: u64) -> Vec<u8> {
+        let mut head = Vec::with_capacity(384);
+        head.extend_from_slice(OWN_START);
+        head.extend_from_slice(itoa::Buffer::new().format(ts_ms).as_bytes());
+        head.extend_from_slice(OWN_HASH);
+        head.extend_from_slice(self.hash.as_bytes());
+        head.push(b'"');
+        write_author(&mut head, self.author.as_ref());
+        head.extend_from_slice(OWN_DATA);
+        head
+    }
+}
+
+/// Writes `data` to the writer, nothing else, and returns the other members that count.
+struct Body<'w>(&'w mut Writer);
+
+#[derive(Default)]
+struct Members {
+    base_hash: Member,
+    author_pubkey: Member,
+    author_signature: Member,
+}
+
+#[derive(Default)]
+enum Member {
+    #[default]
+    Null,
+    Text(String),
+    Other,
+}
+
+impl<'de> DeserializeSeed<'de> for Body<'_> {
+    type Value = Members;
+
+    fn deserialize<D: Deserializer<'de>>(self, tokens: D) -> Result<Members, D::Error> {
+        tokens.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Body<'_> {
+    type Value = Members;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a push body")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+        let writer = self.0;
+        let mut members = Members::default();
+        writer.enter()?;
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "data" {
+                writer.out.clear();
+                map.next_value_seed(writer.value(Keys::Safe))?;
+                continue;
+            }
+            // Members without meaning are written too, and taken back: so they are checked like the others.
+            let mark = writer.out.len();
+            map.next_value_seed(writer.value(Keys::All))?;
+            let text = &writer.out[mark..];
+            match key.as_str() {
+                "baseHash" => members.base_hash = Member::read(text),
+                "authorPubkey" => members.author_pubkey = Member::read(text),
+                "authorSignature" => members.author_signature = Member::read(text),
+                _ => {}
+            }
+            writer.out.truncate(mark);
+        }
+        writer.leave();
+        Ok(members)
+    }
+}
+
+impl Member {
+    fn read(text: &[u8]) -> Self {
+        if text == b"null" {
+            return Self::Null;
+        }
+        serde_json::from_slice(text).map_or(Self::Other, Self::Text)
+    }
+}
+
+const OWN_START: &[u8] = b"{\"v\":1,\"ts\":";
+const OWN_HASH: &[u8] = b",\"hash\":\"";
+const OWN_PUBKEY: &[u8] = b",\"authorPubkey\":\"";
+const OWN_SIGNATURE: &[u8] = b",\"authorSignature\":\"";
+const OWN_DATA: &[u8] = b",\"data\":";
+
+fn write_author(out: &mut Vec<u8>, author: Option<&Author>) {
+    if let Some(author) = author {
+        out.extend_from_slice(b",\"authorPubkey\":");
+        write_string(out, &author.pubkey);
+        out.extend_from_slice(b",\"authorSignature\":");
+        write_string(out, &author.signature);
+    }
+}
+
+/// A stored document: its small parts, and where its `data` lies.
+#[derive(Debug, PartialEq)]
+pub struct Document {
+    pub hash: String,
+    pub ts_ms: u64,
+    pub author: Option<Author>,
+    pub data: Range<usize>,
+}
+
+impl Document {
+    pub fn locate(stored: &[u8]) -> Result<Self, CoreError> {
+        Self::locate_own(stored)
+            .or_else(|| Self::locate_any(stored))
+            .ok_or(CoreError::DocumentCorrupt)
+    }
+
+    /// In the layout of `Push::stored_head`. The hash vouches for `data`, so that nothing has to be parsed.
+    fn locate_own(stored: &[u8]) -> Option<Self> {
+        let rest = stored.strip_prefix(OWN_START)?;
+        let (digits, rest) = rest.split_at(rest.iter().position(|byte| !byte.is_ascii_digit())?);
+        let ts_ms = str::from_utf8(digits).ok()?.parse().ok()?;
+        let (hash, rest) = quoted(rest.strip_prefix(OWN_HASH)?)?;
+        let (author, rest) = match rest.strip_prefix(OWN_PUBKEY) {
+            None => (None, rest),
+            Some(rest) => {
+                let (pubkey, rest) = quoted(rest)?;
+                let (signature, rest) = quoted(rest.strip_prefix(OWN_SIGNATURE)?)?;
+                (
+                    Some(Author {
+                        pubkey: pubkey.into(),
+                        signature: signature.into(),
+                    }),
+                    rest,
+                )
+            }
+        };
+        let data = rest.strip_prefix(OWN_DATA)?.strip_suffix(b"}")?;
+        if hex(&sha256(data)) != hash {
+            return None;
+        }
+        let end = stored.len() - 1;
+        Some(Self {
+            hash: hash.into(),
+            ts_ms,
+            author,
+            data: end - data.len()..end,
+        })
+    }
+
+    /// In any layout, as Starfish writes documents: their hash is of the canonical `data`, not of its text.
+    fn locate_any(stored: &[u8]) -> Option<Self> {
+        let members: HashMap<String, &RawValue> = serde_json::from_slice(stored).ok()?;
+        let text = |name| serde_json::from_str::<String>(members.get(name)?.get()).ok();
+        let hash = text("hash").filter(|hash| !hash.is_empty())?;
+        let author = text("authorPubkey").zip(text("authorSignature"));
+        let data = members.get("data")?.get();
+        if !data.starts_with('{') {
+            return None;
+        }
+        let start = data.as_ptr() as usize - stored.as_ptr() as usize;
+        Some(Self {
+            hash,
+            ts_ms: members
+                .get("ts")
+                .and_then(|ts| ts.get().parse().ok())
+                .unwrap_or(0),
+            author: author.map(|(pubkey, signature)| Author { pubkey, signature }),
+            data: start..start + data.len(),
+        })
+    }
+
+    /// The members of a pull answer that follow its `data`, each with the comma before it.
+    pub fn answer_tail(&self, timestamp_ms: u64) -> Vec<u8> {
+        let mut tail = Vec::with_capacity(384);
+        tail.extend_from_slice(b",\"hash\":");
+        write_string(&mut tail, &self.hash);
+        tail.extend_from_slice(b",\"timestamp\":");
+        tail.extend_from_slice(itoa::Buffer::new().format(timestamp_ms).as_bytes());
+        write_author(&mut tail, self.author.as_ref());
+        tail
+    }
+}
+
+/// The string that ends at the next quote, and what follows it; None where it holds an escape.
+fn quoted(text: &[u8]) -> Option<(&str, &[u8])> {
+    let end = text
+        .iter()
+        .position(|&byte| byte == b'"' || byte == b'\\')
+        .filter(|&end| text[end] == b'"')?;
+    Some((str::from_utf8(&text[..end]).ok()?, &text[end + 1..]))
+}

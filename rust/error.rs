@@ -1,0 +1,33 @@
+//! Every way the core refuses its input.
+
+use std::fmt;
+
+/// The cases that a caller can tell apart; `py.rs` gives each its Python class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CoreError {
+    InvalidJson,
+    BodyTooDeep,
+    BodyNotObject,
+    InvalidData,
+    InvalidBaseHash,
+    AuthorProofMissing,
+    DocumentCorrupt,
+    InvalidPublicKey,
+}
+
+impl fmt::Display for CoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InvalidJson => "not a JSON text",
+            Self::BodyTooDeep => "nesting too deep",
+            Self::BodyNotObject => "the body is not an object",
+            Self::InvalidData => "data is missing or not an object",
+            Self::InvalidBaseHash => "baseHash is neither a string nor null",
+            Self::AuthorProofMissing => "half an author proof",
+            Self::DocumentCorrupt => "the stored bytes are not a document",
+            Self::InvalidPublicKey => "not an Ed25519 public key in 64 lower-case hex digits",
+        })
+    }
+}
+
+impl std::error::Error for CoreError {}

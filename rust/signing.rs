@@ -1,0 +1,150 @@
+//! Ed25519 signatures of requests and authors (clients-and-crypto sections 2 and 5).
+
+use crate::canonical::{hex, sha256, write_integer, write_string};
+use crate::error::CoreError;
+use base64::{Engine, prelude::BASE64_STANDARD};
+use ed25519_dalek::{Signature, Verifier, VerifyingKey};
+
+/// An Ed25519 public key, its point decompressed once.
+pub struct PublicKey(VerifyingKey);
+
+impl PublicKey {
+    /// From 64 lower-case hex digits. Keys of small order, for which signatures over anything can be made
+    /// up, and encodings that are not the shortest of their point are refused.
+    pub fn parse(text: &str) -> Result<Self, CoreError> {
+        let bytes = unhex(text)
+            .filter(is_reduced)
+            .ok_or(CoreError::InvalidPublicKey)?;
+        let key = VerifyingKey::from_bytes(&bytes).map_err(|_| CoreError::InvalidPublicKey)?;
+        if key.is_weak() {
+            Err(CoreError::InvalidPublicKey)
+        } else {
+            Ok(Self(key))
+        }
+    }
+
+    pub fn hex(&self) -> String {
+        hex(self.0.as_bytes())
+    }
+
+    pub fn user_id(&self) -> String {
+        hex(&sha256(self.0.as_bytes())[..16])
+    }
+
+    /// Whether `signature`, in padded standard base64, is this key's over `message`.
+    pub fn verify(&self, message: &[u8], signature: &str) -> bool {
+        decode_signature(signature)
+            .is_some_and(|signature| self.verify_decoded(message, &signature))
+    }
+
+    /// Plain `verify`, not `verify_strict`: it refuses S >= L and compares R as bytes, so neither another S
+    /// nor another encoding of R passes. The strict one adds a decompression (4 us) to refuse small-order R,
+    /// which only the holder of the private key can produce once the key itself is not of small order.
+    fn verify_decoded(&self, message: &[u8], signature: &Signature) -> bool {
+        self.0.verify(message, signature).is_ok()
+    }
+}
+
+fn decode_signature(text: &str) -> Option<Signature> {
+    let mut bytes = [0; 66]; // what the decoder asks for; 64 are filled
+    let filled = BASE64_STANDARD.decode_slice(text, &mut bytes).ok()?;
+    Signature::from_slice(&bytes[..filled]).ok()
+}
+
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    let nibble = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    if text.len() != 64 {
+        return None;
+    }
+    let mut bytes = [0; 32];
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
+    }
+    Some(bytes)
+}
+
+/// Whether the coordinate is below the field's prime, 2^255 - 19, beside the sign in the top bit.
+fn is_reduced(bytes: &[u8; 32]) -> bool {
+    !(bytes[31] & 0x7f == 0x7f && bytes[1..31].iter().all(|&byte| byte == 0xff) && bytes[0] >= 0xed)
+}
+
+/// What a request signature signs, for one or several targets.
+pub struct Request<'a> {
+    pub method: &'a str,
+    pub body: &'a [u8],
+    pub host: &'a str,
+    pub ts_ms: i64,
+    pub nonce: &'a str,
+}
+
+impl Request<'_> {
+    pub fn message(&self, target: &str) -> Vec<u8> {
+        let (mut message, after) = self.around_target();
+        write_string(&mut message, target);
+        message.extend_from_slice(&after);
+        message
+    }
+
+    /// Whether `signature` is `key`'s over the request with any of `targets`.
+    pub fn verify<'t>(
+        &self,
+        key: &PublicKey,
+        signature: &str,
+        targets: impl IntoIterator<Item = &'t str>,
+    ) -> bool {
+        let Some(signature) = decode_signature(signature) else {
+            return false;
+        };
+        let (mut message, after) = self.around_target();
+        let before = message.len();
+        targets.into_iter().any(|target| {
+            message.truncate(before);
+            write_string(&mut message, target);
+            message.extend_from_slice(&after);
+            key.verify_decoded(&message, &signature)
+        })
+    }
+
+    /// The text before and after the target: what is the same for all of them, the body's hash foremost.
+    fn around_target(&self) -> (Vec<u8>, Vec<u8>) {
+        let mut before = Vec::with_capacity(384);
+        before.extend_from_slice(b"starfish-req-v1\n{\"b\":\"");
+        before.extend_from_slice(hex(&sha256(self.body)).as_bytes());
+        before.extend_from_slice(b"\",\"h\":");
+        write_string(&mut before, self.host);
+        before.extend_from_slice(b",\"m\":");
+        write_string(&mut before, self.method);
+        before.extend_from_slice(b",\"nonce\":");
+        write_string(&mut before, self.nonce);
+        before.extend_from_slice(b",\"p\":");
+        let mut after = b",\"ts\":".to_vec();
+        write_integer(&mut after, self.ts_ms);
+        after.push(b'}');
+        (before, after)
+    }
+}
+
+/// Whether an author vouches for `data`, a canonical text, under `document_key`.
+pub fn verify_author(
+    tag: &str,
+    document_key: &str,
+    data: &[u8],
+    pubkey: &str,
+    signature: &str,
+) -> bool {
+    let Ok(key) = PublicKey::parse(pubkey) else {
+        return false;
+    };
+    let mut message = Vec::with_capacity(tag.len() + document_key.len() + data.len() + 32);
+    message.extend_from_slice(tag.as_bytes());
+    message.extend_from_slice(b"\n{\"d\":");
+    message.extend_from_slice(data);
+    message.extend_from_slice(b",\"k\":");
+    write_string(&mut message, document_key);
+    message.push(b'}');
+    key.verify(&message, signature)
+}

@@ -39,9 +39,9 @@ def sign_request(
     nonce_text = base64.b64encode(nonce).decode()
     message = request_message(method, target, body, host, ts_ms, nonce_text)
     return {
-        wire.SIGNATURE: signer.sign(message),
-        wire.TIMESTAMP: str(ts_ms),
-        wire.NONCE: nonce_text,
+        wire.HEADER_SIGNATURE: signer.sign(message),
+        wire.HEADER_TIMESTAMP: str(ts_ms),
+        wire.HEADER_NONCE: nonce_text,
     }
 
 

@@ -5,6 +5,22 @@ Errors are the classes of `pysync.errors`, raised from here.
 
 from typing import final
 
+__all__ = [
+    "SOURCE_DIGEST",
+    "Document",
+    "PublicKey",
+    "PushBody",
+    "ReplayWindow",
+    "Scope",
+    "canonicalize",
+    "content_hash",
+    "decode_push",
+    "read_document",
+    "request_message",
+    "verify_author",
+    "verify_request",
+]
+
 SOURCE_DIGEST: str
 """SHA-256 of `rust/*.rs` as they were when this module was built."""
 
@@ -42,8 +58,8 @@ class PushBody:
         """The object to store: `{"v":1,"ts":..,"hash":"..","authorPubkey"?,"authorSignature"?,"data":..}`."""
 
 def decode_push(body: bytes) -> PushBody:
-    """Decode a push body (wire section 2 and 4). Unknown members are ignored; the five unsafe keys are dropped
-    from objects, but not inside arrays.
+    """Decode a push body (wire sections 2 and 4). Unknown members are ignored; the five unsafe keys are
+    dropped from objects, but not inside arrays.
 
     Raises:
         InvalidJson, BodyTooDeep: as `canonicalize`; the body's own object is nesting 1.
@@ -104,9 +120,11 @@ def verify_request(
 ) -> bool:
     """Whether `signature` is `key`'s over the request, with any of `targets` as its path, tried in order."""
 
-def verify_author(tag: str, document_key: str, data: bytes, author_pubkey: str, author_signature: str) -> bool:
-    """Whether the author proof holds: `tag` is `starfish-doc-author-v1` or `starfish-append-author-v1`, `data`
-    canonical text (clients-and-crypto section 5). A malformed key or signature is False."""
+def verify_author(
+    tag: str, document_key: str, data: bytes, author_pubkey: str, author_signature: str
+) -> bool:
+    """Whether the author proof holds: `tag` is `starfish-doc-author-v1` or `starfish-append-author-v1`,
+    `data` canonical text (clients-and-crypto section 5). A malformed key or signature is False."""
 
 @final
 class Scope:
@@ -120,7 +138,8 @@ class Scope:
 
 @final
 class ReplayWindow:
-    """A set of (key, nonce) pairs at about 20 to 40 bytes each. Not bound to a time: its owner drops it whole."""
+    """A set of (key, nonce) pairs at about 20 to 40 bytes each. Not bound to a time: its owner drops it
+    whole."""
 
     def __new__(cls) -> ReplayWindow: ...
     @staticmethod
@@ -130,5 +149,5 @@ class ReplayWindow:
         """Remember one digest (16 bytes); False when it was there."""
     def extend(self, digests: bytes) -> None:
         """Remember many, laid end to end; a rest shorter than 16 bytes is ignored."""
-    def __contains__(self, digest: bytes) -> bool: ...
+    def __contains__(self, digest: bytes, /) -> bool: ...
     def __len__(self) -> int: ...

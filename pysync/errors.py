@@ -85,6 +85,9 @@ class InvalidRevocation(BadRequest):
 class Unauthorized(PysyncError):
     status, code, text = 401, "unauthorized", "Unauthorized"
 
+    def __init__(self) -> None:
+        super().__init__(headers={"WWW-Authenticate": "Cap"})
+
 
 class Forbidden(PysyncError):
     status, code, text = 403, "forbidden", "Forbidden"

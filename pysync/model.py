@@ -30,12 +30,3 @@ class Caller:
 
 
 ANONYMOUS = Caller()
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A document as a reader gets it. `data` is canonical JSON text; `hash` is `""` where nothing is stored."""
-
-    data: bytes
-    hash: str
-    timestamp_ms: int

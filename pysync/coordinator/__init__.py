@@ -24,11 +24,9 @@ class Coordinator(Protocol):
     async def count(self, bucket: str, window_ms: int) -> Window:
         """Count one more in `bucket`'s current window (windows start at multiples of `window_ms`)."""
 
-    async def recall(self, key: str) -> bytes | None:
-        """What `record` kept under `key`, None when it is unknown or forgotten."""
-
-    async def record(self, key: str, value: bytes, ttl_ms: int) -> None:
-        """Keep `value` under `key` for `ttl_ms`, replacing what was there."""
+    async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
+        """The value that `key` holds: `value` from now on and for `ttl_ms`, unless an earlier claim still holds
+        another. Of several claims at once one wins, and all of them return its value."""
 
     async def close(self) -> None: ...
 

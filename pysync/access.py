@@ -1,0 +1,314 @@
+"""Who may do what: callers from certificates and signatures, roles, scopes, restrictions (wire section 3).
+
+A request passes in two steps, so that nothing dear happens before something cheap could refuse it:
+`present` reads the credentials of the headers (form, time and the certificate's own signature, which is
+remembered), then, once the body is there, `admit` checks the request's signature, counts it, takes its
+nonce, and decides.
+"""
+
+import hmac
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pysync import _core, caps, wire
+from pysync.caps import SKEW_S, CapError, Certificate
+from pysync.config import Action, Auth, Collection, Config, Limit, RateRule, Restriction, effective_limit
+from pysync.coordinator import Coordinator
+from pysync.errors import Forbidden, RateLimited, Unauthorized
+from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
+from pysync.revocation import Revocations
+
+SKEW_MS = SKEW_S * 1000
+MAX_GRANTS = 10_000
+
+_is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
+_is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
+
+_OPS: dict[Action, frozenset[str]] = {
+    "pull": frozenset({"read"}),
+    "push": frozenset({"write"}),
+    "list": frozenset({"list", "read"}),
+}
+_NOT_ACROSS = frozenset({"self", "device:root"})
+"""Roles that everybody holds for what is theirs: they open nothing that belongs to another identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """A request as access sees it. `targets` are the forms of path and query that its signature may cover,
+    likeliest first; `host` is the Host header as it is signed, `address` the client's."""
+
+    method: str
+    targets: list[str]
+    host: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one action on one collection asks of a caller."""
+
+    action: Action
+    collection: Collection
+    namespace: str | None
+    roles: frozenset[str]
+    admits_anonymous: bool
+    """Callers without credentials reach the role check, as `public`."""
+    examines: bool
+    """Credentials are looked at."""
+    identity_index: int | None
+    """Which path parameter is `{identity}`."""
+    restrictions: tuple[Restriction, ...]
+    limit: RateRule | None
+
+    @classmethod
+    def of(cls, config: Config, namespace: str | None, collection: Collection, action: Action) -> "Rule":
+        """The rule that the configuration makes for `action` on `collection`."""
+        roles = frozenset(collection.write_roles if action == "push" else collection.read_roles)
+        levels = [config.restrictions, collection.restrictions]
+        if namespace is not None:
+            levels.insert(1, config.namespaces[namespace].restrictions)
+        restrictions = tuple(
+            restriction
+            for level in levels
+            for restriction in level
+            if restriction.actions is None or action in restriction.actions
+        )
+        public = "public" in roles
+        needed = collection.require_auth
+        if needed is None:
+            needed = not public
+        names = re.findall(r"\{(\w+)\}", collection.storage_path)
+        return cls(
+            action=action,
+            collection=collection,
+            namespace=namespace,
+            roles=roles,
+            admits_anonymous=not needed,
+            examines=needed or not public or bool(restrictions) or bool(collection.field_permissions),
+            identity_index=names.index("identity") if "identity" in names else None,
+            restrictions=restrictions,
+            limit=effective_limit(config, collection, action),
+        )
+
+    def authorize(self, caller: Caller, identity: str | None, document_key: str) -> None:
+        """Raise Forbidden unless `permits`."""
+        if not self.permits(caller, identity, document_key):
+            raise Forbidden
+
+    def permits(self, caller: Caller, identity: str | None, document_key: str) -> bool:
+        """Whether `caller` may act on `document_key`, whose path names `identity` (None: no identity)."""
+        if self.restrictions and self._restricted(caller.identity):
+            return False
+        if caller.ops is not None and not (caller.ops & _OPS[self.action]):
+            return False
+        if caller.scope is not None and not caller.scope.allows(document_key):
+            return False
+        if self.collection.root_only and "device:root" not in caller.roles:
+            return False
+        held = self.roles & caller.roles
+        if identity is None:
+            return bool(held)
+        if identity == caller.identity:
+            return bool(held) or "self" in self.roles
+        return any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held)
+
+    def _restricted(self, identity: str) -> bool:
+        allowed = True
+        for restriction in self.restrictions:
+            listed = identity in restriction.identities
+            if restriction.mode == "deny" and listed:
+                return True
+            if restriction.mode == "allow" and not listed:
+                allowed = False
+        return not allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A verified certificate with its presenter's key, and who that makes the caller. `excluded`: it names
+    its audience, and the presenter is not in it."""
+
+    certificate: Certificate
+    key: _core.PublicKey
+    caller: Caller
+    excluded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What the headers of a request present. Without a grant nothing was signed and the caller is final."""
+
+    caller: Caller
+    grant: Grant | None = None
+    signature: str = ""
+    timestamp_ms: int = 0
+    nonce: str = ""
+
+
+NOBODY = Credentials(ANONYMOUS)
+ADMIN = Credentials(Caller(roles=ANONYMOUS_ROLES | {"admin"}))
+
+
+class Access:
+    """Authentication and rate limits of one service. `now_ms` is its clock."""
+
+    def __init__(
+        self, auth: Auth, coordinator: Coordinator, revocations: Revocations, now_ms: Callable[[], int]
+    ) -> None:
+        self._auth = auth
+        self._admin = None if auth.admin_token is None else auth.admin_token.encode()
+        self._coordinator = coordinator
+        self._revocations = revocations
+        self._now_ms = now_ms
+        self._grants: dict[tuple[str, str], Grant] = {}
+
+    def present(self, rule: Rule, headers: Mapping[str, str]) -> Credentials:
+        """The credentials in `headers`, as far as they can be told without the body.
+
+        Raises:
+            Unauthorized: none where `rule` needs them, or bad ones.
+            Forbidden: a member or audience certificate without paths.
+        """
+        if not rule.examines:
+            return NOBODY
+        authorization = headers.get("Authorization")
+        if authorization is None:
+            if rule.admits_anonymous:
+                return NOBODY
+            raise Unauthorized
+        if authorization.startswith("Bearer "):
+            return self._present_admin(authorization.removeprefix("Bearer "))
+        timestamp = headers.get(wire.HEADER_TIMESTAMP, "")
+        nonce = headers.get(wire.HEADER_NONCE, "")
+        if not (_is_timestamp(timestamp) and _is_nonce(nonce)):
+            raise Unauthorized
+        now_ms = self._now_ms()
+        timestamp_ms = int(timestamp)
+        if abs(timestamp_ms - now_ms) > SKEW_MS:
+            raise Unauthorized
+        presenter = headers.get(wire.HEADER_PUB, "")
+        grant = self._grants.get((authorization, presenter))
+        if grant is None:
+            grant = self._examine(authorization, presenter, now_ms // 1000)
+        elif not grant.certificate.nbf - SKEW_S <= now_ms // 1000 <= grant.certificate.exp + SKEW_S:
+            raise Unauthorized
+        return Credentials(grant.caller, grant, headers.get(wire.HEADER_SIGNATURE, ""), timestamp_ms, nonce)
+
+    async def admit(self, rule: Rule, credentials: Credentials, request: Inbound, body: bytes) -> Caller:
+        """The caller, once the request's signature holds, its rate is within limits and its nonce is new.
+        `body` is what the signature covers.
+
+        Raises:
+            Unauthorized: a wrong signature, a nonce seen before, a revoked certificate.
+            Forbidden: the certificate is meant for others.
+            RateLimited, CoordinatorUnavailable, StoreUnavailable.
+        """
+        grant = credentials.grant
+        if grant is not None:
+            self._check_signature(grant, credentials, request, body)
+        if rule.limit is not None:
+            await self._count(rule, credentials.caller.identity, request.address)
+        if grant is not None:
+            if not await self._coordinator.remember_nonce(grant.caller.presenter, credentials.nonce):
+                raise Unauthorized
+            if await self._revocations.revoked(grant.certificate):
+                raise Unauthorized
+        return credentials.caller
+
+    def _present_admin(self, token: str) -> Credentials:
+        if self._admin is None or not hmac.compare_digest(token.encode(), self._admin):
+            raise Unauthorized
+        return ADMIN
+
+    def _examine(self, authorization: str, presenter: str, now_s: int) -> Grant:
+        """The grant of a certificate met for the first time. Costs one Ed25519 verification."""
+        try:
+            certificate = caps.decode(authorization)
+            caps.verify(certificate, now_s)
+            if certificate.kind != "device" and not certificate.paths:
+                raise Forbidden
+            caps.check_sharing(certificate)
+            key = _core.PublicKey(presenter if certificate.kind == "audience" else certificate.sub)
+        except (CapError, ValueError):
+            raise Unauthorized from None
+        excluded = certificate.aud is not None and key.hex not in certificate.aud
+        grant = Grant(certificate, key, self._caller(certificate, key), excluded)
+        if len(self._grants) >= MAX_GRANTS:
+            del self._grants[next(iter(self._grants))]
+        self._grants[authorization, presenter] = grant
+        return grant
+
+    def _caller(self, certificate: Certificate, key: _core.PublicKey) -> Caller:
+        """Who presents `certificate` with `key` (clients-and-crypto section 1.5)."""
+        issuer = certificate.iss_user_id
+        identity = issuer if certificate.kind == "device" else key.user_id
+        roles = {"public", *self._auth.identity_roles.get(identity, ())}
+        if self._auth.trusted_issuers is None or certificate.iss in self._auth.trusted_issuers:
+            roles |= {f"cap:{op}:{name}" for op in certificate.ops for name in certificate.collections}
+            if certificate.kind != "device":
+                roles |= {f"delegated:{issuer}:{name}" for name in certificate.collections}
+        if certificate.kind == "device":
+            roles.add(f"admin:{issuer}")
+        if certificate.is_root_device:
+            roles.add("device:root")
+        return Caller(
+            identity=identity,
+            roles=frozenset(roles),
+            presenter=key.hex,
+            ops=certificate.ops,
+            scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
+        )
+
+    def _check_signature(self, grant: Grant, credentials: Credentials, request: Inbound, body: bytes) -> None:
+        if not _core.verify_request(
+            grant.key,
+            credentials.signature,
+            request.method,
+            request.targets,
+            body,
+            request.host,
+            credentials.timestamp_ms,
+            credentials.nonce,
+        ):
+            raise Unauthorized
+        if grant.excluded:
+            raise Forbidden
+
+    async def _count(self, rule: Rule, identity: str, address: str) -> None:
+        for limit, bucket in _counters(rule, identity, address):
+            window = await self._coordinator.count(bucket, limit.window_ms)
+            if window.count > limit.max_requests:
+                raise _rate_limited(limit, window.resets_in_ms)
+
+
+def _counters(rule: Rule, identity: str, address: str) -> list[tuple[Limit, str]]:
+    """The limits that a request counts against, each with the name of its counter."""
+    asked = rule.limit
+    if asked is None:
+        return []
+    who = f"identity={identity}" if identity else f"ip={address}"
+    buckets = {"identity": who, "ip": f"ip={address}", "identity+ip": f"{who},ip={address}"}
+    prefix = f"{rule.namespace or ''}/{rule.collection.name}/{rule.action}"
+    counters = []
+    if asked.window_ms is not None and asked.max_requests is not None:
+        limit = Limit(window_ms=asked.window_ms, max_requests=asked.max_requests)
+        counters.append((limit, f"{prefix}:{buckets[asked.bucket or 'identity']}"))
+    if asked.identity is not None:
+        counters.append((asked.identity, f"{prefix}:each {buckets['identity']}"))
+    if asked.ip is not None:
+        counters.append((asked.ip, f"{prefix}:each {buckets['ip']}"))
+    return counters
+
+
+def _rate_limited(limit: Limit, resets_in_ms: int) -> RateLimited:
+    wait_s = max(1, -(-resets_in_ms // 1000))
+    window_s = max(1, -(-limit.window_ms // 1000))
+    return RateLimited(
+        headers={
+            "Retry-After": str(wait_s),
+            "RateLimit": f'"default";r=0;t={wait_s}',
+            "RateLimit-Policy": f'"default";q={limit.max_requests};w={window_s}',
+        }
+    )

@@ -1,0 +1,131 @@
+"""Documents: pull, push with optimistic concurrency, expiry (wire section 4)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from pysync import _core
+from pysync.coordinator import Coordinator
+from pysync.errors import Conflict, DocumentCorrupt, StoreUnavailable
+from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
+
+IDEMPOTENCY_TTL_MS = 600_000
+_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a push answers: the document's hash now, and the time of the write."""
+
+    hash: str
+    timestamp_ms: int
+
+
+class Documents:
+    """Documents on top of a store. `now_ms` is the clock of every timestamp."""
+
+    def __init__(self, store: Store, coordinator: Coordinator, now_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self.now_ms = now_ms
+
+    async def pull(self, key: str, ttl_ms: int | None = None) -> _core.Document | None:
+        """The document at `key`, None where nothing is stored or what is has outlived `ttl_ms`.
+
+        Raises:
+            DocumentCorrupt: something is stored that does not read as a document.
+            StoreUnavailable: nobody can tell.
+        """
+        found = await self._store.get(key)
+        if found is None or isinstance(found, NotModified):
+            return None
+        document = _core.read_document(found.body)
+        return None if self._expired(document, ttl_ms) else document
+
+    async def push(
+        self, key: str, body: _core.PushBody, ttl_ms: int | None = None, timestamp_ms: int | None = None
+    ) -> Written:
+        """Write `body` where its base is what is stored; of two pushes with one base exactly one succeeds,
+        in any number of processes. The write is dated `timestamp_ms`, by default now.
+
+        Raises:
+            Conflict: the base is stale, or null where something is stored.
+            StoreUnavailable: nobody can tell whether it is written.
+        """
+        written = Written(body.hash, self.now_ms() if timestamp_ms is None else timestamp_ms)
+        stored = body.stored(written.timestamp_ms)
+        expect: Expect | None = ABSENT if body.base_hash is None else None
+        for _ in range(_ATTEMPTS):
+            if expect is None:
+                expect = self._expectation(await self._store.get(key), body.base_hash, ttl_ms)
+            try:
+                await self._store.put(key, stored, expect=expect)
+            except EtagMismatch:
+                expect = None
+            else:
+                return written
+        raise StoreUnavailable
+
+    async def push_once(
+        self, key: str, body: _core.PushBody, request_key: str, ttl_ms: int | None = None
+    ) -> Written:
+        """`push`, answered again where what is stored was written with this `request_key`.
+
+        The hash and time of the write are claimed before it: whatever is lost after that, a repetition
+        finds them in the document.
+        """
+        claim = Written(body.hash, self.now_ms())
+        held = await self._coordinator.claim(request_key, orjson.dumps(claim), IDEMPOTENCY_TTL_MS)
+        claim = Written(**orjson.loads(held))
+        if claim.hash != body.hash:
+            return await self.push(key, body, ttl_ms)
+        try:
+            return await self.push(key, body, ttl_ms, claim.timestamp_ms)
+        except Conflict:
+            if await self._is_stored(key, claim):
+                return claim
+            raise
+
+    async def sweep(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
+        """Delete what is below `prefix`, is a document and has outlived `ttl_ms`; how many there were."""
+        swept = 0
+        async for listed in self._store.walk(prefix):
+            if listed.modified_ms + ttl_ms < self.now_ms() and is_document(listed.key):
+                try:
+                    await self._store.delete(listed.key, expect=Etag(listed.etag))
+                except EtagMismatch:
+                    continue
+                swept += 1
+        return swept
+
+    def _expired(self, document: _core.Document, ttl_ms: int | None) -> bool:
+        return ttl_ms is not None and document.ts_ms + ttl_ms < self.now_ms()
+
+    def _expectation(
+        self, found: Object | NotModified | None, base_hash: str | None, ttl_ms: int | None
+    ) -> Expect:
+        """What the store must still hold for a push with `base_hash` to be right, or Conflict."""
+        if found is None or isinstance(found, NotModified):
+            if base_hash:
+                raise Conflict("")
+            return ABSENT
+        try:
+            document = _core.read_document(found.body)
+        except DocumentCorrupt:
+            if base_hash != "":
+                raise Conflict("") from None
+            return Etag(found.etag)
+        current_hash = "" if self._expired(document, ttl_ms) else document.hash
+        if current_hash != (base_hash or ""):
+            raise Conflict(current_hash)
+        return Etag(found.etag)
+
+    async def _is_stored(self, key: str, written: Written) -> bool:
+        try:
+            document = await self.pull(key)
+        except DocumentCorrupt:
+            return False
+        return (
+            document is not None and document.hash == written.hash and document.ts_ms == written.timestamp_ms
+        )

@@ -1,0 +1,56 @@
+"""Top-level members of `data` that only some roles see or change (`fieldPermissions`, wire section 10)."""
+
+from collections.abc import Mapping
+
+import orjson
+
+from pysync import _core
+from pysync.config import FieldPermission
+from pysync.errors import Forbidden
+
+Permissions = Mapping[str, FieldPermission]
+
+
+def hidden(permissions: Permissions, roles: frozenset[str]) -> frozenset[str]:
+    """The members that a reader with `roles` does not get to see."""
+    return frozenset(
+        name
+        for name, permission in permissions.items()
+        if permission.read_roles is not None and roles.isdisjoint(permission.read_roles)
+    )
+
+
+def without(data: bytes, names: frozenset[str]) -> bytes:
+    """The JSON object `data` without the members `names`, canonical."""
+    members = orjson.loads(data)
+    kept = {name: value for name, value in members.items() if name not in names}
+    return _core.canonicalize(orjson.dumps(kept))
+
+
+def guarded(
+    permissions: Permissions, roles: frozenset[str], body: _core.PushBody, current: bytes | None
+) -> _core.PushBody:
+    """The push as far as a writer with `roles` may make it: members it may not write keep the value of
+    `current` (the stored data, None where nothing is stored), whether the writer saw them or not.
+
+    Raises Forbidden where the push gives such a member another value.
+    """
+    locked = {
+        name: permission.write_roles
+        for name, permission in permissions.items()
+        if permission.write_roles is not None and roles.isdisjoint(permission.write_roles)
+    }
+    if not locked:
+        return body
+    pushed = orjson.loads(body.data)
+    stored = {} if current is None else orjson.loads(current)
+    for name, write_roles in locked.items():
+        if name in pushed and (name not in stored or pushed[name] != stored[name]):
+            raise Forbidden(f'Forbidden: field "{name}" requires roles: {", ".join(write_roles)}')
+    kept = {name: stored[name] for name in locked if name in stored and name not in pushed}
+    if not kept:
+        return body
+    if body.author_signature is not None:
+        name = next(iter(kept))
+        raise Forbidden(f'Forbidden: field "{name}" requires roles: {", ".join(locked[name])}')
+    return _core.decode_push(orjson.dumps({"data": {**pushed, **kept}, "baseHash": body.base_hash}))

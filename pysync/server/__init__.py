@@ -1,0 +1,1 @@
+"""The HTTP service: start reading at `app.py`."""

@@ -1,0 +1,127 @@
+"""Answers as bytes: one head, one body, one write."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+
+import orjson
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import HttpVersion10
+
+from pysync import wire
+from pysync.errors import PysyncError
+
+_REASONS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
+_LINGER_BYTES = 64 * 1024
+_LINGER_S = 2.0
+_DRAIN_ABOVE = 64 * 1024
+
+
+class Answer(web.StreamResponse):
+    """A complete response that is written in one piece.
+
+    aiohttp builds a header multidict for each response and serialises it again; an answer of this service
+    is known in full when it is made, so its head is one formatted string. `headers` are complete lines,
+    each ended by CR LF (`header_lines`).
+    `close` ends the connection, after at most 64 KiB of a body that nobody wants has been read.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        headers: str = "",
+        *,
+        content_type: str = "application/json",
+        close: bool = False,
+    ) -> None:
+        super().__init__(status=status)
+        self.content = body
+        self.header_text = headers
+        self.media_type = content_type
+        self.close = close
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Write head and body to the connection of `request`."""
+        if self._eof_sent:
+            return None
+        self._eof_sent = True
+        self._keep_alive = request.keep_alive and not self.close
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        head = self._head(request)
+        body = b"" if request.method == "HEAD" else self.content
+        if len(body) <= _DRAIN_ABOVE:
+            transport.write(head + body)
+            return None
+        transport.write(head)
+        transport.write(body)
+        await request.writer.drain()
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to write. An unread body is drained a little, so that the client can read us."""
+        if self.close and self._req is not None:
+            await _linger(self._req)
+
+    def _head(self, request: web.BaseRequest) -> bytes:
+        self._req = request
+        if self.status == 304:
+            length = ""
+        else:
+            length = f"Content-Type: {self.media_type}\r\nContent-Length: {len(self.content)}\r\n"
+        if not self._keep_alive:
+            connection = "Connection: close\r\n"
+        elif request.version == HttpVersion10:
+            connection = "Connection: keep-alive\r\n"
+        else:
+            connection = ""
+        return (
+            f"HTTP/1.1 {_REASONS[self.status]}\r\n"
+            f"{length}{self.header_text}{connection}Date: {_date()}\r\n\r\n"
+        ).encode("latin-1")
+
+
+def json_answer(status: int, value: object, headers: str = "") -> Answer:
+    """An answer with `value` as its JSON body."""
+    return Answer(status, orjson.dumps(value), headers)
+
+
+def error_answer(error: PysyncError, *, close: bool = False) -> Answer:
+    """The answer that `error` stands for (wire section 2), never cached."""
+    lines = "Cache-Control: no-store\r\n" + header_lines(error.headers)
+    return Answer(error.status, wire.error_body(error), lines, close=close)
+
+
+def header_lines(headers: Mapping[str, str]) -> str:
+    """The mapping as header lines. Raises ValueError where a value would break out of its line."""
+    for name, value in headers.items():
+        if not (name + value).isprintable():
+            raise ValueError(f"header {name!r} holds a control character")
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
+async def _linger(request: web.BaseRequest) -> None:
+    wanted = _LINGER_BYTES
+    try:
+        async with asyncio.timeout(_LINGER_S):
+            while wanted > 0 and not request.content.at_eof():
+                wanted -= len(await request.content.readany())
+    except (TimeoutError, ConnectionError, web.RequestPayloadError):
+        return
+
+
+class _Clock:
+    second = 0
+    text = ""
+
+
+def _date() -> str:
+    second = int(time.time())
+    if second != _Clock.second:
+        _Clock.second, _Clock.text = second, formatdate(second, usegmt=True)
+    return _Clock.text

@@ -1,0 +1,180 @@
+"""The service, wired: start here. `create_app` builds everything from its arguments and holds it together.
+
+A request goes: aiohttp -> `connection` -> `middleware` -> `routes` -> a handler in `handlers` or `ops`
+-> `access` -> `documents` -> the store.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from aiohttp import web
+
+from pysync import __version__
+from pysync.access import Access, Rule
+from pysync.config import Collection, Config, effective_coordinator
+from pysync.coordinator import Coordinator, open_coordinator
+from pysync.documents import Documents
+from pysync.revocation import Revocations
+from pysync.schema import compile_schema
+from pysync.server.answer import Answer
+from pysync.server.expiry import Expiry
+from pysync.server.handlers import Handlers
+from pysync.server.keyrings import Keyrings
+from pysync.server.metrics import Metrics
+from pysync.server.middleware import Middleware
+from pysync.server.ops import Ops
+from pysync.server.routes import Route, RouteTable
+from pysync.store import JSON_TYPE, Store, open_store
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class App:
+    """A running service without a socket: `handle` answers requests, `close` ends it."""
+
+    def __init__(
+        self, config: Config, store: Store, coordinator: Coordinator, now_ms: Callable[[], int]
+    ) -> None:
+        self.config = config
+        self.store = store
+        self._coordinator = coordinator
+        self._documents = Documents(store, coordinator, now_ms)
+        self._revocations = Revocations(store, now_ms)
+        self._routes = RouteTable()
+        metrics = Metrics(__version__)
+        self.ops = Ops(store, metrics, now_ms)
+        self._handlers = self._make_handlers(now_ms)
+        self._add_routes()
+        self._middleware = Middleware(
+            self._routes, metrics, config.server.cors.origins, config.server.public_hosts
+        )
+        self.expiry = Expiry(self._documents, self._routes)
+
+    async def handle(self, request: web.BaseRequest) -> Answer:
+        """Answer one request."""
+        return await self._middleware.handle(request)
+
+    async def close(self) -> None:
+        """Finish the writes under way and let go of store and coordinator."""
+        self.expiry.close()
+        await self._coordinator.close()
+        await self.store.close()
+
+    async def __aenter__(self) -> "App":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _make_handlers(self, now_ms: Callable[[], int]) -> Handlers:
+        config = self.config
+        prefixes = [self._prefix(namespace) for namespace in (None, *config.namespaces)]
+        return Handlers(
+            self._documents,
+            Access(config.auth, self._coordinator, self._revocations, now_ms),
+            self._revocations,
+            Keyrings(self._documents, self._routes, prefixes),
+            config.server.mount_path,
+            config.server.trusted_proxy_hops,
+        )
+
+    def _add_routes(self) -> None:
+        for namespace, collection in self._collections():
+            if is_served(collection):
+                self._add_document_routes(namespace, collection)
+        mount = self.config.server.mount_path
+        ops = self.ops
+        for path, handler, action in (
+            ("/health", ops.health, "health"),
+            ("/health/ready", ops.ready, "ready"),
+            ("/metrics", ops.metrics, "metrics"),
+            ("/version", ops.version, "version"),
+        ):
+            for prefix in {"", mount}:
+                self._routes.add(["GET"], Route(handler, _segments(prefix + path), action=action))
+        revoke = Route(self._handlers.revoke, _segments(mount + "/revocations"), action="revoke")
+        self._routes.add(["POST"], revoke)
+
+    def _add_document_routes(self, namespace: str | None, collection: Collection) -> None:
+        prefix = self._prefix(namespace)
+        for action, method, handler, absent in (
+            ("pull", "GET", self._handlers.pull, collection.push_only),
+            ("push", "POST", self._handlers.push, collection.pull_only),
+        ):
+            if absent:
+                continue
+            head = _segments(f"{prefix}/{action}")
+            template = tuple(collection.storage_path.split("/"))
+            route = Route(
+                handler,
+                head + template,
+                tuple(part[1:-1] for part in template if part.startswith("{")),
+                action,
+                collection.name if namespace is None else f"{namespace}/{collection.name}",
+                Rule.of(self.config, namespace, collection, action),  # type: ignore[arg-type]
+                len(head),
+                _read_headers(collection),
+                None if collection.object_schema is None else compile_schema(collection.object_schema),
+            )
+            self._routes.add([method], route)
+
+    def _collections(self) -> list[tuple[str | None, Collection]]:
+        spaces = self.config.namespaces.items()
+        found: list[tuple[str | None, Collection]] = [(None, root) for root in self.config.collections]
+        return found + [(name, collection) for name, space in spaces for collection in space.collections]
+
+    def _prefix(self, namespace: str | None) -> str:
+        mount = self.config.server.mount_path
+        return mount if namespace is None else f"{mount}/{namespace}"
+
+
+async def create_app(
+    config: Config,
+    store: Store | None = None,
+    coordinator: Coordinator | None = None,
+    plugins: Sequence[object] = (),
+    *,
+    now_ms: Callable[[], int] = wall_clock_ms,
+) -> App:
+    """The service of `config`, with the store and coordinator that it names unless others are given.
+
+    Raises ValueError for a store or coordinator that does not exist, StoreUnavailable for one that does not
+    open.
+    """
+    if plugins or config.plugins:
+        raise ValueError("plugins: this version loads none")
+    url = config.store.url
+    store = store or await open_store(url)
+    if coordinator is None:
+        folder = url.removeprefix("file:") if url.startswith("file:") else None
+        coordinator = await open_coordinator(effective_coordinator(config) or "", folder)
+    return App(config, store, coordinator, now_ms)
+
+
+def is_served(collection: Collection) -> bool:
+    """Whether this version serves the collection: JSON documents, one at a time."""
+    return (
+        collection.append_only is None
+        and collection.bundle is None
+        and JSON_TYPE in collection.allowed_mime_types
+    )
+
+
+def _segments(path: str) -> tuple[str, ...]:
+    return tuple(path.split("/")[1:])
+
+
+def _read_headers(collection: Collection) -> str:
+    public = "public" in collection.read_roles
+    if collection.cache_duration_ms is not None:
+        scope = "public" if public else "private"
+        control = f"{scope}, max-age={collection.cache_duration_ms // 1000}"
+    else:
+        control = "no-cache" if public else "private, no-cache"
+    return f"Cache-Control: {control}\r\nVary: Authorization\r\n"

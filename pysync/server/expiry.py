@@ -1,0 +1,56 @@
+"""Deletes documents that have outlived their collection's `ttlMs`; reads never showed them anyway."""
+
+import asyncio
+import logging
+from itertools import takewhile
+
+from pysync.documents import Documents
+from pysync.errors import PysyncError
+from pysync.server.routes import Route, RouteTable
+
+SWEEP_EVERY_S = 60.0
+
+log = logging.getLogger("pysync.server")
+
+
+class Expiry:
+    """The background sweep of one service, under way from the first collection that has a `ttlMs`."""
+
+    def __init__(self, documents: Documents, routes: RouteTable) -> None:
+        self._documents = documents
+        self._routes = routes
+        self._expiring = [
+            (method, route, route.rule.collection.ttl_ms)
+            for method, route in routes
+            if route.rule is not None and route.rule.collection.ttl_ms is not None
+        ]
+        self._task = asyncio.get_running_loop().create_task(self._run()) if self._expiring else None
+
+    def close(self) -> None:
+        """Sweep no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def sweep(self) -> int:
+        """Delete what has expired; how many documents there were."""
+        return sum([await self._sweep_route(*expiring) for expiring in self._expiring])
+
+    async def _sweep_route(self, method: str, route: Route, ttl_ms: int) -> int:
+        head = "/" + "/".join(route.template[: route.key_from])
+        literal = takewhile(lambda part: not part.startswith("{"), route.template[route.key_from : -1])
+
+        def is_owned(key: str) -> bool:
+            try:
+                return self._routes.match(method, f"{head}/{key}").route is route
+            except PysyncError:
+                return False
+
+        return await self._documents.sweep("/".join(literal), is_owned, ttl_ms)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            try:
+                await self.sweep()
+            except PysyncError as error:
+                log.warning("sweeping expired documents: %s", error)

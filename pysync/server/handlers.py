@@ -1,0 +1,197 @@
+"""Handlers: decode the request, ask access, call the verb, encode the answer."""
+
+import re
+
+import orjson
+from aiohttp import web
+
+from pysync import _core, fields, wire
+from pysync.access import NOBODY, Access, Inbound, Rule
+from pysync.documents import Documents
+from pysync.errors import BadRequest, Forbidden, InvalidRevocation, PayloadTooLarge, UnsupportedMediaType
+from pysync.model import ANONYMOUS, Caller
+from pysync.revocation import Revocations
+from pysync.server.answer import Answer
+from pysync.server.body import read_body
+from pysync.server.keyrings import Keyrings
+from pysync.server.routes import Match
+from pysync.signing import DOCUMENT_AUTHOR, host_of_header
+from pysync.store import JSON_TYPE
+
+MAX_REVOCATION_BYTES = 1_048_576
+NO_STORE = "Cache-Control: no-store\r\n"
+
+_is_idempotency_key = re.compile(r"[\x21-\x7e]{1,128}").fullmatch
+
+
+class Handlers:
+    """The document routes of one service."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        access: Access,
+        revocations: Revocations,
+        keyrings: Keyrings,
+        mount: str,
+        proxy_hops: int,
+    ) -> None:
+        self._documents = documents
+        self._access = access
+        self._revocations = revocations
+        self._keyrings = keyrings
+        self._mount = mount
+        self._proxy_hops = proxy_hops
+
+    async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`GET {ns}/pull/<key>` (wire section 4)."""
+        rule = match.rule
+        caller = await self._caller(request, match)
+        rule.authorize(caller, match.identity, match.key)
+        document = await self._documents.pull(match.key, rule.collection.ttl_ms)
+        now_ms = self._documents.now_ms()
+        keyring = None
+        if request.query_string and request.query.get("withKeyring", "").lower() in ("1", "true"):
+            keyring = await self._keyrings.fold(match, caller, now_ms)
+        if document is None:
+            return Answer(200, _missing(now_ms, keyring), match.route.read_headers)
+        hidden = fields.hidden(rule.collection.field_permissions, caller.roles)
+        if not hidden and keyring is None:
+            headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
+            if _matches(request.headers.get("If-None-Match"), document.hash):
+                return Answer(304, b"", headers)
+            return Answer(200, document.answer(now_ms), headers)
+        return _variant(request, match, document, hidden, keyring, now_ms)
+
+    async def push(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`POST {ns}/push/<key>` (wire section 4)."""
+        rule = match.rule
+        collection = rule.collection
+        credentials = self._access.present(rule, request.headers)
+        media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if media_type != JSON_TYPE:
+            raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
+        text = await read_body(request, collection.max_body_bytes)
+        caller = await self._access.admit(rule, credentials, self._inbound(request, match), text)
+        rule.authorize(caller, match.identity, match.key)
+        body = _core.decode_push(text)
+        _check_author(body, caller, match.key)
+        if collection.field_permissions:
+            body = await self._guarded(rule, caller, match.key, body)
+        if match.route.check is not None:
+            match.route.check(body.data)
+        request_key = _request_key(request, caller, match.key)
+        if request_key is None:
+            written = await self._documents.push(match.key, body, collection.ttl_ms)
+        else:
+            written = await self._documents.push_once(match.key, body, request_key, collection.ttl_ms)
+        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+
+    async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`POST /revocations`: the list is its own proof (wire section 3)."""
+        try:
+            text = await read_body(request, MAX_REVOCATION_BYTES)
+        except PayloadTooLarge:
+            raise InvalidRevocation from None
+        generation = await self._revocations.publish(text)
+        return Answer(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
+
+    async def _caller(self, request: web.BaseRequest, match: Match) -> Caller:
+        """Who sends a request that has no body to speak of."""
+        rule = match.rule
+        credentials = self._access.present(rule, request.headers)
+        if credentials is NOBODY and rule.limit is None:
+            return ANONYMOUS
+        return await self._access.admit(rule, credentials, self._inbound(request, match), b"")
+
+    async def _guarded(self, rule: Rule, caller: Caller, key: str, body: _core.PushBody) -> _core.PushBody:
+        current = await self._documents.pull(key, rule.collection.ttl_ms) if body.base_hash else None
+        data = None if current is None else current.data
+        return fields.guarded(rule.collection.field_permissions, caller.roles, body, data)
+
+    def _inbound(self, request: web.BaseRequest, match: Match) -> Inbound:
+        return Inbound(
+            method=request.method,
+            targets=_targets(request.raw_path, self._mount, match.rule.namespace),
+            host=host_of_header(request.headers.get("Host", ""), request.scheme),
+            address=_address(request, self._proxy_hops),
+        )
+
+
+def _targets(raw: str, mount: str, namespace: str | None) -> list[str]:
+    """The forms of the request target that a client may have signed: with the mount (a namespaced client,
+    whose base URL is the origin) or without it (any other, whose base URL holds the mount)."""
+    if not mount:
+        return [raw]
+    forms = [raw.removeprefix(mount), raw]
+    return forms if namespace is None else forms[::-1]
+
+
+def _address(request: web.BaseRequest, proxy_hops: int) -> str:
+    """The client's address, as the outermost of `proxy_hops` believed proxies saw it."""
+    if proxy_hops:
+        seen = request.headers.get("X-Forwarded-For", "").split(",")
+        if len(seen) >= proxy_hops:
+            return seen[-proxy_hops].strip()
+    return request.remote or ""
+
+
+def _request_key(request: web.BaseRequest, caller: Caller, key: str) -> str | None:
+    """Under what a repetition of this push is recognised: it belongs to one caller and one document."""
+    sent = request.headers.get(wire.HEADER_IDEMPOTENCY_KEY)
+    if sent is None:
+        return None
+    if not _is_idempotency_key(sent):
+        raise BadRequest("Idempotency-Key must be 1 to 128 visible ASCII characters")
+    return f"{caller.identity} {key} {sent}"
+
+
+def _check_author(body: _core.PushBody, caller: Caller, key: str) -> None:
+    """Refuse an author proof that does not hold, or that another key than the presenter's made."""
+    if body.author_pubkey is None or body.author_signature is None:
+        return
+    if caller.presenter and body.author_pubkey != caller.presenter:
+        raise Forbidden("document author must be the request presenter")
+    if not _core.verify_author(DOCUMENT_AUTHOR, key, body.data, body.author_pubkey, body.author_signature):
+        raise Forbidden("invalid document author signature")
+
+
+def _variant(
+    request: web.BaseRequest,
+    match: Match,
+    document: _core.Document,
+    hidden: frozenset[str],
+    keyring: bytes | None,
+    now_ms: int,
+) -> Answer:
+    """The answer for a reader who gets less than the document, or its keyring too. What is sent has a
+    version of its own, so that its ETag has one too."""
+    members = {"data": orjson.Fragment(document.data), "hash": document.hash, "timestamp": now_ms}
+    if hidden:
+        members["data"] = orjson.Fragment(fields.without(document.data, hidden))
+    if document.author_pubkey is not None and document.author_signature is not None:
+        members |= {"authorPubkey": document.author_pubkey, "authorSignature": document.author_signature}
+    version = document.hash
+    if hidden:
+        version += "-" + _core.content_hash(orjson.dumps(sorted(hidden)))[:16]
+    if keyring is not None:
+        members["keyring"] = orjson.Fragment(keyring)
+        version += "-" + str(orjson.loads(keyring)["hash"] if keyring != b"null" else "")
+    headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
+    if _matches(request.headers.get("If-None-Match"), version):
+        return Answer(304, b"", headers)
+    return Answer(200, orjson.dumps(members), headers)
+
+
+def _missing(now_ms: int, keyring: bytes | None) -> bytes:
+    folded = b"" if keyring is None else b',"keyring":' + keyring
+    return b'{"data":{},"hash":"","timestamp":%d%b}' % (now_ms, folded)
+
+
+def _matches(condition: str | None, version: str) -> bool:
+    """Whether an If-None-Match header names this version (weakly, as RFC 9110 has it for reads)."""
+    if condition is None:
+        return False
+    if condition == f'"{version}"' or condition.strip() == "*":
+        return True
+    return any(tag.strip().removeprefix("W/") == f'"{version}"' for tag in condition.split(","))

@@ -1,0 +1,106 @@
+"""What happens to every request: an id, one door from errors to answers, cross-origin headers, counting."""
+
+import itertools
+import logging
+import os
+import re
+import time
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from pysync import wire
+from pysync.errors import InternalError, MethodNotAllowed, Misdirected, PysyncError
+from pysync.server.answer import Answer, error_answer
+from pysync.server.metrics import Metrics
+from pysync.server.routes import Route, RouteTable
+from pysync.signing import host_of_header
+
+log = logging.getLogger("pysync.server")
+
+CORS_HEADERS = (
+    "Authorization, Content-Type, X-Starfish-Sig, X-Starfish-Ts, X-Starfish-Nonce, X-Starfish-Pub, "
+    "X-Requested-With, X-Request-Id, Idempotency-Key, If-None-Match"
+)
+CORS_EXPOSED = "ETag, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
+CORS_MAX_AGE_S = 600
+
+_is_request_id = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
+
+
+class Middleware:
+    """The way from a request to the answer of its handler. `origins` are the pages that may call, and
+    `hosts` the names this service answers to (empty: any)."""
+
+    def __init__(
+        self, routes: RouteTable, metrics: Metrics, origins: Sequence[str], hosts: Sequence[str]
+    ) -> None:
+        self._routes = routes
+        self._metrics = metrics
+        self._origins = frozenset(origins)
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._ids = itertools.count(1)
+        self._id_prefix = os.urandom(5).hex()
+
+    async def handle(self, request: web.BaseRequest) -> Answer:
+        """Answer `request`, whatever happens."""
+        started = time.perf_counter()
+        request_id = request.headers.get(wire.HEADER_REQUEST_ID, "")
+        if not _is_request_id(request_id):
+            request_id = f"{self._id_prefix}-{next(self._ids):x}"
+        route: Route | None = None
+        try:
+            if self._hosts:
+                self._check_host(request)
+            match = self._routes.match(
+                "GET" if request.method == "HEAD" else request.method, request.raw_path.partition("?")[0]
+            )
+            route = match.route
+            answer = await route.handler(request, match)
+        except PysyncError as error:
+            answer = self._refuse(request, error, request_id)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            log.exception("unhandled error", extra={"request_id": request_id}, exc_info=error)
+            answer = self._refuse(request, InternalError(extras={"requestId": request_id}), request_id)
+        answer.header_text += f"{wire.HEADER_REQUEST_ID}: {request_id}\r\n"
+        if self._origins:
+            answer.header_text += self._cors_lines(request)
+        self._metrics.observe(route, answer.status, time.perf_counter() - started)
+        return answer
+
+    def _check_host(self, request: web.BaseRequest) -> None:
+        if host_of_header(request.headers.get("Host", ""), request.scheme) not in self._hosts:
+            raise Misdirected
+
+    def _refuse(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> Answer:
+        if isinstance(error, MethodNotAllowed) and request.method == "OPTIONS" and self._origins:
+            return self._preflight(error)
+        if error.status >= 500:
+            log.warning(
+                "%s %s", error.status, error.code, extra={"request_id": request_id}, exc_info=error.__cause__
+            )
+        return error_answer(error, close=not request.content.is_eof())
+
+    def _preflight(self, error: MethodNotAllowed) -> Answer:
+        """What a browser asks before it lets a page send a signed request."""
+        lines = (
+            f"Access-Control-Allow-Methods: {error.headers['Allow']}\r\n"
+            f"Access-Control-Allow-Headers: {CORS_HEADERS}\r\n"
+            f"Access-Control-Max-Age: {CORS_MAX_AGE_S}\r\n"
+        )
+        return Answer(204, b"", lines)
+
+    def _cors_lines(self, request: web.BaseRequest) -> str:
+        origin = request.headers.get("Origin", "")
+        if "*" in self._origins:
+            allowed = "*"
+        elif origin in self._origins:
+            allowed = origin
+        else:
+            return "Vary: Origin\r\n"
+        return (
+            f"Access-Control-Allow-Origin: {allowed}\r\nVary: Origin\r\n"
+            f"Access-Control-Expose-Headers: {CORS_EXPOSED}\r\n"
+        )

@@ -1,0 +1,44 @@
+"""What operators ask: is it alive, is it ready, how much, which version."""
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from pysync import __version__
+from pysync.errors import Unavailable
+from pysync.server.answer import Answer, json_answer
+from pysync.server.handlers import NO_STORE
+from pysync.server.metrics import Metrics
+from pysync.server.routes import Match
+from pysync.store import Store
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Ops:
+    """The operators' routes. `draining` is set when the service is about to stop."""
+
+    def __init__(self, store: Store, metrics: Metrics, now_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self.draining = False
+
+    async def health(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`GET /health`: the process answers."""
+        return json_answer(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
+
+    async def ready(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`GET /health/ready`: the store can be read and written, and the service is not stopping."""
+        if self.draining:
+            raise Unavailable("Draining")
+        await self._store.probe()
+        return json_answer(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
+
+    async def metrics(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`GET /metrics`, in Prometheus' text format."""
+        return Answer(200, self._metrics.exposition(), NO_STORE, content_type=METRICS_TYPE)
+
+    async def version(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`GET /version`."""
+        return json_answer(200, {"name": "pysync", "version": __version__, "protocol": "3.0"}, NO_STORE)

@@ -1,0 +1,167 @@
+"""The route table: which path and method lead to which handler, with which parameters.
+
+A path is matched decoded, segment by segment, so that what is matched is what the store will see; a
+percent-encoded `/` never becomes a separator (wire section 1).
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import web
+
+from pysync.access import Rule
+from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
+from pysync.schema import Check
+from pysync.server.answer import Answer
+
+MAX_KEY_BYTES = 1000
+RESERVED_SEGMENT = "_pysync"
+
+Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Answer]]
+
+_is_parameter = re.compile(r"[A-Za-z0-9._:@-]{1,255}").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path template. `action` and `collection` name it in metrics; `rule` is None for
+    routes that no collection owns."""
+
+    handler: Handler
+    template: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    action: str = ""
+    collection: str = ""
+    rule: Rule | None = None
+    key_from: int = 0
+    """How many leading segments (mount, namespace, action) are not part of the document key."""
+    read_headers: str = ""
+    """Header lines of every read: how it may be cached."""
+    check: Check | None = None
+    """What pushed data must satisfy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A request's route and what its path says: parameter values in the template's order, and the key."""
+
+    route: Route
+    values: tuple[str, ...]
+    key: str
+
+    @property
+    def rule(self) -> Rule:
+        rule = self.route.rule
+        assert rule is not None, "only routes of a collection ask for their rule"
+        return rule
+
+    @property
+    def params(self) -> dict[str, str]:
+        return dict(zip(self.route.names, self.values, strict=True))
+
+    @property
+    def identity(self) -> str | None:
+        """The `{identity}` of the path, None where the template has none."""
+        index = self.rule.identity_index
+        return None if index is None else self.values[index]
+
+
+@dataclass(slots=True)
+class _Node:
+    literals: dict[str, "_Node"] = field(default_factory=dict)
+    parameter: "_Node | None" = None
+    routes: dict[str, Route] = field(default_factory=dict)
+
+
+class RouteTable:
+    """All routes of a service. Literal segments win over parameters."""
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def add(self, methods: Iterable[str], route: Route) -> None:
+        """Serve `route` at its template, whose `{name}` segments are parameters."""
+        node = self._root
+        for segment in route.template:
+            if segment.startswith("{"):
+                node.parameter = node.parameter or _Node()
+                node = node.parameter
+            else:
+                node = node.literals.setdefault(segment, _Node())
+        for method in methods:
+            node.routes[method] = route
+
+    def __iter__(self) -> Iterator[tuple[str, Route]]:
+        """Every method and route."""
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            yield from node.routes.items()
+            nodes += node.literals.values()
+            if node.parameter is not None:
+                nodes.append(node.parameter)
+
+    def match(self, method: str, path: str) -> Match:
+        """The route of `path` (as received, without query).
+
+        Raises:
+            InvalidPathParameter: an empty, dotted or otherwise inadmissible segment, or a key too long.
+            NotFound, MethodNotAllowed: no such path, or not with this method.
+        """
+        segments = path.split("/") if "%" not in path else _decode(path)
+        values: list[str] = []
+        node = _find(self._root, segments, 1, values)
+        if node is None:
+            if any(segment in ("", ".", "..") or not segment.isprintable() for segment in segments[1:]):
+                raise InvalidPathParameter
+            raise NotFound
+        route = node.routes.get(method)
+        if route is None:
+            raise MethodNotAllowed(headers={"Allow": ", ".join(sorted(node.routes))})
+        key = "/".join(segments[route.key_from + 1 :])
+        if values:
+            _check(values, key, segments[route.key_from + 1])
+        return Match(route, tuple(values), key)
+
+
+def document_key(template: Sequence[str], params: dict[str, str]) -> str:
+    """The template with its `{name}` segments filled in."""
+    return "/".join(params[part[1:-1]] if part.startswith("{") else part for part in template)
+
+
+def _find(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:
+    if index == len(segments):
+        return node if node.routes else None
+    segment = segments[index]
+    literal = node.literals.get(segment)
+    if literal is not None:
+        found = _find(literal, segments, index + 1, values)
+        if found is not None:
+            return found
+    if node.parameter is None:
+        return None
+    values.append(segment)
+    found = _find(node.parameter, segments, index + 1, values)
+    if found is None:
+        values.pop()
+    return found
+
+
+def _check(values: Sequence[str], key: str, first: str) -> None:
+    if len(key) > MAX_KEY_BYTES or first == RESERVED_SEGMENT:
+        raise InvalidPathParameter
+    for value in values:
+        if not _is_parameter(value) or value in (".", ".."):
+            raise InvalidPathParameter
+
+
+def _decode(path: str) -> list[str]:
+    try:
+        segments = [unquote_to_bytes(segment).decode() for segment in path.split("/")]
+    except UnicodeDecodeError:
+        raise InvalidPathParameter from None
+    if any("/" in segment for segment in segments):
+        raise InvalidPathParameter
+    return segments

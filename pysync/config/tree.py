@@ -1,8 +1,9 @@
-"""The whole configuration: one tree of frozen values, one loader, one linter (wire section 10).
+"""What a configuration may say: one tree of frozen values (wire section 10).
 
 Attributes are the file's members in snake_case: `max_body_bytes` is `maxBodyBytes`. `doc` of each field is
 the source of `docs/configuration.md`.
 """
+# ruff: noqa: RUF009 (`member` is `dataclasses.field`)
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,13 +14,42 @@ Bucket = Literal["identity", "ip", "identity+ip"]
 Action = Literal["pull", "push", "list"]
 
 
-def member(doc: str, default: Any = ...) -> Any:
-    """A field with its documentation; without a default the member is required."""
+MAX_INT = 2**53 - 1
+"""The largest integer that every JSON reader keeps exact."""
+
+
+def member(
+    doc: str,
+    default: Any = ...,
+    *,
+    at_least: int = 1,
+    at_most: int = MAX_INT,
+    may_be_empty: bool = False,
+    secret: bool = False,
+) -> Any:
+    """A field with its documentation; without a default the member is required.
+
+    `at_least` and `at_most` bound an integer, `may_be_empty` admits an empty string, and a `secret` is kept
+    out of `repr`.
+    """
+    metadata = {
+        "doc": doc,
+        "at_least": at_least,
+        "at_most": at_most,
+        "may_be_empty": may_be_empty,
+        "secret": secret,
+    }
     if default is ...:
-        return field(metadata={"doc": doc})
+        return field(metadata=metadata, repr=not secret)
     if callable(default):
-        return field(default_factory=default, metadata={"doc": doc})
-    return field(default=default, metadata={"doc": doc})
+        return field(default_factory=default, metadata=metadata, repr=not secret)
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+def wire_name(attribute: str) -> str:
+    """The member's name in the file: `maxBodyBytes` for `max_body_bytes`."""
+    first, *rest = attribute.split("_")
+    return first + "".join(map(str.capitalize, rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +60,13 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateRule:
-    """One action's limit: `windowMs` and `maxRequests` per `bucket`, or separate `identity` and `ip` limits."""
+    """One action's limit: `windowMs` and `maxRequests` per `bucket`, or limits of `identity` and `ip`."""
 
     window_ms: int | None = member("Length of the fixed window, in milliseconds.", None)
     max_requests: int | None = member("Requests admitted in one window.", None)
-    bucket: Bucket | None = member("Who shares a counter. Anonymous callers count by address.", None)
+    bucket: Bucket | None = member(
+        "Who shares a counter; absent: `identity`. Anonymous callers count by address.", None
+    )
     identity: Limit | None = member("A limit per caller, beside or instead of the one above.", None)
     ip: Limit | None = member("A limit per address, beside or instead of the one above.", None)
 
@@ -120,10 +152,10 @@ class Cors:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     host: str = member("Address to listen on.", "127.0.0.1")
-    port: int = member("Port to listen on; 0 takes a free one.", 8080)
-    mount_path: str = member("Prefix of every route, e.g. `/v1`.", "")
+    port: int = member("Port to listen on; 0 takes a free one.", 8080, at_least=0, at_most=65535)
+    mount_path: str = member("Prefix of every route, e.g. `/v1`.", "", may_be_empty=True)
     public_hosts: tuple[str, ...] = member("Hosts that requests may name; empty: any.", ())
-    trusted_proxy_hops: int = member("Proxies in front whose `X-Forwarded-For` is believed.", 0)
+    trusted_proxy_hops: int = member("Proxies in front whose `X-Forwarded-For` is believed.", 0, at_least=0)
     cors: Cors = member("Cross-origin callers.", Cors)
     workers: int = member("Processes that serve.", 1)
     drain_timeout_ms: int = member("How long requests under way may take on shutdown.", 10_000)
@@ -136,7 +168,7 @@ class StoreConfig:
     region: str | None = member("S3 region.", None)
     force_path_style: bool = member("S3 addressing by path.", False)
     access_key_id: str | None = member("S3 credentials; absent: from the environment.", None)
-    secret_access_key: str | None = member("S3 credentials.", None)
+    secret_access_key: str | None = member("S3 credentials.", None, secret=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +180,9 @@ class Spaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth:
-    admin_token: str | None = member("Bearer token that gives the role `admin`.", None)
+    admin_token: str | None = member("Bearer token that gives the role `admin`.", None, secret=True)
     trusted_issuers: tuple[str, ...] | None = member(
-        "Keys (hex) of the issuers whose certificates yield `cap:` and `delegated:` roles; absent: anybody's.",
+        "Keys (hex) of issuers whose certificates yield `cap:` and `delegated:` roles; absent: anybody's.",
         None,
     )
     identity_roles: Mapping[str, tuple[str, ...]] = member("Extra roles per user id.", dict)
@@ -171,7 +203,7 @@ class Projection:
     remove_when: Mapping[str, Any] = member("Pointers whose values mark a removal.", dict)
     project: str | None = member("`module:function` in place of `id`, `value`, `removeWhen`.", None)
     max_items: int | None = member("Entries a list holds at most.", None)
-    max_retries: int = member("Retries of a list write.", 8)
+    max_retries: int = member("Retries of a list write.", 8, at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +219,9 @@ class Config:
     namespaces: Mapping[str, Namespace] = member("Collections under a prefix of their own.", dict)
     server: Server = member("How to listen.", Server)
     store: StoreConfig = member("Where documents live; a string is its `url`.", StoreConfig)
-    coordinator: str | None = member("`memory:`, `file:` or `redis://…`; absent: what suits the store.", None)
+    coordinator: str | None = member(
+        "`memory:`, `file:`, `file:DIR` or `redis://…`; absent: what suits the store.", None, secret=True
+    )
     auth: Auth = member("Who is trusted.", Auth)
     config_endpoint: ConfigEndpoint | None = member("`GET /config`; absent: 404.", None)
     max_collections_per_batch: int = member("Names, and reads, of one batch.", 100)

@@ -1,0 +1,70 @@
+"""The whole configuration: one tree of frozen values, one loader, one linter (wire section 10).
+
+    tree       what a file may say, and its documentation
+    source     load, parse: a file, the environment and flags -> one Config, or every problem at once
+    convert    plain values -> the tree
+    rules      what is refused beyond types
+    template   key templates
+    effective  what follows from several members: an action's limit, the coordinator
+    lint       what is accepted and probably not meant
+    report     what `pysync check` prints
+    reference  docs/configuration.md, made from the tree
+
+The environment is read here and nowhere else. `lint`, `report` and `reference` are for people: a server
+does not load them.
+"""
+
+from pysync.config.effective import effective_coordinator, effective_limit
+from pysync.config.problem import ConfigError, Problem
+from pysync.config.source import load, parse
+from pysync.config.tree import (
+    Action,
+    AppendOnly,
+    Auth,
+    Bucket,
+    Collection,
+    Config,
+    ConfigEndpoint,
+    Cors,
+    Encryption,
+    EventsPlugin,
+    FieldPermission,
+    Limit,
+    Namespace,
+    Projection,
+    RateLimit,
+    RateRule,
+    Restriction,
+    Server,
+    Spaces,
+    StoreConfig,
+)
+
+__all__ = [
+    "Action",
+    "AppendOnly",
+    "Auth",
+    "Bucket",
+    "Collection",
+    "Config",
+    "ConfigEndpoint",
+    "ConfigError",
+    "Cors",
+    "Encryption",
+    "EventsPlugin",
+    "FieldPermission",
+    "Limit",
+    "Namespace",
+    "Problem",
+    "Projection",
+    "RateLimit",
+    "RateRule",
+    "Restriction",
+    "Server",
+    "Spaces",
+    "StoreConfig",
+    "effective_coordinator",
+    "effective_limit",
+    "load",
+    "parse",
+]

@@ -1,0 +1,287 @@
+"""Plain values, as JSON has them, -> the tree. Every fault is noted with its place; nothing is raised."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+
+from pysync.config.problem import Problem
+from pysync.config.tree import Collection, Config, Namespace, Projection, wire_name
+
+T = TypeVar("T")
+MAX_DEPTH = 64
+
+INVALID: Final = object()
+"""What a faulty value converts to, once its problem is noted."""
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_INTEGER = re.compile(r"-?[0-9]{1,16}")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Text(str):
+    """A string from the environment or the command line: it may stand for a number or a boolean."""
+
+    __slots__ = ("origin",)
+    origin: str
+
+    def __new__(cls, text: str, origin: str) -> "Text":
+        made = super().__new__(cls, text)
+        made.origin = origin
+        return made
+
+
+class Converter:
+    """One conversion: `problems` is what was found, `place` tells where an object of the tree was written.
+
+    A member with a fault takes its default, and an object that lacks a required one is left out, so that the
+    rules can look at all the rest.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.problems: list[Problem] = []
+        self._environ = environ
+        self._places: dict[int, str] = {}
+
+    def place(self, built: object) -> str:
+        return self._places.get(id(built), "")
+
+    def object(self, value: object, kind: type[T], path: str) -> T | None:
+        """`value` as a `kind` (a dataclass of the tree), None after a fault that leaves nothing to build."""
+        if not isinstance(value, Mapping):
+            self._expected("an object", value, path)
+            return None
+        fields = {wire_name(field.name): field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        given: dict[str, Any] = {}
+        named: set[str] = set()
+        for name, item in value.items():
+            at = join(path, name)
+            if name not in fields:
+                self._note(at, "unknown member" + nearest(str(name), fields))
+                continue
+            field = fields[name]
+            item = _LONG_FORM.get((kind, field.name), _as_is)(item)
+            if item is None:  # null is absent
+                continue
+            named.add(field.name)
+            converted = self._convert(item, field.type, at, field.metadata)
+            if converted is not INVALID:
+                given[field.name] = converted
+        required = [name for name, field in fields.items() if _is_required(field)]
+        for name in required:
+            if fields[name].name not in named:
+                self._note(join(path, name), "is required")
+        if any(fields[name].name not in given for name in required):
+            return None
+        built = kind(**given)
+        self._places[id(built)] = path
+        return built
+
+    def _convert(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
+        if isinstance(value, str):
+            value = self._substituted(value, path)
+            if value is INVALID:
+                return INVALID
+        if hint is Any:
+            return self._json(value, path)
+        if isinstance(hint, UnionType) or get_origin(hint) is Union:
+            choices = [choice for choice in get_args(hint) if choice is not NoneType]
+            hint = next((choice for choice in choices if _fits(value, choice)), choices[0])
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            built = self.object(value, hint, path)
+            return INVALID if built is None else built
+        origin = get_origin(hint)
+        if origin is tuple:
+            return self._list(value, get_args(hint)[0], path, limits)
+        if origin is Mapping:
+            return self._map(value, get_args(hint)[1], path, limits)
+        if origin is Literal:
+            return self._choice(value, get_args(hint), path)
+        return self._SCALARS[hint](self, value, path, limits)
+
+    def _list(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
+        if not isinstance(value, list | tuple):
+            return self._expected("a list", value, path)
+        items = [self._convert(item, hint, f"{path}[{at}]", limits) for at, item in enumerate(value)]
+        return tuple(item for item in items if item is not INVALID)
+
+    def _map(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
+        if not isinstance(value, Mapping):
+            return self._expected("an object", value, path)
+        items = {name: self._convert(item, hint, join(path, name), limits) for name, item in value.items()}
+        for name in items:
+            if not isinstance(name, str) or not name:
+                self._note(join(path, name), "a name must be a string that is not empty")
+        return {name: item for name, item in items.items() if item is not INVALID and isinstance(name, str)}
+
+    def _choice(self, value: Any, choices: Sequence[Any], path: str) -> Any:
+        for choice in choices:
+            if value == choice and isinstance(value, str if isinstance(choice, str) else type(choice)):
+                return choice
+        return self._note(path, f"must be {' or '.join(map(_spelled, choices))}" + _from(value))
+
+    def _string(self, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
+        if not isinstance(value, str):
+            return self._expected("a string", value, path)
+        if not value and not limits["may_be_empty"]:
+            return self._note(path, "must not be empty" + _from(value))
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            return self._note(path, "must be Unicode text, without lone surrogates")
+        return str(value)
+
+    def _integer(self, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
+        if isinstance(value, Text) and _INTEGER.fullmatch(value):
+            number = int(value)
+        elif type(value) is int:
+            number = value
+        else:
+            return self._expected("an integer", value, path)
+        if number < limits["at_least"]:
+            return self._note(path, f"must be at least {limits['at_least']}" + _from(value))
+        if number > limits["at_most"]:
+            return self._note(path, f"must be at most {limits['at_most']}" + _from(value))
+        return number
+
+    def _boolean(self, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
+        if isinstance(value, Text) and value.lower() in _BOOLEANS:
+            return _BOOLEANS[value.lower()]
+        if isinstance(value, bool):
+            return value
+        return self._expected("true or false", value, path)
+
+    _SCALARS: Mapping[type, Callable[..., Any]] = MappingProxyType(
+        {str: _string, int: _integer, bool: _boolean}
+    )
+
+    def _json(self, value: Any, path: str, depth: int = 0) -> Any:
+        """`value` as plain JSON values, its strings substituted."""
+        if depth > MAX_DEPTH:
+            return self._note(path[:80] + "…", "nested too deeply")
+        if isinstance(value, str):
+            text = self._substituted(value, path)
+            return text if text is INVALID else str(text)
+        if isinstance(value, Mapping):
+            if not all(isinstance(name, str) for name in value):
+                return self._note(path, "every name must be a string")
+            members = {name: self._json(item, join(path, name), depth + 1) for name, item in value.items()}
+            return INVALID if INVALID in members.values() else members
+        if isinstance(value, list | tuple):
+            items = [self._json(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(value)]
+            return INVALID if INVALID in items else items
+        if (
+            value is None
+            or isinstance(value, bool | int)
+            or (isinstance(value, float) and math.isfinite(value))
+        ):
+            return value
+        return self._expected("a JSON value", value, path)
+
+    def _substituted(self, text: str, path: str) -> Any:
+        """`text` with the environment's value for each `${NAME}`."""
+        names = _VARIABLE.findall(text)
+        missing = [name for name in names if name not in self._environ]
+        for name in missing:
+            self._note(path, f"environment variable {name} is not set")
+        if missing:
+            return INVALID
+        if not names:
+            return text
+        replaced = _VARIABLE.sub(lambda match: self._environ[match[1]], text)
+        return Text(replaced, f"environment variable {names[0]}")
+
+    def _expected(self, what: str, value: Any, path: str) -> Any:
+        return self._note(path, f"must be {what}, not {_kind(value)}" + _from(value))
+
+    def _note(self, path: str, message: str) -> Any:
+        """Note a problem. Messages never quote a value: it may be a secret from the environment."""
+        self.problems.append(Problem(path, message))
+        return INVALID
+
+
+def join(path: str, name: object) -> str:
+    """The path of a member: `server.port`, `namespaces["a b"]`."""
+    if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_$-]+", name):
+        return f"{path}.{name}" if path else name
+    return f"{path}[{ascii(name)[:60]}]"
+
+
+def nearest(name: str, known: Mapping[str, object]) -> str:
+    """`; did you mean ...?`, or nothing where no known name is close."""
+    import difflib
+
+    found = difflib.get_close_matches(name[:60], known, n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _is_required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of this kind can only be meant for `hint`, of several that are allowed."""
+    if get_origin(hint) is Literal:
+        return any(value is choice for choice in get_args(hint))
+    if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
+        return isinstance(value, Mapping)
+    return isinstance(hint, type) and isinstance(value, hint)
+
+
+def _kind(value: Any) -> str:
+    kinds = (
+        (NoneType, "null"),
+        (bool, "a boolean"),
+        (int, "an integer"),
+        (float, "a fraction"),
+        (str, "a string"),
+        (Mapping, "an object"),
+        (list | tuple, "a list"),
+    )
+    return next((words for kind, words in kinds if isinstance(value, kind)), type(value).__name__)
+
+
+def _spelled(choice: object) -> str:
+    return f'"{choice}"' if isinstance(choice, str) else str(choice).lower()
+
+
+def _from(value: Any) -> str:
+    return f" ({value.origin})" if isinstance(value, Text) else ""
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _append_only(value: Any) -> Any:
+    if value is True:
+        return {}
+    return None if value is False else value
+
+
+def _rate_limit(value: Any) -> Any:
+    """`true` inherits the server's limits, as an absent member does; `none` is `false`."""
+    if value is True:
+        return None
+    return False if value == "none" else value
+
+
+def _default_rate_limit(value: Any) -> Any:
+    return None if value is False or value == "none" else value
+
+
+def _one_or_many(kind: type) -> Callable[[Any], Any]:
+    return lambda value: [value] if isinstance(value, kind) else value
+
+
+_LONG_FORM: Mapping[tuple[type, str], Callable[[Any], Any]] = {
+    (Config, "store"): lambda value: {"url": value} if isinstance(value, str) else value,
+    (Config, "rate_limit"): _default_rate_limit,
+    (Config, "restrictions"): _one_or_many(Mapping),
+    (Namespace, "restrictions"): _one_or_many(Mapping),
+    (Collection, "restrictions"): _one_or_many(Mapping),
+    (Collection, "append_only"): _append_only,
+    (Collection, "rate_limit"): _rate_limit,
+    (Projection, "source"): _one_or_many(str),
+}
+"""Members with a short spelling -> their full one; None says absent."""

@@ -1,0 +1,64 @@
+"""What follows from several members of the configuration together."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pysync.config.tree import Action, Collection, Config, RateLimit, RateRule
+
+
+def effective_limit(config: Config, collection: Collection, action: Action) -> RateRule | None:
+    """The limit that holds for an action on a collection, its bucket filled in; None: unmetered.
+
+    The nearest rule that names a limit wins: the collection's for the action, the collection's, the server's
+    for the action, the server's. What it leaves open (`bucket`, one of `windowMs` and `maxRequests`) comes
+    from the others in that order. `rateLimit: false` or `"none"` inherits nothing.
+    """
+    if collection.rate_limit is False:
+        return None
+    return resolve(action, collection.rate_limit, config.rate_limit)
+
+
+def resolve(action: Action, *limits: RateLimit | None) -> RateRule | None:
+    """The rule that `limits`, nearest first, make for `action`."""
+    rules = list(_rules(action, limits))
+    named = next((rule for rule in rules if _names_a_limit(rule)), None)
+    if named is None:
+        return None
+    if named.window_ms is None and named.max_requests is None:
+        return RateRule(identity=named.identity, ip=named.ip)
+    return RateRule(
+        window_ms=_first(rules, "window_ms"),
+        max_requests=_first(rules, "max_requests"),
+        bucket=_first(rules, "bucket") or "identity",
+        identity=named.identity,
+        ip=named.ip,
+    )
+
+
+def effective_coordinator(config: Config) -> str | None:
+    """The coordinator's URL: the configured one, else what suits the store; None where nothing does.
+
+    A `file:` store brings `file:` (its own folder), other stores `memory:` for one worker (wire section 10).
+    """
+    if config.coordinator is not None:
+        return config.coordinator
+    if config.store.url.startswith("file:"):
+        return "file:"
+    return "memory:" if config.server.workers == 1 else None
+
+
+def _rules(action: Action, limits: tuple[RateLimit | None, ...]) -> Iterator[RateRule]:
+    for limit in limits:
+        if limit is not None:
+            own: RateRule | None = getattr(limit, action)
+            if own is not None:
+                yield own
+            yield limit
+
+
+def _names_a_limit(rule: RateRule) -> bool:
+    return any(part is not None for part in (rule.window_ms, rule.max_requests, rule.identity, rule.ip))
+
+
+def _first(rules: list[RateRule], name: str) -> Any:
+    return next((value for rule in rules if (value := getattr(rule, name)) is not None), None)

@@ -1,0 +1,293 @@
+"""What is refused beyond types: names, templates, and members that cannot work together."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, get_args
+
+from pysync.config import template
+from pysync.config.convert import join
+from pysync.config.effective import effective_coordinator, resolve
+from pysync.config.problem import Problem
+from pysync.config.tree import (
+    Action,
+    Auth,
+    Collection,
+    Config,
+    EventsPlugin,
+    Namespace,
+    Projection,
+    RateLimit,
+    Server,
+)
+
+Place = Callable[[object], str]
+"""Where an object of the tree was written."""
+Fault = tuple[str, str]
+"""The member at fault, relative to its object, and the message."""
+
+RESERVED_NAMESPACES = frozenset({"pull", "push", "health", "batch", "list", "config", "events"})
+_NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/([A-Za-z0-9!#$&^_.+-]+|\*)|\*/\*")
+_ISSUER = re.compile(r"[0-9a-f]{64}")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#]+")
+_HOST = re.compile(r"[^/\s?#@]+")
+_MOUNT = re.compile(r"(/[A-Za-z0-9._:@-]+)*")
+_OBJECT_OF_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_STORE = re.compile(r"memory:|file:[^\0]+|s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]*)?(\?[^\s#]*)?")
+_COORDINATOR = re.compile(r"memory:|file:[^\0]*|rediss?://[^\s/]+(/[^\s]*)?")
+
+
+def problems(config: Config, place: Place) -> Iterator[Problem]:
+    """Every rule that `config` breaks."""
+    yield from _space(config.collections, place)
+    for name, namespace in config.namespaces.items():
+        yield from _namespace(name, namespace, place)
+    for path, faults in (
+        ("server", _server(config.server)),
+        ("auth", _auth(config.auth)),
+        ("", _storage(config)),
+        ("", _limits(config.rate_limit)),
+    ):
+        yield from _at(path, faults)
+    for at, plugin in enumerate(config.plugins):
+        if not _OBJECT_OF_MODULE.fullmatch(plugin):
+            yield Problem(f"plugins[{at}]", "must be package.module:plugin")
+    known = _by_name(config)
+    for projection in config.projections:
+        yield from _at(place(projection), _projection(projection, known))
+    for events in config.events:
+        yield from _at(place(events), _events(events, known))
+
+
+def _at(path: str, faults: Iterable[Fault]) -> Iterator[Problem]:
+    for member, message in faults:
+        yield Problem(f"{path}.{member}" if path else member, message)
+
+
+def _by_name(config: Config) -> Mapping[str, list[Collection]]:
+    spaces = (config.collections, *(namespace.collections for namespace in config.namespaces.values()))
+    known: dict[str, list[Collection]] = {}
+    for collections in spaces:
+        for collection in collections:
+            known.setdefault(collection.name, []).append(collection)
+    return known
+
+
+def _namespace(name: str, namespace: Namespace, place: Place) -> Iterator[Problem]:
+    path = join("namespaces", name)
+    if not _NAMESPACE.fullmatch(name):
+        yield Problem(path, "a namespace name may hold only letters, digits, - and _")
+    if name in RESERVED_NAMESPACES:
+        yield Problem(path, f"a namespace cannot be named {name}")
+    if not namespace.collections:
+        yield Problem(f"{path}.collections", "a namespace needs at least one collection")
+    yield from _space(namespace.collections, place)
+
+
+def _space(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
+    """The rules of the collections that share one prefix."""
+    for collection in collections:
+        yield from _at(place(collection), _collection(collection))
+    yield from _names_are_unique(collections, place)
+    yield from _bundles_share_a_path(collections, place)
+    yield from _paths_do_not_collide(collections, place)
+
+
+def _names_are_unique(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
+    first: dict[str, Collection] = {}
+    for collection in collections:
+        other = first.setdefault(collection.name, collection)
+        if other is not collection:
+            yield Problem(f"{place(collection)}.name", f"{collection.name!r} is also {place(other)}")
+
+
+def _bundles_share_a_path(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
+    first: dict[str, Collection] = {}
+    for collection in collections:
+        if collection.bundle is None:
+            continue
+        other = first.setdefault(collection.bundle, collection)
+        if other.storage_path != collection.storage_path:
+            yield Problem(
+                f"{place(collection)}.storagePath",
+                f"members of a bundle share one storagePath: that of {place(other)}",
+            )
+
+
+def _paths_do_not_collide(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
+    first: dict[str, Collection] = {}
+    for collection in collections:
+        path = template.shape(collection.storage_path)
+        taken = [path] if collection.bundle is None else [path, f"{path}/{collection.name}"]
+        for at in taken:
+            other = first.setdefault(at, collection)
+            of_one_bundle = collection.bundle is not None and collection.bundle == other.bundle
+            if other is not collection and not (of_one_bundle and at == path):
+                yield Problem(
+                    f"{place(collection)}.storagePath", f"matches the same keys as {place(other)}.storagePath"
+                )
+
+
+def _collection(collection: Collection) -> Iterator[Fault]:
+    if not collection.name.isprintable() or "," in collection.name:
+        yield "name", "must be printable and hold no comma"
+    if collection.bundle is not None and not template.LITERAL.fullmatch(collection.name):
+        yield "name", "a bundle member's name is a key segment, of A-Z a-z 0-9 . _ : @ -"
+    for message in template.faults(collection.storage_path):
+        yield "storagePath", message
+    if collection.pull_only and collection.push_only:
+        yield "pushOnly", "pullOnly and pushOnly together leave no route"
+    if not collection.allowed_mime_types:
+        yield "allowedMimeTypes", "must name at least one media type"
+    for at, media_type in enumerate(collection.allowed_mime_types):
+        if not _MEDIA_TYPE.fullmatch(media_type):
+            yield f"allowedMimeTypes[{at}]", "must be type/subtype, type/* or */*"
+    if collection.root_only:
+        for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
+            if "public" in roles:
+                yield member, "rootOnly cannot be used with the role public"
+    yield from _listable(collection)
+    yield from _keyring(collection)
+    yield from _schema(collection.object_schema)
+    if collection.rate_limit:
+        yield from _limits(collection.rate_limit)
+
+
+def _listable(collection: Collection) -> Iterator[Fault]:
+    if not collection.listable:
+        return
+    last = collection.storage_path.rpartition("/")[2]
+    if not template.params(collection.storage_path):
+        yield "listable", "listable requires at least one path parameter"
+    elif not template.params(last):
+        yield "listable", "listable requires the last storagePath segment to be a path parameter"
+    if collection.append_only is not None and not collection.append_only.persist:
+        yield "listable", "listable cannot be used with appendOnly+persist=false"
+    if collection.bundle is not None:
+        yield "listable", "listable cannot be used with bundle"
+
+
+def _keyring(collection: Collection) -> Iterator[Fault]:
+    if collection.keyring_path is None:
+        return
+    for message in template.faults(collection.keyring_path):
+        yield "keyringPath", message
+    known = template.params(collection.storage_path)
+    for name in template.params(collection.keyring_path):
+        if name not in known:
+            yield "keyringPath", f"{{{name}}} is not a parameter of storagePath"
+
+
+def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[Fault]:
+    if schema is None:
+        return
+    from jsonschema_rs import ValidationError, validator_for  # the one heavy import, paid where it is used
+
+    try:
+        validator_for(schema if isinstance(schema, bool) else dict(schema), offline=True)
+    except ValidationError as error:
+        yield "objectSchema", f"is not a usable JSON Schema: {error.message}"
+    except ValueError as error:
+        yield "objectSchema", f"is not a usable JSON Schema: {error}"
+
+
+def _limits(limit: RateLimit | None) -> Iterator[Fault]:
+    """A window needs its count. What a collection leaves open may come from the server, but not one half."""
+    if limit is None:
+        return
+    for action in get_args(Action):
+        rule = resolve(action, limit)
+        if rule is not None and (rule.window_ms is None) != (rule.max_requests is None):
+            missing = "windowMs" if rule.window_ms is None else "maxRequests"
+            at = "rateLimit" if getattr(limit, action) is None else f"rateLimit.{action}"
+            yield f"{at}.{missing}", "is required beside its other half"
+
+
+def _server(server: Server) -> Iterator[Fault]:
+    if not _MOUNT.fullmatch(server.mount_path):
+        yield "mountPath", "must be empty or of the form /v1, without a slash at its end"
+    for at, host in enumerate(server.public_hosts):
+        if not _HOST.fullmatch(host):
+            yield f"publicHosts[{at}]", "must be a host, with :port where it is not the default one"
+    for at, origin in enumerate(server.cors.origins):
+        if not _ORIGIN.fullmatch(origin):
+            yield f"cors.origins[{at}]", 'must be "*" or scheme://host, without a path'
+
+
+def _auth(auth: Auth) -> Iterator[Fault]:
+    for at, issuer in enumerate(auth.trusted_issuers or ()):
+        if not _ISSUER.fullmatch(issuer):
+            yield f"trustedIssuers[{at}]", "must be a public key of 64 lower-case hex digits"
+    if auth.spaces is not None:
+        for message in template.faults(auth.spaces.access_path):
+            yield "spaces.accessPath", message
+        if auth.spaces.param not in template.params(auth.spaces.access_path):
+            yield "spaces.param", "must be a parameter of accessPath"
+
+
+def _storage(config: Config) -> Iterator[Fault]:
+    """URLs are never quoted: they may hold a password."""
+    store, workers = config.store.url, config.server.workers
+    coordinator = effective_coordinator(config)
+    if not _STORE.fullmatch(store):
+        yield "store", "must be memory:, file:DIR or s3://bucket/prefix"
+        return
+    if coordinator is not None and not _COORDINATOR.fullmatch(coordinator):
+        yield "coordinator", "must be memory:, file:, file:DIR or redis://host:port/number"
+        return
+    if coordinator == "file:" and not store.startswith("file:"):
+        yield "coordinator", "file: lies in the folder of a file: store; name one: file:DIR"
+    if workers > 1 and store == "memory:":
+        yield "store", f"memory: cannot carry {workers} workers"
+    if workers > 1 and coordinator in (None, "memory:"):
+        yield "coordinator", f"{workers} workers need file:DIR or redis://host:port/number"
+
+
+def _projection(projection: Projection, known: Mapping[str, list[Collection]]) -> Iterator[Fault]:
+    sources = [collection for name in projection.source for collection in known.get(name, ())]
+    if not projection.source:
+        yield "source", "must name at least one collection"
+    for name in projection.source:
+        if name not in known:
+            yield "source", f"there is no collection {name!r}"
+    if projection.project is None:
+        if projection.id is None:
+            yield "id", "is required, or project"
+        else:
+            yield from _known_params("id", projection.id, sources)
+        yield from _target(projection.target, sources)
+    else:
+        if not _OBJECT_OF_MODULE.fullmatch(projection.project):
+            yield "project", "must be module:function"
+        if projection.id is not None or projection.value or projection.remove_when:
+            yield "project", "stands in place of id, value and removeWhen"
+        if not _OBJECT_OF_MODULE.fullmatch(projection.target):
+            yield from _target(projection.target, sources)
+    for member, pointers in (("value", projection.value.values()), ("removeWhen", projection.remove_when)):
+        for pointer in pointers:
+            if not pointer.startswith("/"):
+                yield member, "JSON pointers start with a slash"
+
+
+def _target(target: str, sources: list[Collection]) -> Iterator[Fault]:
+    for message in template.faults(target):
+        yield "target", message
+    yield from _known_params("target", target, sources)
+
+
+def _known_params(member: str, text: str, sources: list[Collection]) -> Iterator[Fault]:
+    for name in dict.fromkeys(template.PARAM.findall(text)):
+        if any(name not in template.params(source.storage_path) for source in sources):
+            yield member, f"{{{name}}} is not a path parameter of every source"
+
+
+def _events(plugin: EventsPlugin, known: Mapping[str, list[Collection]]) -> Iterator[Fault]:
+    if plugin.collection not in known:
+        yield "collection", f"there is no collection {plugin.collection!r}"
+    for collection in known.get(plugin.collection, ()):
+        if "application/json" not in collection.allowed_mime_types:
+            yield "collection", "its allowedMimeTypes must contain application/json"
+    for message in template.faults(plugin.storage_path):
+        yield "storagePath", message
+    if plugin.storage_path.rpartition("/")[2] != "{batchId}":
+        yield "storagePath", "must end in {batchId}"

@@ -1,0 +1,164 @@
+"""A file, the environment and flags -> one Config, or every problem at once (wire section 10)."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pysync.config import rules
+from pysync.config.convert import Converter, Text
+from pysync.config.problem import ConfigError, Problem
+from pysync.config.tree import Auth, Config, Server, StoreConfig, wire_name
+
+MAX_BYTES = 4 * 1024 * 1024
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def load(
+    path: str | os.PathLike[str],
+    environ: Mapping[str, str] = os.environ,
+    overrides: Mapping[str, object] = _NOTHING,
+) -> Config:
+    """The configuration in the file (`.json`, `.yaml`, `.yml` or `.toml`; at most 4 MiB).
+
+    `PYSYNC_...` variables of `environ` override it, `overrides` override both. Raises ConfigError with every
+    problem found, also for a file that cannot be read.
+    """
+    return parse(read(Path(path)), environ, overrides)
+
+
+def parse(
+    value: object, environ: Mapping[str, str] = _NOTHING, overrides: Mapping[str, object] = _NOTHING
+) -> Config:
+    """The configuration that a file with this content would give. `value` is plain JSON values.
+
+    `overrides` are flags: the path of a scalar (`server.port`, `store`) -> its value, a string standing for
+    the value it spells; None is no flag. Raises ConfigError; KeyError for a flag that is no scalar's path.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError([Problem("", "the configuration must be an object")])
+    converter = Converter(environ)
+    config = converter.object(_overridden(value, environ, overrides), Config, "")
+    assert config is not None, "no member of Config is required"
+    problems = [*converter.problems, *rules.problems(config, converter.place)]
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+@cache
+def variables() -> Mapping[str, str]:
+    """The environment variables that override scalars -> the scalars' paths."""
+    found = {"PYSYNC_STORE": "store.url", "PYSYNC_ADMIN_TOKEN": "auth.adminToken"}
+    sections: dict[str, type] = {"": Config, "server": Server, "store": StoreConfig, "auth": Auth}
+    for section, kind in sections.items():
+        for field in dataclasses.fields(kind):
+            path = f"{section}.{wire_name(field.name)}" if section else wire_name(field.name)
+            if _is_scalar(field.type) and path not in found.values():
+                found["_".join(filter(None, ("PYSYNC", section, field.name))).upper()] = path
+    return found
+
+
+def _is_scalar(hint: Any) -> bool:
+    return any(hint in (kind, kind | None) for kind in (str, int, bool))
+
+
+def _overridden(
+    value: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, object]
+) -> Mapping[str, Any]:
+    changed = dict(value)
+    for path, item in _settings(environ, flags):
+        *sections, name = path.split(".")
+        target = changed
+        for section in sections:
+            inner = target.get(section)
+            if isinstance(inner, str) and section == "store":
+                inner = {"url": inner}
+            if not isinstance(inner, Mapping | None):
+                break  # its own fault is reported
+            target[section] = dict(inner or {})
+            target = target[section]
+        else:
+            target[name] = item
+    return changed
+
+
+def _settings(environ: Mapping[str, str], flags: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Paths and values, the stronger ones later. An empty variable counts as unset."""
+    for variable, path in variables().items():
+        if environ.get(variable):
+            yield path, Text(environ[variable], f"environment variable {variable}")
+    known = {path: path for path in variables().values()} | {"store": "store.url"}
+    for path, value in flags.items():
+        if value is not None:
+            yield known[path], Text(value, "command line") if isinstance(value, str) else value
+
+
+def read(path: Path) -> object:
+    """The plain values that the file holds. Raises ConfigError: unreadable, too big, or not of its format."""
+    decode = _FORMATS.get(path.suffix.lower())
+    if decode is None:
+        raise ConfigError([Problem("", f"{path.name}: its name must end in {', '.join(_FORMATS)}")])
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} bytes")
+        return decode(content.decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError([Problem("", f"{path}: {error.strerror}")]) from None
+    except RecursionError:
+        raise ConfigError([Problem("", f"{path}: nested too deeply")]) from None
+    except ValueError as error:
+        raise ConfigError([Problem("", f"{path}: {error}")]) from None
+
+
+def _json(text: str) -> object:
+    # The standard library's reader: unlike orjson it can tell of a member that is written twice.
+    import json
+
+    def refuse(token: str) -> object:
+        raise ValueError(f"{token} is not JSON")
+
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=refuse)
+
+
+def _unique(members: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for name, value in members:
+        if name in found:
+            raise ValueError(f"member {name!r} is written twice in one object")
+        found[name] = value
+    return found
+
+
+def _toml(text: str) -> object:
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+def _yaml(text: str) -> object:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            _unique([(name, None) for name in names])
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+_FORMATS: Mapping[str, Callable[[str], object]] = {
+    ".json": _json,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+    ".toml": _toml,
+}

@@ -1,0 +1,191 @@
+"""pysync beside a bare aiohttp application: same core, same loop, in turns.
+
+    python -m benches.compare [--quick] [--json FILE]
+
+The servers stay on one core, the load generator on another; only one server is loaded at a time. Every round
+runs all workloads once, so that what else the machine does meets all of them; the share of a workload is the
+median over the rounds of its rate beside the bare rate of the same round. Prints Markdown.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benches import servers
+from benches.load import Measured
+from benches.servers import CHECKOUT, Running
+
+SERVER_CORE, LOAD_CORE = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a workload must reach: a `share` of the rate of the bare workload `of`, or `mb_per_second`."""
+
+    workload: str
+    of: str
+    share: float | None = None
+    mb_per_second: float | None = None
+
+
+GOALS = (
+    Goal("pull", "bare-get", share=0.70),
+    Goal("pull-304", "bare-get", share=0.70),
+    Goal("signed-pull", "bare-get", share=0.40),
+    Goal("push", "bare-post", share=0.45),
+    Goal("signed-push", "bare-post", share=0.30),
+    Goal("push-512k", "bare-post", mb_per_second=100),
+)
+BARE = ("bare-get", "bare-post")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What the server takes beside time per request. `rss_drift` is its growth over `requests` requests, as a
+    share of `warm_rss_mb`, what it held after a tenth as many."""
+
+    start_s: float
+    idle_rss_mb: float
+    warm_rss_mb: float
+    rss_drift: float
+    requests: int
+
+
+def rounds(bare: Running, ours: Running, count: int, seconds: float) -> list[dict[str, Measured]]:
+    """`count` rounds of every workload, by its name."""
+    found = []
+    for number in range(count):
+        print(f"round {number + 1} of {count}", file=sys.stderr)
+        runs = {name: load(bare, name, seconds) for name in BARE}
+        runs |= {goal.workload: load(ours, goal.workload, seconds) for goal in GOALS}
+        found.append(runs)
+    return found
+
+
+def load(server: Running, workload: str, seconds: float, count: int | None = None) -> Measured:
+    """One run of the generator in its own process. Raises RuntimeError when it fails, or an answer was wrong:
+    a figure over refused requests would mean nothing."""
+    command = [sys.executable, "-m", "benches.load", "--json", "--url", server.url, "--workload", workload]
+    command += ["--seconds", str(seconds), "--core", str(LOAD_CORE), "--server-pid", str(server.pid)]
+    command += ["--count", str(count)] if count else []
+    done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{workload} failed: {done.stdout.decode()}")
+    return Measured(**json.loads(done.stdout))
+
+
+def footprint(starts: int, requests: int) -> Footprint:
+    """Start and measure our server several times, then load the last one, half pulls and half pushes."""
+    times, idle = [], []
+    for _ in range(starts - 1):
+        with servers.pysync(SERVER_CORE) as server:
+            times.append(server.start_s)
+            idle.append(server.rss_mb())
+    with servers.pysync(SERVER_CORE) as server:
+        times.append(server.start_s)
+        idle.append(server.rss_mb())
+        _half_and_half(server, requests // 10)
+        warm = server.rss_mb()
+        _half_and_half(server, requests)
+        drift = server.rss_mb() / warm - 1
+    return Footprint(statistics.median(times), statistics.median(idle), warm, drift, requests)
+
+
+def _half_and_half(server: Running, requests: int) -> None:
+    slice_size = min(requests // 2, 25_000)
+    for _ in range(requests // 2 // slice_size):
+        for workload in ("pull", "push"):
+            load(server, workload, seconds=600, count=slice_size)
+
+
+def table(found: Sequence[dict[str, Measured]]) -> str:
+    """The Markdown table of all rounds: medians, and in brackets the lowest and highest share."""
+    lines = [
+        "| workload | per s | share of bare | goal | CPU µs | CPU share | p50 ms | p99 ms | generator |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [_line(found, name, "", "", "") for name in BARE]
+    for goal in GOALS:
+        runs = [(turn[goal.workload], turn[goal.of]) for turn in found]
+        if goal.share is not None:
+            shares = [run.per_second / bare.per_second for run, bare in runs]
+            cpu = statistics.median(_cpu_us(bare) / _cpu_us(run) for run, bare in runs)
+            share = f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
+            lines.append(_line(found, goal.workload, share, f"{goal.share:.2f}", f"{cpu:.2f}"))
+        else:
+            speeds = [run.mb_per_second for run, _ in runs]
+            speed = f"{statistics.median(speeds):.0f} MB/s ({min(speeds):.0f} to {max(speeds):.0f})"
+            lines.append(_line(found, goal.workload, speed, f"{goal.mb_per_second:.0f} MB/s", ""))
+    return "\n".join(lines)
+
+
+def _line(found: Sequence[dict[str, Measured]], name: str, share: str, goal: str, cpu_share: str) -> str:
+    runs = [turn[name] for turn in found]
+    rate = statistics.median(run.per_second for run in runs)
+    cpu = statistics.median(_cpu_us(run) for run in runs)
+    p50, p99 = (
+        statistics.median(values) for values in zip(*((r.p50_ms, r.p99_ms) for r in runs), strict=True)
+    )
+    busy = max(run.generator_busy for run in runs)
+    return (
+        f"| {name} | {rate:,.0f} | {share} | {goal} | {cpu:.1f} | {cpu_share} | {p50:.2f} | {p99:.2f}"
+        f" | {busy:.0%} |"
+    )
+
+
+def _cpu_us(run: Measured) -> float:
+    assert run.server_cpu_us is not None, "every run here knows its server's process"
+    return run.server_cpu_us
+
+
+def footprint_table(measured: Footprint) -> str:
+    return "\n".join(
+        (
+            "| | measured | goal |",
+            "|---|---:|---:|",
+            f"| start to first answer | {measured.start_s:.2f} s | < 0.50 s |",
+            f"| idle RSS | {measured.idle_rss_mb:.1f} MB | < 60 MB |",
+            f"| RSS after {measured.requests // 10:,} requests | {measured.warm_rss_mb:.1f} MB | |",
+            f"| growth over {measured.requests:,} more | {measured.rss_drift:+.1%} | within 5 % |",
+        )
+    )
+
+
+def machine() -> str:
+    """What the figures were taken on, in a line."""
+    cpus = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in cpus if line.startswith("model name")), "unknown")
+    return (
+        f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benches.compare", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="two short rounds: to see that it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
+    options = parser.parse_args()
+    count, seconds, starts, requests = (2, 1.0, 2, 20_000) if options.quick else (5, 3.0, 5, 200_000)
+    with servers.bare(SERVER_CORE) as bare, servers.pysync(SERVER_CORE) as ours:
+        found = rounds(bare, ours, count, seconds)
+    measured = footprint(starts, requests)
+    print(f"{machine()}; {count} rounds of {seconds:g} s.\n")
+    print(table(found), footprint_table(measured), sep="\n\n")
+    if options.json:
+        every = [{name: dataclasses.asdict(run) for name, run in turn.items()} for turn in found]
+        report = {"machine": machine(), "rounds": every, "footprint": dataclasses.asdict(measured)}
+        options.json.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Servers as processes of their own: started, pinned, asked when they answer, and ended."""
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+SERVICE = Path(__file__).with_name("service.json")
+CHECKOUT = Path(__file__).parent.parent
+BUILD = CHECKOUT / "target"
+START_LIMIT_S = 20.0
+STOP_LIMIT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers. `start_s`: from starting its process to its first answer."""
+
+    url: str
+    pid: int
+    start_s: float
+
+    def rss_mb(self) -> float:
+        """Memory that the process holds now, in MB."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(kilobytes) * 1024 / 1e6
+
+
+@contextmanager
+def bare(core: int | None = None) -> Iterator[Running]:
+    """The bare application of `bare.py`."""
+    port = free_port()
+    with _running(["-m", "benches.bare", str(port)], port, "/", core) as server:
+        yield server
+
+
+@contextmanager
+def pysync(core: int | None = None) -> Iterator[Running]:
+    """Our server with `service.json`, its documents in a fresh folder beside the build: the usual place for
+    temporary files may be memory, where a flush costs nothing."""
+    port = free_port()
+    BUILD.mkdir(exist_ok=True)
+    with TemporaryDirectory(prefix="bench-", dir=BUILD) as folder:
+        command = ["-m", "pysync", "serve", "--config", str(SERVICE)]
+        command += ["--port", str(port), "--store", f"file:{folder}/data"]
+        with _running(command, port, "/health", core) as server:
+            yield server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _running(command: list[str], port: int, path: str, core: int | None) -> Iterator[Running]:
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=CHECKOUT,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
+    )
+    try:
+        _first_answer(process, port, path)
+        yield Running(f"http://127.0.0.1:{port}", process.pid, time.perf_counter() - started)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _first_answer(process: subprocess.Popen[bytes], port: int, path: str) -> None:
+    """Ask every few milliseconds until the server answers. Raises RuntimeError where it ends or takes longer
+    than START_LIMIT_S."""
+    deadline = time.perf_counter() + START_LIMIT_S
+    while process.poll() is None and time.perf_counter() < deadline:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_LIMIT_S)
+        try:
+            connection.request("GET", path)
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(0.005)
+        finally:
+            connection.close()
+    raise RuntimeError(f"the server does not answer (exit status {process.poll()})")

@@ -80,7 +80,7 @@ class Converter:
         return built
 
     def _convert(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
-        if isinstance(value, str):
+        if isinstance(value, str) and not isinstance(value, Text):
             value = self._substituted(value, path)
             if value is INVALID:
                 return INVALID

@@ -35,16 +35,12 @@ def resolve(action: Action, *limits: RateLimit | None) -> RateRule | None:
     )
 
 
-def effective_coordinator(config: Config) -> str | None:
-    """The coordinator's URL: the configured one, else what suits the store; None where nothing does.
-
-    A `file:` store brings `file:` (its own folder), other stores `memory:` for one worker (wire section 10).
-    """
+def effective_coordinator(config: Config) -> str:
+    """The coordinator's URL: the configured one, else `file:` (its own folder) beside a `file:` store, and
+    `memory:` beside any other (wire section 10). A URL may hold a password."""
     if config.coordinator is not None:
         return config.coordinator
-    if config.store.url.startswith("file:"):
-        return "file:"
-    return "memory:" if config.server.workers == 1 else None
+    return "file:" if config.store.url.startswith("file:") else "memory:"
 
 
 def _rules(action: Action, limits: tuple[RateLimit | None, ...]) -> Iterator[RateRule]:

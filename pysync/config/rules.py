@@ -49,6 +49,9 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
         ("", _limits(config.rate_limit)),
     ):
         yield from _at(path, faults)
+    for _, _, collections in config.spaces():
+        for collection in collections:
+            yield from _at(place(collection), _limits(collection.rate_limit or None, config.rate_limit))
     for at, plugin in enumerate(config.plugins):
         if not _OBJECT_OF_MODULE.fullmatch(plugin):
             yield Problem(f"plugins[{at}]", "must be package.module:plugin")
@@ -65,9 +68,8 @@ def _at(path: str, faults: Iterable[Fault]) -> Iterator[Problem]:
 
 
 def _by_name(config: Config) -> Mapping[str, list[Collection]]:
-    spaces = (config.collections, *(namespace.collections for namespace in config.namespaces.values()))
     known: dict[str, list[Collection]] = {}
-    for collections in spaces:
+    for _, _, collections in config.spaces():
         for collection in collections:
             known.setdefault(collection.name, []).append(collection)
     return known
@@ -149,8 +151,6 @@ def _collection(collection: Collection) -> Iterator[Fault]:
     yield from _listable(collection)
     yield from _keyring(collection)
     yield from _schema(collection.object_schema)
-    if collection.rate_limit:
-        yield from _limits(collection.rate_limit)
 
 
 def _listable(collection: Collection) -> Iterator[Fault]:
@@ -191,16 +191,18 @@ def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[Fault]:
         yield "objectSchema", f"is not a usable JSON Schema: {error}"
 
 
-def _limits(limit: RateLimit | None) -> Iterator[Fault]:
-    """A window needs its count. What a collection leaves open may come from the server, but not one half."""
+def _limits(limit: RateLimit | None, default: RateLimit | None = None) -> Iterator[Fault]:
+    """A window needs its count: in the rule itself, or from what it inherits."""
     if limit is None:
         return
     for action in get_args(Action):
-        rule = resolve(action, limit)
+        rule = resolve(action, limit, default)
         if rule is not None and (rule.window_ms is None) != (rule.max_requests is None):
-            missing = "windowMs" if rule.window_ms is None else "maxRequests"
+            missing, other = "windowMs", "maxRequests"
+            if rule.max_requests is None:
+                missing, other = other, missing
             at = "rateLimit" if getattr(limit, action) is None else f"rateLimit.{action}"
-            yield f"{at}.{missing}", "is required beside its other half"
+            yield f"{at}.{missing}", f"is required: {other} alone limits nothing"
 
 
 def _server(server: Server) -> Iterator[Fault]:
@@ -232,14 +234,14 @@ def _storage(config: Config) -> Iterator[Fault]:
     if not _STORE.fullmatch(store):
         yield "store", "must be memory:, file:DIR or s3://bucket/prefix"
         return
-    if coordinator is not None and not _COORDINATOR.fullmatch(coordinator):
+    if not _COORDINATOR.fullmatch(coordinator):
         yield "coordinator", "must be memory:, file:, file:DIR or redis://host:port/number"
         return
     if coordinator == "file:" and not store.startswith("file:"):
         yield "coordinator", "file: lies in the folder of a file: store; name one: file:DIR"
     if workers > 1 and store == "memory:":
         yield "store", f"memory: cannot carry {workers} workers"
-    if workers > 1 and coordinator in (None, "memory:"):
+    if workers > 1 and coordinator == "memory:":
         yield "coordinator", f"{workers} workers need file:DIR or redis://host:port/number"
 
 

@@ -5,7 +5,7 @@ the source of `docs/configuration.md`.
 """
 # ruff: noqa: RUF009 (`member` is `dataclasses.field`)
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -234,3 +234,10 @@ class Config:
     projections: tuple[Projection, ...] = member("Lists kept by the server.", ())
     events: tuple[EventsPlugin, ...] = member("Event batches stored as Parquet.", ())
     plugins: tuple[str, ...] = member("`package.module:plugin`.", ())
+
+    def spaces(self) -> Iterator[tuple[str, str, tuple[Collection, ...]]]:
+        """The collections under each prefix, the root first: the namespace's name (`""`: the root), the path
+        at which the file lists them, and they themselves."""
+        yield "", "collections", self.collections
+        for name, namespace in self.namespaces.items():
+            yield name, f"namespaces.{name}.collections", namespace.collections

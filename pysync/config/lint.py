@@ -1,0 +1,49 @@
+"""What a configuration says and probably does not mean: accepted, and told by `pysync check`."""
+
+import re
+from collections.abc import Iterator
+
+from pysync.config import template
+from pysync.config.problem import Problem
+from pysync.config.tree import Collection, Config
+
+_CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
+_ANY_ISSUER = "anybody can sign a certificate that yields {}: name whom you trust in auth.trustedIssuers"
+
+
+def lint(config: Config) -> list[Problem]:
+    """The warnings about a configuration that the loader accepted, in the order of the file."""
+    return list(_warnings(config))
+
+
+def _warnings(config: Config) -> Iterator[Problem]:
+    spaces = list(config.spaces())
+    if not any(collections for _, _, collections in spaces):
+        yield Problem("collections", "nothing is served: there is no collection")
+    for _, path, collections in spaces:
+        for at, collection in enumerate(collections):
+            yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None)
+    if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
+        yield Problem("auth.spaces.trustOnFirstUse", "whoever comes first owns a space: only false is safe")
+
+
+def _collection(collection: Collection, path: str, any_issuer: bool) -> Iterator[Problem]:
+    if "public" in collection.write_roles and not collection.pull_only:
+        who = "anyone" if collection.require_auth is not True else "anyone with a key of their own"
+        yield Problem(f"{path}.writeRoles", f"public: {who} may write")
+    for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
+        for at, role in enumerate(roles):
+            for message in _role(role, collection, any_issuer):
+                yield Problem(f"{path}.{member}[{at}]", message)
+
+
+def _role(role: str, collection: Collection, any_issuer: bool) -> Iterator[str]:
+    cap = _CAP_ROLE.fullmatch(role)
+    if cap and cap[1] == "*":
+        yield f"{role} is compared as text: only certificates for the collection '*' hold it"
+    elif cap and cap[1] != collection.name:
+        yield f"{role} names another collection than {collection.name}"
+    if role == "self" and "identity" not in template.params(collection.storage_path):
+        yield "self is never held: storagePath has no {identity}"
+    if any_issuer and role.startswith(("cap:", "delegated:")):
+        yield _ANY_ISSUER.format(role)

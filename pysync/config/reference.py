@@ -1,0 +1,104 @@
+"""docs/configuration.md, made from the tree: `python -m pysync.config.reference > docs/configuration.md`."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import orjson
+
+from pysync.config.source import variables
+from pysync.config.tree import MAX_INT, Config, wire_name
+
+HEAD = """\
+# Configuration
+
+Made from the configuration tree by `python -m pysync.config.reference`; change the text there.
+
+One file, JSON, YAML or TOML, told apart by its name. `pysync check FILE` prints every problem it has, or
+warnings and the route table. Unknown members are refused. `null` is the same as leaving a member out.
+
+- `${NAME}` in any string is replaced by that environment variable, which must exist.
+- The environment variables named below override the file; an empty one counts as unset. The flags of
+  `pysync serve` override both.
+- A key template such as `users/{identity}/notes/{id}` has segments of letters, digits and `. _ : @ -`, and
+  whole segments `{name}`. Keys that start with `_pysync` are the server's own.
+- Of several rate limits the nearest that names one holds: the collection's for the action, the collection's,
+  the server's for the action, the server's.
+- Roles: `public` (everyone), `self` (the caller is `{identity}`), `cap:read:NAME`, `cap:write:NAME`,
+  `cap:list:NAME` (a certificate for collection NAME), `delegated:ISSUER:NAME`, `device:root`,
+  `admin:USER`, `admin` (the admin token), `space:owner`, `space:member`, and those of `identityRoles`.
+"""
+
+
+def page() -> str:
+    """The whole page, with a final line break."""
+    sections = [_section(kind) for kind in _objects(Config, [])]
+    names = "".join(f"| `{variable}` | `{path}` |\n" for variable, path in variables().items())
+    environment = f"## Environment variables\n\n| Variable | Member |\n|---|---|\n{names}"
+    return "\n".join([HEAD, *sections, environment])
+
+
+def _objects(kind: type, found: list[type]) -> list[type]:
+    """`kind` and every object below it, each once, in the order in which the tree names them."""
+    if kind not in found:
+        found.append(kind)
+        for field in dataclasses.fields(kind):
+            for inner in _kinds(field.type):
+                _objects(inner, found)
+    return found
+
+
+def _kinds(hint: Any) -> Iterator[type]:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        yield hint
+    for inner in get_args(hint):
+        yield from _kinds(inner)
+
+
+def _section(kind: type) -> str:
+    title = "The file" if kind is Config else _title(kind)
+    rows = "".join(_row(field) for field in dataclasses.fields(kind))
+    return f"## {title}\n\n| Member | Type | Default | Meaning |\n|---|---|---|---|\n{rows}"
+
+
+def _row(field: "dataclasses.Field[Any]") -> str:
+    meaning = field.metadata["doc"] + (" Kept out of logs." if field.metadata["secret"] else "")
+    cells = (f"`{wire_name(field.name)}`", _type(field.type, field.metadata), _default(field), meaning)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _type(hint: Any, limits: Mapping[str, Any]) -> str:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (UnionType, Union):
+        return " or ".join(_type(arg, limits) for arg in args if arg is not NoneType)
+    if origin is Literal:
+        return ", ".join(f"`{orjson.dumps(arg).decode()}`" for arg in args)
+    if origin is tuple:
+        return f"list of {_type(args[0], limits)}"
+    if origin is not None:
+        return f"name → {_type(args[1], limits)}"
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return f"[{_title(hint)}](#{_title(hint).lower().replace(' ', '-')})"
+    if hint is int:
+        least, most = limits["at_least"], limits["at_most"]
+        return f"integer, {least} or more" if most == MAX_INT else f"integer, {least} to {most}"
+    return {str: "string", bool: "boolean"}.get(hint, "any value")
+
+
+def _default(field: "dataclasses.Field[Any]") -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return ""
+    if field.default is dataclasses.MISSING:
+        return "required"
+    return "" if field.default in (None, ()) else f"`{orjson.dumps(field.default).decode()}`"
+
+
+def _title(kind: type) -> str:
+    """The class name as words: `Rate rule`."""
+    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__)
+    return words.strip().capitalize()
+
+
+if __name__ == "__main__":
+    print(page(), end="")

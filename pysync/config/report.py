@@ -1,0 +1,97 @@
+"""What `pysync check FILE` prints: every problem, or the warnings and the route table."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pysync.config.lint import lint
+from pysync.config.problem import ConfigError, Problem
+from pysync.config.source import load
+from pysync.config.tree import Collection, Config
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route. For the pull of a bundle `collection` names its members and `roles` are all of theirs."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    collection: str
+    roles: tuple[str, ...]
+
+
+def check(path: str, environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
+    """Whether the file is accepted, and the text that says so, or says every reason why not."""
+    try:
+        config = load(path, environ)
+    except ConfigError as error:
+        return False, "\n".join([f"{path}: {_count(error.problems, 'problem')}", "", *_told(error.problems)])
+    return True, f"{path}: accepted\n\n{report(config)}"
+
+
+def report(config: Config) -> str:
+    """The warnings and the route table of an accepted configuration, as text without a final line break."""
+    warnings = lint(config)
+    lines = [_count(warnings, "warning"), "", *_told(warnings), ""] if warnings else []
+    routes = [(route.method, route.path, route.collection, _who(route)) for route in routes_table(config)]
+    return "\n".join(lines + _aligned([("METHOD", "PATH", "COLLECTION", "ROLES"), *routes]))
+
+
+def routes_table(config: Config) -> list[Route]:
+    """The routes of every collection, in the order of the file, under the mount path and their namespace."""
+    return [
+        route
+        for name, _, collections in config.spaces()
+        for route in _routes(config.server.mount_path + (f"/{name}" if name else ""), collections)
+    ]
+
+
+def _routes(prefix: str, collections: Sequence[Collection]) -> Iterator[Route]:
+    bundles: dict[str, list[Collection]] = {}
+    for collection in collections:
+        key, roles = collection.storage_path, _needed(collection, collection.read_roles)
+        if collection.bundle is not None:
+            bundles.setdefault(collection.bundle, []).append(collection)
+            key = f"{key}/{collection.name}"
+        elif not collection.push_only:
+            yield Route("GET", f"{prefix}/pull/{key}", collection.name, roles)
+        if not collection.pull_only:
+            roles_to_write = _needed(collection, collection.write_roles)
+            yield Route("POST", f"{prefix}/push/{key}", collection.name, roles_to_write)
+        if collection.listable:
+            yield Route("GET", f"{prefix}/list/{key.rpartition('/')[0]}", collection.name, roles)
+    for members in bundles.values():
+        readable = [member for member in members if not member.push_only]
+        names = ", ".join(member.name for member in readable)
+        roles = tuple(dict.fromkeys(role for member in readable for role in member.read_roles))
+        if readable:
+            yield Route("GET", f"{prefix}/pull/{members[0].storage_path}", names, roles)
+
+
+def _needed(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:
+    """The roles as a reader of the table should understand them."""
+    if collection.require_auth is True:
+        roles = tuple("public (signed)" if role == "public" else role for role in roles)
+    if collection.root_only:
+        roles = tuple(f"{role} + device:root" for role in roles)
+    return roles
+
+
+def _who(route: Route) -> str:
+    return ", ".join(route.roles) or "nobody"
+
+
+def _count(items: Sequence[object], noun: str) -> str:
+    return f"{len(items)} {noun}" + ("" if len(items) == 1 else "s")
+
+
+def _told(problems: Sequence[Problem]) -> list[str]:
+    return ["  " + line for line in _aligned([(found.path, found.message) for found in problems])]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, their columns level; the last column may be of any length."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return [line.rstrip() for line in lines]

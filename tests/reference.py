@@ -1,0 +1,215 @@
+"""Plain Python twins of the core: the oracle of its tests, and what `benches/core.py` measures it against.
+
+Written for being obviously right, from the protocol's text and not from the core.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from pysync.errors import (
+    AuthorProofMissing,
+    BodyNotObject,
+    BodyTooDeep,
+    InvalidBaseHash,
+    InvalidData,
+    InvalidJson,
+)
+
+MAX_DEPTH = 64
+UNSAFE_KEYS = frozenset({"__proto__", "constructor", "prototype", "__class__", "__dict__"})
+SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def number_text(number: float) -> str:
+    """ECMAScript's text of a double: the shortest digits that read back as it, laid out by its magnitude."""
+    if number == 0:
+        return "0"
+    sign, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    text = "".join(map(str, digits))
+    point = len(text) + exponent  # digits before the decimal point
+    if 0 < point <= 21:
+        plain = text.ljust(point, "0")
+        body = plain if len(text) <= point else f"{text[:point]}.{text[point:]}"
+    elif -6 < point <= 0:
+        body = f"0.{'0' * -point}{text}"
+    else:
+        fraction = f".{text[1:]}" if len(text) > 1 else ""
+        body = f"{text[0]}{fraction}e{point - 1:+d}"
+    return "-" * sign + body
+
+
+def string_text(text: str) -> str:
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in SHORT_ESCAPES:
+        return SHORT_ESCAPES[character]
+    return f"\\u{ord(character):04x}" if character < " " else character
+
+
+def value_text(value: Any) -> str:
+    """The canonical text of a parsed value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return number_text(float(value))
+        case str():
+            return string_text(value)
+        case list():
+            return "[" + ",".join(map(value_text, value)) + "]"
+        case dict():
+            members = (f"{string_text(key)}:{value_text(value[key])}" for key in sorted(value))
+            return "{" + ",".join(members) + "}"
+    raise TypeError(type(value))
+
+
+def parse(text: bytes) -> Any:
+    """The value of a JSON text. Raises InvalidJson and BodyTooDeep as the core does."""
+
+    def refuse(token: str) -> NoReturn:
+        raise ValueError(token)
+
+    def double(token: str) -> float:
+        number = float(token)
+        if number in (float("inf"), float("-inf")):
+            refuse(token)
+        return number
+
+    try:
+        value = json.loads(text.decode(), parse_constant=refuse, parse_float=double, parse_int=double)
+        json.dumps(value, ensure_ascii=False).encode()  # refuses lone surrogates
+    except ValueError as error:
+        raise InvalidJson from error
+    if depth(value) > MAX_DEPTH:
+        raise BodyTooDeep
+    return value
+
+
+def depth(value: Any) -> int:
+    """How many objects and arrays lie within each other."""
+    if isinstance(value, dict):
+        return 1 + max(map(depth, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(depth, value), default=0)
+    return 0
+
+
+def sanitized(value: Any) -> Any:
+    """`value` without the members that are unsafe, arrays as they are."""
+    if not isinstance(value, dict):
+        return value
+    return {key: sanitized(member) for key, member in value.items() if key not in UNSAFE_KEYS}
+
+
+def canonicalize(text: bytes) -> bytes:
+    return value_text(parse(text)).encode()
+
+
+def content_hash(text: bytes) -> str:
+    return hashlib.sha256(canonicalize(text)).hexdigest()
+
+
+def decode_push(body: bytes) -> tuple[bytes, str, str | None, str | None, str | None]:
+    """`data`, its hash, `baseHash`, and both author members of a push body."""
+    members = parse(body)
+    if not isinstance(members, dict):
+        raise BodyNotObject
+    data, base_hash = members.get("data"), members.get("baseHash")
+    if not isinstance(data, dict):
+        raise InvalidData
+    if not isinstance(base_hash, str | None):
+        raise InvalidBaseHash
+    pubkey, signature = members.get("authorPubkey"), members.get("authorSignature")
+    if not (pubkey is signature is None or (isinstance(pubkey, str) and isinstance(signature, str))):
+        raise AuthorProofMissing
+    text = value_text(sanitized(data)).encode()
+    return text, hashlib.sha256(text).hexdigest(), base_hash, pubkey, signature
+
+
+def stored(data: bytes, ts_ms: int, pubkey: str | None, signature: str | None) -> bytes:
+    """The object to store for canonical `data`."""
+    members = [f'"v":1,"ts":{ts_ms},"hash":"{hashlib.sha256(data).hexdigest()}"']
+    if pubkey is not None and signature is not None:
+        members.append(f'"authorPubkey":{string_text(pubkey)},"authorSignature":{string_text(signature)}')
+    members.append(f'"data":{data.decode()}')
+    return ("{" + ",".join(members) + "}").encode()
+
+
+def answer(document: bytes, timestamp_ms: int) -> bytes:
+    """The pull answer for a stored document."""
+    value = json.loads(document)
+    members = {"data": value["data"], "hash": value["hash"], "timestamp": timestamp_ms}
+    members |= {name: value[name] for name in ("authorPubkey", "authorSignature") if name in value}
+    return ("{" + ",".join(f"{string_text(k)}:{value_text(v)}" for k, v in members.items()) + "}").encode()
+
+
+def request_message(method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: str) -> bytes:
+    body_hash = hashlib.sha256(body).hexdigest()
+    request = {"b": body_hash, "h": host, "m": method, "nonce": nonce, "p": target, "ts": ts_ms}
+    return f"starfish-req-v1\n{value_text(request)}".encode()
+
+
+def author_message(tag: str, document_key: str, data: Any) -> bytes:
+    return f"{tag}\n{value_text({'k': document_key, 'd': data})}".encode()
+
+
+def verify(key: str, message: bytes, signature: str) -> bool:
+    """Whether a strictly encoded signature holds, by another implementation of Ed25519."""
+    try:
+        decoded = base64.b64decode(signature, validate=True)
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(decoded, message)
+    except (binascii.Error, InvalidSignature):
+        return False
+    return True
+
+
+def matches_narrowly(glob: str, text: str) -> bool:
+    """The glob as published clients match it: by widening the latest star only, and giving up where that is
+    a single one before a `/`."""
+    tokens = re.findall(r"\*\*|\*|[^*]", glob, re.DOTALL)
+    latest: tuple[int, int] | None = None  # the star's token, and where its run ends
+    token = at = 0
+    while at < len(text):
+        if token < len(tokens) and tokens[token] in ("*", "**"):
+            latest = token, at
+            token += 1
+        elif token < len(tokens) and tokens[token] == text[at]:
+            token, at = token + 1, at + 1
+        elif latest is None or (tokens[latest[0]] == "*" and text[latest[1]] == "/"):
+            return False
+        else:
+            latest = latest[0], latest[1] + 1
+            token, at = latest[0] + 1, latest[1]
+    return all(rest in ("*", "**") for rest in tokens[token:])
+
+
+def matches_widely(glob: str, text: str) -> bool:
+    """The glob as a regular expression."""
+    runs = {"**": ".*", "*": "[^/]*"}
+    tokens = re.findall(r"\*\*|\*|[^*]", glob, re.DOTALL)
+    pattern = "".join(runs.get(token) or re.escape(token) for token in tokens)
+    return re.fullmatch(pattern, text, re.DOTALL) is not None
+
+
+def scope_allows(paths: list[str], identity: str, key: str) -> bool:
+    if not paths:
+        return True
+    key = "/".join(segment for segment in key.split("/") if segment not in ("", "."))
+    entries = [entry.replace("{identity}", identity) for entry in paths]
+    denies = [entry[1:] for entry in entries if entry.startswith("!")]
+    return any(matches_narrowly(entry, key) for entry in entries if not entry.startswith("!")) and not any(
+        matches_widely(deny, key) or matches_widely(f"{deny}/**", key) for deny in denies
+    )

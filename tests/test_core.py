@@ -1,0 +1,510 @@
+"""The native core keeps to its plain Python twins (`reference.py`), on every input that can be thought of."""
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reference
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import pysync._core as core
+from pysync.errors import (
+    AuthorProofMissing,
+    BodyNotObject,
+    BodyTooDeep,
+    DocumentCorrupt,
+    InvalidBaseHash,
+    InvalidData,
+    InvalidJson,
+    PysyncError,
+)
+
+SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PUBLIC_KEY = SIGNER.public_key().public_bytes_raw().hex()
+
+
+def sign(message: bytes) -> str:
+    return base64.b64encode(SIGNER.sign(message)).decode()
+
+
+def outcome(function: Callable[[bytes], object], text: bytes) -> object:
+    """What a function returns, or the class that it raises."""
+    try:
+        return function(text)
+    except PysyncError as error:
+        return type(error)
+
+
+# JSON texts: not only values, but the many ways to write them.
+
+whitespace = st.text(" \t\r\n", max_size=2)
+characters = st.one_of(
+    st.characters(codec="utf-8"),
+    st.sampled_from('"\\/\b\f\n\r\t\x00\x1f\x7f\u2028\uffff\U0001f600'),
+)
+
+
+@st.composite
+def string_texts(draw: st.DrawFn, content: st.SearchStrategy[str] | None = None) -> str:
+    text = draw(content if content is not None else st.text(characters, max_size=6))
+    written = []
+    for character in text:
+        if character in '"\\' or character < " " or draw(st.integers(0, 4)) == 0:
+            units = character.encode("utf-16-be")
+            pairs = (units[i : i + 2].hex() for i in range(0, len(units), 2))
+            written.append("".join(f"\\u{pair.upper() if draw(st.booleans()) else pair}" for pair in pairs))
+        else:
+            written.append(character)
+    return '"' + "".join(written) + '"'
+
+
+keys = string_texts(
+    st.one_of(
+        st.text(characters, max_size=3),
+        st.sampled_from(sorted(reference.UNSAFE_KEYS)),
+        st.sampled_from(["data", "baseHash", "authorPubkey", "authorSignature"]),
+    )
+)
+number_texts = st.one_of(
+    st.integers().map(str),
+    st.integers(-(2**66), 2**66).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.builds("{}.{}e{}".format, st.integers(-99, 99), st.integers(0, 10**20), st.integers(-330, 310)),
+    st.integers(300, 320).map(lambda digits: "9" * digits),
+    st.sampled_from(
+        ["-0", "0.0", "-0.0e-5", "1E400", "1e-400", "5e-324", "1e21", "999999999999999900000", "1e-7"]
+    ),
+)
+scalar_texts = st.one_of(st.sampled_from(["null", "true", "false"]), number_texts, string_texts())
+
+
+def containers(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    padded = st.tuples(whitespace, inner, whitespace).map("".join)
+    member = st.tuples(whitespace, keys, whitespace, st.just(":"), padded).map("".join)
+    return st.one_of(
+        st.lists(padded, max_size=4).map(lambda items: f"[{','.join(items)}]"),
+        st.lists(member, max_size=6).map(lambda members: f"{{{','.join(members)}}}"),
+    )
+
+
+json_texts = st.recursive(scalar_texts, containers, max_leaves=25)
+body_keys = st.sampled_from(
+    ["data", "data", "baseHash", "authorPubkey", "authorSignature", "other", "__proto__"]
+)
+bodies = st.lists(st.tuples(body_keys, st.one_of(json_texts, containers(json_texts))), max_size=6).map(
+    lambda members: "{" + ",".join(f'"{key}":{value}' for key, value in members) + "}"
+)
+broken_texts = st.builds(
+    lambda text, at, junk: text[: at % (len(text) + 1)] + junk + text[at % (len(text) + 1) + 1 :],
+    json_texts,
+    st.integers(0, 10_000),
+    st.sampled_from(
+        ["", ",", "}", "]", "NaN", "-Infinity", "\\ud800", "\\u12", "\x01", "'", "01", "+1", "//", '"']
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(json_texts)
+@example('{"\\u0000":1,"!":2,"\\"":3,"#":4,"\\\\":5,"]":6,"[":7,"\\u007f":8}')
+@example('{"b":1,"a":2,"b":3,"ab":4,"a":5}')
+@example("[" * 64 + "]" * 64)
+@example("[" * 65 + "]" * 65)
+@example("[" * 100_000)
+@example('"\\ud83d\\ude00\\ud83d"')
+def test_canonical_text_is_the_twins(text: str) -> None:
+    raw = text.encode()
+    if text.startswith("[[[[[["):
+        expected: object = raw if len(raw) == 128 else BodyTooDeep
+    else:
+        expected = outcome(reference.canonicalize, raw)
+    assert outcome(core.canonicalize, raw) == expected
+    if isinstance(expected, bytes):
+        assert core.content_hash(raw) == hashlib.sha256(expected).hexdigest()
+        assert core.canonicalize(expected) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(broken_texts)
+@example('{"a":1}{"b":2}')
+@example("\ufeff{}")
+@example("")
+def test_broken_text_is_refused_exactly_where_the_twin_refuses_it(text: str) -> None:
+    raw = text.encode()
+    assert outcome(core.canonicalize, raw) == outcome(reference.canonicalize, raw)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_answer_or_a_refusal(raw: bytes) -> None:
+    assert outcome(core.canonicalize, raw) == outcome(reference.canonicalize, raw)
+    assert outcome(core.decode_push, raw) in (InvalidJson, BodyNotObject, InvalidData)
+    assert outcome(core.read_document, raw) is DocumentCorrupt
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_number_text_is_ecmascripts_and_reads_back_as_the_number(number: float) -> None:
+    text = core.canonicalize(repr(number).encode()).decode()
+    assert text == reference.number_text(number)
+    assert float(text) == number
+
+
+def push_parts(body: bytes) -> tuple[bytes, str, str | None, str | None, str | None]:
+    push = core.decode_push(body)
+    return push.data, push.hash, push.base_hash, push.author_pubkey, push.author_signature
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(bodies, json_texts))
+@example('{"data":{"a":1},"data":[]}')
+@example('{"data":{"__proto__":{"a":1},"q":[{"__proto__":1}],"a":{"constructor":1,"b":2}}}')
+def test_a_push_body_decodes_as_the_twin_decodes_it(body: str) -> None:
+    raw = body.encode()
+    assert outcome(push_parts, raw) == outcome(reference.decode_push, raw)
+
+
+@settings(max_examples=200, deadline=None)
+@given(bodies, st.integers(0, 2**53), st.integers(0, 2**53))
+def test_a_stored_push_is_the_twins_and_pulls_back_whole(body: str, ts_ms: int, now_ms: int) -> None:
+    raw = body.encode()
+    if not isinstance(outcome(push_parts, raw), tuple):
+        return
+    push = core.decode_push(raw)
+    stored = push.stored(ts_ms)
+    assert stored == reference.stored(push.data, ts_ms, push.author_pubkey, push.author_signature)
+    document = core.read_document(stored)
+    assert (document.data, document.hash, document.ts_ms) == (push.data, push.hash, ts_ms)
+    assert (document.author_pubkey, document.author_signature) == (push.author_pubkey, push.author_signature)
+    assert document.answer(now_ms) == reference.answer(stored, now_ms)
+    with_keyring = document.answer(now_ms, b'{"data":{},"hash":"","timestamp":1}')
+    assert with_keyring == document.answer(now_ms)[:-1] + b',"keyring":{"data":{},"hash":"","timestamp":1}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "refusal"),
+    [
+        (b"", InvalidJson),
+        (b"{", InvalidJson),
+        (b"[NaN]", InvalidJson),
+        (b'{"data":{"a":NaN}}', InvalidJson),
+        (b'{"data":{},"other":"\\ud800"}', InvalidJson),
+        (b'{"data":{},"other":1e400}', InvalidJson),
+        (b'{"data":{},"\\udc00":1}', InvalidJson),
+        (b'{"data":{"a":"\xff"}}', InvalidJson),
+        (b'{"data":{}} {}', InvalidJson),
+        (b'{"data":' + b'{"a":' * 64 + b"1" + b"}" * 65, BodyTooDeep),
+        (b'{"data":{},"other":' + b"[" * 64 + b"]" * 64 + b"}", BodyTooDeep),
+        (b" [] ", BodyNotObject),
+        (b'"data"', BodyNotObject),
+        (b"{}", InvalidData),
+        (b'{"data":[],"baseHash":1}', InvalidData),
+        (b'{"data":{},"baseHash":1,"authorPubkey":"p"}', InvalidBaseHash),
+        (b'{"data":{},"baseHash":{}}', InvalidBaseHash),
+        (b'{"data":{},"authorPubkey":"p"}', AuthorProofMissing),
+        (b'{"data":{},"authorSignature":"s","authorPubkey":null}', AuthorProofMissing),
+        (b'{"data":{},"authorSignature":1,"authorPubkey":2}', AuthorProofMissing),
+    ],
+)
+def test_a_bad_push_body_is_refused_for_its_first_fault(body: bytes, refusal: type[PysyncError]) -> None:
+    with pytest.raises(refusal):
+        core.decode_push(body)
+
+
+def test_a_push_body_may_nest_sixty_four_deep() -> None:
+    body = b'{"data":' + b'{"a":' * 63 + b"1" + b"}" * 64
+    assert core.decode_push(body).data == body[len(b'{"data":') : -1]
+
+
+STORED = core.decode_push(b'{"data":{"a":"b","n":[1,2]}}').stored(5)
+
+
+@given(st.integers(0, len(STORED) - 1), st.integers(1, 255))
+def test_a_damaged_document_is_corrupt_or_still_well_formed(at: int, change: int) -> None:
+    damaged = bytearray(STORED)
+    damaged[at] ^= change
+    try:
+        document = core.read_document(bytes(damaged))
+    except DocumentCorrupt:
+        return
+    value = json.loads(damaged)
+    assert json.loads(document.data) == value["data"]
+    assert document.hash == value["hash"]
+
+
+@pytest.mark.parametrize("cut", range(len(STORED)))
+def test_a_document_cut_short_is_corrupt(cut: int) -> None:
+    with pytest.raises(DocumentCorrupt):
+        core.read_document(STORED[:cut])
+
+
+def test_documents_of_starfish_are_read_in_any_layout() -> None:
+    text = (
+        b' {"data" : {"b": 1.0 , "a":"\\u00e9"},"hash":"h\\"1","extra":[1],'
+        b'"authorSignature":"s","authorPubkey":"p"} '
+    )
+    document = core.read_document(text)
+    assert (document.hash, document.ts_ms) == ('h"1', 0)
+    assert document.data == b'{"b": 1.0 , "a":"\\u00e9"}'
+    assert json.loads(document.answer(9)) == {
+        "data": {"b": 1, "a": "é"},
+        "hash": 'h"1',
+        "timestamp": 9,
+        "authorPubkey": "p",
+        "authorSignature": "s",
+    }
+    assert core.read_document(b'{"hash":"h","data":{},"ts":12}').ts_ms == 12
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"hash":"","data":{}}',
+        b'{"hash":1,"data":{}}',
+        b'{"hash":"h"}',
+        b'{"hash":"h","data":[]}',
+        b'{"hash":"h","data":{}',
+        b'{"hash":"h","data":{}}}',
+        STORED + b"}",
+        STORED + b"\0",
+        b'{"hash":"h","data":{"a":NaN}}',
+        b'{"hash":"h","data":{"a":"\xff"}}',
+    ],
+)
+def test_what_is_no_document_is_corrupt(text: bytes) -> None:
+    with pytest.raises(DocumentCorrupt):
+        core.read_document(text)
+
+
+header_texts = st.text(st.characters(codec="utf-8"), max_size=12)
+
+
+@given(
+    header_texts,
+    header_texts,
+    st.binary(max_size=40),
+    header_texts,
+    st.integers(-(2**60), 2**60),
+    header_texts,
+)
+def test_a_request_message_is_the_twins(
+    method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: str
+) -> None:
+    message = core.request_message(method, target, body, host, ts_ms, nonce)
+    assert message == reference.request_message(method, target, body, host, ts_ms, nonce)
+
+
+def request_verifies(**changes: Any) -> bool:
+    """A well signed request, verified with some of its parts changed."""
+    request: dict[str, Any] = {
+        "method": "POST",
+        "body": b'{"data":{}}',
+        "host": "h:1",
+        "ts_ms": 1_700_000_000_000,
+        "nonce": "bm9uY2U=",
+    }
+    signature = sign(core.request_message(target="/v1/push/a?b=1", **request))
+    arguments = {"signature": signature, "targets": ["/push/a?b=1", "/v1/push/a?b=1"], **request}
+    return core.verify_request(core.PublicKey(PUBLIC_KEY), **{**arguments, **changes})
+
+
+def test_a_signed_request_verifies_with_the_target_that_was_signed() -> None:
+    assert request_verifies()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "PUT"},
+        {"body": b'{"data":{ }}'},
+        {"host": "h:2"},
+        {"ts_ms": 1_700_000_000_001},
+        {"nonce": "bm9uY2V="},
+        {"targets": ["/push/a?b=1"]},
+        {"targets": []},
+        {"signature": sign(b"something else")},
+        {"signature": ""},
+        {"nonce": "\udcff"},
+        {"host": "\udcff"},
+        {"method": "\udcff"},
+        {"signature": "\udcff"},
+        {"targets": ["\udcff"]},
+    ],
+    ids=repr,
+)
+def test_a_request_changed_in_any_part_does_not_verify(change: dict[str, Any]) -> None:
+    assert not request_verifies(**change)
+
+
+def test_only_strict_base64_of_sixty_four_bytes_is_a_signature() -> None:
+    key, message = core.PublicKey(PUBLIC_KEY), b"message"
+    good = sign(message)
+    assert key.verify(message, good)
+    url_safe = good.replace("+", "-").replace("/", "_")
+    long = base64.b64encode(base64.b64decode(good) + b"\0").decode()
+    short = base64.b64encode(base64.b64decode(good)[:63]).decode()
+    stray_bits = good[:85] + chr(ord(good[85]) + 1) + "=="
+    for bad in (
+        good[:-2],
+        good[:-1],
+        good + "=",
+        f" {good}",
+        f"{good}\n",
+        f"*{good}",
+        long,
+        short,
+        stray_bits,
+        "",
+    ):
+        assert not key.verify(message, bad), bad
+    assert url_safe == good or not key.verify(message, url_safe)
+
+
+@given(st.binary(max_size=100), st.integers(0, 511))
+def test_a_signature_verifies_whole_and_with_no_bit_changed(message: bytes, bit: int) -> None:
+    key, signature = core.PublicKey(PUBLIC_KEY), bytearray(SIGNER.sign(message))
+    assert key.verify(message, base64.b64encode(signature).decode())
+    signature[bit // 8] ^= 1 << bit % 8
+    assert not key.verify(message, base64.b64encode(signature).decode())
+
+
+P = 2**255 - 19
+SMALL_ORDER = [0, 1, P - 1, 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7]
+SMALL_ORDER.append(P - SMALL_ORDER[-1])
+
+
+@pytest.mark.parametrize("sign_bit", [0, 1])
+@pytest.mark.parametrize("y", [*SMALL_ORDER, *range(P, 2**255)])
+def test_small_order_keys_and_long_encodings_are_refused(y: int, sign_bit: int) -> None:
+    with pytest.raises(ValueError, match="not an Ed25519 public key"):
+        core.PublicKey((y | sign_bit << 255).to_bytes(32, "little").hex())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        PUBLIC_KEY.upper(),
+        PUBLIC_KEY[:-1],
+        PUBLIC_KEY + "0",
+        f" {PUBLIC_KEY[1:]}",
+        "é" * 32,
+        "g" * 64,
+        "\udcff" * 64,
+    ],
+)
+def test_only_lower_case_hex_is_a_key(text: str) -> None:
+    with pytest.raises(ValueError, match=r"public key|surrogates"):
+        core.PublicKey(text)
+
+
+def test_a_key_knows_its_text_and_user() -> None:
+    key = core.PublicKey(PUBLIC_KEY)
+    assert key.hex == PUBLIC_KEY
+    assert key.user_id == hashlib.sha256(bytes.fromhex(PUBLIC_KEY)).hexdigest()[:32]
+
+
+def test_an_author_proof_holds_for_its_tag_key_and_data_only() -> None:
+    tag, document_key, data = "starfish-doc-author-v1", "notes/a", {"m": [1, "é"]}
+    text = reference.value_text(data).encode()
+    signature = sign(reference.author_message(tag, document_key, data))
+    assert core.verify_author(tag, document_key, text, PUBLIC_KEY, signature)
+    assert not core.verify_author("starfish-append-author-v1", document_key, text, PUBLIC_KEY, signature)
+    assert not core.verify_author(tag, "notes/b", text, PUBLIC_KEY, signature)
+    assert not core.verify_author(tag, document_key, b"{}", PUBLIC_KEY, signature)
+    assert not core.verify_author(tag, document_key, text, "0" * 64, signature)
+    assert not core.verify_author(tag, document_key, text, "\udcff", signature)
+    assert not core.verify_author(tag, document_key, text, PUBLIC_KEY, "\udcff")
+
+
+globs = st.lists(st.sampled_from(["*", "**", "/", "a", "b", "é", ".", "{identity}"]), max_size=8).map("".join)
+document_keys = st.text("ab/é.\n", max_size=10)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["", "", "!"]), globs).map("".join), max_size=3), document_keys)
+def test_a_scope_allows_what_the_twin_allows(paths: list[str], key: str) -> None:
+    assert core.Scope(paths, "ab").allows(key) == reference.scope_allows(paths, "ab", key)
+
+
+@settings(max_examples=500, deadline=None)
+@given(globs, document_keys)
+def test_a_deny_never_reads_less_than_an_allow(glob: str, key: str) -> None:
+    assert not core.Scope([glob, f"!{glob}"], "ab").allows(key)
+
+
+@pytest.mark.parametrize("sign", ["", "!"])
+def test_crafted_globs_are_matched_without_backtracking(sign: str) -> None:
+    scope = core.Scope(["**", sign + "*a" * 150 + "b"], "")
+    assert scope.allows("a" * 1000)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=60))
+def test_a_replay_window_is_a_set(steps: list[tuple[bool, int]]) -> None:
+    window, seen = core.ReplayWindow(), set[bytes]()
+    for single, number in steps:
+        digest = core.ReplayWindow.digest("key", str(number))
+        if single:
+            assert window.add(digest) == (digest not in seen)
+        else:
+            window.extend(digest * 2 + b"rest")
+        seen.add(digest)
+        assert digest in window
+    assert len(window) == len(seen)
+    assert core.ReplayWindow.digest("key", "another") not in window
+
+
+def test_a_digest_depends_on_where_the_presenter_ends() -> None:
+    digest = core.ReplayWindow.digest("ab", "c")
+    assert digest == hashlib.sha256(b"ab\0c").digest()[:16]
+    assert digest != core.ReplayWindow.digest("a", "bc")
+
+
+@pytest.mark.parametrize("digest", [b"", b"x" * 15, b"x" * 17])
+def test_a_digest_of_another_length_is_refused(digest: bytes) -> None:
+    window = core.ReplayWindow()
+    with pytest.raises(ValueError, match="16 bytes"):
+        window.add(digest)
+    with pytest.raises(ValueError, match="16 bytes"):
+        digest in window  # noqa: B015
+
+
+REPLAY_MEMORY = """
+import os, psutil, pysync._core as core
+resident = lambda: psutil.Process().memory_info().rss
+window, before = core.ReplayWindow(), resident()
+for _ in range(1000):
+    chunk = os.urandom(16 * 1000)
+    for at in range(0, len(chunk), 16):
+        window.add(chunk[at : at + 16])
+print(len(window), resident() - before)
+"""
+
+
+def test_a_million_nonces_take_at_most_sixty_four_bytes_each() -> None:
+    done = subprocess.run([sys.executable, "-c", REPLAY_MEMORY], capture_output=True, text=True, check=True)
+    count, grown = map(int, done.stdout.split())
+    assert count == 1_000_000
+    assert 16 <= grown / count <= 64
+
+
+def test_threads_decode_long_bodies_side_by_side() -> None:
+    body = json.dumps({"data": {str(i): [i, "x" * 20] for i in range(20_000)}}).encode()
+    expected, hashes = core.decode_push(body).hash, list[str]()
+    threads = [threading.Thread(target=lambda: hashes.append(core.decode_push(body).hash)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hashes == [expected] * 4

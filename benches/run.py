@@ -1,0 +1,24 @@
+"""Every bench, one after the other, each in its own process: what `make bench` prints.
+
+python benches/run.py [--quick]
+"""
+
+import subprocess
+import sys
+
+from benches.servers import CHECKOUT
+
+BENCHES = ("benches.compare", "benches.corpus")
+
+
+def main() -> int:
+    for bench in BENCHES:
+        print(f"\n# {bench}\n", flush=True)
+        done = subprocess.run([sys.executable, "-m", bench, *sys.argv[1:]], cwd=CHECKOUT, check=False)
+        if done.returncode:
+            return done.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

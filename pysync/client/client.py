@@ -204,18 +204,27 @@ class Client:
     ) -> T:
         if self._session is None:
             raise RuntimeError("the client is not open: use `async with Client(...)`")
+
+        async def sign(
+            request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
+            # Here, because aiohttp sends a GET again by itself when a kept connection turns out to be closed.
+            request.headers.update(self._credentials(method, target, body))
+            return await send(request)
+
         try:
             async with self._session.request(
                 method,
                 URL(self._base + target, encoded=True),
                 data=body or None,
-                headers={**(headers or {}), **self._credentials(method, target, body)},
+                headers=headers,
+                middlewares=(sign,),
                 timeout=self._timeout,
                 allow_redirects=False,  # a signature is for one place
             ) as response:
                 status, answer, told = response.status, await response.read(), response.headers
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{self._base}: {error or 'no answer in time'}") from error
+            raise Unreachable(f"{self._base}: {str(error) or 'no answer in time'}") from error
         if status != 200:
             raise from_answer(status, _error_members(answer), told)
         try:

@@ -1,0 +1,356 @@
+"""What the client sends, what it repeats, and what it raises: against a small server of the test's own."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from pysync import caps, minting, wire
+from pysync._core import PublicKey, content_hash, verify_author, verify_request
+from pysync.client import Backoff, Client, Unreachable
+from pysync.errors import (
+    Conflict,
+    Forbidden,
+    PysyncError,
+    RateLimited,
+    StaleGeneration,
+    StoreUnavailable,
+    Unavailable,
+)
+from pysync.keys import Keys
+from pysync.signing import DOCUMENT_AUTHOR
+
+KEYS = Keys.from_private(bytes([1]) * 32, bytes([2]) * 32)
+NOW_MS = 1_700_000_000_000
+DEVICE = minting.device(KEYS, KEYS.ed_pub, KEYS.kem_pub, now_s=NOW_MS // 1000, nonce=bytes(16))
+PULLED = {"data": {"a": 1}, "hash": "h1", "timestamp": 5}
+PUSHED = {"hash": "h2", "timestamp": 6}
+
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
+
+
+class Server:
+    """Answers each request with its next answer and keeps the requests. None drops the connection, upon which
+    aiohttp by itself sends a GET once more."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+        self.requests: list[tuple[web.BaseRequest, bytes]] = []
+        self.url = ""
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.requests.append((request, await request.read()))
+        answer = self._answers.pop(0)
+        if answer is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        body = answer[1] if isinstance(answer[1], bytes) else orjson.dumps(answer[1])
+        return web.Response(status=answer[0], body=body, headers=answer[2] if len(answer) > 2 else None)
+
+    def headers(self, name: str) -> list[str | None]:
+        return [request.headers.get(name) for request, _ in self.requests]
+
+
+@asynccontextmanager
+async def serving(*answers: Answer) -> AsyncIterator[Server]:
+    server = Server(*answers)
+    test_server = TestServer(web.Application())
+    test_server.app.router.add_route("*", "/{path:.*}", server.answer)
+    async with test_server:
+        server.url = str(test_server.make_url("/"))
+        yield server
+    assert not server._answers, "answers that nobody asked for"
+
+
+class Waits:
+    """A sleep that takes no time and remembers how long it was asked for."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def client(url: str, **options: Any) -> Client:
+    fresh = itertools.count()
+    defaults: dict[str, Any] = {
+        "now_ms": lambda: NOW_MS,
+        "random": lambda size: next(fresh).to_bytes(size, "big"),
+        "chance": lambda: 0.0,
+        "sleep": Waits(),
+    }
+    return Client(url, **{**defaults, **options})
+
+
+async def test_a_pull_is_what_the_server_holds() -> None:
+    keyring = {"data": {"v": 1}, "hash": "k", "timestamp": 5}
+    answer = {**PULLED, "authorPubkey": "p", "authorSignature": "s", "keyring": keyring}
+    async with serving((200, answer)) as server, client(server.url) as anonymous:
+        pulled = await anonymous.pull("notes/n1", with_keyring=True)
+    assert (pulled.data, pulled.hash, pulled.timestamp_ms) == ({"a": 1}, "h1", 5)
+    assert (pulled.author_pubkey, pulled.author_signature) == ("p", "s")
+    assert pulled.keyring is not None
+    assert pulled.keyring.data == {"v": 1}
+    assert server.requests[0][0].raw_path == "/pull/notes/n1?withKeyring=1"
+
+
+async def test_a_push_sends_the_data_and_its_base() -> None:
+    async with serving((200, PUSHED), (200, PUSHED)) as server, client(server.url) as anonymous:
+        pushed = await anonymous.push("notes/n1", {"a": 1})
+        await anonymous.push("notes/n1", {"a": 2}, pushed.hash)
+    assert (pushed.hash, pushed.timestamp_ms) == ("h2", 6)
+    assert [orjson.loads(body) for _, body in server.requests] == [
+        {"data": {"a": 1}, "baseHash": None},
+        {"data": {"a": 2}, "baseHash": "h2"},
+    ]
+    assert server.headers("Content-Type") == ["application/json"] * 2
+
+
+async def test_paths_of_other_clients_name_the_same_document() -> None:
+    async with serving((200, PULLED), (200, PUSHED)) as server, client(server.url) as anonymous:
+        await anonymous.pull("/pull/notes/n1")
+        await anonymous.push("/push/notes/n1", {})
+    assert [request.raw_path for request, _ in server.requests] == ["/pull/notes/n1", "/push/notes/n1"]
+
+
+def is_signed(request: web.BaseRequest, body: bytes, target: str) -> bool:
+    host = request.headers["Host"]
+    headers = request.headers
+    return verify_request(
+        PublicKey(KEYS.ed_pub),
+        headers[wire.HEADER_SIGNATURE],
+        request.method,
+        [target],
+        body,
+        host,
+        int(headers[wire.HEADER_TIMESTAMP]),
+        headers[wire.HEADER_NONCE],
+    )
+
+
+async def test_a_signed_request_verifies_over_the_target_that_arrives() -> None:
+    keys = {"keys": KEYS, "certificate": DEVICE}
+    async with serving((200, PULLED), (200, PUSHED)) as server, client(server.url, **keys) as signed:
+        await signed.pull("users/a@b:c/x", with_keyring=True)
+        await signed.push("a b/é", {"a": 1})
+    for request, body in server.requests:
+        assert is_signed(request, body, request.raw_path)
+        assert caps.decode(request.headers["Authorization"]) == DEVICE
+        assert wire.HEADER_PUB not in request.headers
+    assert server.requests[0][0].raw_path == "/pull/users/a@b:c/x?withKeyring=1"
+
+
+async def test_a_namespace_enters_path_and_signature_but_not_the_author_proof() -> None:
+    options = {"keys": KEYS, "certificate": DEVICE, "namespace": "acme"}
+    async with serving((200, PUSHED)) as server, client(server.url, **options) as signed:
+        await signed.push("notes/n1", {"__proto__": 1, "a": 1.0}, sign_author=True)
+    request, body = server.requests[0]
+    assert request.raw_path == "/v1/acme/push/notes/n1"
+    assert is_signed(request, body, "/v1/acme/push/notes/n1")
+    members = orjson.loads(body)
+    assert members["authorPubkey"] == KEYS.ed_pub
+    proof = (KEYS.ed_pub, members["authorSignature"])
+    assert verify_author(DOCUMENT_AUTHOR, "notes/n1", b'{"a":1}', *proof)
+
+
+async def test_a_path_in_the_base_url_is_not_signed() -> None:
+    keys = {"keys": KEYS, "certificate": DEVICE}
+    async with serving((200, PULLED)) as server, client(server.url + "v1/", **keys) as signed:
+        await signed.pull("notes/n1")
+    request, body = server.requests[0]
+    assert request.raw_path == "/v1/pull/notes/n1"
+    assert is_signed(request, body, "/pull/notes/n1")
+
+
+async def test_the_presenter_of_an_audience_certificate_names_its_key() -> None:
+    shared = minting.audience(KEYS, "notes", now_s=NOW_MS // 1000, nonce=bytes(16))
+    options = {"keys": KEYS, "certificate": shared}
+    async with serving((200, PULLED)) as server, client(server.url, **options) as signed:
+        await signed.pull("notes/n1")
+    assert server.headers(wire.HEADER_PUB) == [KEYS.ed_pub]
+
+
+async def test_an_admin_token_is_sent_as_bearer() -> None:
+    async with serving((200, PULLED)) as server, client(server.url, admin_token="secret") as admin:
+        await admin.pull("notes/n1")
+    assert server.headers("Authorization") == ["Bearer secret"]
+
+
+@pytest.mark.parametrize("failure", [(503, {"code": "store_unavailable"}), None])
+async def test_every_attempt_is_signed_afresh(failure: Answer) -> None:
+    keys = {"keys": KEYS, "certificate": DEVICE}
+    async with serving(failure, (200, PULLED)) as server, client(server.url, **keys) as signed:
+        assert (await signed.pull("notes/n1")).hash == "h1"
+    assert len(set(server.headers(wire.HEADER_NONCE))) == 2
+    assert all(is_signed(request, body, "/pull/notes/n1") for request, body in server.requests)
+
+
+async def test_a_push_whose_answer_was_lost_is_repeated_under_one_idempotency_key() -> None:
+    async with serving(None, (200, PUSHED), (200, PUSHED)) as server, client(server.url) as anonymous:
+        await anonymous.push("notes/n1", {"a": 1})
+        await anonymous.push("notes/n1", {"a": 1}, idempotency_key="mine")
+    first, second, third = server.headers(wire.HEADER_IDEMPOTENCY_KEY)
+    assert first == second != third == "mine"
+    assert first is not None
+    assert 1 <= len(first) <= 128
+    assert server.requests[0][1] == server.requests[1][1]
+
+
+async def test_a_wait_grows_up_to_its_limit_and_is_no_shorter_than_asked() -> None:
+    waits = Waits()
+    answers: list[Answer] = [
+        (503, {"code": "store_unavailable"}),
+        (429, {"code": "rate_limited"}, {"Retry-After": "2"}),
+        (503, {"code": "store_unavailable"}, {"Retry-After": "soon"}),
+        None,
+        None,
+        (200, PULLED),
+    ]
+    backoff = Backoff(attempts=5, first_s=1.0, most_s=3.0)
+    async with serving(*answers) as server, client(server.url, backoff=backoff, sleep=waits) as anonymous:
+        await anonymous.pull("notes/n1")
+    assert waits.seconds == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_chance_shortens_a_wait_by_up_to_a_half() -> None:
+    assert Backoff(first_s=2.0).wait_s(1, 0.0, 0.5) == 1.5
+    assert Backoff(first_s=2.0).wait_s(1, 1.9, 0.5) == 1.9
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ((503, {"error": "store_unavailable", "code": "store_unavailable"}), StoreUnavailable),
+        ((503, b"<html>"), Unavailable),
+        ((429, {"error": "Rate limit exceeded", "code": "rate_limited"}), RateLimited),
+        (None, Unreachable),
+        ((200, b"<html>"), Unreachable),
+        ((200, []), Unreachable),
+        ((200, {"data": {}}), Unreachable),
+        ((200, {"data": 1, "hash": "", "timestamp": 1}), Unreachable),
+    ],
+)
+async def test_a_failure_that_lasts_is_raised_after_the_last_attempt(
+    answer: Answer, kind: type[Exception]
+) -> None:
+    options = {"backoff": Backoff(attempts=3)}
+    answers = [answer] * (6 if answer is None else 3)
+    async with serving(*answers) as server, client(server.url, **options) as anonymous:
+        with pytest.raises(kind):
+            await anonymous.pull("notes/n1")
+
+
+async def test_a_server_that_asks_for_long_patience_is_not_asked_again() -> None:
+    answer: Answer = (429, {"code": "rate_limited"}, {"Retry-After": "3600"})
+    async with serving(answer) as server, client(server.url) as anonymous:
+        with pytest.raises(RateLimited) as caught:
+            await anonymous.pull("notes/n1")
+    assert caught.value.headers["Retry-After"] == "3600"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ((403, {"error": "Forbidden", "code": "forbidden"}), Forbidden),
+        ((403, {"error": "Forbidden"}), Forbidden),
+        ((409, {"error": "hash_mismatch"}), Conflict),
+        ((500, b"\xff"), PysyncError),
+        ((302, b"", {"Location": "http://127.0.0.1:1/"}), PysyncError),
+    ],
+)
+async def test_a_refusal_is_final(answer: Answer, kind: type[Exception]) -> None:
+    async with serving(answer) as server, client(server.url) as anonymous:
+        with pytest.raises(kind):
+            await anonymous.push("notes/n1", {})
+
+
+async def test_a_conflict_names_the_current_hash() -> None:
+    answer = (409, {"error": "hash_mismatch", "code": "hash_mismatch", "currentHash": "h9"})
+    async with serving(answer) as server, client(server.url) as anonymous:
+        with pytest.raises(Conflict) as caught:
+            await anonymous.push("notes/n1", {}, "h1")
+    assert caught.value.current_hash == "h9"
+
+
+async def test_nobody_listening_is_unreachable(unused_tcp_port: int) -> None:
+    options = {"backoff": Backoff(attempts=1)}
+    async with client(f"http://127.0.0.1:{unused_tcp_port}", **options) as anonymous:
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
+            await anonymous.pull("notes/n1")
+
+
+async def test_silence_is_unreachable() -> None:
+    async def never(request: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    app = web.Application()
+    app.router.add_get("/pull/x", never)
+    async with TestServer(app) as server:
+        options = {"backoff": Backoff(attempts=1), "timeout_s": 0.05}
+        async with client(str(server.make_url("/")), **options) as anonymous:
+            with pytest.raises(Unreachable):
+                await anonymous.pull("x")
+
+
+async def test_a_revocation_list_is_published_once_and_unsigned() -> None:
+    listed = minting.revocation_list(KEYS, 7, certificates=[DEVICE])
+    async with serving((200, {"ok": True, "generation": 7})) as server, client(server.url) as anonymous:
+        assert await anonymous.revoke(listed) == 7
+    request, body = server.requests[0]
+    assert (request.method, request.raw_path, body) == ("POST", "/revocations", listed.text)
+    for answer, kind in ((None, Unreachable), ((409, {"code": "stale_generation"}), StaleGeneration)):
+        async with serving(answer) as server, client(server.url) as anonymous:
+            with pytest.raises(kind):
+                await anonymous.revoke(listed)
+
+
+async def test_health_is_asked_at_the_root_of_the_server() -> None:
+    async with serving((200, {"ok": True})) as server, client(server.url, namespace="acme") as anonymous:
+        assert await anonymous.health() == {"ok": True}
+    assert server.requests[0][0].raw_path == "/health"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Client("localhost:8080"),
+        lambda: Client("ftp://h"),
+        lambda: Client("http://user:secret@h"),
+        lambda: Client("http://h?x=1"),
+        lambda: Client("http://h", keys=KEYS),
+        lambda: Client("http://h", certificate=DEVICE),
+        lambda: Client("http://h", keys=Keys.generate(), certificate=DEVICE),
+        lambda: Client("http://h", keys=KEYS, certificate=DEVICE, admin_token="t"),
+    ],
+)
+def test_what_can_never_work_is_refused_at_once(make: Callable[[], Client]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        make()
+
+
+async def test_a_client_closes_its_own_session_and_not_the_callers() -> None:
+    async with aiohttp.ClientSession() as session:
+        async with serving((200, PULLED)) as server, client(server.url, session=session) as anonymous:
+            await anonymous.pull("x")
+        assert not session.closed
+    never_opened = Client("http://h")
+    with pytest.raises(RuntimeError, match="not open"):
+        await never_opened.pull("x")
+
+
+async def test_what_is_pushed_hashes_as_the_server_hashes_it() -> None:
+    data = {"é": [1.0, -0.0, 1e21], "a": {"b": None}}
+    async with serving((200, PUSHED)) as server, client(server.url) as anonymous:
+        await anonymous.push("x", data)
+    sent = orjson.loads(server.requests[0][1])["data"]
+    assert content_hash(orjson.dumps(sent)) == content_hash(orjson.dumps(data))

@@ -118,7 +118,7 @@ class Converter:
 
     def _choice(self, value: Any, choices: Sequence[Any], path: str) -> Any:
         for choice in choices:
-            if value == choice and isinstance(value, str if isinstance(choice, str) else type(choice)):
+            if value == choice and (type(value) is type(choice) or isinstance(value, Text)):
                 return choice
         return self._note(path, f"must be {' or '.join(map(_spelled, choices))}" + _from(value))
 

@@ -16,7 +16,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration is refused. `problems` is all that was found: wrong types first, then broken rules."""
+    """The configuration is refused. `problems` is all that was found, wrong types before broken rules."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

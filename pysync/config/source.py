@@ -43,7 +43,7 @@ def parse(
     converter = Converter(environ)
     config = converter.object(_overridden(value, environ, overrides), Config, "")
     assert config is not None, "no member of Config is required"
-    problems = [*converter.problems, *rules.problems(config, converter.place)]
+    problems = list(dict.fromkeys([*converter.problems, *rules.problems(config, converter.place)]))
     if problems:
         raise ConfigError(problems)
     return config

@@ -1,0 +1,152 @@
+"""The configuration: what people are told about one that is accepted."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configurations import EXAMPLE, ROOT, collection, config
+
+from pysync.config import ConfigError, Problem, load, parse
+from pysync.config.lint import lint
+from pysync.config.report import check, report, routes_table
+
+
+def warnings(*collections: dict[str, Any], **members: Any) -> list[tuple[str, str]]:
+    found = lint(parse(config(*collections, **members)))
+    return [(problem.path, problem.message) for problem in found]
+
+
+TRUSTED = {"trustedIssuers": ["ab" * 32]}
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ({"writeRoles": ["public"]}, ("writeRoles", "public: anyone may write")),
+        (
+            {"writeRoles": ["public"], "requireAuth": True},
+            ("writeRoles", "public: anyone with a key of their own may write"),
+        ),
+        (
+            {"readRoles": ["self", "cap:read:other"]},
+            ("readRoles[1]", "cap:read:other names another collection than notes"),
+        ),
+        (
+            {"readRoles": ["cap:read:*"]},
+            (
+                "readRoles[0]",
+                "cap:read:* is compared as text: only certificates for the collection '*' hold it",
+            ),
+        ),
+        ({"readRoles": ["self"]}, ("readRoles[0]", "self is never held: storagePath has no {identity}")),
+        (
+            {"writeRoles": ["self"], "storagePath": "x/{id}"},
+            ("writeRoles[0]", "self is never held: storagePath has no {identity}"),
+        ),
+    ],
+)
+def test_the_linter_warns(members: Any, told: tuple[str, str]) -> None:
+    path, message = told
+    assert (f"collections[0].{path}", message) in warnings(collection(**members), auth=TRUSTED)
+
+
+def test_the_linter_warns_of_roles_that_anybody_can_sign_for() -> None:
+    open_to_all = collection(readRoles=["cap:read:notes"], writeRoles=["delegated:someone:notes"])
+    assert [path for path, _ in warnings(open_to_all)] == [
+        "collections[0].readRoles[0]",
+        "collections[0].writeRoles[0]",
+    ]
+    assert warnings(open_to_all, auth=TRUSTED) == []
+
+
+def test_the_linter_warns_of_trust_on_first_use_and_of_nothing_served() -> None:
+    paths = [path for path, _ in warnings(auth={"spaces": {"trustOnFirstUse": True}})]
+    assert paths == ["collections", "auth.spaces.trustOnFirstUse"]
+
+
+def test_the_linter_has_nothing_to_say_of_a_careful_configuration() -> None:
+    private = collection(storagePath="users/{identity}/{id}", readRoles=["self"], writeRoles=["self"])
+    public = collection(name="news", storagePath="news/{id}", readRoles=["public"], pullOnly=True)
+    assert warnings(private, public) == []
+
+
+def test_the_linter_names_the_place_in_a_namespace() -> None:
+    value = {"namespaces": {"acme": {"collections": [collection(writeRoles=["public"])]}}}
+    assert [problem.path for problem in lint(parse(value))] == ["namespaces.acme.collections[0].writeRoles"]
+
+
+def test_the_route_table_names_every_route_and_who_may_use_it() -> None:
+    read = parse(
+        config(
+            collection(readRoles=["public"], writeRoles=["admin"], listable=True, requireAuth=True),
+            collection(name="in", storagePath="in", pushOnly=True, writeRoles=["x"], rootOnly=True),
+            collection(name="out", storagePath="out", pullOnly=True),
+            collection(name="a", storagePath="b/{id}", bundle="b", readRoles=["x", "y"], writeRoles=["x"]),
+            collection(name="c", storagePath="b/{id}", bundle="b", readRoles=["x"], pullOnly=True),
+            namespaces={"acme": {"collections": [collection(pullOnly=True, readRoles=["public"])]}},
+            server={"mountPath": "/v1"},
+        )
+    )
+    assert [dataclasses.astuple(route) for route in routes_table(read)] == [
+        ("GET", "/v1/pull/notes/{id}", "notes", ("public (signed)",)),
+        ("POST", "/v1/push/notes/{id}", "notes", ("admin",)),
+        ("GET", "/v1/list/notes", "notes", ("public (signed)",)),
+        ("POST", "/v1/push/in", "in", ("x + device:root",)),
+        ("GET", "/v1/pull/out", "out", ()),
+        ("POST", "/v1/push/b/{id}/a", "a", ("x",)),
+        ("GET", "/v1/pull/b/{id}", "a, c", ("x", "y")),
+        ("GET", "/v1/acme/pull/notes/{id}", "notes", ("public",)),
+    ]
+
+
+def test_the_report_aligns_warnings_and_routes() -> None:
+    read = parse(config(collection(writeRoles=["public"]), collection(name="x", storagePath="x")))
+    assert report(read).splitlines() == [
+        "1 warning",
+        "",
+        "  collections[0].writeRoles  public: anyone may write",
+        "",
+        "METHOD  PATH              COLLECTION  ROLES",
+        "GET     /pull/notes/{id}  notes       nobody",
+        "POST    /push/notes/{id}  notes       public",
+        "GET     /pull/x           x           nobody",
+        "POST    /push/x           x           nobody",
+    ]
+
+
+def test_check_prints_every_problem_of_a_refused_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"server": {"port": "x"}, "stor": 1}')
+    accepted, text = check(str(path), {})
+    assert not accepted
+    assert text.splitlines() == [
+        f"{path}: 2 problems",
+        "",
+        "  server.port  must be an integer, not a string",
+        "  stor         unknown member; did you mean store?",
+    ]
+
+
+def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose() -> None:
+    accepted, _ = check(str(EXAMPLE), {})
+    assert accepted
+    example = load(EXAMPLE, {})
+    assert (example.store.url, example.server.port) == ("file:./data", 8080)
+    warned = {problem.path.split(".")[0] for problem in lint(example)}
+    open_on_purpose = {"notes", "rooms", "scratch"}
+    assert warned == {
+        f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_on_purpose
+    }
+
+
+def test_the_configuration_page_is_current() -> None:
+    command = [sys.executable, "-m", "pysync.config.reference"]
+    made = subprocess.run(command, capture_output=True, check=True, cwd=ROOT).stdout
+    assert made.decode() == (ROOT / "docs/configuration.md").read_text(), "make it anew, as its head says"
+
+
+def test_a_problem_reads_as_its_place_and_message() -> None:
+    assert str(ConfigError([Problem("a.b", "is wrong"), Problem("", "no file")])) == "a.b: is wrong\nno file"

@@ -1,0 +1,7 @@
+"""`python -m pysync` is `pysync`."""
+
+import sys
+
+from pysync.cli import main
+
+sys.exit(main())

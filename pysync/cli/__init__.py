@@ -1,0 +1,183 @@
+"""The command line: `pysync serve`, and a small client for people and scripts.
+
+Results are JSON on standard output, a problem is one line on standard error. Each command is a function of a
+module beside this one, imported when it runs: `pysync --help` and `pysync serve` pay for no other.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from pysync import __version__
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+OK, PROBLEM, CONFLICT, REFUSED, UNREACHABLE = 0, 1, 3, 4, 5  # 2 is argparse's
+EXIT_CODES = """\
+exit status:
+  0  done
+  1  a problem with the input: a file, a key, a configuration, a request that the server does not take
+  2  a command line that is not understood
+  3  conflict: the document is not at the given base
+  4  not authorized, or forbidden
+  5  the server cannot be reached, or cannot serve now
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        module, command = options.run
+        status: int = getattr(importlib.import_module(f"pysync.cli.{module}"), command)(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the flush at exit must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        status = _status(error)
+        print(f"pysync: {_told(error)}", file=sys.stderr)
+        return status
+
+
+def _status(error: Exception) -> int:
+    """The exit status for an error that a caller may meet; raises every other again."""
+    from pysync.caps import CapError
+    from pysync.client import Unreachable
+    from pysync.config import ConfigError
+    from pysync.errors import Conflict, Forbidden, PysyncError, RateLimited, Unauthorized, Unavailable
+
+    match error:
+        case Conflict():
+            return CONFLICT
+        case Unauthorized() | Forbidden():
+            return REFUSED
+        case Unreachable() | Unavailable() | RateLimited():
+            return UNREACHABLE
+        case PysyncError() | CapError() | ConfigError() | ValueError() | OSError():
+            return PROBLEM
+    raise error
+
+
+def _told(error: Exception) -> str:
+    from pysync.errors import Conflict
+
+    if isinstance(error, Conflict):
+        return f"{error}: the document is at {error.current_hash or 'nothing yet'}"
+    if isinstance(error, FileExistsError):
+        return f"{error.filename} exists already"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pysync",
+        description="Keep documents in sync: the service, and a client for people and scripts.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pysync {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the service")
+    serve.add_argument("--config", metavar="FILE", help="JSON, YAML or TOML")
+    serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    serve.add_argument("--port", help="port to listen on (default: 8080)")
+    serve.add_argument("--store", metavar="URL", help="memory:, file:DIR or s3://bucket/prefix")
+    serve.add_argument("--coordinator", metavar="URL", help="memory:, file: or redis://...")
+    serve.add_argument("--workers", metavar="N", help="processes that serve (default: 1)")
+    serve.set_defaults(run=("service", "serve"))
+
+    check = commands.add_parser("check", help="validate a configuration and print its routes")
+    check.add_argument("file", metavar="FILE")
+    check.set_defaults(run=("service", "check"))
+
+    _add_keys(commands.add_parser("keys", help="make and show keys"))
+    _add_caps(commands.add_parser("cap", help="make and show certificates"))
+
+    pull = commands.add_parser("pull", help="print a document")
+    pull.add_argument("document", metavar="KEY", help="its path after /pull/")
+    pull.add_argument("--data", action="store_true", help="print the data alone")
+    _add_client(pull)
+    pull.set_defaults(run=("documents", "pull"))
+
+    push = commands.add_parser("push", help="store a document; without --base or --force: create it")
+    push.add_argument("document", metavar="KEY", help="its path after /push/")
+    push.add_argument(
+        "file", metavar="FILE", nargs="?", default="-", help="a JSON object (default: -, stdin)"
+    )
+    base = push.add_mutually_exclusive_group()
+    base.add_argument("--base", metavar="HASH", help="replace the document that has this hash")
+    base.add_argument("--force", action="store_true", help="replace whatever is there")
+    _add_client(push)
+    push.set_defaults(run=("documents", "push"))
+
+    bench = commands.add_parser("bench", help="load-test a server (in a checkout)", add_help=False)
+    bench.add_argument("rest", nargs=argparse.REMAINDER)
+    bench.set_defaults(run=("service", "bench"))
+    return parser
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    new = commands.add_parser("new", help="make keys: random, or those of a passphrase")
+    new.add_argument("--passphrase-stdin", action="store_true", help="read a passphrase from stdin")
+    new.add_argument("--out", metavar="FILE", help="write them here, for your eyes only (default: print)")
+    new.set_defaults(run=("keys", "new"))
+    show = commands.add_parser("show", help="print the public halves, to give away")
+    show.add_argument("file", metavar="FILE")
+    show.set_defaults(run=("keys", "show"))
+
+
+def _add_caps(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    device = commands.add_parser("device", help="for a device of your own; without --to: for the key itself")
+    device.add_argument("--to", metavar="FILE", help="the device's keys, as `keys show` prints them")
+    device.add_argument(
+        "--collection", action="append", metavar="NAME", help="gives cap:OP:NAME roles (default: *)"
+    )
+    device.set_defaults(run=("caps", "device"))
+
+    member = commands.add_parser("member", help="for another person, in one collection")
+    member.add_argument("collection", metavar="COLLECTION")
+    member.add_argument("--to", metavar="FILE", required=True, help="their keys, as `keys show` prints them")
+    member.set_defaults(run=("caps", "member"))
+
+    audience = commands.add_parser("audience", help="for whoever presents it, in one collection")
+    audience.add_argument("collection", metavar="COLLECTION")
+    audience.add_argument("--aud", action="append", metavar="KEY", help="only for this key (64 hex digits)")
+    audience.add_argument("--link", action="store_true", help="print the fragment of a public link")
+    audience.set_defaults(run=("caps", "audience"))
+
+    for command in (member, audience):
+        command.add_argument("--write", action="store_true", help="may write too (default: read and list)")
+    for command in (device, member, audience):
+        command.add_argument("--key", metavar="FILE", required=True, help="the issuer's key file")
+        command.add_argument("--days", type=int, default=30, help="how long it lasts (default: 30)")
+        command.add_argument(
+            "--op", action="append", choices=("read", "list", "write"), help="may be repeated"
+        )
+        command.add_argument("--path", action="append", metavar="GLOB", help="may be repeated; !GLOB denies")
+        command.add_argument("--out", metavar="FILE", help="write it here (default: print)")
+
+    show = commands.add_parser("show", help="print a certificate and whether it holds")
+    show.add_argument("file", metavar="FILE", help="JSON or an Authorization header; - is stdin")
+    show.set_defaults(run=("caps", "show"))
+
+
+def _add_client(parser: argparse.ArgumentParser) -> None:
+    url = os.environ.get("PYSYNC_URL", DEFAULT_URL)
+    parser.add_argument("--server", metavar="URL", default=url, help="default: $PYSYNC_URL or " + DEFAULT_URL)
+    parser.add_argument("--key", metavar="FILE", help="sign with these keys")
+    parser.add_argument("--cap", metavar="FILE", help="under this certificate (default: the key's own)")
+    parser.add_argument("--namespace", metavar="NAME")
+    parser.add_argument("--admin-token", metavar="TOKEN", help="default: $PYSYNC_ADMIN_TOKEN")

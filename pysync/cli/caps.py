@@ -1,0 +1,113 @@
+"""`pysync cap`: certificates, minted and looked at."""
+
+import argparse
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypedDict
+
+import orjson
+
+from pysync import caps, minting
+from pysync.caps import Certificate
+from pysync.cli.files import print_json, read_certificate, read_keys, read_public_keys
+from pysync.minting import Grant
+
+
+def device(options: argparse.Namespace) -> int:
+    issuer = read_keys(options.key)
+    certificate = minting.device(
+        issuer,
+        *(read_public_keys(options.to) if options.to else (issuer.ed_pub, issuer.kem_pub)),
+        **_lifetime(options),
+        grant=_grant(options, minting.EVERYTHING),
+        collections=tuple(options.collection or ("*",)),
+    )
+    return _hand_out(certificate, options)
+
+
+def member(options: argparse.Namespace) -> int:
+    certificate = minting.member(
+        read_keys(options.key),
+        *read_public_keys(options.to),
+        options.collection,
+        **_lifetime(options),
+        grant=_grant(options, _preset(options)),
+    )
+    return _hand_out(certificate, options)
+
+
+def audience(options: argparse.Namespace) -> int:
+    certificate = minting.audience(
+        read_keys(options.key),
+        options.collection,
+        **_lifetime(options),
+        grant=_grant(options, _preset(options)),
+        aud=tuple(options.aud) if options.aud else None,
+    )
+    if options.link:
+        print(minting.public_link(certificate))
+        return 0
+    return _hand_out(certificate, options)
+
+
+def show(options: argparse.Namespace) -> int:
+    certificate = read_certificate(options.file)
+    verdict = _verdict(certificate)
+    print_json(
+        {
+            "verdict": verdict,
+            "from": _date(certificate.nbf),
+            "until": _date(certificate.exp),
+            "subject": caps.user_id(certificate.sub) if certificate.sub else None,
+            "rootDevice": certificate.is_root_device,
+            "certificate": orjson.loads(certificate.text),
+        }
+    )
+    return 0 if verdict == "ok" else 1
+
+
+def _verdict(certificate: Certificate) -> str:
+    """`ok`, or the reason for which a server refuses the certificate now."""
+    try:
+        caps.verify(certificate, time.time())
+        caps.check_sharing(certificate)
+    except caps.CapError as error:
+        return error.reason
+    return "ok"
+
+
+class _Lifetime(TypedDict):
+    now_s: int
+    nonce: bytes
+    expires_at_s: int
+
+
+def _lifetime(options: argparse.Namespace) -> _Lifetime:
+    now_s = int(time.time())
+    return {"now_s": now_s, "nonce": os.urandom(16), "expires_at_s": now_s + options.days * 86_400}
+
+
+def _preset(options: argparse.Namespace) -> Grant:
+    return minting.writer(options.collection) if options.write else minting.reader(options.collection)
+
+
+def _grant(options: argparse.Namespace, default: Grant) -> Grant:
+    return Grant(tuple(options.op or default.ops), tuple(options.path or default.paths))
+
+
+def _hand_out(certificate: Certificate, options: argparse.Namespace) -> int:
+    if options.out is None:
+        print(certificate.text.decode())
+    else:
+        Path(options.out).write_bytes(certificate.text + b"\n")
+    return 0
+
+
+def _date(seconds: int) -> str | None:
+    """ISO 8601, None beyond the calendar."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+    except (OverflowError, ValueError, OSError):
+        return None

@@ -1,0 +1,58 @@
+"""`pysync pull` and `pysync push`."""
+
+import argparse
+import asyncio
+import os
+import time
+from typing import Any
+
+from pysync import minting
+from pysync.cli.files import print_json, read_certificate, read_keys, read_object
+from pysync.client import Client, PullResult, PushResult, SyncDocument
+
+
+def pull(options: argparse.Namespace) -> int:
+    pulled = asyncio.run(_pull(options))
+    answer = {"data": pulled.data, "hash": pulled.hash, "timestamp": pulled.timestamp_ms}
+    print_json(pulled.data if options.data else answer)
+    return 0
+
+
+def push(options: argparse.Namespace) -> int:
+    pushed = asyncio.run(_push(options, read_object(options.file)))
+    print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms})
+    return 0
+
+
+async def _pull(options: argparse.Namespace) -> PullResult:
+    async with _client(options) as client:
+        return await client.pull(options.document)
+
+
+async def _push(options: argparse.Namespace, data: dict[str, Any]) -> PushResult:
+    async with _client(options) as client:
+        if options.force:
+            return await SyncDocument(client, options.document).update(lambda _: data)
+        return await client.push(options.document, data, options.base)
+
+
+def _client(options: argparse.Namespace) -> Client:
+    """Who speaks: the key, under its certificate or for itself; else the admin token; else nobody."""
+    if options.key is None:
+        if options.cap is not None:
+            raise ValueError("--cap needs --key")
+        token = options.admin_token or os.environ.get("PYSYNC_ADMIN_TOKEN")
+        return Client(options.server, admin_token=token, namespace=options.namespace)
+    keys = read_keys(options.key)
+    if options.cap is None:
+        now_s, nonce = int(time.time()), os.urandom(16)
+        certificate = minting.device(keys, keys.ed_pub, keys.kem_pub, now_s=now_s, nonce=nonce)
+    else:
+        certificate = read_certificate(options.cap)
+    return Client(
+        options.server,
+        keys=keys,
+        certificate=certificate,
+        admin_token=options.admin_token,
+        namespace=options.namespace,
+    )

@@ -1,0 +1,56 @@
+"""What the commands read from files, `-` being standard input, and how they print."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pysync import caps
+from pysync.caps import Certificate
+from pysync.keys import Keys
+
+
+def read_bytes(name: str) -> bytes:
+    return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+
+
+def read_object(name: str) -> dict[str, Any]:
+    """The JSON object in a file. Raises ValueError, which names the file."""
+    try:
+        value = orjson.loads(read_bytes(name))
+    except ValueError as error:
+        raise ValueError(f"{name}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: a JSON object is expected")
+    return value
+
+
+def read_keys(name: str) -> Keys:
+    """The keys of a key file. Raises ValueError, which names the file."""
+    try:
+        return Keys.from_json(read_bytes(name))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def read_public_keys(name: str) -> tuple[str, str]:
+    """The Ed25519 and X25519 public keys of a key file, or of what `keys show` prints of one."""
+    members = read_object(name)
+    keys = (members.get("edPub"), members.get("kemPub"))
+    if not all(isinstance(key, str) and len(key) == 64 for key in keys):
+        raise ValueError(f"{name}: edPub and kemPub must be 64 hex digits")
+    return str(keys[0]), str(keys[1])
+
+
+def read_certificate(name: str) -> Certificate:
+    """The certificate in a file, as JSON or as an Authorization header. Raises CapError."""
+    content = read_bytes(name).strip()
+    if content.startswith(caps.SCHEME.encode()):
+        return caps.decode(content.decode("ascii", "replace"))
+    return caps.read(content)
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))

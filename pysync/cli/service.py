@@ -1,0 +1,40 @@
+"""`pysync serve`, `pysync check` and `pysync bench`."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pysync import config
+
+
+def serve(options: argparse.Namespace) -> int:
+    from pysync.server import run
+
+    flags = {
+        "server.host": options.host,
+        "server.port": options.port,
+        "server.workers": options.workers,
+        "store": options.store,
+        "coordinator": options.coordinator,
+    }
+    if options.config is None:
+        return run.serve(config.parse({}, os.environ, flags))
+    return run.serve(config.load(options.config, os.environ, flags))
+
+
+def check(options: argparse.Namespace) -> int:
+    from pysync.config import report
+
+    accepted, text = report.check(options.file)
+    print(text)
+    return 0 if accepted else 1
+
+
+def bench(options: argparse.Namespace) -> int:
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / "benches" / "load.py").exists():
+        raise ValueError("the load test is part of a checkout, not of an installed package")
+    command = [sys.executable, "-m", "benches.load", *options.rest]
+    return subprocess.run(command, cwd=checkout, check=False).returncode  # noqa: S603 - our own module

@@ -17,10 +17,10 @@ def lint(config: Config) -> list[Problem]:
 
 
 def _warnings(config: Config) -> Iterator[Problem]:
-    spaces = list(config.spaces())
-    if not any(collections for _, _, collections in spaces):
+    namespaces = list(config.each_namespace())
+    if not any(collections for _, _, collections in namespaces):
         yield Problem("collections", "nothing is served: there is no collection")
-    for _, path, collections in spaces:
+    for _, path, collections in namespaces:
         for at, collection in enumerate(collections):
             yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:

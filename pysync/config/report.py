@@ -42,7 +42,7 @@ def routes_table(config: Config) -> list[Route]:
     """The routes of every collection, in the order of the file, under the mount path and their namespace."""
     return [
         route
-        for name, _, collections in config.spaces()
+        for name, _, collections in config.each_namespace()
         for route in _routes(config.server.mount_path + (f"/{name}" if name else ""), collections)
     ]
 

@@ -39,7 +39,7 @@ _COORDINATOR = re.compile(r"memory:|file:[^\0]*|rediss?://[^\s/]+(/[^\s]*)?")
 
 def problems(config: Config, place: Place) -> Iterator[Problem]:
     """Every rule that `config` breaks."""
-    yield from _space(config.collections, place)
+    yield from _under_one_prefix(config.collections, place)
     for name, namespace in config.namespaces.items():
         yield from _namespace(name, namespace, place)
     for path, faults in (
@@ -49,7 +49,7 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
         ("", _limits(config.rate_limit)),
     ):
         yield from _at(path, faults)
-    for _, _, collections in config.spaces():
+    for _, _, collections in config.each_namespace():
         for collection in collections:
             yield from _at(place(collection), _limits(collection.rate_limit or None, config.rate_limit))
     for at, plugin in enumerate(config.plugins):
@@ -69,7 +69,7 @@ def _at(path: str, faults: Iterable[Fault]) -> Iterator[Problem]:
 
 def _by_name(config: Config) -> Mapping[str, list[Collection]]:
     known: dict[str, list[Collection]] = {}
-    for _, _, collections in config.spaces():
+    for _, _, collections in config.each_namespace():
         for collection in collections:
             known.setdefault(collection.name, []).append(collection)
     return known
@@ -83,10 +83,10 @@ def _namespace(name: str, namespace: Namespace, place: Place) -> Iterator[Proble
         yield Problem(path, f"a namespace cannot be named {name}")
     if not namespace.collections:
         yield Problem(f"{path}.collections", "a namespace needs at least one collection")
-    yield from _space(namespace.collections, place)
+    yield from _under_one_prefix(namespace.collections, place)
 
 
-def _space(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
+def _under_one_prefix(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
     """The rules of the collections that share one prefix."""
     for collection in collections:
         yield from _at(place(collection), _collection(collection))

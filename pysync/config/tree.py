@@ -135,13 +135,15 @@ class Collection:
     object_schema: Mapping[str, Any] | bool | None = member("JSON Schema that `data` must satisfy.", None)
     field_permissions: Mapping[str, FieldPermission] = member("Roles per top-level member of `data`.", dict)
     root_only: bool = member("Callers also need `device:root`.", False)
-    restrictions: tuple[Restriction, ...] = member("Identities denied or allowed.", ())
+    restrictions: tuple[Restriction, ...] = member(
+        "Identities denied or allowed: an object or a list of them.", ()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
     collections: tuple[Collection, ...] = member("Collections served under `/<namespace>`.")
-    restrictions: tuple[Restriction, ...] = member("Identities denied or allowed in it.", ())
+    restrictions: tuple[Restriction, ...] = member("Identities denied or allowed in it, likewise.", ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +198,7 @@ class ConfigEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    source: tuple[str, ...] = member("Collections whose writes are projected.")
+    source: tuple[str, ...] = member("Collections whose writes are projected: a name or a list of them.")
     target: str = member("Key template of the list, or `module:function`.")
     id: str | None = member("Template of the entry's id.", None)
     value: Mapping[str, str] = member("Members of the value, as JSON pointers into `data`.", dict)
@@ -230,12 +232,14 @@ class Config:
         "Suffixes a batch may not name.", ("_keyring", "_members")
     )
     rate_limit: RateLimit | None = member("The limit that collections inherit.", None)
-    restrictions: tuple[Restriction, ...] = member("Identities denied or allowed everywhere.", ())
+    restrictions: tuple[Restriction, ...] = member(
+        "Identities denied or allowed everywhere: an object or a list of them.", ()
+    )
     projections: tuple[Projection, ...] = member("Lists kept by the server.", ())
     events: tuple[EventsPlugin, ...] = member("Event batches stored as Parquet.", ())
     plugins: tuple[str, ...] = member("`package.module:plugin`.", ())
 
-    def spaces(self) -> Iterator[tuple[str, str, tuple[Collection, ...]]]:
+    def each_namespace(self) -> Iterator[tuple[str, str, tuple[Collection, ...]]]:
         """The collections under each prefix, the root first: the namespace's name (`""`: the root), the path
         at which the file lists them, and they themselves."""
         yield "", "collections", self.collections

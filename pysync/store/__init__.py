@@ -1,6 +1,6 @@
 """Where documents and files live: the Store protocol, and the one place that knows which stores exist."""
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -24,16 +24,24 @@ class NotModified:
 NOT_MODIFIED: Final = NotModified()
 
 
+class Chunks(Protocol):
+    """The bytes of a file's range, piece by piece. Closed by exhausting it or by `aclose()`."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    def __anext__(self) -> Awaitable[bytes]: ...
+    def aclose(self) -> Awaitable[None]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     """A stored file, opened. `sha256` is the hex digest of its whole content, `size` its length in bytes;
-    `chunks` yields the bytes of the range that was asked for, and is closed by exhausting or `aclose()`."""
+    `chunks` yields the bytes of the range that was asked for. Whoever opened it closes `chunks`."""
 
     size: int
     sha256: str
     content_type: str
     modified_ms: int
-    chunks: AsyncIterator[bytes]
+    chunks: Chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +75,32 @@ class EtagMismatch(Exception):
         self.current = current
 
 
+def split_key(key: str) -> tuple[str, str]:
+    """The key's parent (`""` at the top) and name. Raises ValueError for a key that no store takes: one with
+    an empty, `.` or `..` segment, a NUL, or a lone surrogate."""
+    # A segment is bad only beside a slash or an end, so most keys pass on the cheap test alone.
+    if not key or key[0] in "/." or key[-1] == "/" or "//" in key or "/." in key or "\0" in key:
+        segments = key.split("/")
+        if "\0" in key or not {"", ".", ".."}.isdisjoint(segments):
+            raise ValueError(f"not a key: {key!r}")
+    if not key.isascii():
+        key.encode()
+    parent, _, name = key.rpartition("/")
+    return parent, name
+
+
+def check_expectation(expect: Expect, current: str | None) -> None:
+    """Raise `EtagMismatch` unless the etag stored now, None for nothing, is what a write expects."""
+    if expect == ANY:
+        return
+    if current != (expect.value if isinstance(expect, Etag) else None):
+        raise EtagMismatch(current)
+
+
 class Store(Protocol):
-    """Objects under keys (UTF-8, `/` between segments). The same promise on every back end; `StoreContract`
-    in `pysync.testing` is that promise as tests. Whatever goes wrong beside the named errors is
-    `StoreUnavailable`. A reader sees the old bytes of an object or the new, never a part.
+    """Objects under keys: UTF-8, `/` between segments; `split_key` says which are valid. The same promise on
+    every back end; `StoreContract` in `pysync.testing` is that promise as tests. Whatever goes wrong beside
+    the named errors is `StoreUnavailable`. A reader sees the old bytes of an object or the new, never a part.
 
     Small objects (documents) go through `get` and `put`, big ones (files) through `open` and `write`; a key
     holds one or the other, and the last write wins between them.
@@ -79,9 +109,7 @@ class Store(Protocol):
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
         """The object at `key`, None where there is none. Never stale: a `put` that returned is seen."""
 
-    async def put(
-        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY
-    ) -> str:
+    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         """Write `body` and return its etag, once it would survive the loss of power.
 
         `expect=ABSENT` succeeds only where nothing is stored, `Etag(value)` only over that version: of two
@@ -124,5 +152,5 @@ async def open_store(url: str) -> Store:
     if kind == "file" and rest:
         from pysync.store.local import LocalStore
 
-        return await LocalStore.open(rest)
+        return await LocalStore.at(rest)
     raise ValueError(f"unknown store {url!r}: use memory: or file:DIR")

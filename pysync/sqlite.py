@@ -1,0 +1,222 @@
+"""SQLite as pysync uses it: connections opened one way, and writes committed in groups by one thread.
+
+A commit that reaches the disk costs about a millisecond, a statement some microseconds: so all writes that
+wait at one moment share a transaction, and its outcome reaches the event loop in one call.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
+
+from pysync.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+BUSY_TIMEOUT_MS: Final = 5_000
+"""How long a write waits for another process's transaction before it is refused."""
+
+READ_BUSY_TIMEOUT_MS: Final = 100
+"""Readers of a WAL database wait only while another process recovers it; they run on the event loop."""
+
+MAX_WAITING: Final = 4_096
+"""Writes that may wait at once; one more is refused rather than queued."""
+
+_OWN_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+"""Errors of one statement, after which the transaction still stands."""
+
+
+class Schema(NamedTuple):
+    """The tables of a database file. `version` is kept in `user_version`."""
+
+    version: int
+    statements: str
+
+
+def create_folder(path: Path) -> None:
+    """Make `path` and its parents, closed to other users. Raises OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def create_database(path: Path, schema: Schema) -> None:
+    """Bring the file at `path` to `schema`, in any number of processes at once.
+
+    Raises ValueError where a newer version wrote it, sqlite3.Error or OSError where it cannot be used.
+    """
+    # Turning a database to WAL ignores the busy timeout, so that step needs a lock of its own.
+    with open(path.with_suffix(".lock"), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > schema.version:
+                raise ValueError(
+                    f"{path} has schema {version}, and this version of pysync knows {schema.version}: "
+                    "it was written by a newer one"
+                )
+            if version < schema.version:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {schema.statements}; PRAGMA user_version = {schema.version}; COMMIT;"
+                )
+        finally:
+            connection.close()
+        sync_folder(path.parent)
+        sync_folder(path.parent.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive the loss of power. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A connection for short reads on the event loop's thread."""
+    connection = _connect(path, READ_BUSY_TIMEOUT_MS)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def connect_writer(path: Path, synchronous: str) -> sqlite3.Connection:
+    """A connection for `GroupCommit`. `synchronous` is SQLite's: FULL survives the loss of power."""
+    connection = _connect(path, BUSY_TIMEOUT_MS)
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+    return connection
+
+
+def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, isolation_level=None, timeout=busy_timeout_ms / 1000, check_same_thread=False
+    )
+    connection.execute("PRAGMA mmap_size = 1073741824")
+    connection.execute("PRAGMA cache_size = -8192")
+    return connection
+
+
+def refusal(error: sqlite3.Error, unavailable: type[Unavailable]) -> Unavailable:
+    """What a caller is told when the database fails; damage is also told to the operator."""
+    if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        log.critical("the database is damaged: %s; restore it from a backup", error)
+    refused = unavailable()
+    refused.__cause__ = error
+    return refused
+
+
+class _Write(NamedTuple):
+    future: asyncio.Future[Any]
+    work: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+class _Outcome(NamedTuple):
+    future: asyncio.Future[Any]
+    value: Any
+    error: BaseException | None
+
+
+class GroupCommit:
+    """Writes to one database, each durable (as its connection is set) once its future has a result.
+
+    A write is a function of a cursor. It decides before it changes anything: an exception of its own reaches
+    its caller and leaves its neighbours alone. Where the database fails, the whole group gets `unavailable`.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, unavailable: type[Unavailable]) -> None:
+        self._connection = connection
+        self._unavailable = unavailable
+        self._loop = asyncio.get_running_loop()
+        self._gathered: list[_Write] = []
+        self._waiting = 0
+        self._closed = False
+        self._queue: SimpleQueue[list[_Write]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="sqlite-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, write: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """The result of `write(cursor, *args)`, after its commit. Raises `unavailable` at once when too many
+        wait. Cancelling the future only stops the waiting: the write is carried out."""
+        if self._closed or self._waiting >= MAX_WAITING:
+            raise self._unavailable()
+        future: asyncio.Future[T] = self._loop.create_future()
+        if not self._gathered:
+            # What one turn of the loop submits is handed over together, with one wake-up of the thread.
+            self._loop.call_soon(self._hand_over)
+        self._gathered.append(_Write(future, write, args))
+        self._waiting += 1
+        return future
+
+    async def close(self) -> None:
+        """Finish what was submitted, then close the connection."""
+        if self._closed:
+            return
+        self._closed = True
+        self._hand_over()
+        self._queue.put([])
+        await asyncio.to_thread(self._thread.join)
+
+    def _hand_over(self) -> None:
+        if self._gathered:
+            self._queue.put(self._gathered)
+            self._gathered = []
+
+    def _run(self) -> None:
+        cursor = self._connection.cursor()
+        closing = False
+        while not closing:
+            parts = [self._queue.get()]
+            while not self._queue.empty():
+                parts.append(self._queue.get())
+            closing = not parts[-1]
+            group = [write for part in parts for write in part]
+            if group:
+                outcomes = self._commit(cursor, group)
+                self._loop.call_soon_threadsafe(self._resolve, outcomes)
+        cursor.close()
+        self._connection.close()
+
+    def _commit(self, cursor: sqlite3.Cursor, group: list[_Write]) -> list[_Outcome]:
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            outcomes = [self._attempt(cursor, write) for write in group]
+            cursor.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._connection.in_transaction:
+                self._connection.rollback()
+            return [_Outcome(write.future, None, refusal(error, self._unavailable)) for write in group]
+        return outcomes
+
+    @staticmethod
+    def _attempt(cursor: sqlite3.Cursor, write: _Write) -> _Outcome:
+        try:
+            return _Outcome(write.future, write.work(cursor, *write.args), None)
+        except _OWN_FAULTS as error:
+            return _Outcome(write.future, None, error)
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            return _Outcome(write.future, None, error)
+
+    def _resolve(self, outcomes: list[_Outcome]) -> None:
+        self._waiting -= len(outcomes)
+        for future, value, error in outcomes:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)

@@ -1,0 +1,346 @@
+"""The embedded store: documents in one SQLite database, files as plain files beside it.
+
+    DIR/pysync.db     documents, and one row for each file; the rows say what exists
+    DIR/files/<key>   the files, at their own key path, so that `files/**/*.parquet` can be queried
+
+Any number of processes may share DIR. Reads run on the event loop's thread: a lookup costs some
+microseconds, handing it to a thread ten times that. Writes go through `GroupCommit`.
+
+A file's row is written in the transaction that renames it into place. A crash between the two leaves a row
+that does not fit the file: its stamp tells, and `open` hashes the file anew.
+"""
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from pysync.clock import wall_clock_ms
+from pysync.errors import StoreUnavailable
+from pysync.sqlite import (
+    GroupCommit,
+    Schema,
+    connect_reader,
+    connect_writer,
+    create_database,
+    create_folder,
+    refusal,
+)
+from pysync.store import (
+    ANY,
+    JSON_TYPE,
+    NOT_MODIFIED,
+    Etag,
+    Expect,
+    File,
+    Listed,
+    NotModified,
+    Object,
+    check_expectation,
+    split_key,
+)
+from pysync.store.files import CHUNK_BYTES, FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
+
+log = logging.getLogger(__name__)
+
+# A document's row has a body; a file's has sha256 and the stamp. The body comes last: the columns before it
+# are then read without its overflow pages. `doomed` names files whose rows are gone and that are to be
+# unlinked, so that a crash in between leaves nothing behind.
+SCHEMA: Final = Schema(
+    1,
+    """
+    CREATE TABLE object(
+        id INTEGER PRIMARY KEY,
+        parent TEXT NOT NULL,
+        name TEXT NOT NULL,
+        etag TEXT NOT NULL,
+        content_type TEXT NOT NULL,
+        modified_ms INTEGER NOT NULL,
+        sha256 TEXT,
+        size INTEGER,
+        mtime_ns INTEGER,
+        inode INTEGER,
+        body BLOB,
+        UNIQUE(parent, name)
+    );
+    CREATE TABLE doomed(key TEXT PRIMARY KEY) WITHOUT ROWID;
+    CREATE TABLE probe(id INTEGER PRIMARY KEY, etag TEXT NOT NULL)
+    """,
+)
+
+_GET = """
+    SELECT etag, content_type, modified_ms, sha256 IS NULL, CASE WHEN etag = ? THEN NULL ELSE body END
+    FROM object WHERE parent = ? AND name = ?"""
+_GET_FILE = """
+    SELECT etag, content_type, modified_ms, sha256, size, mtime_ns, inode
+    FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"""
+_LIST = "SELECT name FROM object WHERE parent = ? AND name > ? ORDER BY name LIMIT ?"
+_WALK = """
+    SELECT parent, name, etag, modified_ms FROM object
+    WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
+
+_INSERT = """
+    INSERT INTO object(etag, content_type, modified_ms, body, parent, name) VALUES(?, ?, ?, ?, ?, ?)
+    ON CONFLICT(parent, name) """
+_PUT_ABSENT = _INSERT + "DO NOTHING"
+_PUT_ANY = (
+    _INSERT
+    + """
+    DO UPDATE SET etag = excluded.etag, content_type = excluded.content_type,
+        modified_ms = excluded.modified_ms, body = excluded.body
+    WHERE sha256 IS NULL"""
+)
+_PUT_ETAG = """
+    UPDATE object SET etag = ?, content_type = ?, modified_ms = ?, body = ?
+    WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"""
+_PUT_OVER_FILE = """
+    UPDATE object SET etag = ?, content_type = ?, modified_ms = ?, body = ?,
+        sha256 = NULL, size = NULL, mtime_ns = NULL, inode = NULL
+    WHERE parent = ? AND name = ?"""
+_PUT_FILE = """
+    INSERT OR REPLACE INTO object(
+        parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode)
+    VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_CORRECT_FILE = """
+    UPDATE object SET etag = ?, sha256 = ?, size = ?, mtime_ns = ?, inode = ?
+    WHERE parent = ? AND name = ? AND etag = ?"""
+_CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
+_DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
+
+_ABOVE_ALL_TEXT: Final = b""
+"""SQLite orders every blob after every text."""
+
+
+def _new_etag() -> str:
+    return os.urandom(8).hex()
+
+
+class _FileRow(NamedTuple):
+    etag: str
+    content_type: str
+    modified_ms: int
+    sha256: str
+    stamp: Stamp
+
+
+class LocalStore:
+    """A `Store` in a folder. Make one with `open`."""
+
+    def __init__(
+        self,
+        reader: sqlite3.Connection,
+        writer: GroupCommit,
+        files: FileTree,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._reader = reader
+        self._cursor = reader.cursor()
+        self._writer = writer
+        self._files = files
+        self._now_ms = now_ms
+
+    @classmethod
+    async def at(cls, folder: str | Path, now_ms: Callable[[], int] = wall_clock_ms) -> Self:
+        """The store in `folder`, created where it is missing. Raises ValueError where a newer version wrote
+        it, StoreUnavailable where it cannot be used."""
+        try:
+            reader, writer, files = await asyncio.to_thread(_prepare, Path(folder))
+        except (sqlite3.Error, OSError) as error:
+            raise StoreUnavailable(f"cannot open the store in {folder}: {error}") from error
+        store = cls(reader, GroupCommit(writer, StoreUnavailable), files, now_ms)
+        for (key,) in store._read("SELECT key FROM doomed"):
+            await store._writer.submit(_unlink_doomed, files, key)
+        return store
+
+    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+        parent, name = split_key(key)
+        rows = self._read(_GET, if_none_match, parent, name)
+        if not rows:
+            return None
+        etag, content_type, modified_ms, is_document, body = rows[0]
+        if not is_document:
+            return None
+        if etag == if_none_match:
+            return NOT_MODIFIED
+        return Object(body, etag, content_type, modified_ms)
+
+    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+        parent, name = split_key(key)
+        etag = _new_etag()
+        row = (etag, content_type, self._now_ms(), body, parent, name)
+        if await self._writer.submit(_put, row, expect):
+            await self._writer.submit(_unlink_doomed, self._files, key)
+        return etag
+
+    async def delete(self, key: str, expect: Expect = ANY) -> None:
+        parent, name = split_key(key)
+        if await self._writer.submit(_delete, parent, name, expect):
+            await self._writer.submit(_unlink_doomed, self._files, key)
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+        split_key(key)
+        outgoing = Outgoing(self._files.path(key))
+        try:
+            found = await self._find_file(key, outgoing)
+        except BaseException:
+            await outgoing.aclose()
+            raise
+        if found is None:
+            await outgoing.aclose()
+            return None
+        size = found.stamp.size
+        outgoing.select(start, size if end is None else min(end, size))
+        return File(size, found.sha256, found.content_type, found.modified_ms, outgoing)
+
+    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
+        parent, name = split_key(key)
+        self._files.path(key)
+        incoming = self._files.incoming()
+        try:
+            gathered = bytearray()
+            async for chunk in chunks:
+                gathered += chunk
+                if len(gathered) >= CHUNK_BYTES:
+                    await in_thread(incoming.append, gathered)
+                    gathered = bytearray()
+            sha256, stamp = await in_thread(incoming.finish, gathered)
+            row = (parent, name, _new_etag(), content_type, self._now_ms(), sha256, *stamp)
+            await self._writer.submit(_place_file, self._files, incoming, key, row)
+        finally:
+            await in_thread(incoming.discard)
+        return sha256
+
+    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        if prefix:
+            split_key(prefix)
+        return [name for (name,) in self._read(_LIST, prefix, after or "", limit)]
+
+    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+        if prefix:
+            split_key(prefix)
+            # Sorting by parent, `prefix` itself and what is below it are two ranges: "p-x" lies between.
+            ranges: list[tuple[str, str | bytes]] = [(prefix, prefix + "\0"), (prefix + "/", prefix + "0")]
+        else:
+            ranges = [("", _ABOVE_ALL_TEXT)]
+        for parent, end in ranges:
+            name = ""
+            while rows := self._read(_WALK, parent, name, end):
+                for parent, name, etag, modified_ms in rows:
+                    yield Listed(f"{parent}/{name}" if parent else name, etag, modified_ms)
+                await asyncio.sleep(0)
+
+    async def probe(self) -> None:
+        etag = _new_etag()
+        await self._writer.submit(_probe, etag)
+        if not self._read("SELECT 1 FROM probe WHERE id = 1"):
+            raise StoreUnavailable()
+        await in_thread(self._files.probe)
+
+    async def close(self) -> None:
+        await self._writer.close()
+        self._cursor.close()
+        self._reader.close()
+
+    def _read(self, statement: str, *args: Any) -> Sequence[Any]:
+        try:
+            # All rows at once: a statement left unfinished would hold its snapshot, and the WAL would grow.
+            return self._cursor.execute(statement, args).fetchall()
+        except sqlite3.Error as error:
+            raise refusal(error, StoreUnavailable) from error
+
+    def _file_row(self, key: str) -> _FileRow | None:
+        for etag, content_type, modified_ms, sha256, *stamp in self._read(_GET_FILE, *split_key(key)):
+            return _FileRow(etag, content_type, modified_ms, sha256, Stamp(*stamp))
+        return None
+
+    async def _find_file(self, key: str, outgoing: Outgoing) -> _FileRow | None:
+        """The row of the file that `outgoing` now holds open, the row corrected where it does not fit."""
+        row = self._file_row(key)
+        while row is not None:
+            await outgoing.aclose()
+            stamp = await in_thread(outgoing.open)
+            if stamp == row.stamp:
+                return row
+            before, row = row, self._file_row(key)
+            if row is None or row.etag != before.etag:
+                continue  # written meanwhile
+            if stamp is None:
+                log.critical("the file of %r is gone: restore it from a backup", key)
+                raise StoreUnavailable()
+            sha256 = await in_thread(outgoing.sha256)
+            fitting = row._replace(etag=_new_etag(), sha256=sha256, stamp=stamp)
+            await self._writer.submit(_correct_file, key, fitting, before.etag)
+            return fitting
+        return None
+
+
+def _prepare(folder: Path) -> tuple[sqlite3.Connection, sqlite3.Connection, FileTree]:
+    folder = folder.absolute()
+    create_folder(folder)
+    files = FileTree(folder / "files")
+    files.create()
+    database = folder / "pysync.db"
+    create_database(database, SCHEMA)
+    return connect_reader(database), connect_writer(database, "FULL"), files
+
+
+def _put(cursor: sqlite3.Cursor, row: tuple[Any, ...], expect: Expect) -> bool:
+    """Store a document; True where it took the place of a file, which is then doomed."""
+    if isinstance(expect, Etag):
+        cursor.execute(_PUT_ETAG, (*row, expect.value))
+    else:
+        cursor.execute(_PUT_ANY if expect == ANY else _PUT_ABSENT, row)
+    if cursor.rowcount:
+        return False
+    parent, name = row[-2:]
+    found = cursor.execute(_CURRENT, (parent, name)).fetchone()
+    check_expectation(expect, found and found[0])
+    _doom(cursor, parent, name)
+    cursor.execute(_PUT_OVER_FILE, row)
+    return True
+
+
+def _delete(cursor: sqlite3.Cursor, parent: str, name: str, expect: Expect) -> bool:
+    """Remove what is at a key; True where it was a file, which is then doomed."""
+    found = cursor.execute(_CURRENT, (parent, name)).fetchone()
+    if found is None:
+        return False
+    etag, is_file = found
+    check_expectation(expect, etag)
+    if is_file:
+        _doom(cursor, parent, name)
+    cursor.execute(_DELETE, (parent, name))
+    return bool(is_file)
+
+
+def _doom(cursor: sqlite3.Cursor, parent: str, name: str) -> None:
+    cursor.execute("INSERT OR IGNORE INTO doomed VALUES(?)", (f"{parent}/{name}" if parent else name,))
+
+
+def _unlink_doomed(cursor: sqlite3.Cursor, files: FileTree, key: str) -> None:
+    """Unlink the file of a row that is gone. In a transaction of its own, after the row's: a crash must not
+    find the row without its file. Within one, so that no file written meanwhile is met."""
+    if cursor.execute(_GET_FILE, split_key(key)).fetchone() is None:
+        with disk_errors():
+            files.remove(key)
+    cursor.execute("DELETE FROM doomed WHERE key = ?", (key,))
+
+
+def _place_file(
+    cursor: sqlite3.Cursor, files: FileTree, incoming: Incoming, key: str, row: tuple[Any, ...]
+) -> None:
+    with disk_errors():
+        files.place(incoming, key)
+    cursor.execute(_PUT_FILE, row)
+
+
+def _correct_file(cursor: sqlite3.Cursor, key: str, row: _FileRow, before: str) -> None:
+    """Make a file's row fit what lies on disk, unless another write has."""
+    cursor.execute(_CORRECT_FILE, (row.etag, row.sha256, *row.stamp, *split_key(key), before))
+
+
+def _probe(cursor: sqlite3.Cursor, etag: str) -> None:
+    cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

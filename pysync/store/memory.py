@@ -1,0 +1,110 @@
+"""The store in memory, for tests: the promises of `Store` for one process, and nothing kept."""
+
+import bisect
+import hashlib
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from dataclasses import dataclass
+
+from pysync.clock import wall_clock_ms
+from pysync.store import (
+    ANY,
+    JSON_TYPE,
+    NOT_MODIFIED,
+    Expect,
+    File,
+    Listed,
+    NotModified,
+    Object,
+    check_expectation,
+    split_key,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    object: Object
+    sha256: str | None
+
+
+class MemoryStore:
+    """A `Store` that forgets everything when it is dropped. Document keys and file keys never conflict."""
+
+    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self._now_ms = now_ms
+        self._stored: dict[str, _Stored] = {}
+        self._names: dict[str, list[str]] = {}
+        self._writes = itertools.count(1)
+
+    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+        split_key(key)
+        stored = self._stored.get(key)
+        if stored is None or stored.sha256 is not None:
+            return None
+        return NOT_MODIFIED if stored.object.etag == if_none_match else stored.object
+
+    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+        return self._keep(key, bytes(body), content_type, expect, None)
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+        split_key(key)
+        stored = self._stored.get(key)
+        if stored is None or stored.sha256 is None:
+            return None
+        found = stored.object
+        chunks = _chunks(found.body[start:end])
+        return File(len(found.body), stored.sha256, found.content_type, found.modified_ms, chunks)
+
+    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
+        split_key(key)
+        body = b"".join([chunk async for chunk in chunks])
+        sha256 = hashlib.sha256(body).hexdigest()
+        self._keep(key, body, content_type, ANY, sha256)
+        return sha256
+
+    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        if prefix:
+            split_key(prefix)
+        names = self._names.get(prefix, [])
+        start = bisect.bisect_right(names, after or "")
+        return names[start : start + limit]
+
+    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+        if prefix:
+            split_key(prefix)
+        below = prefix and prefix + "/"
+        for key, stored in list(self._stored.items()):
+            if key.startswith(below):
+                yield Listed(key, stored.object.etag, stored.object.modified_ms)
+
+    async def delete(self, key: str, expect: Expect = ANY) -> None:
+        parent, name = split_key(key)
+        stored = self._stored.get(key)
+        if stored is None:
+            return
+        check_expectation(expect, stored.object.etag)
+        del self._stored[key]
+        names = self._names[parent]
+        del names[bisect.bisect_left(names, name)]
+
+    async def probe(self) -> None:
+        return
+
+    async def close(self) -> None:
+        self._stored.clear()
+        self._names.clear()
+
+    def _keep(self, key: str, body: bytes, content_type: str, expect: Expect, sha256: str | None) -> str:
+        parent, name = split_key(key)
+        stored = self._stored.get(key)
+        check_expectation(expect, stored.object.etag if stored else None)
+        etag = f"{next(self._writes):x}"
+        self._stored[key] = _Stored(Object(body, etag, content_type, self._now_ms()), sha256)
+        if stored is None:
+            bisect.insort(self._names.setdefault(parent, []), name)
+        return etag
+
+
+async def _chunks(body: bytes) -> AsyncGenerator[bytes, None]:
+    for start in range(0, len(body), 262_144):
+        yield body[start : start + 262_144]

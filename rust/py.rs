@@ -5,7 +5,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-/// From this size on, other Python threads run meanwhile.
+/// From this size on, other Python threads run meanwhile. It is the work of 0.25 ms; the way back costs less
+/// than 1 us, but up to the interpreter's switch interval (5 ms, measured) beside a thread that computes.
 const DETACH_FROM_BYTES: usize = 64 * 1024;
 
 mod errors {

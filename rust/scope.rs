@@ -1,6 +1,7 @@
 //! The paths of a certificate (clients-and-crypto section 1.6): globs where `**` stands for any run of
 //! characters, `*` for one without `/`, and everything else for itself.
 
+use memchr::memmem;
 use std::borrow::Cow;
 
 /// What the path entries of a certificate allow.
@@ -51,48 +52,49 @@ fn plain_segments(key: &str) -> Cow<'_, str> {
     )
 }
 
-/// As published clients read a glob: only the latest star is ever widened, and a single one never over a `/`.
-/// So it matches less than a regular expression would, which is safe where a match allows.
+/// As published clients read a glob: a star stops at the first place where what stands between it and the
+/// next star matches, and that place is never reconsidered; a single star that would have to pass a `/` to
+/// get there fails the whole. So it matches less than a regular expression would, which is safe where a
+/// match allows. Linear in both lengths.
 pub fn matches_narrowly(glob: &[u8], text: &[u8]) -> bool {
-    struct Star {
-        double: bool,
-        glob_after: usize,
-        text_end: usize,
+    let (literal, mut rest) = until_star(glob);
+    let Some(mut text) = text.strip_prefix(literal) else {
+        return false;
+    };
+    if rest.is_empty() {
+        return text.is_empty();
     }
-    let mut star: Option<Star> = None;
-    let (mut g, mut t) = (0, 0);
-    while t < text.len() {
-        if glob.get(g) == Some(&b'*') {
-            let double = glob.get(g + 1) == Some(&b'*');
-            g += if double { 2 } else { 1 };
-            star = Some(Star {
-                double,
-                glob_after: g,
-                text_end: t,
-            });
-        } else if glob.get(g) == Some(&text[t]) {
-            (g, t) = (g + 1, t + 1);
+    while let Some((star, after)) = split_star(rest) {
+        let (literal, next) = until_star(after);
+        let found = if next.is_empty() {
+            text.strip_suffix(literal).map(<[u8]>::len)
         } else {
-            match &mut star {
-                Some(star) if star.double || text[star.text_end] != b'/' => {
-                    star.text_end += 1;
-                    (g, t) = (star.glob_after, star.text_end);
-                }
-                _ => return false,
-            }
+            memmem::find(text, literal)
+        };
+        let Some(at) = found else { return false };
+        if star == Step::Segment && text[..at].contains(&b'/') {
+            return false;
         }
+        text = &text[at + literal.len()..];
+        rest = next;
     }
-    glob[g..].iter().all(|&byte| byte == b'*')
+    true
 }
 
-/// A deny entry, read as a regular expression so that it never denies less than its author meant.
-pub struct Deny {
-    /// What every match starts with.
-    literal: Vec<u8>,
-    /// The rest of the glob.
-    steps: Vec<Step>,
+fn until_star(glob: &[u8]) -> (&[u8], &[u8]) {
+    glob.split_at(memchr::memchr(b'*', glob).unwrap_or(glob.len()))
 }
 
+/// The star that a glob starts with, and what follows it. `***` is `**` and then `*`.
+fn split_star(glob: &[u8]) -> Option<(Step, &[u8])> {
+    match glob {
+        [b'*', b'*', rest @ ..] => Some((Step::Any, rest)),
+        [b'*', rest @ ..] => Some((Step::Segment, rest)),
+        _ => None,
+    }
+}
+
+/// A part of a glob: a byte, or a run of any bytes or of those of a segment.
 #[derive(Clone, Copy, PartialEq)]
 enum Step {
     Byte(u8),
@@ -100,30 +102,28 @@ enum Step {
     Segment,
 }
 
-impl Step {
-    /// Whether a run of this step may go on over `byte`.
-    fn runs_over(self, byte: u8) -> bool {
-        match self {
-            Self::Byte(_) => false,
-            Self::Any => true,
-            Self::Segment => byte != b'/',
-        }
-    }
+/// A deny entry, read as a regular expression so that it never denies less than its author meant.
+pub struct Deny {
+    /// What every match starts with.
+    literal: Vec<u8>,
+    /// The rest of the glob. No two runs are adjacent.
+    steps: Vec<Step>,
 }
 
 impl Deny {
     pub fn new(glob: &str) -> Self {
-        let star = glob.find('*').unwrap_or(glob.len());
-        let (literal, mut rest) = (&glob.as_bytes()[..star], &glob.as_bytes()[star..]);
+        let (literal, mut rest) = until_star(glob.as_bytes());
         let mut steps = Vec::new();
         while let Some(&byte) = rest.first() {
-            let step = match rest {
-                [b'*', b'*', ..] => Step::Any,
-                [b'*', ..] => Step::Segment,
-                _ => Step::Byte(byte),
-            };
-            rest = &rest[if step == Step::Any { 2 } else { 1 }..];
-            steps.push(step);
+            let (step, after) = split_star(rest).unwrap_or((Step::Byte(byte), &rest[1..]));
+            match (steps.last_mut(), step) {
+                // Stars are adjacent only where one of them is double, and takes in the other.
+                (Some(last @ (Step::Any | Step::Segment)), Step::Any | Step::Segment) => {
+                    *last = Step::Any
+                }
+                _ => steps.push(step),
+            }
+            rest = after;
         }
         Self {
             literal: literal.to_vec(),
@@ -131,37 +131,59 @@ impl Deny {
         }
     }
 
-    /// Whether `key`, or a key that it lies below, matches. All partial matches advance together, so the
-    /// time is bounded by the product of both lengths.
+    /// Whether `key`, or a key that it lies below, matches. All partial matches advance together, 64 in a
+    /// word, so a crafted glob costs what an honest one of its length does.
     pub fn covers(&self, key: &[u8]) -> bool {
         let Some(text) = key.strip_prefix(self.literal.as_slice()) else {
             return false;
         };
-        // reached[i]: the text so far matches the steps before i.
-        let mut reached = vec![false; self.steps.len() + 1];
-        reached[0] = true;
-        self.skip_runs(&mut reached);
+        // Bit i is set where the text so far matches the steps before i.
+        let mut reached = self.bits(|_| false);
+        reached[0] = 1;
+        let (runs, slash_runs) = (
+            self.bits(|step| !matches!(step, Step::Byte(_))),
+            self.bits(|step| step == Step::Any),
+        );
+        let mut bytes: [Option<Vec<u64>>; 256] = [const { None }; 256];
+        skip_runs(&mut reached, &runs);
         for &byte in text {
-            if byte == b'/' && reached[self.steps.len()] {
+            if byte == b'/' && self.is_complete(&reached) {
                 return true;
             }
-            for i in (0..reached.len()).rev() {
-                let goes_on =
-                    reached[i] && self.steps.get(i).is_some_and(|step| step.runs_over(byte));
-                let arrives = i > 0 && reached[i - 1] && self.steps[i - 1] == Step::Byte(byte);
-                reached[i] = goes_on || arrives;
+            let steps = bytes[usize::from(byte)]
+                .get_or_insert_with(|| self.bits(|step| step == Step::Byte(byte)));
+            let staying = if byte == b'/' { &slash_runs } else { &runs };
+            let mut carry = 0;
+            for (word, (step, stay)) in reached.iter_mut().zip(steps.iter().zip(staying)) {
+                let moved = *word & step;
+                *word = (*word & stay) | moved << 1 | carry;
+                carry = moved >> 63;
             }
-            self.skip_runs(&mut reached);
+            skip_runs(&mut reached, &runs);
         }
-        reached[self.steps.len()]
+        self.is_complete(&reached)
     }
 
-    /// A run may be empty, so what reaches it has also reached what follows it.
-    fn skip_runs(&self, reached: &mut [bool]) {
-        for (i, step) in self.steps.iter().enumerate() {
-            if reached[i] && !matches!(step, Step::Byte(_)) {
-                reached[i + 1] = true;
-            }
+    /// A set of steps, with a place for the end.
+    fn bits(&self, holds: impl Fn(Step) -> bool) -> Vec<u64> {
+        let mut words = vec![0; self.steps.len() / 64 + 1];
+        for (i, &step) in self.steps.iter().enumerate() {
+            words[i / 64] |= u64::from(holds(step)) << (i % 64);
         }
+        words
+    }
+
+    fn is_complete(&self, reached: &[u64]) -> bool {
+        reached[self.steps.len() / 64] >> (self.steps.len() % 64) & 1 == 1
+    }
+}
+
+/// A run may be empty, so what reaches it has also reached what follows it, which is no run.
+fn skip_runs(reached: &mut [u64], runs: &[u64]) {
+    let mut carry = 0;
+    for (word, run) in reached.iter_mut().zip(runs) {
+        let skipped = *word & run;
+        *word |= skipped << 1 | carry;
+        carry = skipped >> 63;
     }
 }

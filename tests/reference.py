@@ -57,7 +57,7 @@ def _escaped(character: str) -> str:
     return f"\\u{ord(character):04x}" if character < " " else character
 
 
-def value_text(value: Any) -> str:
+def canonical(value: Any) -> str:
     """The canonical text of a parsed value."""
     match value:
         case None:
@@ -69,9 +69,9 @@ def value_text(value: Any) -> str:
         case str():
             return string_text(value)
         case list():
-            return "[" + ",".join(map(value_text, value)) + "]"
+            return "[" + ",".join(map(canonical, value)) + "]"
         case dict():
-            members = (f"{string_text(key)}:{value_text(value[key])}" for key in sorted(value))
+            members = (f"{string_text(key)}:{canonical(value[key])}" for key in sorted(value))
             return "{" + ",".join(members) + "}"
     raise TypeError(type(value))
 
@@ -115,7 +115,7 @@ def sanitized(value: Any) -> Any:
 
 
 def canonicalize(text: bytes) -> bytes:
-    return value_text(parse(text)).encode()
+    return canonical(parse(text)).encode()
 
 
 def content_hash(text: bytes) -> str:
@@ -135,7 +135,7 @@ def decode_push(body: bytes) -> tuple[bytes, str, str | None, str | None, str | 
     pubkey, signature = members.get("authorPubkey"), members.get("authorSignature")
     if not (pubkey is signature is None or (isinstance(pubkey, str) and isinstance(signature, str))):
         raise AuthorProofMissing
-    text = value_text(sanitized(data)).encode()
+    text = canonical(sanitized(data)).encode()
     return text, hashlib.sha256(text).hexdigest(), base_hash, pubkey, signature
 
 
@@ -153,17 +153,17 @@ def answer(document: bytes, timestamp_ms: int) -> bytes:
     value = json.loads(document)
     members = {"data": value["data"], "hash": value["hash"], "timestamp": timestamp_ms}
     members |= {name: value[name] for name in ("authorPubkey", "authorSignature") if name in value}
-    return ("{" + ",".join(f"{string_text(k)}:{value_text(v)}" for k, v in members.items()) + "}").encode()
+    return ("{" + ",".join(f"{string_text(k)}:{canonical(v)}" for k, v in members.items()) + "}").encode()
 
 
 def request_message(method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: str) -> bytes:
     body_hash = hashlib.sha256(body).hexdigest()
     request = {"b": body_hash, "h": host, "m": method, "nonce": nonce, "p": target, "ts": ts_ms}
-    return f"starfish-req-v1\n{value_text(request)}".encode()
+    return f"starfish-req-v1\n{canonical(request)}".encode()
 
 
 def author_message(tag: str, document_key: str, data: Any) -> bytes:
-    return f"{tag}\n{value_text({'k': document_key, 'd': data})}".encode()
+    return f"{tag}\n{canonical({'k': document_key, 'd': data})}".encode()
 
 
 def verify(key: str, message: bytes, signature: str) -> bool:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
@@ -417,7 +418,7 @@ def test_a_key_knows_its_text_and_user() -> None:
 
 def test_an_author_proof_holds_for_its_tag_key_and_data_only() -> None:
     tag, document_key, data = "starfish-doc-author-v1", "notes/a", {"m": [1, "é"]}
-    text = reference.value_text(data).encode()
+    text = reference.canonical(data).encode()
     signature = sign(reference.author_message(tag, document_key, data))
     assert core.verify_author(tag, document_key, text, PUBLIC_KEY, signature)
     assert not core.verify_author("starfish-append-author-v1", document_key, text, PUBLIC_KEY, signature)
@@ -442,6 +443,22 @@ def test_a_scope_allows_what_the_twin_allows(paths: list[str], key: str) -> None
 @given(globs, document_keys)
 def test_a_deny_never_reads_less_than_an_allow(glob: str, key: str) -> None:
     assert not core.Scope([glob, f"!{glob}"], "ab").allows(key)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text("ab/", min_size=60, max_size=200),
+    st.lists(st.integers(0, 200), min_size=2, max_size=6),
+    st.data(),
+)
+def test_long_globs_match_as_the_twins_match(key: str, cuts: list[int], data: st.DataObject) -> None:
+    """Globs made of the key itself, some of its parts replaced by stars."""
+    ends = [0, *sorted(cuts), len(key)]
+    parts = [key[start:end] for start, end in itertools.pairwise(ends)]
+    glob = "".join(data.draw(st.sampled_from(["*", "**"])) if i % 2 else part for i, part in enumerate(parts))
+    assert core.Scope([glob], "").allows(key) == reference.scope_allows([glob], "", key)
+    paths = ["**", f"!{glob}"]
+    assert core.Scope(paths, "").allows(key) == reference.scope_allows(paths, "", key)
 
 
 @pytest.mark.parametrize("sign", ["", "!"])

@@ -1,0 +1,200 @@
+"""What each function of the core costs beside its plain Python twin (`tests/reference.py`).
+
+    python -m benches.core            a table: microseconds a call, median of 7 rounds, lowest and highest
+    python -m benches.core --json     the same as JSON
+
+Twins that libraries carry (OpenSSL, hashlib, json) are as fast as Python gets without the core.
+"""
+
+import base64
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import pysync._core as core
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+import reference
+
+ROUNDS = 7
+ROUND_S = 0.05
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    core_us: float
+    core_spread_us: tuple[float, float]
+    twin_us: float
+    body_bytes: int
+
+    @property
+    def megabytes_per_s(self) -> float:
+        return self.body_bytes / self.core_us
+
+
+def microseconds(call: Call) -> list[float]:
+    """The cost of one call, in each of the rounds, lowest first."""
+    started = time.perf_counter()
+    call()
+    calls = max(1, int(ROUND_S / (time.perf_counter() - started)))
+    rounds = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        rounds.append((time.perf_counter() - started) / calls * 1e6)
+    return sorted(rounds)
+
+
+def small_body() -> bytes:
+    """A note of 1 KB, as a JavaScript client sends it."""
+    note = {
+        "title": "Shopping list",
+        "done": False,
+        "count": 12,
+        "tags": ["a", "b", "c"],
+        "body": "Lorem ipsum dolor sit amet " * 28,
+        "meta": {"updatedAt": 1_700_000_000_000, "by": "10ba682c8ad13513971e8b56881aab8b", "x": 1.5},
+    }
+    return json.dumps({"data": note, "baseHash": "a" * 64}, separators=(",", ":")).encode()
+
+
+def large_body() -> bytes:
+    """An index of 512 KiB: many small objects whose members are not in canonical order."""
+    objects: list[dict[str, object]] = []
+    size = 0
+    while size < 512 * 1024:
+        number = len(objects)
+        entry: dict[str, object] = {
+            "id": f"item-{number}",
+            "type": "note" if number % 3 else "task",
+            "parentId": None,
+            "order": number,
+            "title": f"Title of the thing {number}, déjà vu",
+            "updatedAt": 1_700_000_000_000 + number,
+            "price": number * 0.37,
+            "tags": ["x", "y"],
+            "meta": {"author": "10ba682c8ad13513", "emoji": "\U0001f600"},
+        }
+        objects.append(entry)
+        size += len(json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode()) + 1
+    body = {"data": {"objects": objects}, "baseHash": None}
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def push_and_store(body: bytes) -> bytes:
+    return core.decode_push(body).stored(1_700_000_000_000)
+
+
+def push_and_store_twin(body: bytes) -> bytes:
+    data, _hash, _base, pubkey, signature = reference.decode_push(body)
+    return reference.stored(data, 1_700_000_000_000, pubkey, signature)
+
+
+def pull(stored: bytes) -> tuple[str, int, bytes]:
+    document = core.read_document(stored)
+    return document.hash, document.ts_ms, document.answer(1_700_000_000_000)
+
+
+def measure() -> list[Row]:
+    small, large = small_body(), large_body()
+    stored, stored_large = push_and_store(small), push_and_store(large)
+    signer = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    key = signer.public_key().public_bytes_raw().hex()
+    parsed = core.PublicKey(key)
+    request = ("127.0.0.1:8080", 1_700_000_000_000, "AAAAAAAAAAAAAAAAAAAAAA==")
+    message = core.request_message("POST", "/push/notes/a", small, *request)
+    signature = base64.b64encode(signer.sign(message)).decode()
+    paths = ["notes/**", "!notes/_keyring", "!notes/_members"]
+    scope, document_key = core.Scope(paths, "me"), "notes/10ba682c8ad13513/settings"
+    window, seen = core.ReplayWindow(), set[bytes]()
+
+    def verify_twin() -> bool:
+        text = reference.request_message("POST", "/push/notes/a", small, *request)
+        return reference.verify(key, text, signature)
+
+    calls: list[tuple[str, int, Call, Call]] = [
+        (
+            "canonicalize 1 KB",
+            len(small),
+            lambda: core.canonicalize(small),
+            lambda: reference.canonicalize(small),
+        ),
+        (
+            "push 1 KB: decode, hash, store",
+            len(small),
+            lambda: push_and_store(small),
+            lambda: push_and_store_twin(small),
+        ),
+        (
+            "push 512 KiB: decode, hash, store",
+            len(large),
+            lambda: push_and_store(large),
+            lambda: push_and_store_twin(large),
+        ),
+        (
+            "pull 1 KB: locate, check, answer",
+            len(stored),
+            lambda: pull(stored),
+            lambda: reference.answer(stored, 1_700_000_000_000),
+        ),
+        (
+            "pull 512 KiB: locate, check, answer",
+            len(stored_large),
+            lambda: pull(stored_large),
+            lambda: reference.answer(stored_large, 1_700_000_000_000),
+        ),
+        (
+            "verify_request 1 KB",
+            len(small),
+            lambda: core.verify_request(parsed, signature, "POST", ["/push/notes/a"], small, *request),
+            verify_twin,
+        ),
+        (
+            "Scope.allows",
+            0,
+            lambda: scope.allows(document_key),
+            lambda: reference.scope_allows(paths, "me", document_key),
+        ),
+        (
+            "ReplayWindow digest and add",
+            0,
+            lambda: window.add(core.ReplayWindow.digest(key, request[2])),
+            lambda: seen.add(hashlib.sha256(f"{key}\0{request[2]}".encode()).digest()[:16]),
+        ),
+    ]
+    rows = []
+    for name, size, ours, twin in calls:
+        rounds = microseconds(ours)
+        twin_us = statistics.median(microseconds(twin))
+        rows.append(Row(name, statistics.median(rounds), (rounds[0], rounds[-1]), twin_us, size))
+    return rows
+
+
+def main() -> None:
+    rows = measure()
+    if "--json" in sys.argv[1:]:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    print(f"{'':36} {'core us':>9} {'spread':>19} {'MB/s':>6} {'Python us':>10} {'times':>6}")
+    for row in rows:
+        low, high = row.core_spread_us
+        rate = f"{row.megabytes_per_s:6.0f}" if row.body_bytes else " " * 6
+        print(
+            f"{row.name:36} {row.core_us:9.2f} {f'{low:.2f} to {high:.2f}':>19} {rate} "
+            f"{row.twin_us:10.2f} {row.twin_us / row.core_us:6.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,6 @@ A request goes: aiohttp -> `connection` -> `middleware` -> `routes` -> a handler
 -> `access` -> `documents` -> the store.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -12,6 +11,7 @@ from aiohttp import web
 
 from pysync import __version__
 from pysync.access import Access, Rule
+from pysync.clock import wall_clock_ms
 from pysync.config import Collection, Config, effective_coordinator
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
@@ -26,11 +26,6 @@ from pysync.server.middleware import Middleware
 from pysync.server.ops import Ops
 from pysync.server.routes import Route, RouteTable
 from pysync.store import JSON_TYPE, Store, open_store
-
-
-def wall_clock_ms() -> int:
-    """Milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 class App:

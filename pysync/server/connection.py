@@ -10,6 +10,7 @@ from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout
 from pysync.server.answer import Answer, error_answer
 
 HEAD_TIMEOUT_S = 10.0
+CHECK_EVERY_S = 1.0
 KEEPALIVE_S = 75.0
 
 log = logging.getLogger("pysync.server")
@@ -80,7 +81,7 @@ class Listener(web.Server):
     async def _expire_slow_heads(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(CHECK_EVERY_S)
             latest = loop.time() - HEAD_TIMEOUT_S
             for connection in self.connections:
                 if isinstance(connection, Connection) and 0.0 < connection.head_since <= latest:

@@ -5,7 +5,8 @@ import logging
 import os
 import signal
 import sys
-import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import uvloop
 from aiohttp import web
@@ -32,35 +33,41 @@ def serve(config: Config) -> int:
     return uvloop.run(_serve(config))
 
 
+@asynccontextmanager
+async def listening(
+    app: App, host: str = "127.0.0.1", port: int = 0, drain_s: float = 10.0
+) -> AsyncIterator[int]:
+    """Listen for `app` and yield the port. On leaving, accept no more and finish what is under way, for at
+    most `drain_s`."""
+    # A handler that does not end has nearly all of that time, and then a moment to be cancelled.
+    runner = web.ServerRunner(listen(app.handle), shutdown_timeout=drain_s * 0.9)
+    await runner.setup()
+    await web.TCPSite(runner, host, port, backlog=1024).start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        app.ops.draining = True
+        try:
+            async with asyncio.timeout(drain_s):
+                await runner.cleanup()
+        except TimeoutError:
+            log.warning("gave up on requests under way after %.1f s", drain_s)
+
+
 async def _serve(config: Config) -> int:
     stop = asyncio.Event()
     _listen_for_signals(stop)
-    async with await create_app(config) as app:
-        listener = listen(app.handle)
-        drain_s = config.server.drain_timeout_ms / 1000
-        # A handler that does not end is given the whole time, and then a moment to be cancelled.
-        runner = web.ServerRunner(listener, shutdown_timeout=max(0.1, drain_s - 1.0))
-        await runner.setup()
-        site = web.TCPSite(runner, config.server.host, config.server.port, backlog=1024)
-        await site.start()
-        print(banner(config, runner.addresses[0][1]), flush=True)
+    server = config.server
+    async with (
+        await create_app(config) as app,
+        listening(app, server.host, server.port, server.drain_timeout_ms / 1000) as port,
+    ):
+        print(banner(config, port), flush=True)
         log.info("serving, version %s, pid %s", __version__, os.getpid())
         await stop.wait()
-        await _drain(app, runner, drain_s)
+        log.info("draining")
     log.info("stopped")
     return 0
-
-
-async def _drain(app: App, runner: web.ServerRunner, drain_s: float) -> None:
-    """Stop accepting, finish what is under way, within `drain_s`."""
-    log.info("draining")
-    app.ops.draining = True
-    started = time.monotonic()
-    try:
-        async with asyncio.timeout(drain_s):
-            await runner.cleanup()
-    except TimeoutError:
-        log.warning("gave up on requests under way after %.1f s", time.monotonic() - started)
 
 
 def _listen_for_signals(stop: asyncio.Event) -> None:

@@ -1,0 +1,189 @@
+"""What the tests of the service share: a service in process, and callers who sign as real clients do."""
+
+import base64
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from yarl import URL
+
+from pysync import config, minting, signing
+from pysync.caps import Certificate
+from pysync.keys import Keys
+from pysync.clock import wall_clock_ms
+from pysync.server.app import App, create_app
+from pysync.server.run import listening
+from pysync.store import Store
+
+PROTOCOL = Path(__file__).parent / "protocol.json"
+
+ISSUER = Keys.from_private(b"\x11" * 32, b"\x31" * 32)
+SUBJECT = Keys.from_private(b"\x22" * 32, b"\x42" * 32)
+STRANGER = Keys.from_private(b"\x77" * 32, b"\x78" * 32)
+
+
+@dataclass
+class Reply:
+    """An answer, read."""
+
+    status: int
+    headers: Any
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> tuple[int, str]:
+        return self.status, self.json["error"]
+
+
+@dataclass
+class Browser:
+    """Sends requests to one service, as they are given."""
+
+    base: str
+    session: aiohttp.ClientSession
+
+    async def request(
+        self, method: str, target: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        """`target` goes on the wire as it is; a `body` that is not bytes goes as JSON."""
+        sent = dict(headers or {})
+        if body is not None and "Content-Type" not in sent:
+            sent["Content-Type"] = "application/json"
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        url = URL(self.base + target, encoded=True)
+        async with self.session.request(method, url, data=data, headers=sent) as answer:
+            return Reply(answer.status, answer.headers, await answer.read())
+
+    async def pull(self, key: str, headers: dict[str, str] | None = None) -> Reply:
+        return await self.request("GET", f"/pull/{key}", headers=headers)
+
+    async def push(
+        self, key: str, data: object, base: str | None = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        return await self.request("POST", f"/push/{key}", {"data": data, "baseHash": base}, headers)
+
+
+@dataclass
+class Signed(Browser):
+    """Signs its requests with `keys` under `certificate`; `tamper` may change the headers before they go."""
+
+    keys: Keys
+    certificate: Certificate
+    presenter: bool = False
+    prefix: str = ""
+    tamper: Callable[[dict[str, str]], None] = field(default=lambda headers: None)
+    ts_ms: int | None = None
+    nonce: bytes | None = None
+
+    async def request(
+        self, method: str, target: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        merged = {**self.headers(method, target, data), **(headers or {})}
+        self.tamper(merged)
+        return await super().request(method, target, data if body is not None else None, merged)
+
+    def headers(self, method: str, target: str, body: bytes) -> dict[str, str]:
+        signed = signing.sign_request(
+            self.keys,
+            method,
+            self.prefix + target,
+            body,
+            signing.host_of(self.base),
+            self.ts_ms or wall_clock_ms(),
+            self.nonce or os.urandom(16),
+        )
+        if self.presenter:
+            signed["X-Starfish-Pub"] = self.keys.ed_pub
+        return {"Authorization": self.certificate.authorization, **signed}
+
+
+def minted_at() -> dict[str, Any]:
+    """Clock and nonce for a certificate minted now."""
+    return {"now_s": wall_clock_ms() // 1000, "nonce": os.urandom(16)}
+
+
+def root_device(keys: Keys, **options: Any) -> Certificate:
+    """The certificate of a root's own first device."""
+    return minting.device(keys, keys.ed_pub, keys.kem_pub, **minted_at(), **options)
+
+
+def encoded(members: dict[str, Any]) -> str:
+    """An Authorization header that presents `members` as a certificate, whatever they are."""
+    return "Cap " + base64.b64encode(json.dumps(members, separators=(",", ":")).encode()).decode()
+
+
+Start = Callable[..., Awaitable[str]]
+
+
+@pytest_asyncio.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts services in this process: `await start(members, store=..., now_ms=...)` -> base URL."""
+    async with AsyncExitStack() as stack:
+
+        async def start_one(members: dict[str, Any], store: Store | None = None, **options: Any) -> str:
+            settings = config.parse({"version": 1, "store": "memory:", **members})
+            app = await stack.enter_async_context(await create_app(settings, store, **options))
+            apps.append(app)
+            return f"http://127.0.0.1:{await stack.enter_async_context(listening(app))}"
+
+        apps: list[App] = []
+        start_one.apps = apps  # type: ignore[attr-defined]
+        yield start_one
+
+
+@pytest_asyncio.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(auto_decompress=False) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def base(start: Start) -> str:
+    """The service under test: the one at PYSYNC_URL (started with tests/protocol.json), else one made here."""
+    return os.environ.get("PYSYNC_URL") or await start(json.loads(PROTOCOL.read_text()))
+
+
+@pytest.fixture
+def anyone(base: str, session: aiohttp.ClientSession) -> Browser:
+    return Browser(base, session)
+
+
+@pytest.fixture
+def owner(base: str, session: aiohttp.ClientSession) -> Signed:
+    """The trusted issuer, on a root device that may do everything under its own roles."""
+    names = ("rooms", "roots", "*")
+    return Signed(base, session, ISSUER, root_device(ISSUER, collections=names))
+
+
+@pytest.fixture
+def member(base: str, session: aiohttp.ClientSession) -> Signed:
+    """Somebody else, whom the issuer lets read and write `rooms`."""
+    certificate = minting.member(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=minting.writer("rooms"), **minted_at()
+    )
+    return Signed(base, session, SUBJECT, certificate)
+
+
+@pytest.fixture
+def stranger(base: str, session: aiohttp.ClientSession) -> Signed:
+    """A root device of a key that nobody trusts."""
+    return Signed(base, session, STRANGER, root_device(STRANGER, collections=("rooms", "*")))
+
+
+@pytest.fixture
+def unique() -> Callable[[str], str]:
+    """Keys that no other test, and no earlier run against a service that stays, has used."""
+    mark = os.urandom(6).hex()
+    return lambda prefix: f"{prefix}/{mark}"

@@ -1,0 +1,25 @@
+"""The documentation says what the code does."""
+
+import re
+from pathlib import Path
+
+from pysync.errors import table
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_refusal_is_in_the_table_with_its_status_and_text() -> None:
+    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \| (.*?) \|", (ROOT / "docs/protocol.md").read_text(), re.M)
+    documented = {code: (int(status), text) for status, code, text in rows}
+    client_side = {"unreachable"}
+    assert documented.keys() == table().keys() - client_side
+    for code, (status, text) in documented.items():
+        kind = table()[code]
+        assert status == kind.status
+        assert not text.startswith("`") or kind.text.split(":")[0] in text
+
+
+def test_links_in_the_documentation_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"), ROOT / "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"

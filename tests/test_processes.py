@@ -1,0 +1,171 @@
+"""Real server processes: sharing one folder, being killed, being stopped."""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from conftest import SUBJECT, Browser, Signed, root_device
+
+COLLECTIONS = [
+    {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]},
+    {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]},
+]
+
+
+class Process:
+    """A `pysync serve` on a free port."""
+
+    def __init__(self, process: asyncio.subprocess.Process, base: str) -> None:
+        self.process = process
+        self.base = base
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        return await self.process.wait()
+
+
+@asynccontextmanager
+async def serving(folder: Path, **members: Any) -> AsyncIterator[Process]:
+    """A server process on the store in `folder`, killed at the end if it still runs."""
+    settings = folder / f"config-{os.urandom(4).hex()}.json"
+    settings.write_text(
+        json.dumps({"version": 1, "store": f"file:{folder}/data", "collections": COLLECTIONS, **members})
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pysync", "serve", "--config", str(settings), "--port", "0",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        first = (await process.stdout.readline()).decode()
+        assert " at http://" in first, first
+        yield Process(process, first.split(" at ")[1].strip())
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def increment(browser: Browser, key: str) -> int:
+    """Add one to the counter at `key` until it is done; how often somebody else was faster."""
+    lost = 0
+    while True:
+        now = (await browser.pull(key)).json
+        count = now["data"].get("n", 0)
+        answer = await browser.push(key, {"n": count + 1}, now["hash"])
+        if answer.status == 200:
+            return lost
+        assert answer.status == 409, answer.body
+        lost += 1
+
+
+async def test_two_processes_on_one_folder_lose_no_update(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    async with serving(tmp_path) as one, serving(tmp_path) as other:
+        browsers = [Browser(one.base, session), Browser(other.base, session)] * 4
+        pushed = 0
+
+        async def worker(browser: Browser) -> None:
+            nonlocal pushed
+            for _ in range(25):
+                await increment(browser, "notes/counter")
+                pushed += 1
+
+        await asyncio.gather(*map(worker, browsers))
+        for browser in browsers[:2]:
+            assert (await browser.pull("notes/counter")).json["data"] == {"n": pushed}
+        assert pushed == 200
+
+
+async def test_a_replay_is_refused_by_the_other_process_and_after_a_restart(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    key = f"u/{SUBJECT.user_id}/a"
+    host = {"server": {"publicHosts": ["sync.example"]}}
+    async with serving(tmp_path, **host) as one, serving(tmp_path, **host) as other:
+        signer = Signed("http://sync.example", session, SUBJECT, root_device(SUBJECT))
+        headers = {**signer.headers("GET", f"/pull/{key}", b""), "Host": "sync.example"}
+        assert (await Browser(one.base, session).pull(key, headers)).status == 200
+        assert (await Browser(other.base, session).pull(key, headers)).status == 401
+        one.signal(signal.SIGKILL)
+        await one.ended()
+    async with serving(tmp_path, **host) as again:
+        assert (await Browser(again.base, session).pull(key, headers)).status == 401
+
+
+async def test_every_acknowledged_write_survives_kill_9(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    acknowledged: dict[str, str] = {}
+    enough = asyncio.Event()
+
+    async def writer(browser: Browser, number: int) -> None:
+        for count in range(10_000):
+            key = f"notes/{number}-{count}"
+            try:
+                answer = await browser.push(key, {"n": count, "pad": "x" * 500})
+            except aiohttp.ClientError:
+                return
+            assert answer.status == 200
+            acknowledged[key] = answer.json["hash"]
+            if len(acknowledged) >= 400:
+                enough.set()
+
+    async with serving(tmp_path) as process:
+        browser = Browser(process.base, session)
+        writers = [asyncio.create_task(writer(browser, number)) for number in range(16)]
+        await enough.wait()
+        process.signal(signal.SIGKILL)
+        await asyncio.gather(*writers)
+        await process.ended()
+    async with serving(tmp_path) as process:
+        browser = Browser(process.base, session)
+        for key, hash_ in acknowledged.items():
+            assert (await browser.pull(key)).json["hash"] == hash_
+    with closing(sqlite3.connect(tmp_path / "data" / "pysync.db")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_process_in_good_order(tmp_path: Path, number: int) -> None:
+    async with serving(tmp_path) as process:
+        process.signal(number)
+        assert await process.ended() == 0
+
+
+async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, server={"drainTimeoutMs": 3_600_000}) as process:
+        host, _, port = process.base.removeprefix("http://").partition(":")
+        _, unfinished = await asyncio.open_connection(host, int(port))
+        unfinished.write(
+            b"POST /push/notes/a HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+        )
+        await unfinished.drain()
+        process.signal(signal.SIGTERM)
+        while await _accepts(host, int(port)):
+            await asyncio.sleep(0)
+        process.signal(signal.SIGTERM)
+        assert await process.ended() == 1
+        unfinished.close()
+
+
+async def _accepts(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    return True

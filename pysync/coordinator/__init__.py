@@ -1,12 +1,30 @@
 """What workers and nodes must agree on beside the store: nonces seen, rate counters, idempotency keys."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+EPOCH_MS: Final = 300_000
+EPOCHS_KEPT: Final = 3
+"""A signed request is good for 300 s on either side of its time, so its nonce must be known for 600 s after
+it arrived: throughout the epoch of its arrival and the two that follow."""
+
+MAX_LIVE_NONCES: Final = 4_000_000
+"""Nonces remembered at one time by default; beyond it signed requests are refused."""
+
+
+def nonce_epoch(now_ms: int) -> int:
+    """The number of the epoch in which a nonce arrives now."""
+    return now_ms // EPOCH_MS
+
+
+def window_end_ms(now_ms: int, window_ms: int) -> int:
+    """When the fixed window that holds `now_ms` ends."""
+    return now_ms - now_ms % window_ms + window_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A counter of a fixed window: `count` includes the call that returned it, `resets_in_ms` is what is left."""
+    """A fixed window: `count` includes the call that returned it, `resets_in_ms` is what is left of it."""
 
     count: int
     resets_in_ms: int
@@ -25,8 +43,8 @@ class Coordinator(Protocol):
         """Count one more in `bucket`'s current window (windows start at multiples of `window_ms`)."""
 
     async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
-        """The value that `key` holds: `value` from now on and for `ttl_ms`, unless an earlier claim still holds
-        another. Of several claims at once one wins, and all of them return its value."""
+        """The value that `key` holds: `value` from now on and for `ttl_ms`, unless an earlier claim still
+        holds another. Of several claims at once one wins, and all of them return its value."""
 
     async def close(self) -> None: ...
 
@@ -42,5 +60,5 @@ async def open_coordinator(url: str, folder: str | None = None) -> Coordinator:
     if kind == "file" and (rest or folder):
         from pysync.coordinator.local import LocalCoordinator
 
-        return await LocalCoordinator.open(rest or folder or "")
+        return await LocalCoordinator.at(rest or folder or "")
     raise ValueError(f"unknown coordinator {url!r}: use memory: or file:")

@@ -322,7 +322,8 @@ def test_secrets_stay_out_of_repr_and_messages() -> None:
         ("c.json", "[" * 100_000, "nested too deeply"),
         ("c.json", "", "Expecting value"),
         ("c.yaml", "version: 1\nversion: 1\n", "member 'version' is written twice in one object"),
-        ("c.yaml", "a: [", "flow"),
+        ("c.yaml", "a: [", "expected the node content, but found '<stream end>' (line 1, column 5)"),
+        ("c.yaml", "a: \0", "holds characters that YAML does not allow"),
         ("c.toml", "version = 1\nversion = 1\n", "Cannot overwrite a value"),
         ("c.toml", "x", "Expected"),
         ("c.ini", "", "its name must end in .json, .yaml, .yml, .toml"),
@@ -347,6 +348,22 @@ def test_a_file_that_cannot_be_read_is_refused(
     with pytest.raises(ConfigError) as refused:
         load(path, {})
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("c.json", '{"auth": {"adminToken": "hush" "x"}}'),
+        ("c.yaml", 'auth: {adminToken: "hush" "x"}'),
+        ("c.toml", '[auth]\nadminToken = "hush" "x"'),
+    ],
+)
+def test_a_broken_file_is_not_quoted(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        load(path, {})
+    assert "hush" not in str(refused.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

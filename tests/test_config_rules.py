@@ -266,6 +266,11 @@ def test_a_schema_stands_by_itself(ref: str) -> None:
             "rateLimit.maxRequests",
             "is required: windowMs alone limits nothing",
         ),
+        (
+            config(collection(), rateLimit={"maxRequests": 1}),
+            "rateLimit.windowMs",
+            "is required: maxRequests alone limits nothing",
+        ),
         ({"batchKeyDenySuffixes": [""]}, "batchKeyDenySuffixes[0]", "must not be empty"),
         ({"plugins": ["plugin"]}, "plugins[0]", "must be package.module:plugin"),
         ({"collections": {}}, "collections", "must be a list, not an object"),
@@ -285,6 +290,7 @@ PROJECTION = {"source": "notes", "target": "lists/all", "id": "{id}"}
     ("changed", "path", "message"),
     [
         ({"source": []}, "source", "must name at least one collection"),
+        ({"source": ["notes", "none"]}, "source", "there is no collection 'none'"),
         ({"id": None}, "id", "is required, or project"),
         ({"id": "{x}"}, "id", "{x} is not a path parameter of every source"),
         ({"target": "l/{x}"}, "target", "{x} is not a path parameter of every source"),

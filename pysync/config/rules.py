@@ -257,24 +257,19 @@ def _projection(projection: Projection, known: Mapping[str, list[Collection]]) -
             yield "id", "is required, or project"
         else:
             yield from _known_params("id", projection.id, sources)
-        yield from _target(projection.target, sources)
     else:
         if not _OBJECT_OF_MODULE.fullmatch(projection.project):
             yield "project", "must be module:function"
         if projection.id is not None or projection.value or projection.remove_when:
             yield "project", "stands in place of id, value and removeWhen"
-        if not _OBJECT_OF_MODULE.fullmatch(projection.target):
-            yield from _target(projection.target, sources)
+    # module:function has the form of a template too
+    for message in template.faults(projection.target):
+        yield "target", message
+    yield from _known_params("target", projection.target, sources)
     for member, pointers in (("value", projection.value.values()), ("removeWhen", projection.remove_when)):
         for pointer in pointers:
             if not pointer.startswith("/"):
                 yield member, "JSON pointers start with a slash"
-
-
-def _target(target: str, sources: list[Collection]) -> Iterator[Fault]:
-    for message in template.faults(target):
-        yield "target", message
-    yield from _known_params("target", target, sources)
 
 
 def _known_params(member: str, text: str, sources: list[Collection]) -> Iterator[Fault]:

@@ -152,8 +152,12 @@ def _yaml(text: str) -> object:
 
     try:
         return yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+    except yaml.MarkedYAMLError as error:  # whose own text quotes the line, secrets and all
+        at = error.problem_mark
+        place = f" (line {at.line + 1}, column {at.column + 1})" if at else ""
+        raise ValueError(f"{error.problem}{place}") from None
+    except yaml.YAMLError:
+        raise ValueError("holds characters that YAML does not allow") from None
 
 
 _FORMATS: Mapping[str, Callable[[str], object]] = {

@@ -75,7 +75,7 @@ class Document:
     def hash(self) -> str: ...
     @property
     def ts_ms(self) -> int:
-        """When it was written, in milliseconds since the epoch."""
+        """When it was written, in milliseconds since the epoch; 0 where the document does not say."""
     @property
     def author_pubkey(self) -> str | None: ...
     @property
@@ -88,15 +88,20 @@ class Document:
         `keyring` is the JSON text of that member."""
 
 def read_document(stored: bytes) -> Document:
-    """Locate the parts of a stored document: in our own layout by offsets, checked against its hash; in any
-    other (as Starfish wrote it) by parsing it. Raises DocumentCorrupt."""
+    """Locate the parts of a stored document: in our own layout by offsets, its data checked against its hash;
+    in any other (as Starfish wrote it), or where the hash is not of that text, by parsing it.
+
+    Raises:
+        DocumentCorrupt: not JSON, no `hash` that is a string and not empty, or no `data` that is an object.
+    """
 
 @final
 class PublicKey:
     """An Ed25519 public key, ready to verify with."""
 
     def __new__(cls, key: str) -> PublicKey:
-        """From 64 lower-case hex digits. Raises ValueError for other text, and for small-order keys."""
+        """From 64 lower-case hex digits. Raises ValueError for other text, for points that are not on the
+        curve or not in their shortest encoding, and for small-order keys."""
     @property
     def hex(self) -> str: ...
     @property
@@ -118,7 +123,8 @@ def verify_request(
     ts_ms: int,
     nonce: str,
 ) -> bool:
-    """Whether `signature` is `key`'s over the request, with any of `targets` as its path, tried in order."""
+    """Whether `signature` is `key`'s over the request, with any of `targets` as its path, tried in order.
+    Texts that hold surrogates, as header values that are not UTF-8 do, verify as nothing."""
 
 def verify_author(
     tag: str, document_key: str, data: bytes, author_pubkey: str, author_signature: str
@@ -134,12 +140,12 @@ class Scope:
         """`{identity}` in an entry stands for `identity`; a leading `!` makes it a deny."""
     def allows(self, document_key: str) -> bool:
         """Whether an allow entry matches and no deny entry does: denies cover descendants and are read
-        widely. Linear in the length of key and pattern. No entries allow everything."""
+        widely. No entries allow everything. The key comes decoded; empty and `.` segments do not count."""
 
 @final
 class ReplayWindow:
-    """A set of (key, nonce) pairs at about 20 to 40 bytes each. Not bound to a time: its owner drops it
-    whole."""
+    """A set of (key, nonce) pairs at 19 to 39 bytes each (36 at a million). Not bound to a time: its owner
+    drops it whole. Digests of another length than 16 bytes raise ValueError."""
 
     def __new__(cls) -> ReplayWindow: ...
     @staticmethod

@@ -1,5 +1,6 @@
 """Documents: pull, push with optimistic concurrency, expiry (wire section 4)."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -72,20 +73,21 @@ class Documents:
     ) -> Written:
         """`push`, answered again where what is stored was written with this `request_key`.
 
-        The hash and time of the write are claimed before it: whatever is lost after that, a repetition
-        finds them in the document.
+        The hash and time of the write are claimed before it, under a mark of this attempt: whatever is lost
+        after that, a repetition finds them in the document.
         """
-        claim = Written(body.hash, self.now_ms())
-        held = await self._coordinator.claim(request_key, orjson.dumps(claim), IDEMPOTENCY_TTL_MS)
-        claim = Written(**orjson.loads(held))
+        fresh = Written(body.hash, self.now_ms())
+        mark = os.urandom(8)
+        held = await self._coordinator.claim(request_key, mark + orjson.dumps(fresh), IDEMPOTENCY_TTL_MS)
+        claim = Written(**orjson.loads(held[len(mark) :]))
         if claim.hash != body.hash:
             return await self.push(key, body, ttl_ms)
         try:
             return await self.push(key, body, ttl_ms, claim.timestamp_ms)
         except Conflict:
-            if await self._is_stored(key, claim):
-                return claim
-            raise
+            if held.startswith(mark) or not await self._is_stored(key, claim):
+                raise
+            return claim
 
     async def sweep(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
         """Delete what is below `prefix`, is a document and has outlived `ttl_ms`; how many there were."""

@@ -21,7 +21,7 @@ RESERVED_SEGMENT = "_pysync"
 
 Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Answer]]
 
-_is_parameter = re.compile(r"[A-Za-z0-9._:@-]{1,255}").fullmatch
+_is_parameter = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,255}").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ class RouteTable:
 
     def __init__(self) -> None:
         self._root = _Node()
+        self._heads: list[list[str]] = []
 
     def add(self, methods: Iterable[str], route: Route) -> None:
         """Serve `route` at its template, whose `{name}` segments are parameters."""
@@ -92,6 +93,8 @@ class RouteTable:
                 node = node.literals.setdefault(segment, _Node())
         for method in methods:
             node.routes[method] = route
+        if route.names:
+            self._heads.append(list(route.template[: route.key_from]))
 
     def __iter__(self) -> Iterator[tuple[str, Route]]:
         """Every method and route."""
@@ -107,14 +110,15 @@ class RouteTable:
         """The route of `path` (as received, without query).
 
         Raises:
-            InvalidPathParameter: an empty, dotted or otherwise inadmissible segment, or a key too long.
+            InvalidPathParameter: a key with an empty, dotted or otherwise inadmissible segment, or too long.
             NotFound, MethodNotAllowed: no such path, or not with this method.
         """
         segments = path.split("/") if "%" not in path else _decode(path)
         values: list[str] = []
         node = _find(self._root, segments, 1, values)
         if node is None:
-            if any(segment in ("", ".", "..") or not segment.isprintable() for segment in segments[1:]):
+            head = next((head for head in self._heads if segments[1 : len(head) + 1] == head), None)
+            if head is not None and not all(map(_is_parameter, segments[len(head) + 1 :])):
                 raise InvalidPathParameter
             raise NotFound
         route = node.routes.get(method)
@@ -150,11 +154,8 @@ def _find(node: _Node, segments: Sequence[str], index: int, values: list[str]) -
 
 
 def _check(values: Sequence[str], key: str, first: str) -> None:
-    if len(key) > MAX_KEY_BYTES or first == RESERVED_SEGMENT:
+    if len(key) > MAX_KEY_BYTES or first == RESERVED_SEGMENT or not all(map(_is_parameter, values)):
         raise InvalidPathParameter
-    for value in values:
-        if not _is_parameter(value) or value in (".", ".."):
-            raise InvalidPathParameter
 
 
 def _decode(path: str) -> list[str]:

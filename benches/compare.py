@@ -3,8 +3,8 @@
     python -m benches.compare [--quick] [--json FILE]
 
 The servers stay on one core, the load generator on another; only one server is loaded at a time. Every round
-runs all workloads once, so that what else the machine does meets all of them; the share of a workload is the
-median over the rounds of its rate beside the bare rate of the same round. Prints Markdown.
+runs all workloads once, each right after the bare workload that it is measured against; its share is the
+median over the rounds of its rate beside that bare rate. Prints Markdown.
 """
 
 import argparse
@@ -44,7 +44,17 @@ GOALS = (
     Goal("signed-push", "bare-post", share=0.30),
     Goal("push-512k", "bare-post", mb_per_second=100),
 )
-BARE = ("bare-get", "bare-post")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A workload, and the bare one right before it."""
+
+    bare: Measured
+    ours: Measured
+
+
+Turns = dict[str, list[Turn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +69,14 @@ class Footprint:
     requests: int
 
 
-def rounds(bare: Running, ours: Running, count: int, seconds: float) -> list[dict[str, Measured]]:
-    """`count` rounds of every workload, by its name."""
-    found = []
+def rounds(bare: Running, ours: Running, count: int, seconds: float) -> Turns:
+    """`count` turns of every workload, by its name."""
+    found: Turns = {goal.workload: [] for goal in GOALS}
     for number in range(count):
         print(f"round {number + 1} of {count}", file=sys.stderr)
-        runs = {name: load(bare, name, seconds) for name in BARE}
-        runs |= {goal.workload: load(ours, goal.workload, seconds) for goal in GOALS}
-        found.append(runs)
+        for goal in GOALS:
+            beside = load(bare, goal.of, seconds)
+            found[goal.workload].append(Turn(beside, load(ours, goal.workload, seconds)))
     return found
 
 
@@ -106,38 +116,41 @@ def _half_and_half(server: Running, requests: int) -> None:
             load(server, workload, seconds=600, count=slice_size)
 
 
-def table(found: Sequence[dict[str, Measured]]) -> str:
+def table(found: Turns) -> str:
     """The Markdown table of all rounds: medians, and in brackets the lowest and highest share."""
     lines = [
         "| workload | per s | share of bare | goal | CPU µs | CPU share | p50 ms | p99 ms | generator |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += [_line(found, name, "", "", "") for name in BARE]
+    for name in dict.fromkeys(goal.of for goal in GOALS):
+        runs = [turn.bare for goal in GOALS if goal.of == name for turn in found[goal.workload]]
+        lines.append(_line(runs, "", "", ""))
     for goal in GOALS:
-        runs = [(turn[goal.workload], turn[goal.of]) for turn in found]
+        turns = found[goal.workload]
+        runs = [turn.ours for turn in turns]
         if goal.share is not None:
-            shares = [run.per_second / bare.per_second for run, bare in runs]
-            cpu = statistics.median(_cpu_us(bare) / _cpu_us(run) for run, bare in runs)
-            share = f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})"
-            lines.append(_line(found, goal.workload, share, f"{goal.share:.2f}", f"{cpu:.2f}"))
+            share = _spread([turn.ours.per_second / turn.bare.per_second for turn in turns], ".2f")
+            cpu = statistics.median(_cpu_us(turn.bare) / _cpu_us(turn.ours) for turn in turns)
+            lines.append(_line(runs, share, f"{goal.share:.2f}", f"{cpu:.2f}"))
         else:
-            speeds = [run.mb_per_second for run, _ in runs]
-            speed = f"{statistics.median(speeds):.0f} MB/s ({min(speeds):.0f} to {max(speeds):.0f})"
-            lines.append(_line(found, goal.workload, speed, f"{goal.mb_per_second:.0f} MB/s", ""))
+            speed = _spread([run.mb_per_second for run in runs], ".0f")
+            lines.append(_line(runs, f"{speed} MB/s", f"{goal.mb_per_second:.0f} MB/s", ""))
     return "\n".join(lines)
 
 
-def _line(found: Sequence[dict[str, Measured]], name: str, share: str, goal: str, cpu_share: str) -> str:
-    runs = [turn[name] for turn in found]
+def _spread(values: Sequence[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def _line(runs: Sequence[Measured], share: str, goal: str, cpu_share: str) -> str:
     rate = statistics.median(run.per_second for run in runs)
     cpu = statistics.median(_cpu_us(run) for run in runs)
-    p50, p99 = (
-        statistics.median(values) for values in zip(*((r.p50_ms, r.p99_ms) for r in runs), strict=True)
-    )
+    p50 = statistics.median(run.p50_ms for run in runs)
+    p99 = statistics.median(run.p99_ms for run in runs)
     busy = max(run.generator_busy for run in runs)
     return (
-        f"| {name} | {rate:,.0f} | {share} | {goal} | {cpu:.1f} | {cpu_share} | {p50:.2f} | {p99:.2f}"
-        f" | {busy:.0%} |"
+        f"| {runs[0].workload} | {rate:,.0f} | {share} | {goal} | {cpu:.1f} | {cpu_share} | {p50:.2f}"
+        f" | {p99:.2f} | {busy:.0%} |"
     )
 
 
@@ -182,8 +195,8 @@ def main() -> None:
     print(f"{machine()}; {count} rounds of {seconds:g} s.\n")
     print(table(found), footprint_table(measured), sep="\n\n")
     if options.json:
-        every = [{name: dataclasses.asdict(run) for name, run in turn.items()} for turn in found]
-        report = {"machine": machine(), "rounds": every, "footprint": dataclasses.asdict(measured)}
+        turns = {name: [dataclasses.asdict(turn) for turn in taken] for name, taken in found.items()}
+        report = {"machine": machine(), "turns": turns, "footprint": dataclasses.asdict(measured)}
         options.json.write_text(json.dumps(report, indent=1))
 
 

@@ -87,20 +87,41 @@ number_texts = st.one_of(
 scalar_texts = st.one_of(st.sampled_from(["null", "true", "false"]), number_texts, string_texts())
 
 
-def containers(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+def arrays(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     padded = st.tuples(whitespace, inner, whitespace).map("".join)
-    member = st.tuples(whitespace, keys, whitespace, st.just(":"), padded).map("".join)
-    return st.one_of(
-        st.lists(padded, max_size=4).map(lambda items: f"[{','.join(items)}]"),
-        st.lists(member, max_size=6).map(lambda members: f"{{{','.join(members)}}}"),
-    )
+    return st.lists(padded, max_size=4).map(lambda items: f"[{','.join(items)}]")
+
+
+def objects(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    member = st.tuples(whitespace, keys, whitespace, st.just(":"), whitespace, inner, whitespace).map("".join)
+    return st.lists(member, max_size=6).map(lambda members: f"{{{','.join(members)}}}")
+
+
+def containers(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(arrays(inner), objects(inner))
 
 
 json_texts = st.recursive(scalar_texts, containers, max_leaves=25)
-body_keys = st.sampled_from(
-    ["data", "data", "baseHash", "authorPubkey", "authorSignature", "other", "__proto__"]
+
+# Push bodies: some of any members, most of members that belong together, in any order and with repetitions.
+
+PROOF = [("authorPubkey", string_texts()), ("authorSignature", string_texts())]
+wild_member = st.tuples(
+    st.sampled_from(["data", "baseHash", "authorPubkey", "authorSignature", "other", "__proto__"]), json_texts
 )
-bodies = st.lists(st.tuples(body_keys, st.one_of(json_texts, containers(json_texts))), max_size=6).map(
+
+
+@st.composite
+def likely_members(draw: st.DrawFn) -> list[tuple[str, str]]:
+    members = [("data", draw(objects(json_texts))) for _ in range(draw(st.integers(1, 2)))]
+    members += [("baseHash", draw(st.one_of(st.just("null"), string_texts())))] * draw(st.integers(0, 1))
+    if draw(st.booleans()):
+        members += [(name, draw(text)) for name, text in PROOF]
+    members += [("other", draw(json_texts))] * draw(st.integers(0, 1))
+    return draw(st.permutations(members))
+
+
+bodies = st.one_of(st.lists(wild_member, max_size=5), likely_members(), likely_members()).map(
     lambda members: "{" + ",".join(f'"{key}":{value}' for key, value in members) + "}"
 )
 broken_texts = st.builds(

@@ -1,18 +1,12 @@
-"""The native core keeps to its plain Python twins (`reference.py`), on every input that can be thought of."""
+"""JSON texts, push bodies and stored documents: the core keeps to its plain Python twins (`reference.py`)."""
 
-import base64
 import hashlib
-import itertools
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import reference
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -27,13 +21,6 @@ from pysync.errors import (
     InvalidJson,
     PysyncError,
 )
-
-SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-PUBLIC_KEY = SIGNER.public_key().public_bytes_raw().hex()
-
-
-def sign(message: bytes) -> str:
-    return base64.b64encode(SIGNER.sign(message)).decode()
 
 
 def outcome(function: Callable[[bytes], object], text: bytes) -> object:
@@ -307,234 +294,6 @@ def test_documents_of_starfish_are_read_in_any_layout() -> None:
 def test_what_is_no_document_is_corrupt(text: bytes) -> None:
     with pytest.raises(DocumentCorrupt):
         core.read_document(text)
-
-
-header_texts = st.text(st.characters(codec="utf-8"), max_size=12)
-
-
-@given(
-    header_texts,
-    header_texts,
-    st.binary(max_size=40),
-    header_texts,
-    st.integers(-(2**60), 2**60),
-    header_texts,
-)
-def test_a_request_message_is_the_twins(
-    method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: str
-) -> None:
-    message = core.request_message(method, target, body, host, ts_ms, nonce)
-    assert message == reference.request_message(method, target, body, host, ts_ms, nonce)
-
-
-def request_verifies(**changes: Any) -> bool:
-    """A well signed request, verified with some of its parts changed."""
-    request: dict[str, Any] = {
-        "method": "POST",
-        "body": b'{"data":{}}',
-        "host": "h:1",
-        "ts_ms": 1_700_000_000_000,
-        "nonce": "bm9uY2U=",
-    }
-    signature = sign(core.request_message(target="/v1/push/a?b=1", **request))
-    arguments = {"signature": signature, "targets": ["/push/a?b=1", "/v1/push/a?b=1"], **request}
-    return core.verify_request(core.PublicKey(PUBLIC_KEY), **{**arguments, **changes})
-
-
-def test_a_signed_request_verifies_with_the_target_that_was_signed() -> None:
-    assert request_verifies()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"method": "PUT"},
-        {"body": b'{"data":{ }}'},
-        {"host": "h:2"},
-        {"ts_ms": 1_700_000_000_001},
-        {"nonce": "bm9uY2V="},
-        {"targets": ["/push/a?b=1"]},
-        {"targets": []},
-        {"signature": sign(b"something else")},
-        {"signature": ""},
-        {"nonce": "\udcff"},
-        {"host": "\udcff"},
-        {"method": "\udcff"},
-        {"signature": "\udcff"},
-        {"targets": ["\udcff"]},
-    ],
-    ids=repr,
-)
-def test_a_request_changed_in_any_part_does_not_verify(change: dict[str, Any]) -> None:
-    assert not request_verifies(**change)
-
-
-def test_only_strict_base64_of_sixty_four_bytes_is_a_signature() -> None:
-    key, message = core.PublicKey(PUBLIC_KEY), b"message"
-    good = sign(message)
-    assert key.verify(message, good)
-    url_safe = good.replace("+", "-").replace("/", "_")
-    long = base64.b64encode(base64.b64decode(good) + b"\0").decode()
-    short = base64.b64encode(base64.b64decode(good)[:63]).decode()
-    stray_bits = good[:85] + chr(ord(good[85]) + 1) + "=="
-    for bad in (
-        good[:-2],
-        good[:-1],
-        good + "=",
-        f" {good}",
-        f"{good}\n",
-        f"*{good}",
-        long,
-        short,
-        stray_bits,
-        "",
-    ):
-        assert not key.verify(message, bad), bad
-    assert url_safe == good or not key.verify(message, url_safe)
-
-
-@given(st.binary(max_size=100), st.integers(0, 511))
-def test_a_signature_verifies_whole_and_with_no_bit_changed(message: bytes, bit: int) -> None:
-    key, signature = core.PublicKey(PUBLIC_KEY), bytearray(SIGNER.sign(message))
-    assert key.verify(message, base64.b64encode(signature).decode())
-    signature[bit // 8] ^= 1 << bit % 8
-    assert not key.verify(message, base64.b64encode(signature).decode())
-
-
-P = 2**255 - 19
-SMALL_ORDER = [0, 1, P - 1, 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7]
-SMALL_ORDER.append(P - SMALL_ORDER[-1])
-
-
-@pytest.mark.parametrize("sign_bit", [0, 1])
-@pytest.mark.parametrize("y", [*SMALL_ORDER, *range(P, 2**255)])
-def test_small_order_keys_and_long_encodings_are_refused(y: int, sign_bit: int) -> None:
-    with pytest.raises(ValueError, match="not an Ed25519 public key"):
-        core.PublicKey((y | sign_bit << 255).to_bytes(32, "little").hex())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        PUBLIC_KEY.upper(),
-        PUBLIC_KEY[:-1],
-        PUBLIC_KEY + "0",
-        f" {PUBLIC_KEY[1:]}",
-        "é" * 32,
-        "g" * 64,
-        "\udcff" * 64,
-    ],
-)
-def test_only_lower_case_hex_is_a_key(text: str) -> None:
-    with pytest.raises(ValueError, match=r"public key|surrogates"):
-        core.PublicKey(text)
-
-
-def test_a_key_knows_its_text_and_user() -> None:
-    key = core.PublicKey(PUBLIC_KEY)
-    assert key.hex == PUBLIC_KEY
-    assert key.user_id == hashlib.sha256(bytes.fromhex(PUBLIC_KEY)).hexdigest()[:32]
-
-
-def test_an_author_proof_holds_for_its_tag_key_and_data_only() -> None:
-    tag, document_key, data = "starfish-doc-author-v1", "notes/a", {"m": [1, "é"]}
-    text = reference.canonical(data).encode()
-    signature = sign(reference.author_message(tag, document_key, data))
-    assert core.verify_author(tag, document_key, text, PUBLIC_KEY, signature)
-    assert not core.verify_author("starfish-append-author-v1", document_key, text, PUBLIC_KEY, signature)
-    assert not core.verify_author(tag, "notes/b", text, PUBLIC_KEY, signature)
-    assert not core.verify_author(tag, document_key, b"{}", PUBLIC_KEY, signature)
-    assert not core.verify_author(tag, document_key, text, "0" * 64, signature)
-    assert not core.verify_author(tag, document_key, text, "\udcff", signature)
-    assert not core.verify_author(tag, document_key, text, PUBLIC_KEY, "\udcff")
-
-
-globs = st.lists(st.sampled_from(["*", "**", "/", "a", "b", "é", ".", "{identity}"]), max_size=8).map("".join)
-document_keys = st.text("ab/é.\n", max_size=10)
-
-
-@settings(max_examples=600, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["", "", "!"]), globs).map("".join), max_size=3), document_keys)
-def test_a_scope_allows_what_the_twin_allows(paths: list[str], key: str) -> None:
-    assert core.Scope(paths, "ab").allows(key) == reference.scope_allows(paths, "ab", key)
-
-
-@settings(max_examples=500, deadline=None)
-@given(globs, document_keys)
-def test_a_deny_never_reads_less_than_an_allow(glob: str, key: str) -> None:
-    assert not core.Scope([glob, f"!{glob}"], "ab").allows(key)
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.text("ab/", min_size=60, max_size=200),
-    st.lists(st.integers(0, 200), min_size=2, max_size=6),
-    st.data(),
-)
-def test_long_globs_match_as_the_twins_match(key: str, cuts: list[int], data: st.DataObject) -> None:
-    """Globs made of the key itself, some of its parts replaced by stars."""
-    ends = [0, *sorted(cuts), len(key)]
-    parts = [key[start:end] for start, end in itertools.pairwise(ends)]
-    glob = "".join(data.draw(st.sampled_from(["*", "**"])) if i % 2 else part for i, part in enumerate(parts))
-    assert core.Scope([glob], "").allows(key) == reference.scope_allows([glob], "", key)
-    paths = ["**", f"!{glob}"]
-    assert core.Scope(paths, "").allows(key) == reference.scope_allows(paths, "", key)
-
-
-@pytest.mark.parametrize("sign", ["", "!"])
-def test_crafted_globs_are_matched_without_backtracking(sign: str) -> None:
-    scope = core.Scope(["**", sign + "*a" * 150 + "b"], "")
-    assert scope.allows("a" * 1000)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=60))
-def test_a_replay_window_is_a_set(steps: list[tuple[bool, int]]) -> None:
-    window, seen = core.ReplayWindow(), set[bytes]()
-    for single, number in steps:
-        digest = core.ReplayWindow.digest("key", str(number))
-        if single:
-            assert window.add(digest) == (digest not in seen)
-        else:
-            window.extend(digest * 2 + b"rest")
-        seen.add(digest)
-        assert digest in window
-    assert len(window) == len(seen)
-    assert core.ReplayWindow.digest("key", "another") not in window
-
-
-def test_a_digest_depends_on_where_the_presenter_ends() -> None:
-    digest = core.ReplayWindow.digest("ab", "c")
-    assert digest == hashlib.sha256(b"ab\0c").digest()[:16]
-    assert digest != core.ReplayWindow.digest("a", "bc")
-
-
-@pytest.mark.parametrize("digest", [b"", b"x" * 15, b"x" * 17])
-def test_a_digest_of_another_length_is_refused(digest: bytes) -> None:
-    window = core.ReplayWindow()
-    with pytest.raises(ValueError, match="16 bytes"):
-        window.add(digest)
-    with pytest.raises(ValueError, match="16 bytes"):
-        digest in window  # noqa: B015
-
-
-REPLAY_MEMORY = """
-import os, psutil, pysync._core as core
-resident = lambda: psutil.Process().memory_info().rss
-window, before = core.ReplayWindow(), resident()
-for _ in range(1000):
-    chunk = os.urandom(16 * 1000)
-    for at in range(0, len(chunk), 16):
-        window.add(chunk[at : at + 16])
-print(len(window), resident() - before)
-"""
-
-
-def test_a_million_nonces_take_at_most_sixty_four_bytes_each() -> None:
-    done = subprocess.run([sys.executable, "-c", REPLAY_MEMORY], capture_output=True, text=True, check=True)
-    count, grown = map(int, done.stdout.split())
-    assert count == 1_000_000
-    assert 16 <= grown / count <= 64
 
 
 def test_threads_decode_long_bodies_side_by_side() -> None:

@@ -120,8 +120,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_client(push)
     push.set_defaults(run=("documents", "push"))
 
-    bench = commands.add_parser("bench", help="load-test a server (in a checkout)", add_help=False)
-    bench.add_argument("rest", nargs=argparse.REMAINDER)
+    # No character starts an option here: everything is for the load test to understand.
+    bench = commands.add_parser(
+        "bench", help="load-test a server (in a checkout)", add_help=False, prefix_chars="\0"
+    )
+    bench.add_argument("rest", nargs="*")
     bench.set_defaults(run=("service", "bench"))
     return parser
 

@@ -224,7 +224,7 @@ class Client:
             ) as response:
                 status, answer, told = response.status, await response.read(), response.headers
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{self._base}: {str(error) or 'no answer in time'}") from error
+            raise Unreachable(f"{self._base}: {_failure(error)}") from error
         if status != 200:
             raise from_answer(status, _error_members(answer), told)
         try:
@@ -253,6 +253,14 @@ def _base(base_url: str) -> tuple[str, str]:
     if not host or url.username is not None or url.query or url.fragment:
         raise ValueError(f"not the http or https address of a server: {base_url!r}")
     return f"{url.scheme}://{host}{url.path.rstrip('/')}", host
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "cannot connect"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
 
 
 def _document_key(key: str) -> str:

@@ -1,0 +1,280 @@
+"""The command line as scripts meet it: what it prints, where, and how it ends."""
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Start
+
+from pysync import __version__, caps, cli
+from pysync.keys import Keys
+
+ADMIN_TOKEN = "token-of-the-tests"
+SERVICE = {
+    "collections": [
+        {
+            "name": "public",
+            "storagePath": "public/{id}",
+            "readRoles": ["public"],
+            "writeRoles": ["public"],
+        },
+        {
+            "name": "notes",
+            "storagePath": "users/{identity}/notes/{id}",
+            "readRoles": ["self"],
+            "writeRoles": ["self"],
+        },
+        {
+            "name": "board",
+            "storagePath": "board/{id}",
+            "readRoles": ["admin", "cap:read:board"],
+            "writeRoles": ["admin", "cap:write:board"],
+        },
+    ],
+    "auth": {"adminToken": ADMIN_TOKEN},
+}
+
+
+class Shell:
+    """Runs command lines in a folder of their own, standard output and error kept apart."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+
+    def run(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        """Exit status, output, errors."""
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        self._capsys.readouterr()
+        try:
+            status = cli.main(arguments)
+        except SystemExit as ended:
+            status = int(str(ended.code or 0))
+        output, errors = self._capsys.readouterr()
+        return status, output, errors
+
+    def json(self, *arguments: str, stdin: str = "") -> Any:
+        """What a command that succeeds prints."""
+        status, output, errors = self.run(*arguments, stdin=stdin)
+        assert (status, errors) == (0, "")
+        return json.loads(output)
+
+    async def ask(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        """`run`, while a service in this process answers."""
+        return await asyncio.to_thread(self.run, *arguments, stdin=stdin)
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    for name in ("PYSYNC_URL", "PYSYNC_ADMIN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return Shell(capsys, monkeypatch)
+
+
+def test_the_version_is_told(shell: Shell) -> None:
+    assert shell.run("--version") == (0, f"pysync {__version__}\n", "")
+
+
+def test_help_names_every_command_and_exit_status(shell: Shell) -> None:
+    status, output, _ = shell.run("--help")
+    assert status == 0
+    for word in ("serve", "check", "keys", "cap", "pull", "push", "bench", "exit status"):
+        assert word in output
+
+
+@pytest.mark.parametrize("arguments", [[], ["keys"], ["cap"], ["nonsense"], ["push"], ["cap", "device"]])
+def test_a_command_line_that_is_not_understood_is_status_2(shell: Shell, arguments: list[str]) -> None:
+    status, output, errors = shell.run(*arguments)
+    assert (status, output) == (2, "")
+    assert "usage:" in errors
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; from pysync import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*sorted({'aiohttp', 'cryptography', 'orjson', 'asyncio', 'yaml'} & sys.modules.keys()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == ""
+
+
+def test_new_keys_are_printed_or_kept_in_a_file_for_the_owner(shell: Shell, tmp_path: Path) -> None:
+    printed = shell.json("keys", "new")
+    assert set(printed) == {"edPriv", "edPub", "kemPriv", "kemPub", "userId"}
+    public = shell.json("keys", "new", "--out", "k.json")
+    kept = Keys.from_json((tmp_path / "k.json").read_bytes())
+    assert public == {"edPub": kept.ed_pub, "kemPub": kept.kem_pub, "userId": kept.user_id}
+    assert shell.json("keys", "show", "k.json") == public
+    assert (tmp_path / "k.json").stat().st_mode & 0o077 == 0
+
+
+def test_keys_are_never_overwritten(shell: Shell, tmp_path: Path) -> None:
+    shell.json("keys", "new", "--out", "k.json")
+    before = (tmp_path / "k.json").read_bytes()
+    assert shell.run("keys", "new", "--out", "k.json") == (1, "", "pysync: k.json exists already\n")
+    assert (tmp_path / "k.json").read_bytes() == before
+
+
+def test_keys_of_a_passphrase_are_the_same_with_and_without_a_final_line_break(shell: Shell) -> None:
+    made = shell.json("keys", "new", "--passphrase-stdin", stdin="correct horse battery staple\n")
+    assert made["userId"] == "3a2587855944c8ebee1ad9e796d44149"
+    assert made == shell.json("keys", "new", "--passphrase-stdin", stdin="correct horse battery staple")
+
+
+def test_certificates_of_each_kind_hold_and_say_for_whom(shell: Shell, tmp_path: Path) -> None:
+    issuer = shell.json("keys", "new", "--out", "issuer.json")
+    other = shell.json("keys", "new", "--out", "other.json")
+    (tmp_path / "other.pub").write_text(json.dumps(other))
+    key = ("--key", "issuer.json")
+    minted = {
+        "root": ("device", *key),
+        "device": ("device", *key, "--to", "other.pub", "--collection", "notes", "--days", "1"),
+        "member": ("member", "notes", *key, "--to", "other.pub", "--write"),
+        "audience": ("audience", "notes", *key, "--aud", other["edPub"]),
+    }
+    shown = {}
+    for name, arguments in minted.items():
+        assert shell.run("cap", *arguments, "--out", name) == (0, "", "")
+        shown[name] = shell.json("cap", "show", name)
+    assert {name: told["verdict"] for name, told in shown.items()} == dict.fromkeys(minted, "ok")
+    assert shown["root"]["rootDevice"] is True
+    assert shown["root"]["subject"] == issuer["userId"]
+    assert shown["member"]["subject"] == other["userId"]
+    assert shown["audience"]["certificate"]["aud"] == [other["edPub"]]
+    certificates = {name: told["certificate"] for name, told in shown.items()}
+    assert certificates["device"]["scope"]["collections"] == ["notes"]
+    assert certificates["device"]["exp"] - certificates["device"]["nbf"] == 86_400
+    assert certificates["member"]["scope"]["ops"] == ["read", "list", "write"]
+
+
+def test_a_certificate_is_shown_from_standard_input_and_from_its_header(shell: Shell) -> None:
+    shell.json("keys", "new", "--out", "k.json")
+    text = json.dumps(shell.json("cap", "device", "--key", "k.json"))
+    header = caps.read(text.encode()).authorization
+    assert shell.json("cap", "show", "-", stdin=header + "\n") == shell.json("cap", "show", "-", stdin=text)
+
+
+def test_a_certificate_that_does_not_hold_is_shown_with_the_reason(shell: Shell) -> None:
+    shell.json("keys", "new", "--out", "k.json")
+    members = shell.json("cap", "device", "--key", "k.json")
+    status, output, _ = shell.run(
+        "cap", "show", "-", stdin=json.dumps({**members, "exp": members["exp"] + 1})
+    )
+    assert status == 1
+    assert json.loads(output)["verdict"] == "bad-signature"
+    assert shell.run("cap", "show", "-", stdin="{}") == (1, "", "pysync: malformed-shape\n")
+
+
+def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
+    shell.json("keys", "new", "--out", "k.json")
+    status, fragment, _ = shell.run("cap", "audience", "notes", "--key", "k.json", "--link")
+    assert status == 0
+    assert fragment.startswith("ey")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cap", "device", "--key", "absent.json"], "absent.json: No such file or directory"),
+        (["cap", "device", "--key", "-"], "-: not a key file: a JSON object is expected"),
+        (["push", "public/a", "-"], "-: a JSON object is expected"),
+        (["pull", "public/a", "--cap", "c.json"], "--cap needs --key"),
+        (["pull", "public/a", "--server", "nowhere"], "not the http or https address of a server: 'nowhere'"),
+    ],
+)
+def test_bad_input_is_status_1_and_one_line_that_names_it(shell: Shell, arguments: Any, said: str) -> None:
+    assert shell.run(*arguments, stdin="[]") == (1, "", f"pysync: {said}\n")
+
+
+def test_check_accepts_or_says_why_not(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "good.json").write_text(json.dumps(SERVICE))
+    (tmp_path / "bad.json").write_text(json.dumps({**SERVICE, "colections": [], "version": 2}))
+    status, output, errors = shell.run("check", "good.json")
+    assert (status, errors) == (0, "")
+    assert "/pull/public/{id}" in output
+    status, output, errors = shell.run("check", "bad.json")
+    assert (status, errors) == (1, "")
+    assert "colections" in output
+    assert "version" in output
+
+
+def test_a_configuration_that_cannot_be_served_is_status_1(shell: Shell) -> None:
+    status, output, errors = shell.run("serve", "--port", "many")
+    assert (status, output) == (1, "")
+    assert "server.port" in errors
+
+
+def test_nobody_listening_is_status_5(shell: Shell, unused_tcp_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    assert shell.run("pull", "x", "--server", url) == (5, "", f"pysync: {url}: cannot connect\n")
+
+
+async def test_a_document_goes_up_and_comes_down(shell: Shell, start: Start, tmp_path: Path) -> None:
+    server = ("--server", await start(SERVICE))
+    (tmp_path / "doc.json").write_text('{"a": "é"}')
+    status, output, _ = await shell.ask("push", "public/a", "doc.json", *server)
+    pushed = json.loads(output)
+    assert status == 0
+    status, output, _ = await shell.ask("pull", "public/a", *server)
+    pulled = json.loads(output)
+    assert (status, pulled["data"], pulled["hash"]) == (0, {"a": "é"}, pushed["hash"])
+    assert await shell.ask("pull", "public/a", "--data", *server) == (0, '{\n  "a": "é"\n}\n', "")
+
+
+async def test_a_push_replaces_only_what_it_names(shell: Shell, start: Start) -> None:
+    server = ("--server", await start(SERVICE))
+    _, output, _ = await shell.ask("push", "public/a", *server, stdin='{"n":1}')
+    first = json.loads(output)["hash"]
+    status, output, errors = await shell.ask("push", "public/a", *server, stdin='{"n":2}')
+    assert (status, output) == (3, "")
+    assert errors == f"pysync: hash_mismatch: the document is at {first}\n"
+    status, _, _ = await shell.ask("push", "public/a", "--base", first, *server, stdin='{"n":2}')
+    assert status == 0
+    status, _, _ = await shell.ask("push", "public/a", "--force", *server, stdin='{"n":3}')
+    assert status == 0
+    _, output, _ = await shell.ask("pull", "public/a", "--data", *server)
+    assert json.loads(output) == {"n": 3}
+
+
+async def test_a_key_speaks_for_itself_and_nobody_else_reads_it(shell: Shell, start: Start) -> None:
+    server = ("--server", await start(SERVICE))
+    me = shell.json("keys", "new", "--out", "me.json")
+    shell.json("keys", "new", "--out", "other.json")
+    document = f"users/{me['userId']}/notes/n1"
+    status, _, _ = await shell.ask("push", document, "--key", "me.json", *server, stdin='{"mine":1}')
+    assert status == 0
+    status, output, _ = await shell.ask("pull", document, "--data", "--key", "me.json", *server)
+    assert (status, json.loads(output)) == (0, {"mine": 1})
+    assert await shell.ask("pull", document, *server) == (4, "", "pysync: Unauthorized\n")
+    asked = await shell.ask("pull", document, "--key", "other.json", *server)
+    assert asked == (4, "", "pysync: Forbidden\n")
+
+
+async def test_a_member_writes_under_the_certificate_it_was_given(shell: Shell, start: Start) -> None:
+    server = ("--server", await start(SERVICE))
+    shell.json("keys", "new", "--out", "owner.json")
+    shell.json("keys", "new", "--out", "guest.json")
+    given = ("--key", "owner.json", "--to", "guest.json", "--out", "cap.json")
+    for write, status in (((), 4), (("--write",), 0)):
+        assert shell.run("cap", "member", "board", *given, *write)[0] == 0
+        used = ("--key", "guest.json", "--cap", "cap.json", *server)
+        asked = await shell.ask("push", "board/b1", *used, stdin="{}")
+        assert asked[0] == status
+
+
+async def test_the_admin_token_comes_from_the_option_or_the_environment(
+    shell: Shell, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSYNC_URL", await start(SERVICE))
+    assert (await shell.ask("pull", "board/b1"))[0] == 4
+    assert (await shell.ask("pull", "board/b1", "--admin-token", ADMIN_TOKEN))[0] == 0
+    monkeypatch.setenv("PYSYNC_ADMIN_TOKEN", ADMIN_TOKEN)
+    assert (await shell.ask("pull", "board/b1"))[0] == 0

@@ -30,7 +30,7 @@ class MemoryCoordinator:
         self._now_ms = now_ms
         self._max_live_nonces = max_live_nonces
         self._seen: dict[int, ReplayWindow] = {}
-        self._epoch = 0
+        self._epoch = -1
         self._counters: dict[tuple[str, int], tuple[int, int]] = {}
         self._claims: dict[str, tuple[int, bytes]] = {}
         self._sweep_at_ms = 0

@@ -9,7 +9,6 @@ small system calls and no flush: it survives the death of the process, which is 
 
 import asyncio
 import fcntl
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -17,11 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.coordinator import EPOCHS_KEPT, nonce_epoch
+from pysync.coordinator import EPOCH_MS, EPOCHS_KEPT, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite import create_folder
-
-log = logging.getLogger(__name__)
 
 RECORD_BYTES: Final = 16
 READ_BYTES: Final = 1 << 20
@@ -64,6 +61,12 @@ class Ledger:
         self._offset += RECORD_BYTES
         self.seen.add(record)
 
+    def end(self) -> None:
+        """Tell the other processes that another ledger follows. As `append`."""
+        if not self.closed:
+            self.append(CLOSED)
+            self.closed = True
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -77,7 +80,6 @@ class ReplayLedgers:
         self._now_ms = now_ms
         self._max_live = max_live
         self._ledgers: dict[int, Ledger] = {}
-        self._epoch = -1
         create_folder(folder)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -88,9 +90,6 @@ class ReplayLedgers:
 
     async def remember(self, digest: bytes) -> bool:
         """As `Coordinator.remember_nonce`."""
-        for ledger in self._ledgers.values():
-            if digest in ledger.seen:
-                return False
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -109,48 +108,48 @@ class ReplayLedgers:
         os.close(self._lock)
 
     def _decide(self, digest: bytes) -> bool:
-        current = self._ledgers[self._epoch]
-        current.catch_up()
-        if current.closed or nonce_epoch(self._now_ms()) > self._epoch:
+        self._current.catch_up()
+        if self._now_ms() >= self._ends_ms or self._current.closed:
             self._advance()
-            current = self._ledgers[self._epoch]
-        live = 0
-        for ledger in self._ledgers.values():
-            if digest in ledger.seen:
+        for seen in self._earlier:
+            if digest in seen:
                 return False
-            live += len(ledger.seen)
-        if live >= self._max_live:
+        seen = self._current.seen
+        if digest in seen:
+            return False
+        if len(seen) + self._earlier_count >= self._max_live:
             raise CoordinatorUnavailable()
-        current.append(digest)
+        self._current.append(digest)
         return True
 
     def _advance(self) -> None:
         """Move to the newest epoch, by the clock or by what others opened, with all that is still live."""
-        found = sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
-        newest = found[-1] if found else -1
-        epoch = max(newest, nonce_epoch(self._now_ms()))
-        if 0 <= newest < epoch:
-            predecessor = self._ledgers.get(newest) or self._open(newest)
-            predecessor.catch_up()
-            if not predecessor.closed:
-                predecessor.append(CLOSED)
-                predecessor.closed = True
-        live = [known for known in found if known > epoch - EPOCHS_KEPT]
-        for known in {*live, epoch}:
-            ledger = self._ledgers.get(known) or self._open(known)
-            ledger.catch_up()
-        self._epoch = epoch
-        self._forget(set(found) - set(live))
+        found = [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+        epoch = nonce_epoch(self._now_ms())
+        if found:
+            newest = max(found)
+            last = self._caught_up(newest)
+            if epoch > newest:
+                last.end()
+            # A clock that stepped back does not lead back: what is closed is followed by the next.
+            epoch = max(epoch, newest + last.closed)
+        live = [known for known in {*found, epoch} if known > epoch - EPOCHS_KEPT]
+        ledgers = {known: self._caught_up(known) for known in live}
+        for expired in self._ledgers.keys() - ledgers.keys():
+            self._ledgers.pop(expired).close()
+        for expired in set(found) - ledgers.keys():
+            (self._folder / str(expired)).unlink(missing_ok=True)
+        self._ends_ms = (epoch + 1) * EPOCH_MS
+        self._current = ledgers.pop(epoch)
+        self._earlier = [ledger.seen for ledger in ledgers.values()]
+        self._earlier_count = sum(map(len, self._earlier))
 
-    def _open(self, epoch: int) -> Ledger:
-        ledger = self._ledgers[epoch] = Ledger(self._folder / str(epoch))
+    def _caught_up(self, epoch: int) -> Ledger:
+        ledger = self._ledgers.get(epoch)
+        if ledger is None:
+            ledger = self._ledgers[epoch] = Ledger(self._folder / str(epoch))
+        ledger.catch_up()
         return ledger
-
-    def _forget(self, expired: set[int]) -> None:
-        for epoch in expired:
-            (self._folder / str(epoch)).unlink(missing_ok=True)
-        for epoch in [known for known in self._ledgers if known <= self._epoch - EPOCHS_KEPT]:
-            self._ledgers.pop(epoch).close()
 
     async def _wait_for_lock(self) -> None:
         deadline = time.monotonic() + LOCK_TIMEOUT_S

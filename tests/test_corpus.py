@@ -29,7 +29,7 @@ async def answer(request: web.Request) -> web.Response:
 
 @pytest.mark.parametrize(
     ("text", "noticed"),
-    [(b'{"a":1}', "the hash of the push is 4413"), (b"{}", "a stale push was accepted")],
+    [(b'{"a":1}', "the hash of the push is 4413"), (b"{}", "the hash of the update is 4413")],
 )
 async def test_a_server_that_loses_data_is_noticed(text: bytes, noticed: str) -> None:
     app = web.Application()

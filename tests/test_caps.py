@@ -7,11 +7,13 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pysync import caps, minting
 from pysync._core import canonicalize
 from pysync.caps import CapError
-from pysync.errors import BadSignature, InvalidRevocation
+from pysync.errors import BadRequest, BadSignature, InvalidRevocation
 from pysync.keys import Keys
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors/protocol.json").read_text())
@@ -154,6 +156,24 @@ def test_a_small_order_issuer_signs_nothing() -> None:
     signature = base64.b64encode(b"\x01" + bytes(63)).decode()
     members = {**orjson.loads(device().text), "iss": key, "issUserId": caps.user_id(key), "sig": signature}
     assert reason_of(orjson.dumps(members)) == "bad-signature"
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+MEMBERS = st.sampled_from([*orjson.loads(device().text), "subUserId", "aud"])
+
+
+@given(st.dictionaries(MEMBERS, JSON_VALUES), st.dictionaries(st.sampled_from(["ops", "paths"]), JSON_VALUES))
+def test_whatever_is_changed_in_a_certificate_is_refused_with_a_reason(members: Any, scope: Any) -> None:
+    own = orjson.loads(device().text)
+    changed = orjson.dumps({**own, "scope": {**own["scope"], **scope}, **members})
+    try:
+        same = canonicalize(changed) == device().text
+    except BadRequest:
+        same = False
+    assert (reason_of(changed) == "ok") is same
 
 
 def test_of_a_repeated_member_the_last_counts_and_is_what_was_signed() -> None:

@@ -6,6 +6,7 @@ The native core verifies them. Pure: the caller passes clock and randomness.
 import base64
 import re
 import socket
+from functools import lru_cache
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
@@ -66,13 +67,17 @@ def host_of(base_url: str) -> str:
         name = f"[{name}]"
     elif re.fullmatch(r"[0-9.]+", name):
         # 127.1 is an address in short: it is the same server whichever way it is written.
-        name = socket.inet_ntoa(socket.inet_aton(name))
+        try:
+            name = socket.inet_ntoa(socket.inet_aton(name))
+        except OSError:
+            raise ValueError(f"{name} is no address") from None
     elif not name.isascii():
         name = name.encode("idna").decode()
     port = "" if url.port in (None, _DEFAULT_PORTS[url.scheme]) else f":{url.port}"
     return name + port
 
 
+@lru_cache(maxsize=256)
 def host_of_header(host: str, scheme: str) -> str:
     """The host that a request signed, from its `Host` header and the scheme it came by."""
     name, separator, port = host.lower().rpartition(":")

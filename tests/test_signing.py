@@ -94,6 +94,12 @@ def test_the_signed_host_has_one_spelling(base_url: str, host: str) -> None:
     assert signing.host_of(base_url) == host
 
 
+@pytest.mark.parametrize("base_url", ["http://1.2.3.4.5", "http://..", "http://h:x", "http://h:65536"])
+def test_an_address_that_cannot_be_is_a_value_error(base_url: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        signing.host_of(base_url)
+
+
 @pytest.mark.parametrize(
     ("header", "scheme", "host"),
     [

@@ -151,8 +151,12 @@ class LocalStore:
         except (sqlite3.Error, OSError) as error:
             raise StoreUnavailable(f"cannot open the store in {folder}: {error}") from error
         store = cls(reader, GroupCommit(writer, StoreUnavailable), files, now_ms)
-        for (key,) in store._read("SELECT key FROM doomed"):
-            await store._writer.submit(_unlink_doomed, files, key)
+        try:
+            for (key,) in store._read("SELECT key FROM doomed"):
+                await store._writer.submit(_unlink_doomed, files, key)
+        except BaseException:
+            await store.close()
+            raise
         return store
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:

@@ -1,0 +1,497 @@
+"""What tests are made of, ours and those of plugin authors: the contracts, and a store that fails on demand.
+
+A contract is a class of pytest tests. Inherit it, and give the fixture it asks for:
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        async def store(self):
+            store = await MyStore.at(...)
+            yield store
+            await store.close()
+"""
+
+import asyncio
+import hashlib
+import itertools
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+import pytest
+
+from pysync.coordinator import EPOCH_MS, Coordinator
+from pysync.errors import CoordinatorUnavailable, StoreUnavailable
+from pysync.store import (
+    ABSENT,
+    ANY,
+    JSON_TYPE,
+    NOT_MODIFIED,
+    Etag,
+    EtagMismatch,
+    Expect,
+    File,
+    Listed,
+    NotModified,
+    Object,
+    Store,
+)
+
+T = TypeVar("T")
+
+Verb = Literal["get", "put", "open", "write", "list", "walk", "delete", "probe"]
+_READS = ("get", "open", "list", "walk")
+
+
+async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
+    """The chunks, as `Store.write` takes them."""
+    for chunk in chunks:
+        yield chunk
+
+
+async def read_file(store: Store, key: str, start: int = 0, end: int | None = None) -> tuple[File, bytes]:
+    """The file at `key`, which must exist, and the bytes of the range."""
+    file = await store.open(key, start, end)
+    assert file is not None
+    return file, b"".join([chunk async for chunk in file.chunks])
+
+
+class StoreContract:
+    """The promise of `Store`. The subclass gives the fixture `store`: an open, empty store."""
+
+    async def test_what_was_put_is_read_at_once(self, store: Store) -> None:
+        before_ms = time.time_ns() // 1_000_000
+        etag = await store.put("notes/a", b"one", "application/x-test")
+        found = await store.get("notes/a")
+        assert isinstance(found, Object)
+        assert (found.body, found.etag, found.content_type) == (b"one", etag, "application/x-test")
+        assert before_ms <= found.modified_ms <= time.time_ns() // 1_000_000
+
+    async def test_nothing_stored_is_none(self, store: Store) -> None:
+        await store.put("notes/a", b"one")
+        assert await store.get("notes") is None
+        assert await store.get("notes/b") is None
+        assert await store.get("notes/a/b") is None
+        assert await store.open("notes/b") is None
+
+    async def test_empty_and_large_bodies_come_back_whole(self, store: Store) -> None:
+        for body in (b"", bytes(range(256)) * 4096):
+            await store.put("body", body)
+            found = await store.get("body")
+            assert isinstance(found, Object)
+            assert found.body == body
+
+    async def test_a_known_etag_is_not_modified_until_the_next_write(self, store: Store) -> None:
+        etag = await store.put("a", b"same")
+        assert await store.get("a", etag) is NOT_MODIFIED
+        assert isinstance(await store.get("a", "another"), Object)
+        await store.put("a", b"same")
+        assert isinstance(await store.get("a", etag), Object)
+        assert await store.get("b", etag) is None
+
+    async def test_no_write_reuses_an_etag(self, store: Store) -> None:
+        etags = []
+        for _ in range(20):
+            etags.append(await store.put("a", b"same"))
+            await store.delete("a")
+        assert len(set(etags)) == 20
+
+    async def test_absent_holds_only_where_nothing_is(self, store: Store) -> None:
+        etag = await store.put("a", b"one", expect=ABSENT)
+        with pytest.raises(EtagMismatch) as refused:
+            await store.put("a", b"two", expect=ABSENT)
+        assert refused.value.current == etag
+        await self._assert_body(store, "a", b"one")
+
+    async def test_an_etag_holds_only_over_its_version(self, store: Store) -> None:
+        first = await store.put("a", b"one")
+        second = await store.put("a", b"two", expect=Etag(first))
+        with pytest.raises(EtagMismatch) as refused:
+            await store.put("a", b"three", expect=Etag(first))
+        assert refused.value.current == second
+        with pytest.raises(EtagMismatch) as missing:
+            await store.put("b", b"one", expect=Etag(first))
+        assert missing.value.current is None
+        await self._assert_body(store, "a", b"two")
+        assert await store.get("b") is None
+
+    async def test_of_many_writers_with_one_expectation_one_wins(self, store: Store) -> None:
+        async def attempt(body: bytes, expect: Expect) -> str | None:
+            try:
+                return await store.put("a", body, expect=expect)
+            except EtagMismatch:
+                return None
+
+        expect: Expect = ABSENT
+        for turn in range(10):
+            bodies = [b"%d-%d" % (turn, writer) for writer in range(32)]
+            etags = await asyncio.gather(*(attempt(body, expect) for body in bodies))
+            won = [(body, etag) for body, etag in zip(bodies, etags, strict=True) if etag is not None]
+            assert len(won) == 1
+            found = await store.get("a")
+            assert isinstance(found, Object)
+            assert (found.body, found.etag) == won[0]
+            expect = Etag(found.etag)
+
+    async def test_a_refused_write_leaves_its_neighbours_alone(self, store: Store) -> None:
+        await store.put("taken", b"one")
+        writes = [store.put(f"n/{n}", b"n") for n in range(8)]
+        writes.insert(4, store.put("taken", b"two", expect=ABSENT))
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes].count(EtagMismatch) == 1
+        assert len(await store.list("n", None, 100)) == 8
+
+    async def test_a_cancelled_writer_leaves_its_neighbours_alone(self, store: Store) -> None:
+        writes = [asyncio.ensure_future(store.put(f"n/{n}", b"n")) for n in range(8)]
+        await asyncio.sleep(0)
+        writes[3].cancel()
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        assert sum(isinstance(outcome, str) for outcome in outcomes) >= 7
+        for n in {*range(8)} - {3}:
+            await self._assert_body(store, f"n/{n}", b"n")
+
+    async def test_deleting_is_conditional_and_absent_is_fine(self, store: Store) -> None:
+        etag = await store.put("a", b"one")
+        unmet: list[Expect] = [ABSENT, Etag("another")]
+        for expect in unmet:
+            with pytest.raises(EtagMismatch) as refused:
+                await store.delete("a", expect)
+            assert refused.value.current == etag
+        await store.delete("a", Etag(etag))
+        assert await store.get("a") is None
+        for expect in [ANY, *unmet]:
+            await store.delete("a", expect)
+        assert await store.list("", None, 10) == []
+
+    async def test_a_list_holds_direct_children_in_code_point_order(self, store: Store) -> None:
+        # U+FFFD sorts after U+1F600 in UTF-16, before it by code point.
+        names = ["A", "Z", "a", "a-b", "a.b", "a0", "é", "\ufffd", "\U0001f600"]
+        for name in reversed(names):
+            await store.put(f"p/{name}", b"1")
+        await store.put("p/a/deeper", b"1")
+        await store.put("p", b"1")
+        await store.put("p-x/other", b"1")
+        await store.write("p/file", chunks_of(b"1"), "text/plain")
+        assert await store.list("p", None, 100) == sorted([*names, "file"])
+        assert await store.list("p/a", None, 100) == ["deeper"]
+        assert await store.list("", None, 100) == ["p"]
+        assert await store.list("nothing", None, 100) == []
+
+    async def test_a_list_continues_after_any_name(self, store: Store) -> None:
+        names = [f"{n:03}" for n in range(50)]
+        for name in names:
+            await store.put(f"p/{name}", b"1")
+        paged: list[str] = []
+        while page := await store.list("p", paged[-1] if paged else None, 7):
+            assert len(page) <= 7
+            paged += page
+        assert paged == names
+        assert await store.list("p", "0205", 2) == ["021", "022"]
+
+    async def test_a_walk_meets_everything_below_once(self, store: Store) -> None:
+        keys = ["p/a", "p/a/b", "p/a/b/c", "p/z", "p-x/a", "p.x", "p0", "q/a"] + [
+            f"p/many/{n}" for n in range(600)
+        ]
+        etags = {key: await store.put(key, b"1") for key in keys}
+        await store.put("p", b"1")
+        await store.write("p/file", chunks_of(b"1"), "text/plain")
+        met = [listed async for listed in store.walk("p")]
+        assert len(met) == len({listed.key for listed in met})
+        assert {listed.key for listed in met} == {k for k in keys if k.startswith("p/")} | {"p/file"}
+        assert all(listed.etag == etags[listed.key] for listed in met if listed.key != "p/file")
+        assert {listed.key async for listed in store.walk("")} == {*keys, "p", "p/file"}
+
+    async def test_a_file_comes_back_whole_with_its_hash(self, store: Store) -> None:
+        body = bytes(range(256)) * 5000
+        pieces = [body[at : at + 100_000] for at in range(0, len(body), 100_000)]
+        sha256 = await store.write("files/a.parquet", chunks_of(*pieces), "application/x-test")
+        assert sha256 == hashlib.sha256(body).hexdigest()
+        file, content = await read_file(store, "files/a.parquet")
+        assert content == body
+        assert (file.size, file.sha256, file.content_type) == (len(body), sha256, "application/x-test")
+
+    async def test_an_empty_file_is_a_file(self, store: Store) -> None:
+        await store.write("empty", chunks_of(), "text/plain")
+        file, content = await read_file(store, "empty")
+        assert (file.size, content) == (0, b"")
+
+    async def test_a_range_of_a_file_is_exact(self, store: Store) -> None:
+        body = bytes(range(256)) * 3000
+        await store.write("a", chunks_of(body), "text/plain")
+        for start, end in (
+            (0, 1),
+            (5, 300_001),
+            (262_144, 524_288),
+            (767_999, None),
+            (768_000, None),
+            (9, 10**9),
+        ):
+            file, content = await read_file(store, "a", start, end)
+            assert content == body[start:end]
+            assert file.size == len(body)
+
+    async def test_a_failing_upload_leaves_the_old_file(self, store: Store) -> None:
+        async def broken() -> AsyncIterator[bytes]:
+            yield bytes(300_000)
+            raise ConnectionResetError
+
+        await store.write("a", chunks_of(b"old"), "text/plain")
+        for key in ("a", "b"):
+            with pytest.raises(ConnectionResetError):
+                await store.write(key, broken(), "text/plain")
+        assert (await read_file(store, "a"))[1] == b"old"
+        assert await store.open("b") is None
+        assert await store.list("", None, 10) == ["a"]
+
+    async def test_an_opened_file_is_not_changed_by_a_later_write(self, store: Store) -> None:
+        await store.write("a", chunks_of(b"old"), "text/plain")
+        file = await store.open("a")
+        assert file is not None
+        await store.write("a", chunks_of(b"newer"), "text/plain")
+        assert b"".join([chunk async for chunk in file.chunks]) == b"old"
+        assert (await read_file(store, "a"))[1] == b"newer"
+
+    async def test_a_key_holds_a_document_or_a_file(self, store: Store) -> None:
+        await store.put("a", b"document")
+        await store.write("a", chunks_of(b"file"), "text/plain")
+        assert await store.get("a") is None
+        assert (await read_file(store, "a"))[1] == b"file"
+        with pytest.raises(EtagMismatch):
+            await store.put("a", b"document", expect=ABSENT)
+        [listed] = [listed async for listed in store.walk("")]
+        await store.put("a", b"document", expect=Etag(listed.etag))
+        assert await store.open("a") is None
+        await self._assert_body(store, "a", b"document")
+        assert await store.list("", None, 10) == ["a"]
+
+    async def test_a_deleted_file_is_gone(self, store: Store) -> None:
+        await store.write("f/a", chunks_of(b"file"), "text/plain")
+        await store.delete("f/a")
+        assert await store.open("f/a") is None
+        assert await store.list("f", None, 10) == []
+        await store.write("f", chunks_of(b"file"), "text/plain")
+        assert (await read_file(store, "f"))[1] == b"file"
+
+    @pytest.mark.parametrize(
+        "key", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "../a", "a\0b", "\ud800", "a/\udfff"]
+    )
+    async def test_a_key_that_could_escape_is_refused(self, store: Store, key: str) -> None:
+        with pytest.raises(ValueError):  # noqa: PT011 - no text is promised
+            await store.get(key)
+        with pytest.raises(ValueError):  # noqa: PT011
+            await store.put(key, b"1")
+        with pytest.raises(ValueError):  # noqa: PT011
+            await store.open(key)
+        with pytest.raises(ValueError):  # noqa: PT011
+            await store.write(key, chunks_of(b"1"), "text/plain")
+        with pytest.raises(ValueError):  # noqa: PT011
+            await store.delete(key)
+        assert [listed async for listed in store.walk("")] == []
+
+    @pytest.mark.parametrize("key", ["..a", "a..", ".a/b", "a/.b", "...", "a b", "a:b@c", "ä/ö"])
+    async def test_dots_and_other_characters_inside_a_segment_are_fine(self, store: Store, key: str) -> None:
+        await store.put(key, b"1")
+        await self._assert_body(store, key, b"1")
+
+    async def test_a_working_store_passes_its_probe(self, store: Store) -> None:
+        await store.probe()
+        await store.probe()
+        assert [listed async for listed in store.walk("")] == []
+
+    async def _assert_body(self, store: Store, key: str, body: bytes) -> None:
+        found = await store.get(key)
+        assert isinstance(found, Object)
+        assert found.body == body
+
+
+class MovedClock:
+    """A clock in milliseconds that stands until a test moves it. Call it to read it."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class CoordinatorContract:
+    """The promise of `Coordinator`. The subclass gives the fixture `coordinator`, which reads the fixture
+    `clock` and holds at most 1,000 live nonces."""
+
+    @pytest.fixture
+    def clock(self) -> MovedClock:
+        return MovedClock()
+
+    async def test_a_nonce_is_accepted_once_per_key(self, coordinator: Coordinator) -> None:
+        assert await coordinator.remember_nonce("aa", "n")
+        assert not await coordinator.remember_nonce("aa", "n")
+        assert await coordinator.remember_nonce("bb", "n")
+        assert await coordinator.remember_nonce("aa", "m")
+
+    async def test_of_many_with_one_nonce_one_is_accepted(self, coordinator: Coordinator) -> None:
+        outcomes = await asyncio.gather(*(coordinator.remember_nonce("aa", "n") for _ in range(50)))
+        assert outcomes.count(True) == 1
+
+    async def test_a_nonce_is_refused_for_ten_minutes(
+        self, coordinator: Coordinator, clock: MovedClock
+    ) -> None:
+        start_ms = clock.now_ms - clock.now_ms % EPOCH_MS
+        for offset_ms in (0, 1, EPOCH_MS - 1):
+            clock.now_ms = start_ms + offset_ms
+            assert await coordinator.remember_nonce("aa", f"{offset_ms}")
+        for offset_ms in (0, 1, EPOCH_MS - 1):
+            for step_ms in (0, 300_000, 599_999):
+                clock.now_ms = max(clock.now_ms, start_ms + offset_ms + step_ms)
+                assert not await coordinator.remember_nonce("aa", f"{offset_ms}")
+
+    async def test_old_nonces_make_room(self, coordinator: Coordinator, clock: MovedClock) -> None:
+        for round_ in range(3):
+            for n in range(1000):
+                assert await coordinator.remember_nonce("aa", f"{round_}-{n}")
+            clock.now_ms += 3 * EPOCH_MS
+
+    async def test_full_memory_refuses_and_forgets_nothing(self, coordinator: Coordinator) -> None:
+        for n in range(1000):
+            assert await coordinator.remember_nonce("aa", f"{n}")
+        with pytest.raises(CoordinatorUnavailable):
+            await coordinator.remember_nonce("aa", "one more")
+        for n in range(1000):
+            assert not await coordinator.remember_nonce("aa", f"{n}")
+
+    async def test_a_clock_that_steps_back_lets_no_nonce_through(
+        self, coordinator: Coordinator, clock: MovedClock
+    ) -> None:
+        assert await coordinator.remember_nonce("aa", "early")
+        clock.now_ms += EPOCH_MS
+        assert await coordinator.remember_nonce("aa", "late")
+        clock.now_ms -= EPOCH_MS
+        assert not await coordinator.remember_nonce("aa", "early")
+        assert not await coordinator.remember_nonce("aa", "late")
+        assert await coordinator.remember_nonce("aa", "meanwhile")
+        clock.now_ms += EPOCH_MS
+        assert not await coordinator.remember_nonce("aa", "meanwhile")
+
+    async def test_a_counter_counts_within_its_window(
+        self, coordinator: Coordinator, clock: MovedClock
+    ) -> None:
+        clock.now_ms = 60_000 * 1_000_000 + 59_000
+        for expected in (1, 2, 3):
+            window = await coordinator.count("a", 60_000)
+            assert (window.count, window.resets_in_ms) == (expected, 1_000)
+        assert (await coordinator.count("b", 60_000)).count == 1
+        assert (await coordinator.count("a", 30_000)).count == 1
+        clock.now_ms += 1_000
+        window = await coordinator.count("a", 60_000)
+        assert (window.count, window.resets_in_ms) == (1, 60_000)
+
+    async def test_counting_at_once_loses_no_count(self, coordinator: Coordinator) -> None:
+        windows = await asyncio.gather(*(coordinator.count("a", 60_000) for _ in range(100)))
+        assert sorted(window.count for window in windows) == list(range(1, 101))
+
+    async def test_a_claim_holds_until_it_expires(self, coordinator: Coordinator, clock: MovedClock) -> None:
+        assert await coordinator.claim("k", b"first", 1_000) == b"first"
+        clock.now_ms += 999
+        assert await coordinator.claim("k", b"second", 1_000) == b"first"
+        assert await coordinator.claim("other", b"second", 1_000) == b"second"
+        clock.now_ms += 1
+        assert await coordinator.claim("k", b"third", 1_000) == b"third"
+
+    async def test_of_many_claims_at_once_one_wins(self, coordinator: Coordinator) -> None:
+        held = await asyncio.gather(*(coordinator.claim("k", b"%d" % n, 1_000) for n in range(50)))
+        assert len(set(held)) == 1
+
+
+@dataclass(eq=False)
+class Hold:
+    """A call that waits: `reached` is set once it has come, and it goes on after `released` is set."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+Fault = Literal["fail", "lose_reply", "tear"] | Hold
+
+
+class FaultyStore:
+    """`store`, failing on demand. Each fault is met by one call of its verb, in the order of asking.
+
+    `calls` counts calls by verb; `most_reads_at_once` is how many of get, open, list and walk overlapped.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._faults: defaultdict[Verb, deque[Fault]] = defaultdict(deque)
+        self._reading = 0
+        self.calls: Counter[Verb] = Counter()
+        self.most_reads_at_once = 0
+
+    def fail(self, verb: Verb, times: int = 1) -> None:
+        """Raise StoreUnavailable, nothing done."""
+        self._faults[verb].extend(itertools.repeat("fail", times))
+
+    def lose_reply(self, verb: Verb, times: int = 1) -> None:
+        """Do it, and raise StoreUnavailable all the same."""
+        self._faults[verb].extend(itertools.repeat("lose_reply", times))
+
+    def tear(self, times: int = 1) -> None:
+        """Return the first half of the body from `get`."""
+        self._faults["get"].extend(itertools.repeat("tear", times))
+
+    def hold(self, verb: Verb) -> Hold:
+        """Keep the call waiting until the returned `Hold` is released."""
+        hold = Hold()
+        self._faults[verb].append(hold)
+        return hold
+
+    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+        return await self._call("get", lambda: self._store.get(key, if_none_match))
+
+    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+        return await self._call("put", lambda: self._store.put(key, body, content_type, expect))
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+        return await self._call("open", lambda: self._store.open(key, start, end))
+
+    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
+        return await self._call("write", lambda: self._store.write(key, chunks, content_type))
+
+    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        return await self._call("list", lambda: self._store.list(prefix, after, limit))
+
+    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+        async def found() -> list[Listed]:
+            return [listed async for listed in self._store.walk(prefix)]
+
+        for listed in await self._call("walk", found):
+            yield listed
+
+    async def delete(self, key: str, expect: Expect = ANY) -> None:
+        await self._call("delete", lambda: self._store.delete(key, expect))
+
+    async def probe(self) -> None:
+        await self._call("probe", self._store.probe)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def _call(self, verb: Verb, call: Callable[[], Awaitable[T]]) -> T:
+        self.calls[verb] += 1
+        fault = self._faults[verb].popleft() if self._faults[verb] else None
+        reads = verb in _READS
+        self._reading += reads
+        self.most_reads_at_once = max(self.most_reads_at_once, self._reading)
+        try:
+            if fault == "fail":
+                raise StoreUnavailable()
+            if isinstance(fault, Hold):
+                fault.reached.set()
+                await fault.released.wait()
+            result = await call()
+            if fault == "lose_reply":
+                raise StoreUnavailable()
+            if fault == "tear" and isinstance(result, Object):
+                result = replace(result, body=result.body[: len(result.body) // 2])
+            return result
+        finally:
+            self._reading -= reads

@@ -1,0 +1,314 @@
+"""The coordinators: one contract, and what several processes and crashes must not break."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pysync.coordinator import EPOCH_MS, Coordinator, nonce_epoch, open_coordinator
+from pysync.coordinator.local import LocalCoordinator
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.errors import CoordinatorUnavailable
+from pysync.testing import CoordinatorContract, MovedClock
+
+MAX_LIVE = 1_000
+
+
+class TestMemoryCoordinator(CoordinatorContract):
+    @pytest.fixture
+    async def coordinator(self, clock: MovedClock) -> AsyncIterator[Coordinator]:
+        coordinator = MemoryCoordinator(clock, MAX_LIVE)
+        yield coordinator
+        await coordinator.close()
+
+
+class TestLocalCoordinator(CoordinatorContract):
+    @pytest.fixture
+    async def coordinator(self, clock: MovedClock, tmp_path: Path) -> AsyncIterator[Coordinator]:
+        coordinator = await LocalCoordinator.at(tmp_path, clock, MAX_LIVE)
+        yield coordinator
+        await coordinator.close()
+
+
+class Alternating:
+    """Two coordinators on one folder that take turns: together they keep the promise of one."""
+
+    def __init__(self, *coordinators: Coordinator) -> None:
+        self._coordinators = coordinators
+        self._turn = 0
+
+    def _next(self) -> Coordinator:
+        self._turn += 1
+        return self._coordinators[self._turn % len(self._coordinators)]
+
+    async def remember_nonce(self, presenter: str, nonce: str) -> bool:
+        return await self._next().remember_nonce(presenter, nonce)
+
+    async def count(self, bucket: str, window_ms: int) -> "object":
+        return await self._next().count(bucket, window_ms)
+
+    async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
+        return await self._next().claim(key, value, ttl_ms)
+
+    async def close(self) -> None:
+        for coordinator in self._coordinators:
+            await coordinator.close()
+
+
+class TestTwoLocalCoordinatorsOnOneFolder(CoordinatorContract):
+    @pytest.fixture
+    async def coordinator(self, clock: MovedClock, tmp_path: Path) -> AsyncIterator[Alternating]:
+        pair = Alternating(*[await LocalCoordinator.at(tmp_path, clock, MAX_LIVE) for _ in range(2)])
+        yield pair
+        await pair.close()
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+def ledger(folder: Path, clock: MovedClock) -> Path:
+    return folder / "nonces" / str(nonce_epoch(clock()))
+
+
+async def test_a_url_names_its_coordinator(tmp_path: Path) -> None:
+    for url, folder in ((f"file:{tmp_path}/a", None), ("file:", f"{tmp_path}/b")):
+        local = await open_coordinator(url, folder)
+        assert isinstance(local, LocalCoordinator)
+        await local.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+    assert isinstance(await open_coordinator("memory:"), MemoryCoordinator)
+    for url in ("file:", "memory:x", "http://x", ""):
+        with pytest.raises(ValueError, match="unknown coordinator"):
+            await open_coordinator(url)
+
+
+async def test_nonces_counts_and_claims_survive_a_restart(tmp_path: Path, clock: MovedClock) -> None:
+    first = await LocalCoordinator.at(tmp_path, clock)
+    for n in range(100):
+        assert await first.remember_nonce("aa", f"{n}")
+        clock.now_ms += EPOCH_MS // 50
+    await first.count("b", 10 * EPOCH_MS)
+    await first.claim("k", b"held", EPOCH_MS)
+    await first.close()
+    second = await LocalCoordinator.at(tmp_path, clock)
+    for n in range(100):
+        assert not await second.remember_nonce("aa", f"{n}")
+    assert (await second.count("b", 10 * EPOCH_MS)).count == 2
+    assert await second.claim("k", b"other", EPOCH_MS) == b"held"
+    await second.close()
+
+
+async def test_the_cap_counts_what_other_processes_remember(tmp_path: Path, clock: MovedClock) -> None:
+    first, second = [await LocalCoordinator.at(tmp_path, clock, MAX_LIVE) for _ in range(2)]
+    for n in range(MAX_LIVE):
+        assert await first.remember_nonce("aa", f"{n}")
+    with pytest.raises(CoordinatorUnavailable):
+        await second.remember_nonce("aa", "one more")
+    await first.close()
+    await second.close()
+
+
+async def test_a_torn_record_is_cut_off_and_costs_no_other(tmp_path: Path, clock: MovedClock) -> None:
+    first, second = [await LocalCoordinator.at(tmp_path, clock) for _ in range(2)]
+    assert await first.remember_nonce("aa", "1")
+    with open(ledger(tmp_path, clock), "ab") as torn:
+        torn.write(b"seven..")
+    assert await second.remember_nonce("aa", "2")
+    assert not await second.remember_nonce("aa", "1")
+    assert not await first.remember_nonce("aa", "2")
+    assert ledger(tmp_path, clock).stat().st_size == 32
+    await first.close()
+    await second.close()
+    third = await LocalCoordinator.at(tmp_path, clock)
+    assert not await third.remember_nonce("aa", "1")
+    assert not await third.remember_nonce("aa", "2")
+    await third.close()
+
+
+async def test_ledgers_that_nobody_needs_are_deleted(tmp_path: Path, clock: MovedClock) -> None:
+    coordinator = await LocalCoordinator.at(tmp_path, clock)
+    for n in range(10):
+        assert await coordinator.remember_nonce("aa", f"{n}")
+        clock.now_ms += EPOCH_MS
+    assert len([path for path in (tmp_path / "nonces").iterdir() if path.name.isdecimal()]) == 3
+    await coordinator.close()
+
+
+async def test_a_process_whose_clock_lags_meets_what_others_accepted(tmp_path: Path) -> None:
+    ahead, behind = MovedClock(), MovedClock()
+    first = await LocalCoordinator.at(tmp_path, ahead)
+    second = await LocalCoordinator.at(tmp_path, behind)
+    assert await second.remember_nonce("aa", "before")
+    ahead.now_ms += 2 * EPOCH_MS
+    assert await first.remember_nonce("aa", "ahead")
+    assert not await first.remember_nonce("aa", "before")
+    assert not await second.remember_nonce("aa", "ahead")
+    assert await second.remember_nonce("aa", "behind")
+    assert not await first.remember_nonce("aa", "behind")
+    await first.close()
+    await second.close()
+
+
+async def test_a_closed_ledger_without_successor_is_not_reopened(tmp_path: Path, clock: MovedClock) -> None:
+    first = await LocalCoordinator.at(tmp_path, clock)
+    assert await first.remember_nonce("aa", "1")
+    with open(ledger(tmp_path, clock), "ab") as killed_while_advancing:
+        killed_while_advancing.write(bytes(16))
+    assert await first.remember_nonce("aa", "2")
+    second = await LocalCoordinator.at(tmp_path, clock)
+    assert not await second.remember_nonce("aa", "1")
+    assert not await second.remember_nonce("aa", "2")
+    await first.close()
+    await second.close()
+
+
+FILL_DISK = """
+import asyncio, resource, signal, sys
+from pysync.coordinator.local import LocalCoordinator
+from pysync.errors import CoordinatorUnavailable
+
+async def main(folder):
+    coordinator = await LocalCoordinator.at(folder, lambda: 1_700_000_000_000)
+    for n in range(100):
+        assert await coordinator.remember_nonce("aa", f"{n}")
+    # No file may grow past these bytes: the write of the next record is cut short, the one after refused.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 16 + 5, hard))
+    for _ in range(3):
+        try:
+            await coordinator.remember_nonce("aa", "100")
+        except CoordinatorUnavailable:
+            print("refused")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert await coordinator.remember_nonce("aa", "100")
+    assert not await coordinator.remember_nonce("aa", "99")
+    await coordinator.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_a_full_disk_refuses_and_remembers_nothing_by_halves(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FILL_DISK, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    told, _ = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+    assert told == "refused\n" * 3
+    again = await LocalCoordinator.at(tmp_path, lambda: 1_700_000_000_000)
+    for n in range(101):
+        assert not await again.remember_nonce("aa", f"{n}")
+    assert await again.remember_nonce("aa", "101")
+    await again.close()
+
+
+RACE = """
+import asyncio, sys
+from pysync.coordinator.local import LocalCoordinator
+
+async def main(folder):
+    coordinator = await LocalCoordinator.at(folder)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for n in range(1000):
+        if await coordinator.remember_nonce("aa", f"{n}"):
+            print(n)
+    await coordinator.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_of_processes_racing_with_one_nonce_one_accepts_it(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", RACE, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    told = await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in processes))
+    accepted = [int(line) for out, _ in told for line in out.split()]
+    assert sorted(accepted) == list(range(1000))
+
+
+KILLED = """
+import asyncio, itertools, sys
+from pysync.coordinator.local import LocalCoordinator
+
+async def main(folder):
+    coordinator = await LocalCoordinator.at(folder)
+    for n in itertools.count():
+        assert await coordinator.remember_nonce("aa", f"{n}")
+        print(n, flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_every_accepted_nonce_survives_a_kill(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for _ in range(500):
+        await asyncio.to_thread(process.stdout.readline)
+    process.kill()
+    rest, _ = await asyncio.to_thread(process.communicate)
+    accepted = 500 + len([line for line in rest.splitlines(keepends=True) if line.endswith("\n")])
+    coordinator = await LocalCoordinator.at(tmp_path)
+    for n in range(accepted):
+        assert not await coordinator.remember_nonce("aa", f"{n}")
+    await coordinator.close()
+
+
+async def test_a_stopped_process_that_holds_the_lock_does_not_hang_the_others(tmp_path: Path) -> None:
+    coordinator = await LocalCoordinator.at(tmp_path)
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
+            "print('held', flush=True); sys.stdin.read()",
+            os.fspath(tmp_path / "nonces" / "lock"),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert await asyncio.to_thread(holder.stdout.readline) == "held\n"
+    with pytest.raises(CoordinatorUnavailable):
+        await coordinator.remember_nonce("aa", "1")
+    await asyncio.to_thread(holder.communicate)
+    assert await coordinator.remember_nonce("aa", "1")
+    await coordinator.close()
+
+
+async def test_expired_counters_and_claims_are_removed(tmp_path: Path, clock: MovedClock) -> None:
+    coordinator = await LocalCoordinator.at(tmp_path, clock)
+    for turn in range(5):
+        for n in range(100):
+            await coordinator.count(f"{turn}-{n}", 1_000)
+            await coordinator.claim(f"{turn}-{n}", b"x", 1_000)
+        clock.now_ms += 2_000
+    database = coordinator._writer._connection
+    for table in ("counter", "claim"):
+        assert database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] <= 200
+    await coordinator.close()

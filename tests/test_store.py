@@ -1,0 +1,487 @@
+"""The stores: one contract, and what is promised of the local one alone: crashes, processes, cost."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pysync.errors import KeyConflict, StoreUnavailable
+from pysync.store import ABSENT, Object, Store, open_store
+from pysync.store.local import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore, StoreContract, chunks_of, read_file
+
+DATA_PAGES = 8
+"""Pages before this one hold the schema and the tables' roots."""
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    async def store(self) -> AsyncIterator[Store]:
+        store = MemoryStore()
+        yield store
+        await store.close()
+
+
+class TestLocalStore(StoreContract):
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
+        store = await LocalStore.at(tmp_path / "data")
+        yield store
+        await store.close()
+
+
+class TestFaultyStoreWithoutFaults(StoreContract):
+    @pytest.fixture
+    async def store(self) -> Store:
+        return FaultyStore(MemoryStore())
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+async def store(folder: Path) -> AsyncIterator[LocalStore]:
+    store = await LocalStore.at(folder)
+    yield store
+    await store.close()
+
+
+def run_python(code: str, *args: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def test_a_url_names_its_store(folder: Path) -> None:
+    local = await open_store(f"file:{folder}")
+    assert isinstance(local, LocalStore)
+    await local.close()
+    assert isinstance(await open_store("memory:"), MemoryStore)
+    for url in ("file:", "memory:x", "ftp://x", ""):
+        with pytest.raises(ValueError, match="unknown store"):
+            await open_store(url)
+
+
+async def test_the_folder_is_closed_to_others(store: LocalStore, folder: Path) -> None:
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_what_was_stored_is_there_after_reopening(folder: Path) -> None:
+    first = await LocalStore.at(folder)
+    etag = await first.put("a", b"one")
+    sha256 = await first.write("f/b.parquet", chunks_of(b"file"), "text/plain")
+    await first.close()
+    second = await LocalStore.at(folder)
+    found = await second.get("a")
+    assert isinstance(found, Object)
+    assert (found.body, found.etag) == (b"one", etag)
+    assert (await read_file(second, "f/b.parquet"))[0].sha256 == sha256
+    await second.close()
+
+
+async def test_closing_finishes_the_writes_under_way(folder: Path) -> None:
+    first = await LocalStore.at(folder)
+    writes = [asyncio.ensure_future(first.put(f"n/{n}", b"1")) for n in range(50)]
+    await asyncio.sleep(0)
+    await first.close()
+    await asyncio.gather(*writes)
+    second = await LocalStore.at(folder)
+    assert len(await second.list("n", None, 100)) == 50
+    await second.close()
+    assert not list(folder.glob("*-wal")), "the log was not folded into the database"
+
+
+async def test_a_closed_store_refuses_writes(folder: Path) -> None:
+    store = await LocalStore.at(folder)
+    await store.close()
+    with pytest.raises(StoreUnavailable):
+        await store.put("a", b"1")
+    with pytest.raises(StoreUnavailable):
+        await store.get("a")
+
+
+async def test_too_many_waiting_writes_are_refused(store: LocalStore) -> None:
+    outcomes = await asyncio.gather(
+        *(store.put(f"n/{n}", b"1") for n in range(4_196)), return_exceptions=True
+    )
+    refused = sum(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+    assert refused == 100
+    assert len(await store.list("n", None, 10_000)) == 4_096
+
+
+async def test_a_newer_schema_is_refused_by_name(folder: Path) -> None:
+    await (await LocalStore.at(folder)).close()
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(ValueError, match="newer"):
+        await LocalStore.at(folder)
+
+
+async def test_a_folder_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(StoreUnavailable):
+        await LocalStore.at(tmp_path / "data")
+
+
+async def test_a_damaged_database_is_unavailable_and_never_empty(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await LocalStore.at(folder)
+    for n in range(200):
+        await first.put(f"n/{n}", bytes(1000))
+    await first.close()
+    with open(folder / "pysync.db", "r+b") as database:
+        database.seek(DATA_PAGES * 4096)
+        database.write(b"\xff" * (os.path.getsize(folder / "pysync.db") - DATA_PAGES * 4096))
+    second = await LocalStore.at(folder)
+    refused = 0
+    for n in range(200):
+        try:
+            found = await second.get(f"n/{n}")
+        except StoreUnavailable:
+            refused += 1
+        else:
+            assert isinstance(found, Object)
+            assert found.body == bytes(1000)
+    assert refused > 100
+    assert "damaged" in caplog.text
+    await second.close()
+
+
+async def test_a_database_damaged_at_its_root_is_refused_on_opening(folder: Path) -> None:
+    await (await LocalStore.at(folder)).close()
+    with open(folder / "pysync.db", "r+b") as database:
+        database.write(b"not a database, but long enough to be taken for one" * 100)
+    with pytest.raises(StoreUnavailable, match="cannot open the store"):
+        await LocalStore.at(folder)
+
+
+async def test_a_full_disk_refuses_the_group_and_keeps_what_was_there(folder: Path) -> None:
+    store = await LocalStore.at(folder)
+    await store.put("a", b"one")
+    store._writer._connection.execute("PRAGMA max_page_count = 20")
+    outcomes = await asyncio.gather(
+        *(store.put(f"n/{n}", bytes(50_000)) for n in range(4)), return_exceptions=True
+    )
+    assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+    assert await store.list("n", None, 10) == []
+    assert isinstance(await store.get("a"), Object)
+    store._writer._connection.execute("PRAGMA max_page_count = 1000000")
+    await store.put("n/1", bytes(50_000))
+    await store.close()
+
+
+async def test_a_late_page_of_a_listing_costs_what_the_first_does(store: LocalStore) -> None:
+    for start in range(0, 20_000, 2_000):
+        await asyncio.gather(*(store.put(f"p/{n:05}", b"1") for n in range(start, start + 2_000)))
+        await asyncio.gather(*(store.put(f"p/{n:05}/deep", b"1") for n in range(start, start + 100)))
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    costs = []
+    store._reader.set_progress_handler(count, 1)
+    for after in (None, "10000", "19000"):
+        steps = 0
+        assert len(await store.list("p", after, 100)) == 100
+        costs.append(steps)
+    assert max(costs) <= min(costs) + 10
+    assert max(costs) < 1_000
+
+
+async def test_reading_leaves_no_snapshot_behind(store: LocalStore, folder: Path) -> None:
+    await store.put("a", b"one")
+    await store.get("a")
+    await store.list("", None, 1)
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as other:
+        await store.put("a", b"two")
+        busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    assert not busy
+
+
+class TestFiles:
+    """What is promised of files in a folder."""
+
+    async def test_they_lie_at_their_own_key_path(self, store: LocalStore, folder: Path) -> None:
+        await store.write("events/app/1.parquet", chunks_of(b"one"), "text/plain")
+        assert [path.read_bytes() for path in (folder / "files").glob("**/*.parquet")] == [b"one"]
+
+    async def test_a_key_below_or_above_a_file_is_a_conflict(self, store: LocalStore) -> None:
+        await store.write("a/b", chunks_of(b"1"), "text/plain")
+        for key in ("a", "a/b/c", "a/b/c/d"):
+            with pytest.raises(KeyConflict):
+                await store.write(key, chunks_of(b"2"), "text/plain")
+            assert await store.open(key) is None
+        assert (await read_file(store, "a/b"))[1] == b"1"
+        assert [listed.key async for listed in store.walk("")] == ["a/b"]
+
+    async def test_a_refused_or_failed_write_leaves_no_temporary_file(
+        self, store: LocalStore, folder: Path
+    ) -> None:
+        await store.write("a", chunks_of(b"1"), "text/plain")
+        with pytest.raises(KeyConflict):
+            await store.write("a/b", chunks_of(b"2"), "text/plain")
+        blocked = asyncio.Event()
+
+        async def endless() -> AsyncIterator[bytes]:
+            yield bytes(300_000)
+            blocked.set()
+            await asyncio.Event().wait()
+
+        writing = asyncio.ensure_future(store.write("c", endless(), "text/plain"))
+        await blocked.wait()
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert list((folder / "files" / "~incoming").iterdir()) == []
+
+    async def test_the_folder_of_incoming_files_is_not_a_key(self, store: LocalStore) -> None:
+        for key in ("~incoming", "~incoming/a"):
+            with pytest.raises(ValueError, match="reserved"):
+                await store.write(key, chunks_of(b"1"), "text/plain")
+
+    async def test_a_key_too_long_for_the_disk_is_refused(self, store: LocalStore) -> None:
+        with pytest.raises(ValueError, match="too long"):
+            await store.write("x" * 300, chunks_of(b"1"), "text/plain")
+
+    async def test_deleting_prunes_empty_folders_only(self, store: LocalStore, folder: Path) -> None:
+        await store.write("a/b/c/1", chunks_of(b"1"), "text/plain")
+        await store.write("a/2", chunks_of(b"2"), "text/plain")
+        await store.delete("a/b/c/1")
+        assert not (folder / "files/a/b").exists()
+        assert (await read_file(store, "a/2"))[1] == b"2"
+        await store.delete("a/2")
+        assert {path.name for path in (folder / "files").iterdir()} == {"~incoming"}
+
+    async def test_a_document_in_its_place_removes_the_file(self, store: LocalStore, folder: Path) -> None:
+        await store.write("a/1.parquet", chunks_of(b"1"), "text/plain")
+        await store.put("a/1.parquet", b"document")
+        assert not (folder / "files/a").exists()
+
+    async def test_a_crash_after_the_rename_yields_the_new_file(
+        self, store: LocalStore, folder: Path
+    ) -> None:
+        await store.write("a", chunks_of(b"old"), "text/plain")
+        beside = folder / "files" / "~incoming" / "x"
+        beside.write_bytes(b"newer")
+        os.replace(beside, folder / "files" / "a")
+        for _ in range(2):
+            file, content = await read_file(store, "a")
+            assert content == b"newer"
+            assert file.size == 5
+            assert file.sha256 == hashlib.sha256(b"newer").hexdigest()
+
+    async def test_a_crash_before_the_unlink_is_made_good_on_opening(
+        self, store: LocalStore, folder: Path
+    ) -> None:
+        for key in ("gone", "again"):
+            await store.write(key, chunks_of(b"1"), "text/plain")
+        with contextlib.closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as database:
+            database.execute("DELETE FROM object WHERE name = 'gone'")
+            database.executemany("INSERT INTO doomed VALUES(?)", [("gone",), ("again",)])
+        await (await LocalStore.at(folder)).close()
+        assert not (folder / "files" / "gone").exists()
+        assert (await read_file(store, "again"))[1] == b"1"
+        with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
+            assert database.execute("SELECT count(*) FROM doomed").fetchone() == (0,)
+
+    async def test_a_file_lost_from_disk_is_unavailable_not_missing(
+        self, store: LocalStore, folder: Path
+    ) -> None:
+        await store.write("a", chunks_of(b"1"), "text/plain")
+        (folder / "files" / "a").unlink()
+        with pytest.raises(StoreUnavailable):
+            await store.open("a")
+
+    async def test_a_file_cut_short_while_read_is_an_error(self, store: LocalStore, folder: Path) -> None:
+        await store.write("a", chunks_of(bytes(600_000)), "text/plain")
+        file = await store.open("a")
+        assert file is not None
+        os.truncate(folder / "files" / "a", 300_000)
+        with pytest.raises(StoreUnavailable):
+            [chunk async for chunk in file.chunks]
+        await file.chunks.aclose()
+
+    async def test_leftovers_older_than_a_day_are_cleared_on_opening(
+        self, store: LocalStore, folder: Path
+    ) -> None:
+        incoming = folder / "files" / "~incoming"
+        for name, age_s in (("old", 90_000), ("young", 80_000)):
+            (incoming / name).write_bytes(b"x")
+            then = (incoming / name).stat().st_mtime - age_s
+            os.utime(incoming / name, (then, then))
+        await (await LocalStore.at(folder)).close()
+        assert [path.name for path in incoming.iterdir()] == ["young"]
+
+
+COUNT_UP = """
+import asyncio, sys
+from pysync.store import ABSENT, Etag, EtagMismatch
+from pysync.store.local import LocalStore
+
+async def main(folder, times):
+    store = await LocalStore.at(folder)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(int(times)):
+        while True:
+            found = await store.get("counter")
+            count, expect = (int(found.body), Etag(found.etag)) if found else (0, ABSENT)
+            try:
+                await store.put("counter", b"%d" % (count + 1), expect=expect)
+                break
+            except EtagMismatch:
+                pass
+    await store.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_two_processes_on_one_folder_lose_no_update(folder: Path) -> None:
+    processes = [run_python(COUNT_UP, str(folder), "200") for _ in range(2)]
+    for process in processes:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        await asyncio.to_thread(process.communicate)
+        assert process.returncode == 0
+    store = await LocalStore.at(folder)
+    found = await store.get("counter")
+    assert isinstance(found, Object)
+    assert found.body == b"400"
+    await store.close()
+
+
+WRITE_ON = """
+import asyncio, itertools, sys
+from pysync.store.local import LocalStore
+
+async def write(store, lane):
+    for n in itertools.count():
+        await store.put(f"lane{lane}/{n:06}", b"%d" % n * 300)
+        print(f"lane{lane}/{n:06}", flush=True)
+
+async def main(folder):
+    store = await LocalStore.at(folder)
+    await asyncio.gather(*(write(store, lane) for lane in range(8)))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_every_acknowledged_write_survives_a_kill(folder: Path) -> None:
+    process = run_python(WRITE_ON, str(folder))
+    assert process.stdout is not None
+    acknowledged = [await asyncio.to_thread(process.stdout.readline) for _ in range(2_000)]
+    process.kill()
+    rest, _ = await asyncio.to_thread(process.communicate)
+    acknowledged += rest.splitlines(keepends=True)
+    keys = [line[:-1] for line in acknowledged if line.endswith("\n")]
+    store = await LocalStore.at(folder)
+    for key in keys:
+        found = await store.get(key)
+        assert isinstance(found, Object)
+        assert found.body == b"%d" % int(key[-6:]) * 300
+    await store.close()
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+REPLACE_FILE = """
+import asyncio, itertools, sys
+from pysync.store.local import LocalStore
+from pysync.testing import chunks_of
+
+async def main(folder):
+    store = await LocalStore.at(folder)
+    for n in itertools.count():
+        await store.write("f/a", chunks_of(b"%08d" % n * 50_000), "text/plain")
+        print(n, flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 3, 8])
+async def test_after_a_kill_a_file_is_whole_and_not_older_than_acknowledged(
+    folder: Path, acknowledged: int
+) -> None:
+    process = run_python(REPLACE_FILE, str(folder))
+    assert process.stdout is not None
+    lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(acknowledged)]
+    process.kill()
+    await asyncio.to_thread(process.communicate)
+    store = await LocalStore.at(folder)
+    file, content = await read_file(store, "f/a")
+    await store.close()
+    assert len(content) == file.size == 400_000
+    assert content == content[:8] * 50_000
+    assert int(content[:8]) >= int(lines[-1])
+    assert file.sha256 == hashlib.sha256(content).hexdigest()
+
+
+class TestFaultyStore:
+    """The tool itself: a test is worth what its faults are."""
+
+    async def test_a_failing_call_does_nothing(self) -> None:
+        inner = MemoryStore()
+        store = FaultyStore(inner)
+        store.fail("put", 2)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await store.put("a", b"1")
+        assert await inner.get("a") is None
+        await store.put("a", b"1")
+        assert store.calls["put"] == 3
+
+    async def test_a_lost_reply_has_done_its_work(self) -> None:
+        inner = MemoryStore()
+        store = FaultyStore(inner)
+        store.lose_reply("put")
+        with pytest.raises(StoreUnavailable):
+            await store.put("a", b"1", expect=ABSENT)
+        assert isinstance(await inner.get("a"), Object)
+
+    async def test_a_torn_read_returns_half(self) -> None:
+        store = FaultyStore(MemoryStore())
+        await store.put("a", b"12345678")
+        store.tear()
+        bodies = []
+        for _ in range(2):
+            found = await store.get("a")
+            assert isinstance(found, Object)
+            bodies.append(found.body)
+        assert bodies == [b"1234", b"12345678"]
+
+    async def test_held_calls_wait_and_overlapping_reads_are_counted(self) -> None:
+        store = FaultyStore(MemoryStore())
+        holds = [store.hold("get"), store.hold("get")]
+        reads = [asyncio.ensure_future(store.get("a")) for _ in holds]
+        for hold in holds:
+            await hold.reached.wait()
+        assert not any(read.done() for read in reads)
+        assert store.most_reads_at_once == 2
+        for hold in holds:
+            hold.released.set()
+        assert await asyncio.gather(*reads) == [None, None]

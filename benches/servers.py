@@ -27,11 +27,21 @@ class Running:
     pid: int
     start_s: float
 
-    def rss_mb(self) -> float:
-        """Memory that the process holds now, in MB."""
+    def memory(self) -> "Memory":
+        """What the process holds now."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(kilobytes) * 1024 / 1e6
+        lines = dict(line.split(":", 1) for line in status.splitlines())
+        rss, own = (int(lines[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "RssAnon"))
+        return Memory(rss, own)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a process holds, in MB: all of it, and without the pages of files that it maps. A database that is
+    read through such a mapping counts in `rss` as it grows, and is let go of when memory is short."""
+
+    rss_mb: float
+    own_mb: float
 
 
 @contextmanager

@@ -1,47 +1,23 @@
-"""What tests are made of, ours and those of plugin authors: the contracts, and a store that fails on demand.
-
-A contract is a class of pytest tests. Inherit it, and give the fixture it asks for:
-
-    class TestMyStore(StoreContract):
-        @pytest.fixture
-        async def store(self):
-            store = await MyStore.at(...)
-            yield store
-            await store.close()
-"""
+"""The promise of `Store`, as tests."""
 
 import asyncio
 import hashlib
-import itertools
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from collections.abc import AsyncIterator
 
 import pytest
 
-from pysync.coordinator import EPOCH_MS, Coordinator
-from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.store import (
     ABSENT,
     ANY,
-    JSON_TYPE,
     NOT_MODIFIED,
     Etag,
     EtagMismatch,
     Expect,
     File,
-    Listed,
-    NotModified,
     Object,
     Store,
 )
-
-T = TypeVar("T")
-
-Verb = Literal["get", "put", "open", "write", "list", "walk", "delete", "probe"]
-_READS = ("get", "open", "list", "walk")
 
 
 async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -303,195 +279,3 @@ class StoreContract:
         found = await store.get(key)
         assert isinstance(found, Object)
         assert found.body == body
-
-
-class MovedClock:
-    """A clock in milliseconds that stands until a test moves it. Call it to read it."""
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self.now_ms = now_ms
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
-class CoordinatorContract:
-    """The promise of `Coordinator`. The subclass gives the fixture `coordinator`, which reads the fixture
-    `clock` and holds at most 1,000 live nonces."""
-
-    @pytest.fixture
-    def clock(self) -> MovedClock:
-        return MovedClock()
-
-    async def test_a_nonce_is_accepted_once_per_key(self, coordinator: Coordinator) -> None:
-        assert await coordinator.remember_nonce("aa", "n")
-        assert not await coordinator.remember_nonce("aa", "n")
-        assert await coordinator.remember_nonce("bb", "n")
-        assert await coordinator.remember_nonce("aa", "m")
-
-    async def test_of_many_with_one_nonce_one_is_accepted(self, coordinator: Coordinator) -> None:
-        outcomes = await asyncio.gather(*(coordinator.remember_nonce("aa", "n") for _ in range(50)))
-        assert outcomes.count(True) == 1
-
-    async def test_a_nonce_is_refused_for_ten_minutes(
-        self, coordinator: Coordinator, clock: MovedClock
-    ) -> None:
-        start_ms = clock.now_ms - clock.now_ms % EPOCH_MS
-        for offset_ms in (0, 1, EPOCH_MS - 1):
-            clock.now_ms = start_ms + offset_ms
-            assert await coordinator.remember_nonce("aa", f"{offset_ms}")
-        for offset_ms in (0, 1, EPOCH_MS - 1):
-            for step_ms in (0, 300_000, 599_999):
-                clock.now_ms = max(clock.now_ms, start_ms + offset_ms + step_ms)
-                assert not await coordinator.remember_nonce("aa", f"{offset_ms}")
-
-    async def test_old_nonces_make_room(self, coordinator: Coordinator, clock: MovedClock) -> None:
-        for round_ in range(3):
-            for n in range(1000):
-                assert await coordinator.remember_nonce("aa", f"{round_}-{n}")
-            clock.now_ms += 3 * EPOCH_MS
-
-    async def test_full_memory_refuses_and_forgets_nothing(self, coordinator: Coordinator) -> None:
-        for n in range(1000):
-            assert await coordinator.remember_nonce("aa", f"{n}")
-        with pytest.raises(CoordinatorUnavailable):
-            await coordinator.remember_nonce("aa", "one more")
-        for n in range(1000):
-            assert not await coordinator.remember_nonce("aa", f"{n}")
-
-    async def test_a_clock_that_steps_back_lets_no_nonce_through(
-        self, coordinator: Coordinator, clock: MovedClock
-    ) -> None:
-        assert await coordinator.remember_nonce("aa", "early")
-        clock.now_ms += EPOCH_MS
-        assert await coordinator.remember_nonce("aa", "late")
-        clock.now_ms -= EPOCH_MS
-        assert not await coordinator.remember_nonce("aa", "early")
-        assert not await coordinator.remember_nonce("aa", "late")
-        assert await coordinator.remember_nonce("aa", "meanwhile")
-        clock.now_ms += EPOCH_MS
-        assert not await coordinator.remember_nonce("aa", "meanwhile")
-
-    async def test_a_counter_counts_within_its_window(
-        self, coordinator: Coordinator, clock: MovedClock
-    ) -> None:
-        clock.now_ms = 60_000 * 1_000_000 + 59_000
-        for expected in (1, 2, 3):
-            window = await coordinator.count("a", 60_000)
-            assert (window.count, window.resets_in_ms) == (expected, 1_000)
-        assert (await coordinator.count("b", 60_000)).count == 1
-        assert (await coordinator.count("a", 30_000)).count == 1
-        clock.now_ms += 1_000
-        window = await coordinator.count("a", 60_000)
-        assert (window.count, window.resets_in_ms) == (1, 60_000)
-
-    async def test_counting_at_once_loses_no_count(self, coordinator: Coordinator) -> None:
-        windows = await asyncio.gather(*(coordinator.count("a", 60_000) for _ in range(100)))
-        assert sorted(window.count for window in windows) == list(range(1, 101))
-
-    async def test_a_claim_holds_until_it_expires(self, coordinator: Coordinator, clock: MovedClock) -> None:
-        assert await coordinator.claim("k", b"first", 1_000) == b"first"
-        clock.now_ms += 999
-        assert await coordinator.claim("k", b"second", 1_000) == b"first"
-        assert await coordinator.claim("other", b"second", 1_000) == b"second"
-        clock.now_ms += 1
-        assert await coordinator.claim("k", b"third", 1_000) == b"third"
-
-    async def test_of_many_claims_at_once_one_wins(self, coordinator: Coordinator) -> None:
-        held = await asyncio.gather(*(coordinator.claim("k", b"%d" % n, 1_000) for n in range(50)))
-        assert len(set(held)) == 1
-
-
-@dataclass(eq=False)
-class Hold:
-    """A call that waits: `reached` is set once it has come, and it goes on after `released` is set."""
-
-    reached: asyncio.Event = field(default_factory=asyncio.Event)
-    released: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-Fault = Literal["fail", "lose_reply", "tear"] | Hold
-
-
-class FaultyStore:
-    """`store`, failing on demand. Each fault is met by one call of its verb, in the order of asking.
-
-    `calls` counts calls by verb; `most_reads_at_once` is how many of get, open, list and walk overlapped.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._faults: defaultdict[Verb, deque[Fault]] = defaultdict(deque)
-        self._reading = 0
-        self.calls: Counter[Verb] = Counter()
-        self.most_reads_at_once = 0
-
-    def fail(self, verb: Verb, times: int = 1) -> None:
-        """Raise StoreUnavailable, nothing done."""
-        self._faults[verb].extend(itertools.repeat("fail", times))
-
-    def lose_reply(self, verb: Verb, times: int = 1) -> None:
-        """Do it, and raise StoreUnavailable all the same."""
-        self._faults[verb].extend(itertools.repeat("lose_reply", times))
-
-    def tear(self, times: int = 1) -> None:
-        """Return the first half of the body from `get`."""
-        self._faults["get"].extend(itertools.repeat("tear", times))
-
-    def hold(self, verb: Verb) -> Hold:
-        """Keep the call waiting until the returned `Hold` is released."""
-        hold = Hold()
-        self._faults[verb].append(hold)
-        return hold
-
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
-        return await self._call("get", lambda: self._store.get(key, if_none_match))
-
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
-        return await self._call("put", lambda: self._store.put(key, body, content_type, expect))
-
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
-        return await self._call("open", lambda: self._store.open(key, start, end))
-
-    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
-        return await self._call("write", lambda: self._store.write(key, chunks, content_type))
-
-    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
-        return await self._call("list", lambda: self._store.list(prefix, after, limit))
-
-    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
-        async def found() -> list[Listed]:
-            return [listed async for listed in self._store.walk(prefix)]
-
-        for listed in await self._call("walk", found):
-            yield listed
-
-    async def delete(self, key: str, expect: Expect = ANY) -> None:
-        await self._call("delete", lambda: self._store.delete(key, expect))
-
-    async def probe(self) -> None:
-        await self._call("probe", self._store.probe)
-
-    async def close(self) -> None:
-        await self._store.close()
-
-    async def _call(self, verb: Verb, call: Callable[[], Awaitable[T]]) -> T:
-        self.calls[verb] += 1
-        fault = self._faults[verb].popleft() if self._faults[verb] else None
-        reads = verb in _READS
-        self._reading += reads
-        self.most_reads_at_once = max(self.most_reads_at_once, self._reading)
-        try:
-            if fault == "fail":
-                raise StoreUnavailable()
-            if isinstance(fault, Hold):
-                fault.reached.set()
-                await fault.released.wait()
-            result = await call()
-            if fault == "lose_reply":
-                raise StoreUnavailable()
-            if fault == "tear" and isinstance(result, Object):
-                result = replace(result, body=result.body[: len(result.body) // 2])
-            return result
-        finally:
-            self._reading -= reads

@@ -1,0 +1,25 @@
+"""What tests are made of, ours and those of plugin authors: the contracts, and a store that fails on demand.
+
+A contract is a class of pytest tests. Inherit it, and give the fixture it asks for:
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        async def store(self):
+            store = await MyStore.at(...)
+            yield store
+            await store.close()
+"""
+
+from pysync.testing.coordinators import CoordinatorContract, MovedClock
+from pysync.testing.faults import FaultyStore, Hold
+from pysync.testing.stores import StoreContract, chunks_of, read_file
+
+__all__ = [
+    "CoordinatorContract",
+    "FaultyStore",
+    "Hold",
+    "MovedClock",
+    "StoreContract",
+    "chunks_of",
+    "read_file",
+]

@@ -1,0 +1,120 @@
+"""A store that fails on demand."""
+
+import asyncio
+import itertools
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from pysync.errors import StoreUnavailable
+from pysync.store import (
+    ANY,
+    JSON_TYPE,
+    Expect,
+    File,
+    Listed,
+    NotModified,
+    Object,
+    Store,
+)
+
+T = TypeVar("T")
+
+Verb = Literal["get", "put", "open", "write", "list", "walk", "delete", "probe"]
+_READS = ("get", "open", "list", "walk")
+
+
+@dataclass(eq=False)
+class Hold:
+    """A call that waits: `reached` is set once it has come, and it goes on after `released` is set."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+Fault = Literal["fail", "lose_reply", "tear"] | Hold
+
+
+class FaultyStore:
+    """`store`, failing on demand. Each fault is met by one call of its verb, in the order of asking.
+
+    `calls` counts calls by verb; `most_reads_at_once` is how many of get, open, list and walk overlapped.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._faults: defaultdict[Verb, deque[Fault]] = defaultdict(deque)
+        self._reading = 0
+        self.calls: Counter[Verb] = Counter()
+        self.most_reads_at_once = 0
+
+    def fail(self, verb: Verb, times: int = 1) -> None:
+        """Raise StoreUnavailable, nothing done."""
+        self._faults[verb].extend(itertools.repeat("fail", times))
+
+    def lose_reply(self, verb: Verb, times: int = 1) -> None:
+        """Do it, and raise StoreUnavailable all the same."""
+        self._faults[verb].extend(itertools.repeat("lose_reply", times))
+
+    def tear(self, times: int = 1) -> None:
+        """Return the first half of the body from `get`."""
+        self._faults["get"].extend(itertools.repeat("tear", times))
+
+    def hold(self, verb: Verb) -> Hold:
+        """Keep the call waiting until the returned `Hold` is released."""
+        hold = Hold()
+        self._faults[verb].append(hold)
+        return hold
+
+    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+        return await self._call("get", lambda: self._store.get(key, if_none_match))
+
+    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+        return await self._call("put", lambda: self._store.put(key, body, content_type, expect))
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+        return await self._call("open", lambda: self._store.open(key, start, end))
+
+    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
+        return await self._call("write", lambda: self._store.write(key, chunks, content_type))
+
+    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        return await self._call("list", lambda: self._store.list(prefix, after, limit))
+
+    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+        async def found() -> list[Listed]:
+            return [listed async for listed in self._store.walk(prefix)]
+
+        for listed in await self._call("walk", found):
+            yield listed
+
+    async def delete(self, key: str, expect: Expect = ANY) -> None:
+        await self._call("delete", lambda: self._store.delete(key, expect))
+
+    async def probe(self) -> None:
+        await self._call("probe", self._store.probe)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def _call(self, verb: Verb, call: Callable[[], Awaitable[T]]) -> T:
+        self.calls[verb] += 1
+        fault = self._faults[verb].popleft() if self._faults[verb] else None
+        reads = verb in _READS
+        self._reading += reads
+        self.most_reads_at_once = max(self.most_reads_at_once, self._reading)
+        try:
+            if fault == "fail":
+                raise StoreUnavailable()
+            if isinstance(fault, Hold):
+                fault.reached.set()
+                await fault.released.wait()
+            result = await call()
+            if fault == "lose_reply":
+                raise StoreUnavailable()
+            if fault == "tear" and isinstance(result, Object):
+                result = replace(result, body=result.body[: len(result.body) // 2])
+            return result
+        finally:
+            self._reading -= reads

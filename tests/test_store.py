@@ -447,7 +447,7 @@ class TestFaultyStore:
     async def test_a_failing_call_does_nothing(self) -> None:
         inner = MemoryStore()
         store = FaultyStore(inner)
-        store.fail("put", 2)
+        store.fail("put", times=2)
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await store.put("a", b"1")
@@ -474,14 +474,14 @@ class TestFaultyStore:
             bodies.append(found.body)
         assert bodies == [b"1234", b"12345678"]
 
-    async def test_held_calls_wait_and_overlapping_reads_are_counted(self) -> None:
+    async def test_delayed_calls_wait_and_overlapping_reads_are_counted(self) -> None:
         store = FaultyStore(MemoryStore())
-        holds = [store.hold("get"), store.hold("get")]
-        reads = [asyncio.ensure_future(store.get("a")) for _ in holds]
-        for hold in holds:
-            await hold.reached.wait()
+        release = asyncio.Event()
+        arrived = [store.delay("get", release) for _ in range(2)]
+        reads = [asyncio.ensure_future(store.get("a")) for _ in arrived]
+        for event in arrived:
+            await event.wait()
         assert not any(read.done() for read in reads)
         assert store.most_reads_at_once == 2
-        for hold in holds:
-            hold.released.set()
+        release.set()
         assert await asyncio.gather(*reads) == [None, None]

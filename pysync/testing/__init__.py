@@ -11,13 +11,12 @@ A contract is a class of pytest tests. Inherit it, and give the fixture it asks 
 """
 
 from pysync.testing.coordinators import CoordinatorContract, MovedClock
-from pysync.testing.faults import FaultyStore, Hold
+from pysync.testing.faults import FaultyStore
 from pysync.testing.stores import StoreContract, chunks_of, read_file
 
 __all__ = [
     "CoordinatorContract",
     "FaultyStore",
-    "Hold",
     "MovedClock",
     "StoreContract",
     "chunks_of",

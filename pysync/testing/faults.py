@@ -4,8 +4,8 @@ import asyncio
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import Literal, NamedTuple, TypeVar
 
 from pysync.errors import StoreUnavailable
 from pysync.store import (
@@ -25,15 +25,12 @@ Verb = Literal["get", "put", "open", "write", "list", "walk", "delete", "probe"]
 _READS = ("get", "open", "list", "walk")
 
 
-@dataclass(eq=False)
-class Hold:
-    """A call that waits: `reached` is set once it has come, and it goes on after `released` is set."""
-
-    reached: asyncio.Event = field(default_factory=asyncio.Event)
-    released: asyncio.Event = field(default_factory=asyncio.Event)
+class _Delay(NamedTuple):
+    arrived: asyncio.Event
+    release: asyncio.Event
 
 
-Fault = Literal["fail", "lose_reply", "tear"] | Hold
+Fault = Literal["fail", "lose_reply", "tear"] | _Delay
 
 
 class FaultyStore:
@@ -49,23 +46,25 @@ class FaultyStore:
         self.calls: Counter[Verb] = Counter()
         self.most_reads_at_once = 0
 
-    def fail(self, verb: Verb, times: int = 1) -> None:
+    def fail(self, *verbs: Verb, times: int = 1) -> None:
         """Raise StoreUnavailable, nothing done."""
-        self._faults[verb].extend(itertools.repeat("fail", times))
+        for verb in verbs:
+            self._faults[verb].extend(itertools.repeat("fail", times))
 
-    def lose_reply(self, verb: Verb, times: int = 1) -> None:
+    def lose_reply(self, *verbs: Verb, times: int = 1) -> None:
         """Do it, and raise StoreUnavailable all the same."""
-        self._faults[verb].extend(itertools.repeat("lose_reply", times))
+        for verb in verbs:
+            self._faults[verb].extend(itertools.repeat("lose_reply", times))
 
     def tear(self, times: int = 1) -> None:
         """Return the first half of the body from `get`."""
         self._faults["get"].extend(itertools.repeat("tear", times))
 
-    def hold(self, verb: Verb) -> Hold:
-        """Keep the call waiting until the returned `Hold` is released."""
-        hold = Hold()
-        self._faults[verb].append(hold)
-        return hold
+    def delay(self, verb: Verb, release: asyncio.Event) -> asyncio.Event:
+        """Keep the call waiting for `release`. The returned event is set once the call has come."""
+        arrived = asyncio.Event()
+        self._faults[verb].append(_Delay(arrived, release))
+        return arrived
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
         return await self._call("get", lambda: self._store.get(key, if_none_match))
@@ -107,9 +106,9 @@ class FaultyStore:
         try:
             if fault == "fail":
                 raise StoreUnavailable()
-            if isinstance(fault, Hold):
-                fault.reached.set()
-                await fault.released.wait()
+            if isinstance(fault, _Delay):
+                fault.arrived.set()
+                await fault.release.wait()
             result = await call()
             if fault == "lose_reply":
                 raise StoreUnavailable()

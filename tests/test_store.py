@@ -14,7 +14,7 @@ import pytest
 
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.store import ABSENT, Object, Store, open_store
-from pysync.store.local import LocalStore
+from pysync.store.local import LIST_NAMES, LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, StoreContract, chunks_of, read_file
 
@@ -184,7 +184,7 @@ async def test_a_full_disk_refuses_the_group_and_keeps_what_was_there(folder: Pa
     await store.close()
 
 
-async def test_a_late_page_of_a_listing_costs_what_the_first_does(store: LocalStore) -> None:
+async def test_a_late_page_of_a_listing_costs_what_the_first_does(store: LocalStore, folder: Path) -> None:
     for start in range(0, 20_000, 2_000):
         await asyncio.gather(*(store.put(f"p/{n:05}", b"1") for n in range(start, start + 2_000)))
         await asyncio.gather(*(store.put(f"p/{n:05}/deep", b"1") for n in range(start, start + 100)))
@@ -196,11 +196,14 @@ async def test_a_late_page_of_a_listing_costs_what_the_first_does(store: LocalSt
         return 0
 
     costs = []
-    store._reader.set_progress_handler(count, 1)
-    for after in (None, "10000", "19000"):
-        steps = 0
-        assert len(await store.list("p", after, 100)) == 100
-        costs.append(steps)
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
+        database.execute(LIST_NAMES, ("", "", 1)).fetchall()  # loads the schema
+        database.set_progress_handler(count, 1)
+        for after in ("", "10000", "19000"):
+            steps = 0
+            rows = database.execute(LIST_NAMES, ("p", after, 100)).fetchall()
+            assert [name for (name,) in rows] == await store.list("p", after, 100)
+            costs.append(steps)
     assert max(costs) <= min(costs) + 10
     assert max(costs) < 1_000
 

@@ -1,7 +1,10 @@
 """What workers and nodes must agree on beside the store: nonces seen, rate counters, idempotency keys."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
+
+from pysync.clock import wall_clock_ms
 
 EPOCH_MS: Final = 300_000
 EPOCHS_KEPT: Final = 3
@@ -49,16 +52,18 @@ class Coordinator(Protocol):
     async def close(self) -> None: ...
 
 
-async def open_coordinator(url: str, folder: str | None = None) -> Coordinator:
+async def open_coordinator(
+    url: str, folder: str | None = None, now_ms: Callable[[], int] = wall_clock_ms
+) -> Coordinator:
     """The coordinator that `url` names: `memory:` or `file:` (in `folder`, the file store's) or `file:DIR`.
-    Raises ValueError for any other."""
+    Raises ValueError for any other, CoordinatorUnavailable where it cannot be used."""
     kind, _, rest = url.partition(":")
     if kind == "memory" and not rest:
         from pysync.coordinator.memory import MemoryCoordinator
 
-        return MemoryCoordinator()
+        return MemoryCoordinator(now_ms)
     if kind == "file" and (rest or folder):
         from pysync.coordinator.local import LocalCoordinator
 
-        return await LocalCoordinator.at(rest or folder or "")
+        return await LocalCoordinator.at(rest or folder or "", now_ms)
     raise ValueError(f"unknown coordinator {url!r}: use memory: or file:")

@@ -145,10 +145,10 @@ async def create_app(
     if plugins or config.plugins:
         raise ValueError("plugins: this version loads none")
     url = config.store.url
-    store = store or await open_store(url)
+    store = store or await open_store(url, now_ms)
     if coordinator is None:
         folder = url.removeprefix("file:") if url.startswith("file:") else None
-        coordinator = await open_coordinator(effective_coordinator(config) or "", folder)
+        coordinator = await open_coordinator(effective_coordinator(config) or "", folder, now_ms)
     return App(config, store, coordinator, now_ms)
 
 

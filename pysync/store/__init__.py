@@ -1,8 +1,10 @@
 """Where documents and files live: the Store protocol, and the one place that knows which stores exist."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
+
+from pysync.clock import wall_clock_ms
 
 JSON_TYPE: Final = "application/json"
 
@@ -142,15 +144,16 @@ class Store(Protocol):
         """Finish the writes under way and let go of everything. The store is not used afterwards."""
 
 
-async def open_store(url: str) -> Store:
-    """The store that `url` names: `memory:` or `file:DIR`. Raises ValueError for any other."""
+async def open_store(url: str, now_ms: Callable[[], int] = wall_clock_ms) -> Store:
+    """The store that `url` names: `memory:` or `file:DIR`. Raises ValueError for any other, StoreUnavailable
+    where it cannot be used."""
     kind, _, rest = url.partition(":")
     if kind == "memory" and not rest:
         from pysync.store.memory import MemoryStore
 
-        return MemoryStore()
+        return MemoryStore(now_ms)
     if kind == "file" and rest:
         from pysync.store.local import LocalStore
 
-        return await LocalStore.at(rest)
+        return await LocalStore.at(rest, now_ms)
     raise ValueError(f"unknown store {url!r}: use memory: or file:DIR")

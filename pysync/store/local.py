@@ -77,7 +77,7 @@ _GET = """
 _GET_FILE = """
     SELECT etag, content_type, modified_ms, sha256, size, mtime_ns, inode
     FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"""
-_LIST = "SELECT name FROM object WHERE parent = ? AND name > ? ORDER BY name LIMIT ?"
+LIST_NAMES: Final = "SELECT name FROM object WHERE parent = ? AND name > ? ORDER BY name LIMIT ?"
 _WALK = """
     SELECT parent, name, etag, modified_ms FROM object
     WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
@@ -220,7 +220,7 @@ class LocalStore:
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         if prefix:
             split_key(prefix)
-        return [name for (name,) in self._read(_LIST, prefix, after or "", limit)]
+        return [name for (name,) in self._read(LIST_NAMES, prefix, after or "", limit)]
 
     async def walk(self, prefix: str) -> AsyncIterator[Listed]:
         if prefix:

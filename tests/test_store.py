@@ -333,6 +333,19 @@ class TestFiles:
         assert [path.name for path in incoming.iterdir()] == ["young"]
 
 
+async def test_a_write_that_returned_is_seen_by_every_other_store_on_the_folder(
+    store: LocalStore, folder: Path
+) -> None:
+    other = await LocalStore.at(folder)
+    for n in range(100):
+        await other.get("a")
+        etag = await store.put("a", b"%d" % n)
+        found = await other.get("a")
+        assert isinstance(found, Object)
+        assert found.etag == etag
+    await other.close()
+
+
 COUNT_UP = """
 import asyncio, sys
 from pysync.store import ABSENT, Etag, EtagMismatch

@@ -97,8 +97,8 @@ def push_and_store(body: bytes) -> bytes:
 
 
 def push_and_store_twin(body: bytes) -> bytes:
-    data, _hash, _base, pubkey, signature = reference.decode_push(body)
-    return reference.stored(data, 1_700_000_000_000, pubkey, signature)
+    data, _canonical, data_hash, _base, pubkey, signature = reference.decode_push(body)
+    return reference.stored(data, data_hash, 1_700_000_000_000, pubkey, signature)
 
 
 def pull(stored: bytes) -> tuple[str, int, bytes]:

@@ -42,7 +42,7 @@ class PushBody:
 
     @property
     def hash(self) -> str:
-        """Hex SHA-256 of the canonical `data`."""
+        """Hex SHA-256 of `canonical`."""
     @property
     def base_hash(self) -> str | None:
         """`baseHash`, None where it is null or absent."""
@@ -53,7 +53,11 @@ class PushBody:
     def author_signature(self) -> str | None: ...
     @property
     def data(self) -> bytes:
-        """The canonical text of `data`, sanitised."""
+        """`data` as it is stored and sent back: sanitised, and canonical but for the integers of 64 bits
+        (signed or not), which keep all their digits. Longer ones and floats are canonical doubles."""
+    @property
+    def canonical(self) -> bytes:
+        """The canonical text of `data`, sanitised: what is hashed, and what an author signs."""
     def stored(self, ts_ms: int) -> bytes:
         """The object to store: `{"v":1,"ts":..,"hash":"..","authorPubkey"?,"authorSignature"?,"data":..}`."""
 
@@ -89,7 +93,8 @@ class Document:
 
 def read_document(stored: bytes) -> Document:
     """Locate the parts of a stored document: in our own layout by offsets, its data checked against its hash;
-    in any other (as Starfish wrote it), or where the hash is not of that text, by parsing it.
+    in any other (as Starfish wrote it), or where the hash is not of that text (it is of the canonical one,
+    which rounds integers beyond 2^53), by parsing it.
 
     Raises:
         DocumentCorrupt: not JSON, no `hash` that is a string and not empty, or no `data` that is an object.

@@ -28,7 +28,7 @@ const UNSAFE_KEYS: [&[u8]; 5] = [
 
 /// The canonical text of `text`, nothing dropped.
 pub fn canonicalize(text: &[u8]) -> Result<Vec<u8>, CoreError> {
-    let mut writer = Writer::with_capacity(text.len());
+    let mut writer = Writer::with_capacity(text.len(), Integers::Rounded);
     parse(text, writer.value(Keys::All))?;
     Ok(writer.out)
 }
@@ -97,10 +97,14 @@ pub fn write_string(out: &mut Vec<u8>, text: &str) {
 /// Appends a whole number as ECMAScript writes it.
 pub fn write_integer(out: &mut Vec<u8>, number: i64) {
     if number.unsigned_abs() < EXACT {
-        out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+        write_digits(out, number);
     } else {
         write_double(out, number as f64);
     }
+}
+
+fn write_digits(out: &mut Vec<u8>, number: impl itoa::Integer) {
+    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 fn write_double(out: &mut Vec<u8>, number: f64) {
@@ -114,9 +118,21 @@ pub enum Keys {
     Safe,
 }
 
+/// How the integers of 64 bits that reach `EXACT` are written.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Integers {
+    /// With all their digits.
+    Exact,
+    /// As the nearest double, which is canonical.
+    Rounded,
+}
+
 /// The text written so far, and what its open objects still need.
 pub struct Writer {
     pub out: Vec<u8>,
+    /// Whether an integer came that `Integers` is about: without one, both write the same text.
+    pub met_large: bool,
+    integers: Integers,
     /// The members of all objects that are open, the outermost object's first.
     members: Vec<Member>,
     scratch: Vec<u8>,
@@ -134,9 +150,11 @@ struct Member {
 }
 
 impl Writer {
-    pub fn with_capacity(bytes: usize) -> Self {
+    pub fn with_capacity(bytes: usize, integers: Integers) -> Self {
         Self {
             out: Vec::with_capacity(bytes),
+            met_large: false,
+            integers,
             members: Vec::new(),
             scratch: Vec::new(),
             depth: 0,
@@ -160,6 +178,15 @@ impl Writer {
 
     pub fn leave(&mut self) {
         self.depth -= 1;
+    }
+
+    #[cold]
+    fn large_integer(&mut self, number: impl itoa::Integer, rounded: f64) {
+        self.met_large = true;
+        match self.integers {
+            Integers::Exact => write_digits(&mut self.out, number),
+            Integers::Rounded => write_double(&mut self.out, rounded),
+        }
     }
 
     /// Ends a list of items, each of which was followed by a comma.
@@ -275,15 +302,20 @@ impl<'de> Visitor<'de> for Value<'_> {
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<(), E> {
-        match i64::try_from(value) {
-            Ok(value) => write_integer(&mut self.writer.out, value),
-            Err(_) => write_double(&mut self.writer.out, value as f64),
+        if value < EXACT {
+            write_digits(&mut self.writer.out, value);
+        } else {
+            self.writer.large_integer(value, value as f64);
         }
         Ok(())
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<(), E> {
-        write_integer(&mut self.writer.out, value);
+        if value.unsigned_abs() < EXACT {
+            write_digits(&mut self.writer.out, value);
+        } else {
+            self.writer.large_integer(value, value as f64);
+        }
         Ok(())
     }
 

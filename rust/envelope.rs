@@ -1,6 +1,6 @@
 //! Push bodies and stored documents (wire section 4): what lies around `data`.
 
-use crate::canonical::{self, Keys, Writer, hex, sha256, write_string};
+use crate::canonical::{self, Integers, Keys, Writer, canonicalize, hex, sha256, write_string};
 use crate::error::CoreError;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -15,9 +15,13 @@ pub struct Author {
     pub signature: String,
 }
 
-/// A push body, decoded. `data` is canonical and sanitised, `hash` its SHA-256.
+/// A push body, decoded.
 pub struct Push {
+    /// What is stored and sent back: sanitised, canonical but for its integers of 64 bits, which are exact.
     pub data: Vec<u8>,
+    /// The canonical text, where it is not that of `data`.
+    rounded: Option<Vec<u8>>,
+    /// SHA-256 of the canonical text.
     pub hash: String,
     pub base_hash: Option<String>,
     pub author: Option<Author>,
@@ -25,7 +29,7 @@ pub struct Push {
 
 impl Push {
     pub fn decode(body: &[u8]) -> Result<Self, CoreError> {
-        let mut writer = Writer::with_capacity(body.len());
+        let mut writer = Writer::with_capacity(body.len(), Integers::Exact);
         let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
         if first != Some(&b'{') {
             canonical::parse(body, writer.value(Keys::Safe))?;
@@ -46,12 +50,20 @@ impl Push {
             _ => return Err(CoreError::AuthorProofMissing),
         };
         let data = writer.out;
+        let canonical = writer.met_large.then(|| canonicalize(&data)).transpose()?;
+        let rounded = canonical.filter(|text| *text != data);
         Ok(Self {
-            hash: hex(&sha256(&data)),
+            hash: hex(&sha256(rounded.as_ref().unwrap_or(&data))),
             data,
+            rounded,
             base_hash,
             author,
         })
+    }
+
+    /// What is hashed, and what an author signs.
+    pub fn canonical(&self) -> &[u8] {
+        self.rounded.as_ref().unwrap_or(&self.data)
     }
 
     /// The text of the stored object up to its `data`, which is followed by `}`.
@@ -169,6 +181,9 @@ impl Document {
     }
 
     /// In the layout of `Push::stored_head`. The hash vouches for `data`, so that nothing has to be parsed.
+    ///
+    /// None, too, where `data` holds an integer that the canonical text, which was hashed, rounds. Such
+    /// documents are rare enough to be parsed on each pull.
     fn locate_own(stored: &[u8]) -> Option<Self> {
         let rest = stored.strip_prefix(OWN_START)?;
         let (digits, rest) = rest.split_at(rest.iter().position(|byte| !byte.is_ascii_digit())?);
@@ -201,7 +216,8 @@ impl Document {
         })
     }
 
-    /// In any layout, as Starfish writes documents: their hash is of the canonical `data`, not of its text.
+    /// In any layout, as Starfish writes documents, and where `data` holds a rounded integer: the hash is of
+    /// the canonical `data`, not of its text.
     fn locate_any(stored: &[u8]) -> Option<Self> {
         let members: HashMap<String, &RawValue> = serde_json::from_slice(stored).ok()?;
         let text = |name| serde_json::from_str::<String>(members.get(name)?.get()).ok();

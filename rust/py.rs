@@ -117,6 +117,11 @@ mod _core {
             PyBytes::new(py, &self.0.data)
         }
 
+        #[getter]
+        fn canonical<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+            PyBytes::new(py, self.0.canonical())
+        }
+
         fn stored<'py>(&self, py: Python<'py>, ts_ms: u64) -> PyResult<Bound<'py, PyBytes>> {
             join(py, &[&self.0.stored_head(ts_ms), &self.0.data, b"}"])
         }

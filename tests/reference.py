@@ -8,6 +8,7 @@ import binascii
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -59,25 +60,37 @@ def _escaped(character: str) -> str:
 
 def canonical(value: Any) -> str:
     """The canonical text of a parsed value."""
+    return _text(value, integer_text=lambda integer: number_text(float(integer)))
+
+
+def exact(value: Any) -> str:
+    """The canonical text, but for integers, which keep their digits."""
+    return _text(value, integer_text=str)
+
+
+def _text(value: Any, integer_text: Callable[[int], str]) -> str:
     match value:
         case None:
             return "null"
         case bool():
             return "true" if value else "false"
-        case int() | float():
-            return number_text(float(value))
+        case int():
+            return integer_text(value)
+        case float():
+            return number_text(value)
         case str():
             return string_text(value)
         case list():
-            return "[" + ",".join(map(canonical, value)) + "]"
+            return "[" + ",".join(_text(item, integer_text) for item in value) + "]"
         case dict():
-            members = (f"{string_text(key)}:{canonical(value[key])}" for key in sorted(value))
+            members = (f"{string_text(key)}:{_text(value[key], integer_text)}" for key in sorted(value))
             return "{" + ",".join(members) + "}"
     raise TypeError(type(value))
 
 
 def parse(text: bytes) -> Any:
-    """The value of a JSON text. Raises InvalidJson and BodyTooDeep as the core does."""
+    """The value of a JSON text, integers beyond 64 bits as doubles. Raises InvalidJson and BodyTooDeep as the
+    core does."""
 
     def refuse(token: str) -> NoReturn:
         raise ValueError(token)
@@ -88,8 +101,12 @@ def parse(text: bytes) -> Any:
             refuse(token)
         return number
 
+    def integer(token: str) -> int | float:
+        number = int(token) if len(token) <= 20 else 2**64
+        return number if -(2**63) <= number < 2**64 else double(token)
+
     try:
-        value = json.loads(text.decode(), parse_constant=refuse, parse_float=double, parse_int=double)
+        value = json.loads(text.decode(), parse_constant=refuse, parse_float=double, parse_int=integer)
         json.dumps(value, ensure_ascii=False).encode()  # refuses lone surrogates
     except ValueError as error:
         raise InvalidJson from error
@@ -122,8 +139,8 @@ def content_hash(text: bytes) -> str:
     return hashlib.sha256(canonicalize(text)).hexdigest()
 
 
-def decode_push(body: bytes) -> tuple[bytes, str, str | None, str | None, str | None]:
-    """`data`, its hash, `baseHash`, and both author members of a push body."""
+def decode_push(body: bytes) -> tuple[bytes, bytes, str, str | None, str | None, str | None]:
+    """`data` exact and canonical, its hash, `baseHash`, and both author members of a push body."""
     members = parse(body)
     if not isinstance(members, dict):
         raise BodyNotObject
@@ -135,13 +152,14 @@ def decode_push(body: bytes) -> tuple[bytes, str, str | None, str | None, str | 
     pubkey, signature = members.get("authorPubkey"), members.get("authorSignature")
     if not (pubkey is signature is None or (isinstance(pubkey, str) and isinstance(signature, str))):
         raise AuthorProofMissing
-    text = canonical(sanitized(data)).encode()
-    return text, hashlib.sha256(text).hexdigest(), base_hash, pubkey, signature
+    data = sanitized(data)
+    text = canonical(data).encode()
+    return exact(data).encode(), text, hashlib.sha256(text).hexdigest(), base_hash, pubkey, signature
 
 
-def stored(data: bytes, ts_ms: int, pubkey: str | None, signature: str | None) -> bytes:
-    """The object to store for canonical `data`."""
-    members = [f'"v":1,"ts":{ts_ms},"hash":"{hashlib.sha256(data).hexdigest()}"']
+def stored(data: bytes, data_hash: str, ts_ms: int, pubkey: str | None, signature: str | None) -> bytes:
+    """The object to store for `data`."""
+    members = [f'"v":1,"ts":{ts_ms},"hash":"{data_hash}"']
     if pubkey is not None and signature is not None:
         members.append(f'"authorPubkey":{string_text(pubkey)},"authorSignature":{string_text(signature)}')
     members.append(f'"data":{data.decode()}')
@@ -153,7 +171,7 @@ def answer(document: bytes, timestamp_ms: int) -> bytes:
     value = json.loads(document)
     members = {"data": value["data"], "hash": value["hash"], "timestamp": timestamp_ms}
     members |= {name: value[name] for name in ("authorPubkey", "authorSignature") if name in value}
-    return ("{" + ",".join(f"{string_text(k)}:{canonical(v)}" for k, v in members.items()) + "}").encode()
+    return ("{" + ",".join(f"{string_text(k)}:{exact(v)}" for k, v in members.items()) + "}").encode()
 
 
 def request_message(method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: str) -> bytes:

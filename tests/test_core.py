@@ -167,9 +167,10 @@ def test_number_text_is_ecmascripts_and_reads_back_as_the_number(number: float) 
     assert float(text) == number
 
 
-def push_parts(body: bytes) -> tuple[bytes, str, str | None, str | None, str | None]:
+def push_parts(body: bytes) -> tuple[bytes, bytes, str, str | None, str | None, str | None]:
     push = core.decode_push(body)
-    return push.data, push.hash, push.base_hash, push.author_pubkey, push.author_signature
+    author = push.author_pubkey, push.author_signature
+    return push.data, push.canonical, push.hash, push.base_hash, *author
 
 
 @settings(max_examples=400, deadline=None)
@@ -189,13 +190,42 @@ def test_a_stored_push_is_the_twins_and_pulls_back_whole(body: str, ts_ms: int, 
         return
     push = core.decode_push(raw)
     stored = push.stored(ts_ms)
-    assert stored == reference.stored(push.data, ts_ms, push.author_pubkey, push.author_signature)
+    author = push.author_pubkey, push.author_signature
+    assert stored == reference.stored(push.data, push.hash, ts_ms, *author)
     document = core.read_document(stored)
     assert (document.data, document.hash, document.ts_ms) == (push.data, push.hash, ts_ms)
-    assert (document.author_pubkey, document.author_signature) == (push.author_pubkey, push.author_signature)
+    assert (document.author_pubkey, document.author_signature) == author
     assert document.answer(now_ms) == reference.answer(stored, now_ms)
     with_keyring = document.answer(now_ms, b'{"data":{},"hash":"","timestamp":1}')
     assert with_keyring == document.answer(now_ms)[:-1] + b',"keyring":{"data":{},"hash":"","timestamp":1}}'
+
+
+edges = [sign * edge + step for edge in (2**53, 2**63, 2**64) for sign in (-1, 1) for step in (-1, 0, 1)]
+integers_of_64_bits = st.one_of(
+    st.integers(-(2**63), 2**64 - 1),
+    st.sampled_from([edge for edge in edges if -(2**63) <= edge < 2**64]),
+)
+trees_of_integers = st.dictionaries(
+    st.text(characters, max_size=3).map("k{}".format),
+    st.recursive(
+        integers_of_64_bits,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.just("k"), inner),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(trees_of_integers)
+@example({"k": [2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1]})
+def test_integers_of_64_bits_come_back_exactly_and_are_hashed_as_doubles(data: dict[str, object]) -> None:
+    push = core.decode_push(json.dumps({"data": data}).encode())
+    document = core.read_document(push.stored(7))
+    assert json.loads(push.data) == json.loads(document.data) == data
+    assert json.loads(document.answer(8))["data"] == data
+    assert push.canonical == reference.canonical(data).encode() == core.canonicalize(document.data)
+    assert document.hash == push.hash == hashlib.sha256(push.canonical).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,18 @@ async def test_a_document_comes_back_as_it_was_pushed(anyone: Browser, unique: U
     assert set(pulled.json) == {"data", "hash", "timestamp"}
 
 
+LARGE_INTEGERS = [9007199254740993, -9007199254740993, 2**63 - 1, -(2**63), 2**64 - 1]
+
+
+async def test_integers_of_64_bits_come_back_exactly(anyone: Browser, unique: Unique) -> None:
+    key, data = unique("notes"), {"n": LARGE_INTEGERS, "o": {"n": 9007199254740993}}
+    pushed = await anyone.push(key, data)
+    pulled = await anyone.pull(key)
+    assert pulled.json["data"] == data
+    assert pulled.json["hash"] == pushed.json["hash"] == hash_of(data)
+    assert (await anyone.push(key, {}, pushed.json["hash"])).status == 200, "the hash is a base"
+
+
 async def test_a_missing_document_is_an_empty_one(anyone: Browser, unique: Unique) -> None:
     pulled = await anyone.pull(unique("notes"))
     assert pulled.status == 200
@@ -641,6 +653,16 @@ async def test_an_author_proof_is_checked_kept_and_returned(owner: Signed) -> No
     assert refused.error == (403, "document author must be the request presenter")
 
 
+async def test_an_author_proof_over_large_integers_holds_for_writer_and_reader(owner: Signed) -> None:
+    key, data = f"users/{ISSUER.user_id}/{os.urandom(4).hex()}", {"n": LARGE_INTEGERS}
+    message = f"starfish-doc-author-v1\n{canonical({'k': key, 'd': data})}".encode()
+    proof = {"authorPubkey": ISSUER.ed_pub, "authorSignature": ISSUER.sign(message)}
+    assert (await owner.request("POST", f"/push/{key}", {"data": data, **proof})).status == 200
+    pulled = (await owner.pull(key)).json
+    assert (pulled["data"], {name: pulled[name] for name in proof}) == (data, proof)
+    assert proof == signing.sign_author(ISSUER, signing.DOCUMENT_AUTHOR, key, orjson.dumps(pulled["data"]))
+
+
 async def test_an_anonymous_author_proof_must_hold(anyone: Browser, unique: Unique) -> None:
     key = unique("notes")
     proof = signing.sign_author(STRANGER, signing.DOCUMENT_AUTHOR, key, b'{"n":1}')
@@ -680,6 +702,16 @@ async def test_fields_are_hidden_from_and_locked_to_others(
     assert renamed.status == 200, "a locked member may be sent back unchanged"
     assert (await editor.pull(key)).json["data"] == {"name": "Bea", "salary": 10, "rank": 1}
     assert renamed.json["hash"] == (await editor.pull(key)).json["hash"]
+
+
+async def test_permissions_leave_large_integers_exact(anyone: Browser, base: str, unique: Unique) -> None:
+    editor, key = Signed(base, anyone.session, SUBJECT, root_device(SUBJECT)), unique("cards")
+    data = {"salary": LARGE_INTEGERS, "rank": LARGE_INTEGERS, "n": LARGE_INTEGERS}
+    pushed = await editor.push(key, data)
+    seen = {"rank": LARGE_INTEGERS, "n": LARGE_INTEGERS}
+    assert (await anyone.pull(key)).json["data"] == seen
+    assert (await anyone.push(key, {**seen, "n": 0}, pushed.json["hash"])).status == 200
+    assert (await editor.pull(key)).json["data"] == {**data, "n": 0}
 
 
 async def test_restrictions_name_identities(anyone: Browser, base: str, stranger: Signed) -> None:

@@ -254,6 +254,59 @@ fn a_stored_push_reads_back_with_its_author() {
     assert_eq!((document.hash, document.ts_ms), (push.hash, 12));
 }
 
+#[test]
+fn integers_of_64_bits_are_stored_exactly_and_hashed_as_doubles() {
+    for (integer, rounded) in [
+        ("9007199254740991", "9007199254740991"),
+        ("9007199254740992", "9007199254740992"),
+        ("-9007199254740992", "-9007199254740992"),
+        ("9007199254740993", "9007199254740992"),
+        ("-9007199254740993", "-9007199254740992"),
+        ("9223372036854775807", "9223372036854776000"),
+        ("-9223372036854775808", "-9223372036854776000"),
+        ("18446744073709551615", "18446744073709552000"),
+    ] {
+        let body = format!(r#"{{"data":{{"b":[{integer}],"a":{integer}}}}}"#);
+        let push = Push::decode(body.as_bytes()).expect("a push");
+        let exact = format!(r#"{{"a":{integer},"b":[{integer}]}}"#);
+        let canonical = format!(r#"{{"a":{rounded},"b":[{rounded}]}}"#);
+        assert_eq!(String::from_utf8_lossy(&push.data), exact);
+        assert_eq!(String::from_utf8_lossy(push.canonical()), canonical);
+        assert_eq!(push.hash, hex(&sha256(canonical.as_bytes())));
+        // One text is kept where the two are alike.
+        assert_eq!(
+            exact == canonical,
+            std::ptr::eq(push.canonical(), &push.data[..])
+        );
+
+        let stored = [&push.stored_head(12)[..], &push.data, b"}"].concat();
+        let document = Document::locate(&stored).expect("a document");
+        assert_eq!(
+            String::from_utf8_lossy(&stored[document.data.clone()]),
+            exact
+        );
+        assert_eq!((document.hash, document.ts_ms), (push.hash, 12));
+    }
+}
+
+#[test]
+fn what_no_integer_of_64_bits_holds_is_stored_as_a_double() {
+    for (number, double) in [
+        ("18446744073709551616", "18446744073709552000"),
+        ("-9223372036854775809", "-9223372036854776000"),
+        ("9007199254740993.0", "9007199254740992"),
+        ("1e30", "1e+30"),
+    ] {
+        let body = format!(r#"{{"data":{{"a":{number}}}}}"#);
+        let push = Push::decode(body.as_bytes()).expect("a push");
+        assert_eq!(
+            String::from_utf8_lossy(&push.data),
+            format!(r#"{{"a":{double}}}"#)
+        );
+        assert_eq!(push.data, push.canonical());
+    }
+}
+
 fn unhex(text: &str) -> Vec<u8> {
     let digits: Vec<char> = text.chars().collect();
     digits

@@ -150,8 +150,17 @@ async def drive(
     started = time.perf_counter()
     for connection in opened:
         connection.begin(run)
+    spinning = True
+
+    def spin() -> None:
+        if spinning:
+            loop.call_soon(spin)
+
+    spin()
     await asyncio.wait_for(asyncio.gather(*(connection.closed for connection in opened)), seconds + 30)
-    return run, time.perf_counter() - started
+    took = time.perf_counter() - started
+    spinning = False
+    return run, took
 
 
 async def measure(

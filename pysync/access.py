@@ -10,6 +10,7 @@ import hmac
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pysync import _core, caps, wire
 from pysync.caps import SKEW_S, CapError, Certificate
@@ -34,10 +35,10 @@ _NOT_ACROSS = frozenset({"self", "device:root"})
 """Roles that everybody holds for what is theirs: they open nothing that belongs to another identity."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inbound:
+class Inbound(NamedTuple):
     """A request as access sees it. `targets` are the forms of path and query that its signature may cover,
-    likeliest first; `host` is the Host header as it is signed, `address` the client's."""
+    likeliest first; `host` is the Host header as it is signed; `address` is the client's, and only needed
+    where the rule has a limit."""
 
     method: str
     targets: list[str]
@@ -136,8 +137,7 @@ class Grant:
     excluded: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(NamedTuple):
     """What the headers of a request present. Without a grant nothing was signed and the caller is final."""
 
     caller: Caller

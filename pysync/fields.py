@@ -43,13 +43,22 @@ def guarded(
         return body
     pushed = orjson.loads(body.data)
     stored = {} if current is None else orjson.loads(current)
-    for name, write_roles in locked.items():
-        if name in pushed and (name not in stored or pushed[name] != stored[name]):
-            raise Forbidden(f'Forbidden: field "{name}" requires roles: {", ".join(write_roles)}')
-    kept = {name: stored[name] for name in locked if name in stored and name not in pushed}
-    if not kept:
+    for name in locked.keys() & pushed.keys():
+        if name not in stored or _canonical(pushed[name]) != _canonical(stored[name]):
+            raise _refusal(name, locked[name])
+    kept = {name: stored[name] for name in locked.keys() & stored.keys()}
+    merged = orjson.dumps({**pushed, **kept})
+    if merged == orjson.dumps(pushed):
         return body
     if body.author_signature is not None:
-        name = next(iter(kept))
-        raise Forbidden(f'Forbidden: field "{name}" requires roles: {", ".join(locked[name])}')
-    return _core.decode_push(orjson.dumps({"data": {**pushed, **kept}, "baseHash": body.base_hash}))
+        raise _refusal(min(kept), locked[min(kept)])
+    return _core.decode_push(b'{"data":%b,"baseHash":%b}' % (merged, orjson.dumps(body.base_hash)))
+
+
+def _canonical(value: object) -> bytes:
+    """The text that tells values apart as JSON does: unlike Python, where `True == 1`."""
+    return _core.canonicalize(orjson.dumps(value))
+
+
+def _refusal(name: str, write_roles: tuple[str, ...]) -> Forbidden:
+    return Forbidden(f'Forbidden: field "{name}" requires roles: {", ".join(write_roles)}')

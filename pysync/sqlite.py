@@ -117,6 +117,47 @@ def refusal(error: sqlite3.Error, unavailable: type[Unavailable]) -> Unavailable
     return refused
 
 
+class TurnReader:
+    """Short reads on the event loop's thread. The reads of one turn of the loop share one transaction: taking
+    and releasing a snapshot costs two system calls, as much as a lookup itself.
+
+    A read is never stale. Whatever a commit leads to on this loop, be it the result of a write of ours or a
+    request of somebody who heard of one, is called in a later turn, and the snapshot ends before.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
+        self._loop = asyncio.get_running_loop()
+        self._version: int | None = None
+
+    def version(self) -> int:
+        """A number that stays the same while nobody, in any process, commits. Raises sqlite3.Error."""
+        version = self._version
+        if version is None:
+            self._cursor.execute("BEGIN")
+            self._loop.call_soon(self._end_turn)
+            (version,) = self._cursor.execute("PRAGMA data_version").fetchone()
+            self._version = version
+        return version
+
+    def rows(self, statement: str, args: tuple[Any, ...]) -> list[Any]:
+        """All rows of a query. Raises sqlite3.Error."""
+        self.version()
+        return self._cursor.execute(statement, args).fetchall()
+
+    def close(self) -> None:
+        """End the transaction and close the connection."""
+        self._end_turn()
+        self._cursor.close()
+        self._connection.close()
+
+    def _end_turn(self) -> None:
+        self._version = None
+        if self._connection.in_transaction:
+            self._cursor.execute("COMMIT")
+
+
 class _Write(NamedTuple):
     future: asyncio.Future[Any]
     work: Callable[..., Any]

@@ -16,8 +16,8 @@ from yarl import URL
 
 from pysync import config, minting, signing
 from pysync.caps import Certificate
-from pysync.keys import Keys
 from pysync.clock import wall_clock_ms
+from pysync.keys import Keys
 from pysync.server.app import App, create_app
 from pysync.server.run import listening
 from pysync.store import Store
@@ -151,7 +151,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest_asyncio.fixture
 async def base(start: Start) -> str:
-    """The service under test: the one at PYSYNC_URL (started with tests/protocol.json), else one made here."""
+    """The service under test: at PYSYNC_URL (started with tests/protocol.json), else one made here."""
     return os.environ.get("PYSYNC_URL") or await start(json.loads(PROTOCOL.read_text()))
 
 

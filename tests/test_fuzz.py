@@ -21,31 +21,37 @@ from pysync.store.memory import MemoryStore
 CODES = set(table())
 
 segments = st.one_of(
-    st.sampled_from(["notes", "users", "rooms", "acme", "pull", "push", "_keyring", "..", "%2e", "%2F", "", "a"]),
+    st.sampled_from(
+        ["notes", "users", "rooms", "acme", "pull", "push", "_keyring", "..", "%2e", "%2F", "", "a"]
+    ),
     st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S")), max_size=8),
 )
 paths = st.lists(segments, max_size=5).map("/".join)
 prefixes = st.sampled_from(
-    ["/pull/notes/", "/push/notes/", "/pull/users/", "/push/users/", "/pull/rooms/", "/push/rooms/", "/acme/pull/",
-     "/acme/push/notes/", "/push/typed/", "/push/cards/", "/revocations", "/health", "/metrics", "/"]
+    ["/pull/notes/", "/push/notes/", "/pull/users/", "/push/users/", "/pull/rooms/", "/push/rooms/",
+     "/acme/pull/", "/acme/push/notes/", "/push/typed/", "/push/cards/", "/revocations",
+     "/health", "/metrics", "/"]
 )  # fmt: skip
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=8,
 )
+MEMBERS = ("data", "baseHash", "authorPubkey", "authorSignature", "revoked")
 bodies = st.one_of(
     st.none(),
     st.binary(max_size=60),
     json_values.map(lambda value: json.dumps(value).encode()),
     st.fixed_dictionaries(
         {},
-        optional={name: json_values for name in ("data", "baseHash", "authorPubkey", "authorSignature", "revoked")},
+        optional=dict.fromkeys(MEMBERS, json_values),
     ).map(lambda value: json.dumps(value).encode()),
 )
 header_text = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40)
 certificates = st.dictionaries(
-    st.sampled_from(["v", "kind", "iss", "issUserId", "sub", "subKem", "scope", "nbf", "exp", "nonce", "sig", "aud"]),
+    st.sampled_from(
+        ["v", "kind", "iss", "issUserId", "sub", "subKem", "scope", "nbf", "exp", "nonce", "sig", "aud"]
+    ),
     st.one_of(json_values, st.sampled_from(["device", "member", "audience", ISSUER.ed_pub, ISSUER.user_id])),
 ).map(lambda members: "Cap " + base64.b64encode(json.dumps(members).encode()).decode())
 headers = st.fixed_dictionaries(
@@ -86,17 +92,26 @@ def test_no_malformed_request_is_a_server_error_or_leaves_a_trace(caplog: pytest
     @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         st.sampled_from(["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"]),
-        prefixes, paths, st.one_of(st.just(""), header_text.map("?{}".format)), bodies, headers, st.booleans(),
-    )  # fmt: skip
+        prefixes,
+        paths,
+        st.one_of(st.just(""), header_text.map("?{}".format)),
+        bodies,
+        headers,
+        st.booleans(),
+    )
     def attack(
-        method: str, prefix: str, path: str, query: str, body: bytes | None, sent: dict[str, str], signed: bool
+        method: str,
+        prefix: str,
+        path: str,
+        query: str,
+        body: bytes | None,
+        sent: dict[str, str],
+        signed: bool,
     ) -> None:
         target = prefix + path + query.replace(" ", "+").replace("#", "%23")
         loop.run_until_complete(one(method, target, body, sent, signed))
 
-    async def one(
-        method: str, target: str, body: bytes | None, sent: dict[str, str], signed: bool
-    ) -> None:
+    async def one(method: str, target: str, body: bytes | None, sent: dict[str, str], signed: bool) -> None:
         caller = Signed(base, session, SUBJECT, certificate) if signed else Browser(base, session)
         clean = {name: value.strip() for name, value in sent.items()}
         answer = await caller.request(method, target, body, clean)

@@ -9,13 +9,11 @@ PACKAGE = ROOT / "pysync"
 
 
 def layers() -> dict[str, int]:
-    """Module or package name below pysync -> its layer, 0 at the top, as the page on architecture draws it."""
+    """Module or package below pysync -> its layer, 0 at the top, as docs/architecture.md draws it."""
     page = (ROOT / "docs/architecture.md").read_text()
     drawing = page.split("checks it.")[1].split("\n\n")[1]
     return {
-        name: level
-        for level, line in enumerate(drawing.splitlines())
-        for name in re.findall(r"\w+", line)
+        name: level for level, line in enumerate(drawing.splitlines()) for name in re.findall(r"\w+", line)
     }
 
 
@@ -45,7 +43,9 @@ def test_imports_point_down() -> None:
         assert own in level, f"{own} is not in the drawing"
         for dotted in imports(path):
             if dotted.startswith("pysync.") and part(dotted) in level and part(dotted) != own:
-                assert level[part(dotted)] >= level[own], f"{'/'.join(relative)} imports {dotted}, which is above"
+                assert level[part(dotted)] >= level[own], (
+                    f"{'/'.join(relative)} imports {dotted}, which is above"
+                )
 
 
 def test_heavy_dependencies_have_one_home() -> None:

@@ -238,7 +238,9 @@ async def test_nesting_of_64_is_taken(anyone: Browser, unique: Unique) -> None:
     assert (await anyone.request("POST", f"/push/{unique('notes')}", body)).status == 200
 
 
-@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "x/y; application/json"])
+@pytest.mark.parametrize(
+    "media_type", ["text/plain", "application/x-www-form-urlencoded", "x/y; application/json"]
+)
 async def test_other_media_types_are_refused(anyone: Browser, unique: Unique, media_type: str) -> None:
     answer = await anyone.request("POST", f"/push/{unique('notes')}", b"{}", {"Content-Type": media_type})
     assert answer.error == (415, "Content-Type must be application/json")
@@ -253,15 +255,15 @@ async def test_media_type_parameters_do_not_matter(anyone: Browser, unique: Uniq
 @pytest.mark.parametrize(
     "path",
     [
-        "notes/", "notes//", "notes/.", "notes/..", "notes/%2e%2e", "notes/a%2Fb", "notes/a%2f..%2fb", "notes/a%00",
-        "notes/a%0A", "notes/a%20b", "notes/%C3%A9", "notes/%FF", "notes/a+b", "notes/a;b", "notes/" + "x" * 256,
+        "notes/", "notes//", "notes/.", "notes/..", "notes/%2e%2e", "notes/a%2Fb", "notes/a%2f..%2fb",
+        "notes/a%00", "notes/a%0A", "notes/a%20b", "notes/%C3%A9", "notes/%FF", "notes/a+b", "notes/a;b",
+        "notes/" + "x" * 256,
         "_pysync/x/c/y", "a/_pysync%2F/c/y", "a//c/y", "a/x/c/%0a",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("method", "action"), [("GET", "pull"), ("POST", "push")])
 async def test_an_unsafe_path_is_refused(anyone: Browser, path: str, method: str, action: str) -> None:
-    body = {"data": {}} if method == "POST" else None
-    answer = await anyone.request(method, f"/{action}/{path}", body)
+    answer = await anyone.request(method, f"/{action}/{path}", b"{}" if method == "POST" else None)
     if path.startswith("_pysync/x"):
         assert answer.status == 404
     else:
@@ -308,7 +310,9 @@ async def test_a_body_over_the_limit_is_refused_declared_or_streamed(anyone: Bro
         yield body[4000:]
 
     url = URL(anyone.base + f"/push/{key}")
-    async with anyone.session.post(url, data=chunks(), headers={"Content-Type": "application/json"}) as answer:
+    async with anyone.session.post(
+        url, data=chunks(), headers={"Content-Type": "application/json"}
+    ) as answer:
         assert (answer.status, (await answer.json())["error"]) == (413, "Payload too large")
     assert (await anyone.pull(key)).json["hash"] == ""
 
@@ -337,8 +341,15 @@ async def test_a_request_with_two_lengths_is_refused_and_closed(base: str) -> No
     assert json.loads(body)["code"] == "bad_request"
 
 
-@pytest.mark.parametrize("sent", [b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /pull/notes/\xff HTTP/1.1\r\n\r\n",
-                                  b"GET / HTTP/1.1\r\nX: " + b"y" * 70000 + b"\r\n\r\n"])  # fmt: skip
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /pull/notes/\xff HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"y" * 70000 + b"\r\n\r\n",
+    ],
+)
 async def test_what_is_not_http_gets_json_and_is_closed(base: str, sent: bytes) -> None:
     heard = await asyncio.to_thread(talk, base, sent)
     assert heard.startswith(b"HTTP/1.1 400 ")
@@ -511,14 +522,14 @@ async def test_a_nonce_belongs_to_its_key(owner: Signed, stranger: Signed) -> No
     assert (await stranger.pull(f"users/{STRANGER.user_id}/a")).status == 200
 
 
-@pytest.mark.parametrize("offset_ms", [-310_000, 310_000, -10**12, 10**15])
+@pytest.mark.parametrize("offset_ms", [-310_000, 310_000, -(10**12), 10**15])
 async def test_a_stale_signature_is_refused(owner: Signed, offset_ms: int) -> None:
     owner.ts_ms = minted_at()["now_s"] * 1000 + offset_ms
     assert (await owner.pull(f"users/{ISSUER.user_id}/a")).error == (401, "Unauthorized")
 
 
 def without(name: str) -> Callable[[dict[str, str]], None]:
-    return lambda headers: headers.pop(name, None) and None
+    return lambda headers: headers.__delitem__(name)
 
 
 def changed(name: str, change: Callable[[str], str]) -> Callable[[dict[str, str]], None]:
@@ -548,9 +559,7 @@ def changed(name: str, change: Callable[[str], str]) -> Callable[[dict[str, str]
         changed("X-Starfish-Ts", lambda text: ""),
     ],
 )  # fmt: skip
-async def test_a_tampered_request_is_refused(
-    owner: Signed, tamper: Callable[[dict[str, str]], None]
-) -> None:
+async def test_a_tampered_request_is_refused(owner: Signed, tamper: Callable[[dict[str, str]], None]) -> None:
     owner.tamper = tamper
     assert (await owner.pull(f"users/{ISSUER.user_id}/a")).error == (401, "Unauthorized")
 
@@ -695,7 +704,12 @@ async def test_fields_are_hidden_from_and_locked_to_others(
     assert seen.headers["ETag"] != whole.headers["ETag"]
     assert (await anyone.pull(key, {"If-None-Match": seen.headers["ETag"]})).status == 304
 
-    for data, name in (({"salary": 11}, "salary"), ({"name": "A", "rank": 2}, "rank")):
+    for data, name in (
+        ({"salary": 11}, "salary"),
+        ({"rank": 2}, "rank"),
+        ({"rank": True}, "rank"),
+        ({"rank": None}, "rank"),
+    ):
         refused = await anyone.push(key, data, full.json["hash"])
         assert refused.error == (403, f'Forbidden: field "{name}" requires roles: editor')
     renamed = await anyone.push(key, {"name": "Bea", "rank": 1}, full.json["hash"])

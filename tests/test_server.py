@@ -25,7 +25,7 @@ class Clock:
     """A clock that a test moves."""
 
     def __init__(self) -> None:
-        self.now_ms = minted_at()["now_s"] * 1000
+        self.now_ms: int = minted_at()["now_s"] * 1000
 
     def __call__(self) -> int:
         return self.now_ms
@@ -46,7 +46,8 @@ async def test_a_document_expires_on_every_path(start: Start, session: aiohttp.C
 
 
 async def test_the_sweep_deletes_what_expired_and_nothing_else(start: Start) -> None:
-    clock, store = Clock(), MemoryStore(clock)
+    clock = Clock()
+    store = MemoryStore(clock)
     notes = {**NOTES, "ttlMs": 1000}
     kept = {**NOTES, "name": "kept", "storagePath": "notes/kept"}
     await start({"collections": [notes, kept]}, store=store, now_ms=clock)

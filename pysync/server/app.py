@@ -148,7 +148,7 @@ async def create_app(
     store = store or await open_store(url, now_ms)
     if coordinator is None:
         folder = url.removeprefix("file:") if url.startswith("file:") else None
-        coordinator = await open_coordinator(effective_coordinator(config) or "", folder, now_ms)
+        coordinator = await open_coordinator(effective_coordinator(config), folder, now_ms)
     return App(config, store, coordinator, now_ms)
 
 

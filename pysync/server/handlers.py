@@ -46,16 +46,18 @@ class Handlers:
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<key>` (wire section 4)."""
         rule = match.rule
+        collection = rule.collection
         caller = await self._caller(request, match)
         rule.authorize(caller, match.identity, match.key)
-        document = await self._documents.pull(match.key, rule.collection.ttl_ms)
+        document = await self._documents.pull(match.key, collection.ttl_ms)
         now_ms = self._documents.now_ms()
         keyring = None
-        if request.query_string and request.query.get("withKeyring", "").lower() in ("1", "true"):
+        if "?" in request.raw_path and request.query.get("withKeyring", "").lower() in ("1", "true"):
             keyring = await self._keyrings.fold(match, caller, now_ms)
         if document is None:
             return Answer(200, _missing(now_ms, keyring), match.route.read_headers)
-        hidden = fields.hidden(rule.collection.field_permissions, caller.roles)
+        permissions = collection.field_permissions
+        hidden = fields.hidden(permissions, caller.roles) if permissions else frozenset()
         if not hidden and keyring is None:
             headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
             if _matches(request.headers.get("If-None-Match"), document.hash):
@@ -110,11 +112,12 @@ class Handlers:
         return fields.guarded(rule.collection.field_permissions, caller.roles, body, data)
 
     def _inbound(self, request: web.BaseRequest, match: Match) -> Inbound:
+        rule = match.rule
         return Inbound(
-            method=request.method,
-            targets=_targets(request.raw_path, self._mount, match.rule.namespace),
-            host=host_of_header(request.headers.get("Host", ""), request.scheme),
-            address=_address(request, self._proxy_hops),
+            request.method,
+            _targets(request.raw_path, self._mount, rule.namespace),
+            host_of_header(request.headers.get("Host", ""), "http"),
+            _address(request, self._proxy_hops) if rule.limit is not None else "",
         )
 
 
@@ -152,7 +155,9 @@ def _check_author(body: _core.PushBody, caller: Caller, key: str) -> None:
         return
     if caller.presenter and body.author_pubkey != caller.presenter:
         raise Forbidden("document author must be the request presenter")
-    if not _core.verify_author(DOCUMENT_AUTHOR, key, body.data, body.author_pubkey, body.author_signature):
+    if not _core.verify_author(
+        DOCUMENT_AUTHOR, key, body.canonical, body.author_pubkey, body.author_signature
+    ):
         raise Forbidden("invalid document author signature")
 
 

@@ -45,15 +45,16 @@ class Middleware:
     async def handle(self, request: web.BaseRequest) -> Answer:
         """Answer `request`, whatever happens."""
         started = time.perf_counter()
-        request_id = request.headers.get(wire.HEADER_REQUEST_ID, "")
-        if not _is_request_id(request_id):
+        request_id = request.headers.get(wire.HEADER_REQUEST_ID)
+        if request_id is None or not _is_request_id(request_id):
             request_id = f"{self._id_prefix}-{next(self._ids):x}"
         route: Route | None = None
         try:
             if self._hosts:
                 self._check_host(request)
+            method = request.method
             match = self._routes.match(
-                "GET" if request.method == "HEAD" else request.method, request.raw_path.partition("?")[0]
+                "GET" if method == "HEAD" else method, request.raw_path.partition("?")[0]
             )
             route = match.route
             answer = await route.handler(request, match)
@@ -71,7 +72,7 @@ class Middleware:
         return answer
 
     def _check_host(self, request: web.BaseRequest) -> None:
-        if host_of_header(request.headers.get("Host", ""), request.scheme) not in self._hosts:
+        if host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:
             raise Misdirected
 
     def _refuse(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> Answer:

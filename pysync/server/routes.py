@@ -7,6 +7,7 @@ percent-encoded `/` never becomes a separator (wire section 1).
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
@@ -43,8 +44,7 @@ class Route:
     """What pushed data must satisfy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """A request's route and what its path says: parameter values in the template's order, and the key."""
 
     route: Route
@@ -115,7 +115,7 @@ class RouteTable:
         """
         segments = path.split("/") if "%" not in path else _decode(path)
         values: list[str] = []
-        node = _find(self._root, segments, 1, values)
+        node = _walk(self._root, segments, values) or _search(self._root, segments, 1, values)
         if node is None:
             head = next((head for head in self._heads if segments[1 : len(head) + 1] == head), None)
             if head is not None and not all(map(_is_parameter, segments[len(head) + 1 :])):
@@ -135,19 +135,38 @@ def document_key(template: Sequence[str], params: dict[str, str]) -> str:
     return "/".join(params[part[1:-1]] if part.startswith("{") else part for part in template)
 
 
-def _find(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:
+def _walk(node: _Node, segments: Sequence[str], values: list[str]) -> _Node | None:
+    """The node that a literal-first walk leads to. It does not turn back, which is seldom needed; where it
+    fails it leaves `values` empty."""
+    for segment in segments[1:]:
+        found = node.literals.get(segment)
+        if found is None:
+            found = node.parameter
+            if found is None:
+                values.clear()
+                return None
+            values.append(segment)
+        node = found
+    if node.routes:
+        return node
+    values.clear()
+    return None
+
+
+def _search(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:
+    """The node of `segments` from `index` on, every way tried, literals first."""
     if index == len(segments):
         return node if node.routes else None
     segment = segments[index]
     literal = node.literals.get(segment)
     if literal is not None:
-        found = _find(literal, segments, index + 1, values)
+        found = _search(literal, segments, index + 1, values)
         if found is not None:
             return found
     if node.parameter is None:
         return None
     values.append(segment)
-    found = _find(node.parameter, segments, index + 1, values)
+    found = _search(node.parameter, segments, index + 1, values)
     if found is None:
         values.pop()
     return found

@@ -2,15 +2,14 @@
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from pysync.clock import wall_clock_ms
 
 JSON_TYPE: Final = "application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
+class Object(NamedTuple):
     """A stored object. `etag` names this write and no other, `modified_ms` is its time."""
 
     body: bytes

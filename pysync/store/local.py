@@ -23,6 +23,7 @@ from pysync.errors import StoreUnavailable
 from pysync.sqlite import (
     GroupCommit,
     Schema,
+    TurnReader,
     connect_reader,
     connect_writer,
     create_database,
@@ -110,6 +111,9 @@ _CORRECT_FILE = """
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
 _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 
+RECENT_BYTES: Final = 4 * 1024 * 1024
+RECENT_OBJECT_BYTES: Final = 64 * 1024
+
 _ABOVE_ALL_TEXT: Final = b""
 """SQLite orders every blob after every text."""
 
@@ -126,6 +130,35 @@ class _FileRow(NamedTuple):
     stamp: Stamp
 
 
+class Recent:
+    """The documents read since the last commit, of this process or another. What is small and read often is
+    then found without asking SQLite."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._objects: dict[str, Object] = {}
+        self._bytes = 0
+
+    def get(self, key: str, version: int) -> Object | None:
+        """The document at `key`, if it was kept while the database was at `version`."""
+        if version != self._version:
+            self._forget()
+            self._version = version
+        return self._objects.get(key)
+
+    def keep(self, key: str, found: Object) -> None:
+        """Keep what was read at the version that the last `get` named."""
+        if len(found.body) <= RECENT_OBJECT_BYTES:
+            if self._bytes + len(found.body) > RECENT_BYTES:
+                self._forget()
+            self._objects[key] = found
+            self._bytes += len(found.body)
+
+    def _forget(self) -> None:
+        self._objects.clear()
+        self._bytes = 0
+
+
 class LocalStore:
     """A `Store` in a folder. Make one with `open`."""
 
@@ -136,11 +169,11 @@ class LocalStore:
         files: FileTree,
         now_ms: Callable[[], int],
     ) -> None:
-        self._reader = reader
-        self._cursor = reader.cursor()
+        self._reader = TurnReader(reader)
         self._writer = writer
         self._files = files
         self._now_ms = now_ms
+        self._recent = Recent()
 
     @classmethod
     async def at(cls, folder: str | Path, now_ms: Callable[[], int] = wall_clock_ms) -> Self:
@@ -160,6 +193,9 @@ class LocalStore:
         return store
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+        known = self._recent.get(key, self._version())
+        if known is not None:
+            return NOT_MODIFIED if known.etag == if_none_match else known
         parent, name = split_key(key)
         rows = self._read(_GET, if_none_match, parent, name)
         if not rows:
@@ -169,7 +205,9 @@ class LocalStore:
             return None
         if etag == if_none_match:
             return NOT_MODIFIED
-        return Object(body, etag, content_type, modified_ms)
+        found = Object(body, etag, content_type, modified_ms)
+        self._recent.keep(key, found)
+        return found
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         parent, name = split_key(key)
@@ -245,13 +283,17 @@ class LocalStore:
 
     async def close(self) -> None:
         await self._writer.close()
-        self._cursor.close()
         self._reader.close()
+
+    def _version(self) -> int:
+        try:
+            return self._reader.version()
+        except sqlite3.Error as error:
+            raise refusal(error, StoreUnavailable) from error
 
     def _read(self, statement: str, *args: Any) -> Sequence[Any]:
         try:
-            # All rows at once: a statement left unfinished would hold its snapshot, and the WAL would grow.
-            return self._cursor.execute(statement, args).fetchall()
+            return self._reader.rows(statement, args)
         except sqlite3.Error as error:
             raise refusal(error, StoreUnavailable) from error
 

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Literal, NamedTuple, TypeVar
 
 from pysync.errors import StoreUnavailable
@@ -113,7 +112,7 @@ class FaultyStore:
             if fault == "lose_reply":
                 raise StoreUnavailable()
             if fault == "tear" and isinstance(result, Object):
-                result = replace(result, body=result.body[: len(result.body) // 2])
+                result = result._replace(body=result.body[: len(result.body) // 2])
             return result
         finally:
             self._reading -= reads

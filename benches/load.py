@@ -34,7 +34,7 @@ _BODYLESS = (204, 304)
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One run. `answers` had the expected status, `errors` counts the others by status, and connections that
-    broke. `generator_busy` is the generator's share of its core: near 1, it was the one that was measured.
+    broke. `generator_busy` is the share of time that it had answers to read: near 1, it was the one measured.
     `server_cpu_us` is the server's CPU time per answer over the run, all threads, None where its process is
     not known."""
 
@@ -60,6 +60,22 @@ class Run:
         self.latencies = array("d")
         self.errors: Counter[str] = Counter()
         self.sent_bytes = 0
+        self.polling = True
+        self.idle_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._polled_at = time.perf_counter()
+        self._polled_answers = 0
+
+    def poll(self) -> None:
+        """Keep the loop turning instead of sleeping: a server would pay for waking this process, and the more
+        the slower it is. A turn that brought no answer was idle."""
+        now = time.perf_counter()
+        answers = len(self.latencies)
+        if answers == self._polled_answers:
+            self.idle_s += now - self._polled_at
+        self._polled_at, self._polled_answers = now, answers
+        if self.polling:
+            self._loop.call_soon(self.poll)
 
 
 class Connection(asyncio.Protocol):
@@ -150,17 +166,10 @@ async def drive(
     started = time.perf_counter()
     for connection in opened:
         connection.begin(run)
-    spinning = True
-
-    def spin() -> None:
-        if spinning:
-            loop.call_soon(spin)
-
-    spin()
+    run.poll()
     await asyncio.wait_for(asyncio.gather(*(connection.closed for connection in opened)), seconds + 30)
-    took = time.perf_counter() - started
-    spinning = False
-    return run, took
+    run.polling = False
+    return run, time.perf_counter() - started
 
 
 async def measure(
@@ -179,9 +188,7 @@ async def measure(
         raise RuntimeError(f"{workload.name} cannot be prepared: {dict(prepared.errors)}")
     requests = workload.requests(author, count)
     server_before = cpu_s(server_pid) if server_pid else 0.0
-    busy_before = time.process_time()
     run, took = await drive(base_url, requests, workload.expect, connections=connections, seconds=seconds)
-    busy = time.process_time() - busy_before
     server_cpu = cpu_s(server_pid) - server_before if server_pid else None
     latencies = sorted(run.latencies) or [0.0]
     answers = len(run.latencies)
@@ -194,7 +201,7 @@ async def measure(
         mb_per_second=run.sent_bytes / took / 1e6,
         p50_ms=latencies[len(latencies) // 2] * 1e3,
         p99_ms=latencies[len(latencies) * 99 // 100] * 1e3,
-        generator_busy=busy / took,
+        generator_busy=1 - run.idle_s / took,
         server_cpu_us=None if server_cpu is None or not answers else server_cpu / answers * 1e6,
     )
 

@@ -173,7 +173,7 @@ class Access:
         """
         if not rule.examines:
             return NOBODY
-        authorization = headers.get("Authorization")
+        authorization = headers.get(wire.HEADER_AUTHORIZATION)
         if authorization is None:
             if rule.admits_anonymous:
                 return NOBODY

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
-from pysync._core import ReplayWindow
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import MAX_LIVE_NONCES, Window, window_end_ms
 from pysync.coordinator.replay import ReplayLedgers
@@ -92,7 +91,7 @@ class LocalCoordinator:
         return cls(GroupCommit(writer, CoordinatorUnavailable), nonces, now_ms)
 
     async def remember_nonce(self, presenter: str, nonce: str) -> bool:
-        return await self._nonces.remember(ReplayWindow.digest(presenter, nonce))
+        return await self._nonces.remember(presenter, nonce)
 
     async def count(self, bucket: str, window_ms: int) -> Window:
         return await self._writer.submit(_count, bucket, window_ms, self._now_ms)

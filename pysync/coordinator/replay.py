@@ -88,8 +88,9 @@ class ReplayLedgers:
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    async def remember(self, digest: bytes) -> bool:
+    async def remember(self, presenter: str, nonce: str) -> bool:
         """As `Coordinator.remember_nonce`."""
+        digest = ReplayWindow.digest(presenter, nonce)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

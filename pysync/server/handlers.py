@@ -60,7 +60,7 @@ class Handlers:
         hidden = fields.hidden(permissions, caller.roles) if permissions else frozenset()
         if not hidden and keyring is None:
             headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
-            if _matches(request.headers.get("If-None-Match"), document.hash):
+            if _matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), document.hash):
                 return Answer(304, b"", headers)
             return Answer(200, document.answer(now_ms), headers)
         return _variant(request, match, document, hidden, keyring, now_ms)
@@ -183,7 +183,7 @@ def _variant(
         members["keyring"] = orjson.Fragment(keyring)
         version += "-" + str(orjson.loads(keyring)["hash"] if keyring != b"null" else "")
     headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
-    if _matches(request.headers.get("If-None-Match"), version):
+    if _matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
         return Answer(304, b"", headers)
     return Answer(200, orjson.dumps(members), headers)
 

@@ -108,12 +108,14 @@ class Rule:
             return False
         if self.collection.root_only and "device:root" not in caller.roles:
             return False
-        held = self.roles & caller.roles
-        if identity is None:
+        held = self.roles & self.roles_of(caller, identity)
+        if identity is None or identity == caller.identity:
             return bool(held)
-        if identity == caller.identity:
-            return bool(held) or "self" in self.roles
         return any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held)
+
+    def roles_of(self, caller: Caller, identity: str | None) -> frozenset[str]:
+        """The roles that `caller` holds where the path names `identity`: `self` too, where it is theirs."""
+        return caller.roles | {"self"} if identity and identity == caller.identity else caller.roles
 
     def _restricted(self, identity: str) -> bool:
         allowed = True

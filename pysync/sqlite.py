@@ -103,7 +103,6 @@ def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path, isolation_level=None, timeout=busy_timeout_ms / 1000, check_same_thread=False
     )
-    connection.execute("PRAGMA mmap_size = 1073741824")
     connection.execute("PRAGMA cache_size = -8192")
     return connection
 

@@ -728,6 +728,13 @@ async def test_permissions_leave_large_integers_exact(anyone: Browser, base: str
     assert (await editor.pull(key)).json["data"] == {**data, "n": 0}
 
 
+async def test_fields_may_be_for_the_owner_alone(owner: Signed, anyone: Browser) -> None:
+    key = f"profiles/{ISSUER.user_id}/{os.urandom(4).hex()}"
+    assert (await owner.push(key, {"name": "Ann", "email": "a@example"})).status == 200
+    assert (await owner.pull(key)).json["data"] == {"name": "Ann", "email": "a@example"}
+    assert (await anyone.pull(key)).json["data"] == {"name": "Ann"}
+
+
 async def test_restrictions_name_identities(anyone: Browser, base: str, stranger: Signed) -> None:
     named = Signed(base, anyone.session, SUBJECT, root_device(SUBJECT))
     assert (await named.push("banned/a", {})).error == (403, "Forbidden")

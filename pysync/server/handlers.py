@@ -6,7 +6,7 @@ import orjson
 from aiohttp import web
 
 from pysync import _core, fields, wire
-from pysync.access import NOBODY, Access, Inbound, Rule
+from pysync.access import NOBODY, Access, Inbound
 from pysync.documents import Documents
 from pysync.errors import BadRequest, Forbidden, InvalidRevocation, PayloadTooLarge, UnsupportedMediaType
 from pysync.model import ANONYMOUS, Caller
@@ -57,7 +57,9 @@ class Handlers:
         if document is None:
             return Answer(200, _missing(now_ms, keyring), match.route.read_headers)
         permissions = collection.field_permissions
-        hidden = fields.hidden(permissions, caller.roles) if permissions else frozenset()
+        hidden: frozenset[str] = frozenset()
+        if permissions:
+            hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
         if not hidden and keyring is None:
             headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
             if _matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), document.hash):
@@ -79,7 +81,7 @@ class Handlers:
         body = _core.decode_push(text)
         _check_author(body, caller, match.key)
         if collection.field_permissions:
-            body = await self._guarded(rule, caller, match.key, body)
+            body = await self._guarded(match, caller, body)
         if match.route.check is not None:
             match.route.check(body.data)
         request_key = _request_key(request, caller, match.key)
@@ -106,10 +108,13 @@ class Handlers:
             return ANONYMOUS
         return await self._access.admit(rule, credentials, self._inbound(request, match), b"")
 
-    async def _guarded(self, rule: Rule, caller: Caller, key: str, body: _core.PushBody) -> _core.PushBody:
-        current = await self._documents.pull(key, rule.collection.ttl_ms) if body.base_hash else None
+    async def _guarded(self, match: Match, caller: Caller, body: _core.PushBody) -> _core.PushBody:
+        """The push as far as the caller may change the members of the document."""
+        collection = match.rule.collection
+        current = await self._documents.pull(match.key, collection.ttl_ms) if body.base_hash else None
         data = None if current is None else current.data
-        return fields.guarded(rule.collection.field_permissions, caller.roles, body, data)
+        roles = match.rule.roles_of(caller, match.identity)
+        return fields.guarded(collection.field_permissions, roles, body, data)
 
     def _inbound(self, request: web.BaseRequest, match: Match) -> Inbound:
         rule = match.rule

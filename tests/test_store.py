@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pysync.errors import KeyConflict, StoreUnavailable
-from pysync.store import ABSENT, Object, Store, open_store
+from pysync.store import ABSENT, Object, Store, local, open_store
 from pysync.store.local import LIST_NAMES, LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, StoreContract, chunks_of, read_file
@@ -216,6 +216,31 @@ async def test_reading_leaves_no_snapshot_behind(store: LocalStore, folder: Path
         await store.put("a", b"two")
         busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     assert not busy
+
+
+async def test_a_document_is_kept_until_anybody_commits(store: LocalStore, folder: Path) -> None:
+    await store.put("a/b", b"1")
+    found = await store.get("a/b")
+    assert await store.get("a/b") is found
+    other = await LocalStore.at(folder)
+    await other.put("elsewhere", b"2")
+    await other.close()
+    again = await store.get("a/b")
+    assert again == found
+    assert again is not found
+
+
+async def test_what_is_kept_is_bounded(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "RECENT_BYTES", 10)
+    monkeypatch.setattr(local, "RECENT_OBJECT_BYTES", 4)
+    for key, body in (("a", b"1234"), ("b", b"1234"), ("c", b"1234"), ("big", b"12345")):
+        await store.put(key, body)
+    kept = [await store.get("a"), await store.get("b")]
+    assert [await store.get("a"), await store.get("b")] == kept
+    assert await store.get("a") is kept[0]
+    assert await store.get("big") is not await store.get("big")
+    await store.get("c")
+    assert await store.get("a") is not kept[0], "a third one made room for itself"
 
 
 class TestFiles:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pysync import _core, caps, wire
 from pysync.caps import SKEW_S, CapError, Certificate
 from pysync.config import Action, Auth, Collection, Config, Limit, RateRule, Restriction, effective_limit
+from pysync.config.template import params
 from pysync.coordinator import Coordinator
 from pysync.errors import Forbidden, RateLimited, Unauthorized
 from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
@@ -80,7 +81,7 @@ class Rule:
         needed = collection.require_auth
         if needed is None:
             needed = not public
-        names = re.findall(r"\{(\w+)\}", collection.storage_path)
+        names = params(collection.storage_path)
         return cls(
             action=action,
             collection=collection,

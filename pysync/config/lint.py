@@ -4,10 +4,17 @@ import re
 from collections.abc import Iterator
 
 from pysync.config import template
+from pysync.config.convert import nearest
 from pysync.config.problem import Problem
 from pysync.config.tree import Collection, Config
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
+_HELD = re.compile(
+    r"public|self|admin|device:root|admin:.+|cap:(read|write|list):.+|delegated:.+:.+|space:(owner|member)",
+    re.DOTALL,
+)
+"""The forms of the roles that the server gives; others come from auth.identityRoles."""
+_PLAIN = dict.fromkeys(("public", "self", "admin", "device:root"))
 _ANY_ISSUER = "anybody can sign a certificate that yields {}: name whom you trust in auth.trustedIssuers"
 
 
@@ -20,24 +27,27 @@ def _warnings(config: Config) -> Iterator[Problem]:
     namespaces = list(config.each_namespace())
     if not any(collections for _, _, collections in namespaces):
         yield Problem("collections", "nothing is served: there is no collection")
+    granted = {role for roles in config.auth.identity_roles.values() for role in roles}
     for _, path, collections in namespaces:
         for at, collection in enumerate(collections):
-            yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None)
+            yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None, granted)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
         yield Problem("auth.spaces.trustOnFirstUse", "whoever comes first owns a space: only false is safe")
 
 
-def _collection(collection: Collection, path: str, any_issuer: bool) -> Iterator[Problem]:
+def _collection(collection: Collection, path: str, any_issuer: bool, granted: set[str]) -> Iterator[Problem]:
     if "public" in collection.write_roles and not collection.pull_only:
         who = "anyone" if collection.require_auth is not True else "anyone with a key of their own"
         yield Problem(f"{path}.writeRoles", f"public: {who} may write")
     for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
         for at, role in enumerate(roles):
-            for message in _role(role, collection, any_issuer):
+            for message in _role(role, collection, any_issuer, granted):
                 yield Problem(f"{path}.{member}[{at}]", message)
 
 
-def _role(role: str, collection: Collection, any_issuer: bool) -> Iterator[str]:
+def _role(role: str, collection: Collection, any_issuer: bool, granted: set[str]) -> Iterator[str]:
+    if not _HELD.fullmatch(role) and role not in granted:
+        yield f"nobody holds {role!r}{nearest(role.lower(), _PLAIN)}"
     cap = _CAP_ROLE.fullmatch(role)
     if cap and cap[1] == "*":
         yield f"{role} is compared as text: only certificates for the collection '*' hold it"

@@ -8,12 +8,13 @@ from typing import Literal
 from pysync.config.lint import lint
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.source import load
+from pysync.config.support import is_served, unserved
 from pysync.config.tree import Collection, Config
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """One route. For the pull of a bundle `collection` names its members and `roles` are all of theirs."""
+class Row:
+    """One route of a collection, and the roles that it asks for."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -32,14 +33,14 @@ def check(path: str, environ: Mapping[str, str] = os.environ) -> tuple[bool, str
 
 def report(config: Config) -> str:
     """The warnings and the route table of an accepted configuration, as text without a final line break."""
-    warnings = lint(config)
+    warnings = [*lint(config), *unserved(config)]
     lines = [_count(warnings, "warning"), "", *_told(warnings), ""] if warnings else []
     routes = [(route.method, route.path, route.collection, _who(route)) for route in routes_table(config)]
     return "\n".join(lines + _aligned([("METHOD", "PATH", "COLLECTION", "ROLES"), *routes]))
 
 
-def routes_table(config: Config) -> list[Route]:
-    """The routes of every collection, in the order of the file, under the mount path and their namespace."""
+def routes_table(config: Config) -> list[Row]:
+    """The routes that are served, in the order of the file, under the mount path and their namespace."""
     return [
         route
         for name, _, collections in config.each_namespace()
@@ -47,26 +48,14 @@ def routes_table(config: Config) -> list[Route]:
     ]
 
 
-def _routes(prefix: str, collections: Sequence[Collection]) -> Iterator[Route]:
-    bundles: dict[str, list[Collection]] = {}
-    for collection in collections:
+def _routes(prefix: str, collections: Sequence[Collection]) -> Iterator[Row]:
+    for collection in filter(is_served, collections):
         key, roles = collection.storage_path, _needed(collection, collection.read_roles)
-        if collection.bundle is not None:
-            bundles.setdefault(collection.bundle, []).append(collection)
-            key = f"{key}/{collection.name}"
-        elif not collection.push_only:
-            yield Route("GET", f"{prefix}/pull/{key}", collection.name, roles)
+        if not collection.push_only:
+            yield Row("GET", f"{prefix}/pull/{key}", collection.name, roles)
         if not collection.pull_only:
             roles_to_write = _needed(collection, collection.write_roles)
-            yield Route("POST", f"{prefix}/push/{key}", collection.name, roles_to_write)
-        if collection.listable:
-            yield Route("GET", f"{prefix}/list/{key.rpartition('/')[0]}", collection.name, roles)
-    for members in bundles.values():
-        readable = [member for member in members if not member.push_only]
-        names = ", ".join(member.name for member in readable)
-        roles = tuple(dict.fromkeys(role for member in readable for role in member.read_roles))
-        if readable:
-            yield Route("GET", f"{prefix}/pull/{members[0].storage_path}", names, roles)
+            yield Row("POST", f"{prefix}/push/{key}", collection.name, roles_to_write)
 
 
 def _needed(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:
@@ -78,7 +67,7 @@ def _needed(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:
     return roles
 
 
-def _who(route: Route) -> str:
+def _who(route: Row) -> str:
     return ", ".join(route.roles) or "nobody"
 
 

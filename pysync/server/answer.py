@@ -14,6 +14,8 @@ from aiohttp.http import HttpVersion10
 from pysync import wire
 from pysync.errors import PysyncError
 
+NO_STORE = "Cache-Control: no-store\r\n"
+
 _REASONS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 _LINGER_BYTES = 64 * 1024
 _LINGER_S = 2.0
@@ -70,7 +72,7 @@ class Answer(web.StreamResponse):
 
     def _head(self, request: web.BaseRequest) -> bytes:
         self._req = request
-        if self.status == 304:
+        if self.status in (204, 304):
             length = ""
         else:
             length = f"Content-Type: {self.media_type}\r\nContent-Length: {len(self.content)}\r\n"
@@ -93,7 +95,7 @@ def json_answer(status: int, value: object, headers: str = "") -> Answer:
 
 def error_answer(error: PysyncError, *, close: bool = False) -> Answer:
     """The answer that `error` stands for (wire section 2), never cached."""
-    lines = "Cache-Control: no-store\r\n" + header_lines(error.headers)
+    lines = NO_STORE + header_lines(error.headers)
     return Answer(error.status, wire.error_body(error), lines, close=close)
 
 

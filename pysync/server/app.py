@@ -4,7 +4,8 @@ A request goes: aiohttp -> `connection` -> `middleware` -> `routes` -> a handler
 -> `access` -> `documents` -> the store.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from types import TracebackType
 
 from aiohttp import web
@@ -12,7 +13,9 @@ from aiohttp import web
 from pysync import __version__
 from pysync.access import Access, Rule
 from pysync.clock import wall_clock_ms
-from pysync.config import Collection, Config, effective_coordinator
+from pysync.config import Action, Collection, Config, effective_coordinator
+from pysync.config.support import is_served
+from pysync.config.template import params
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
 from pysync.revocation import Revocations
@@ -24,8 +27,8 @@ from pysync.server.keyrings import Keyrings
 from pysync.server.metrics import Metrics
 from pysync.server.middleware import Middleware
 from pysync.server.ops import Ops
-from pysync.server.routes import Route, RouteTable
-from pysync.store import JSON_TYPE, Store, open_store
+from pysync.server.routes import Handler, Route, RouteTable
+from pysync.store import Store, open_store
 
 
 class App:
@@ -80,9 +83,9 @@ class App:
         )
 
     def _add_routes(self) -> None:
-        for namespace, collection in self._collections():
-            if is_served(collection):
-                self._add_document_routes(namespace, collection)
+        for name, _, collections in self.config.each_namespace():
+            for collection in filter(is_served, collections):
+                self._add_document_routes(name or None, collection)
         mount = self.config.server.mount_path
         ops = self.ops
         for path, handler, action in (
@@ -97,32 +100,26 @@ class App:
         self._routes.add(["POST"], revoke)
 
     def _add_document_routes(self, namespace: str | None, collection: Collection) -> None:
-        prefix = self._prefix(namespace)
-        for action, method, handler, absent in (
+        actions: tuple[tuple[Action, str, Handler, bool], ...] = (
             ("pull", "GET", self._handlers.pull, collection.push_only),
             ("push", "POST", self._handlers.push, collection.pull_only),
-        ):
+        )
+        for action, method, handler, absent in actions:
             if absent:
                 continue
-            head = _segments(f"{prefix}/{action}")
-            template = tuple(collection.storage_path.split("/"))
+            head = _segments(f"{self._prefix(namespace)}/{action}")
             route = Route(
                 handler,
-                head + template,
-                tuple(part[1:-1] for part in template if part.startswith("{")),
+                head + tuple(collection.storage_path.split("/")),
+                params(collection.storage_path),
                 action,
                 collection.name if namespace is None else f"{namespace}/{collection.name}",
-                Rule.of(self.config, namespace, collection, action),  # type: ignore[arg-type]
+                Rule.of(self.config, namespace, collection, action),
                 len(head),
                 _read_headers(collection),
                 None if collection.object_schema is None else compile_schema(collection.object_schema),
             )
             self._routes.add([method], route)
-
-    def _collections(self) -> list[tuple[str | None, Collection]]:
-        spaces = self.config.namespaces.items()
-        found: list[tuple[str | None, Collection]] = [(None, root) for root in self.config.collections]
-        return found + [(name, collection) for name, space in spaces for collection in space.collections]
 
     def _prefix(self, namespace: str | None) -> str:
         mount = self.config.server.mount_path
@@ -133,32 +130,28 @@ async def create_app(
     config: Config,
     store: Store | None = None,
     coordinator: Coordinator | None = None,
-    plugins: Sequence[object] = (),
     *,
     now_ms: Callable[[], int] = wall_clock_ms,
 ) -> App:
     """The service of `config`, with the store and coordinator that it names unless others are given.
 
-    Raises ValueError for a store or coordinator that does not exist, StoreUnavailable for one that does not
-    open.
+    Raises ValueError for a store or coordinator that does not exist, StoreUnavailable or
+    CoordinatorUnavailable for one that does not open.
     """
-    if plugins or config.plugins:
+    if config.plugins:
         raise ValueError("plugins: this version loads none")
-    url = config.store.url
-    store = store or await open_store(url, now_ms)
-    if coordinator is None:
-        folder = url.removeprefix("file:") if url.startswith("file:") else None
-        coordinator = await open_coordinator(effective_coordinator(config), folder, now_ms)
-    return App(config, store, coordinator, now_ms)
-
-
-def is_served(collection: Collection) -> bool:
-    """Whether this version serves the collection: JSON documents, one at a time."""
-    return (
-        collection.append_only is None
-        and collection.bundle is None
-        and JSON_TYPE in collection.allowed_mime_types
-    )
+    async with AsyncExitStack() as opened:
+        url = config.store.url
+        if store is None:
+            store = await open_store(url, now_ms)
+            opened.push_async_callback(store.close)
+        if coordinator is None:
+            folder = url.removeprefix("file:") if url.startswith("file:") else None
+            coordinator = await open_coordinator(effective_coordinator(config), folder, now_ms)
+            opened.push_async_callback(coordinator.close)
+        app = App(config, store, coordinator, now_ms)
+        opened.pop_all()
+        return app
 
 
 def _segments(path: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import time
 
 from pysync import __version__
 from pysync.config import Collection, Config, effective_coordinator
-from pysync.server.app import is_served
+from pysync.config.support import is_served, unserved
 
 
 def banner(config: Config, port: int) -> str:
@@ -28,22 +28,22 @@ def banner(config: Config, port: int) -> str:
 
 
 def _table(config: Config) -> list[str]:
-    rows = [(collection.name, collection.storage_path, collection) for collection in config.collections]
-    for name, namespace in config.namespaces.items():
-        rows += [
-            (f"{name}/{collection.name}", collection.storage_path, collection)
-            for collection in namespace.collections
-        ]
+    rows = [
+        (f"{namespace}/{collection.name}" if namespace else collection.name, collection)
+        for namespace, _, collections in config.each_namespace()
+        for collection in filter(is_served, collections)
+    ]
     if not rows:
         return ["  no collections: nothing can be pulled or pushed"]
-    width = max(len(name) for name, _, _ in rows)
-    path_width = max(len(path) for _, path, _ in rows)
-    return [f"  {name:<{width}}  {path:<{path_width}}  {_access(found)}" for name, path, found in rows]
+    width = max(len(name) for name, _ in rows)
+    path_width = max(len(collection.storage_path) for _, collection in rows)
+    return [
+        f"  {name:<{width}}  {collection.storage_path:<{path_width}}  {_access(collection)}"
+        for name, collection in rows
+    ] + [f"  {found.path}: {found.message}" for found in unserved(config)]
 
 
 def _access(collection: Collection) -> str:
-    if not is_served(collection):
-        return "not served by this version"
     readers, writers = collection.read_roles or ("nobody",), collection.write_roles or ("nobody",)
     reads = "not pulled" if collection.push_only else f"read {', '.join(readers)}"
     writes = "not pushed" if collection.pull_only else f"write {', '.join(writers)}"

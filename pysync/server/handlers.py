@@ -11,7 +11,7 @@ from pysync.documents import Documents
 from pysync.errors import BadRequest, Forbidden, InvalidRevocation, PayloadTooLarge, UnsupportedMediaType
 from pysync.model import ANONYMOUS, Caller
 from pysync.revocation import Revocations
-from pysync.server.answer import Answer
+from pysync.server.answer import NO_STORE, Answer
 from pysync.server.body import read_body
 from pysync.server.keyrings import Keyrings
 from pysync.server.routes import Match
@@ -19,7 +19,6 @@ from pysync.signing import DOCUMENT_AUTHOR, host_of_header
 from pysync.store import JSON_TYPE
 
 MAX_REVOCATION_BYTES = 1_048_576
-NO_STORE = "Cache-Control: no-store\r\n"
 
 _is_idempotency_key = re.compile(r"[\x21-\x7e]{1,128}").fullmatch
 

@@ -18,9 +18,19 @@ from pysync.signing import host_of_header
 
 log = logging.getLogger("pysync.server")
 
-CORS_HEADERS = (
-    "Authorization, Content-Type, X-Starfish-Sig, X-Starfish-Ts, X-Starfish-Nonce, X-Starfish-Pub, "
-    "X-Requested-With, X-Request-Id, Idempotency-Key, If-None-Match"
+CORS_HEADERS = ", ".join(
+    (
+        wire.HEADER_AUTHORIZATION,
+        "Content-Type",
+        wire.HEADER_SIGNATURE,
+        wire.HEADER_TIMESTAMP,
+        wire.HEADER_NONCE,
+        wire.HEADER_PUB,
+        "X-Requested-With",
+        wire.HEADER_REQUEST_ID,
+        wire.HEADER_IDEMPOTENCY_KEY,
+        wire.HEADER_IF_NONE_MATCH,
+    )
 )
 CORS_EXPOSED = "ETag, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
 CORS_MAX_AGE_S = 600
@@ -62,9 +72,10 @@ class Middleware:
             answer = self._refuse(request, error, request_id)
         except ConnectionError:
             raise
-        except Exception as error:
-            log.exception("unhandled error", extra={"request_id": request_id}, exc_info=error)
-            answer = self._refuse(request, InternalError(extras={"requestId": request_id}), request_id)
+        except Exception:
+            log.exception("unhandled error", extra={"request_id": request_id})
+            unforeseen = InternalError(extras={"requestId": request_id})
+            answer = error_answer(unforeseen, close=not request.content.is_eof())
         answer.header_text += f"{wire.HEADER_REQUEST_ID}: {request_id}\r\n"
         if self._origins:
             answer.header_text += self._cors_lines(request)

@@ -6,8 +6,7 @@ from aiohttp import web
 
 from pysync import __version__
 from pysync.errors import Unavailable
-from pysync.server.answer import Answer, json_answer
-from pysync.server.handlers import NO_STORE
+from pysync.server.answer import NO_STORE, Answer, json_answer
 from pysync.server.metrics import Metrics
 from pysync.server.routes import Match
 from pysync.store import Store

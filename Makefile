@@ -8,10 +8,11 @@
 
 PYTHON ?= python3.11
 # The extension is built for the machine it runs on: its Ed25519 uses AVX-512 where there is one.
-# RUSTFLAGS= (empty) builds a portable one.
+# `make clean build RUSTFLAGS=` builds a portable one.
 export RUSTFLAGS ?= -C target-cpu=native
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_QUIET := 1
 BIN := .venv/bin
 STAMP := .venv/.built
 RUST := Cargo.toml Cargo.lock $(wildcard rust/*.rs)

@@ -22,7 +22,7 @@ from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
 from pysync.revocation import Revocations
 
 SKEW_MS = SKEW_S * 1000
-MAX_GRANTS = 10_000
+MAX_REMEMBERED = 10_000
 
 _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
@@ -130,7 +130,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class Proof:
     """A verified certificate with its presenter's key, and who that makes the caller. `excluded`: it names
     its audience, and the presenter is not in it."""
 
@@ -141,10 +141,10 @@ class Grant:
 
 
 class Credentials(NamedTuple):
-    """What the headers of a request present. Without a grant nothing was signed and the caller is final."""
+    """What the headers of a request present. Without a proof nothing was signed, and the caller is final."""
 
     caller: Caller
-    grant: Grant | None = None
+    proof: Proof | None = None
     signature: str = ""
     timestamp_ms: int = 0
     nonce: str = ""
@@ -165,7 +165,7 @@ class Access:
         self._coordinator = coordinator
         self._revocations = revocations
         self._now_ms = now_ms
-        self._grants: dict[tuple[str, str], Grant] = {}
+        self._known: dict[tuple[str, str], Proof] = {}
 
     def present(self, rule: Rule, headers: Mapping[str, str]) -> Credentials:
         """The credentials in `headers`, as far as they can be told without the body.
@@ -192,12 +192,12 @@ class Access:
         if abs(timestamp_ms - now_ms) > SKEW_MS:
             raise Unauthorized
         presenter = headers.get(wire.HEADER_PUB, "")
-        grant = self._grants.get((authorization, presenter))
-        if grant is None:
-            grant = self._examine(authorization, presenter, now_ms // 1000)
-        elif not grant.certificate.nbf - SKEW_S <= now_ms // 1000 <= grant.certificate.exp + SKEW_S:
+        proof = self._known.get((authorization, presenter))
+        if proof is None:
+            proof = self._examine(authorization, presenter, now_ms // 1000)
+        elif not proof.certificate.nbf - SKEW_S <= now_ms // 1000 <= proof.certificate.exp + SKEW_S:
             raise Unauthorized
-        return Credentials(grant.caller, grant, headers.get(wire.HEADER_SIGNATURE, ""), timestamp_ms, nonce)
+        return Credentials(proof.caller, proof, headers.get(wire.HEADER_SIGNATURE, ""), timestamp_ms, nonce)
 
     async def admit(self, rule: Rule, credentials: Credentials, request: Inbound, body: bytes) -> Caller:
         """The caller, once the request's signature holds, its rate is within limits and its nonce is new.
@@ -208,15 +208,15 @@ class Access:
             Forbidden: the certificate is meant for others.
             RateLimited, CoordinatorUnavailable, StoreUnavailable.
         """
-        grant = credentials.grant
-        if grant is not None:
-            self._check_signature(grant, credentials, request, body)
+        proof = credentials.proof
+        if proof is not None:
+            self._check_signature(proof, credentials, request, body)
         if rule.limit is not None:
             await self._count(rule, credentials.caller.identity, request.address)
-        if grant is not None:
-            if not await self._coordinator.remember_nonce(grant.caller.presenter, credentials.nonce):
+        if proof is not None:
+            if not await self._coordinator.remember_nonce(proof.caller.presenter, credentials.nonce):
                 raise Unauthorized
-            if await self._revocations.revoked(grant.certificate):
+            if await self._revocations.revoked(proof.certificate):
                 raise Unauthorized
         return credentials.caller
 
@@ -225,8 +225,8 @@ class Access:
             raise Unauthorized
         return ADMIN
 
-    def _examine(self, authorization: str, presenter: str, now_s: int) -> Grant:
-        """The grant of a certificate met for the first time. Costs one Ed25519 verification."""
+    def _examine(self, authorization: str, presenter: str, now_s: int) -> Proof:
+        """The proof in a certificate met for the first time. Costs one Ed25519 verification."""
         try:
             certificate = caps.decode(authorization)
             caps.verify(certificate, now_s)
@@ -237,11 +237,11 @@ class Access:
         except (CapError, ValueError):
             raise Unauthorized from None
         excluded = certificate.aud is not None and key.hex not in certificate.aud
-        grant = Grant(certificate, key, self._caller(certificate, key), excluded)
-        if len(self._grants) >= MAX_GRANTS:
-            del self._grants[next(iter(self._grants))]
-        self._grants[authorization, presenter] = grant
-        return grant
+        proof = Proof(certificate, key, self._caller(certificate, key), excluded)
+        if len(self._known) >= MAX_REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[authorization, presenter] = proof
+        return proof
 
     def _caller(self, certificate: Certificate, key: _core.PublicKey) -> Caller:
         """Who presents `certificate` with `key` (clients-and-crypto section 1.5)."""
@@ -264,9 +264,9 @@ class Access:
             scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
         )
 
-    def _check_signature(self, grant: Grant, credentials: Credentials, request: Inbound, body: bytes) -> None:
+    def _check_signature(self, proof: Proof, credentials: Credentials, request: Inbound, body: bytes) -> None:
         if not _core.verify_request(
-            grant.key,
+            proof.key,
             credentials.signature,
             request.method,
             request.targets,
@@ -276,7 +276,7 @@ class Access:
             credentials.nonce,
         ):
             raise Unauthorized
-        if grant.excluded:
+        if proof.excluded:
             raise Forbidden
 
     async def _count(self, rule: Rule, identity: str, address: str) -> None:

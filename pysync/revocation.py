@@ -52,7 +52,7 @@ class Revocations:
         for _ in range(_ATTEMPTS):
             known = await self._ask(issuer)
             if known.found is None:
-                await self._make_room()
+                await self._refuse_too_many()
             elif known.found.generation >= new.generation:
                 raise StaleGeneration
             expect: Expect = ABSENT if known.etag is None else Etag(known.etag)
@@ -79,8 +79,8 @@ class Revocations:
         self._known[issuer] = fresh
         return fresh
 
-    async def _make_room(self) -> None:
-        """Refuse one issuer more than the limit."""
+    async def _refuse_too_many(self) -> None:
+        """Raise TooManyIssuers where one more would be over the limit."""
         count, after = 0, None
         while names := await self._store.list(PREFIX, after, _PAGE):
             count, after = count + len(names), names[-1]

@@ -15,7 +15,9 @@ def compile_schema(schema: Mapping[str, Any] | bool) -> Check:
     `validator` (the schema's keyword) of the first fault. Raises ValueError for what is not a JSON Schema."""
     import jsonschema_rs
 
-    validator = jsonschema_rs.validator_for(schema if isinstance(schema, bool) else dict(schema))
+    validator = jsonschema_rs.validator_for(
+        schema if isinstance(schema, bool) else dict(schema), offline=True
+    )
 
     def check(data: bytes) -> None:
         error = next(validator.iter_errors(orjson.loads(data)), None)

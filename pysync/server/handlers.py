@@ -175,21 +175,19 @@ def _variant(
 ) -> Answer:
     """The answer for a reader who gets less than the document, or its keyring too. What is sent has a
     version of its own, so that its ETag has one too."""
-    members = {"data": orjson.Fragment(document.data), "hash": document.hash, "timestamp": now_ms}
-    if hidden:
-        members["data"] = orjson.Fragment(fields.without(document.data, hidden))
-    if document.author_pubkey is not None and document.author_signature is not None:
-        members |= {"authorPubkey": document.author_pubkey, "authorSignature": document.author_signature}
     version = document.hash
     if hidden:
         version += "-" + _core.content_hash(orjson.dumps(sorted(hidden)))[:16]
     if keyring is not None:
-        members["keyring"] = orjson.Fragment(keyring)
         version += "-" + str(orjson.loads(keyring)["hash"] if keyring != b"null" else "")
     headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
     if _matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
         return Answer(304, b"", headers)
-    return Answer(200, orjson.dumps(members), headers)
+    body = document.answer(now_ms, keyring)
+    if hidden:
+        members = orjson.loads(body)
+        body = orjson.dumps(members | {"data": orjson.Fragment(fields.without(document.data, hidden))})
+    return Answer(200, body, headers)
 
 
 def _missing(now_ms: int, keyring: bytes | None) -> bytes:

@@ -160,7 +160,7 @@ class Recent:
 
 
 class LocalStore:
-    """A `Store` in a folder. Make one with `open`."""
+    """A `Store` in a folder. Make one with `at`."""
 
     def __init__(
         self,

@@ -170,7 +170,8 @@ def test_a_certificate_that_does_not_hold_is_shown_with_the_reason(shell: Shell)
     )
     assert status == 1
     assert json.loads(output)["verdict"] == "bad-signature"
-    assert shell.run("cap", "show", "-", stdin="{}") == (1, "", "pysync: malformed-shape\n")
+    said = "pysync: standard input: not a certificate: malformed-shape\n"
+    assert shell.run("cap", "show", "-", stdin="{}") == (1, "", said)
 
 
 def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
@@ -184,8 +185,8 @@ def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
     ("arguments", "said"),
     [
         (["cap", "device", "--key", "absent.json"], "absent.json: No such file or directory"),
-        (["cap", "device", "--key", "-"], "-: not a key file: a JSON object is expected"),
-        (["push", "public/a", "-"], "-: a JSON object is expected"),
+        (["cap", "device", "--key", "-"], "standard input: not a key file: a JSON object is expected"),
+        (["push", "public/a", "-"], "standard input: a JSON object is expected"),
         (["pull", "public/a", "--cap", "c.json"], "--cap needs --key"),
         (["pull", "public/a", "--server", "nowhere"], "not the http or https address of a server: 'nowhere'"),
     ],
@@ -235,7 +236,9 @@ async def test_a_push_replaces_only_what_it_names(shell: Shell, start: Start) ->
     first = json.loads(output)["hash"]
     status, output, errors = await shell.ask("push", "public/a", *server, stdin='{"n":2}')
     assert (status, output) == (3, "")
-    assert errors == f"pysync: hash_mismatch: the document is at {first}\n"
+    assert (
+        errors == f"pysync: hash_mismatch: the document is at {first}; --base HASH or --force replaces it\n"
+    )
     status, _, _ = await shell.ask("push", "public/a", "--base", first, *server, stdin='{"n":2}')
     assert status == 0
     status, _, _ = await shell.ask("push", "public/a", "--force", *server, stdin='{"n":3}')

@@ -84,7 +84,7 @@ async def test_a_url_names_its_coordinator(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
     assert isinstance(await open_coordinator("memory:"), MemoryCoordinator)
     for url in ("file:", "memory:x", "http://x", ""):
-        with pytest.raises(ValueError, match="unknown coordinator"):
+        with pytest.raises(ValueError, match="is no coordinator of this version: use file: or memory:"):
             await open_coordinator(url)
 
 

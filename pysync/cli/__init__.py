@@ -69,7 +69,8 @@ def _told(error: Exception) -> str:
     from pysync.errors import Conflict
 
     if isinstance(error, Conflict):
-        return f"{error}: the document is at {error.current_hash or 'nothing yet'}"
+        at = error.current_hash or "nothing yet"
+        return f"{error}: the document is at {at}; --base HASH or --force replaces it"
     if isinstance(error, FileExistsError):
         return f"{error.filename} exists already"
     if isinstance(error, OSError) and error.strerror and error.filename:
@@ -91,9 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", metavar="FILE", help="JSON, YAML or TOML")
     serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (default: 8080)")
-    serve.add_argument("--store", metavar="URL", help="memory:, file:DIR or s3://bucket/prefix")
-    serve.add_argument("--coordinator", metavar="URL", help="memory:, file: or redis://...")
-    serve.add_argument("--workers", metavar="N", help="processes that serve (default: 1)")
+    serve.add_argument("--store", metavar="URL", help="file:DIR (default: file:./data) or memory:")
+    serve.add_argument(
+        "--coordinator", metavar="URL", help="file: or memory: (default: what suits the store)"
+    )
+    serve.add_argument("--workers", metavar="N", help="processes that serve (this version: 1)")
     serve.set_defaults(run=("service", "serve"))
 
     check = commands.add_parser("check", help="validate a configuration and print its routes")
@@ -182,5 +185,7 @@ def _add_client(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="URL", default=url, help="default: $PYSYNC_URL or " + DEFAULT_URL)
     parser.add_argument("--key", metavar="FILE", help="sign with these keys")
     parser.add_argument("--cap", metavar="FILE", help="under this certificate (default: the key's own)")
-    parser.add_argument("--namespace", metavar="NAME")
+    parser.add_argument(
+        "--namespace", metavar="NAME", help="collections under /v1/NAME: the mount path must be /v1"
+    )
     parser.add_argument("--admin-token", metavar="TOKEN", help="default: $PYSYNC_ADMIN_TOKEN")

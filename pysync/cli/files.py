@@ -21,9 +21,9 @@ def read_object(name: str) -> dict[str, Any]:
     try:
         value = orjson.loads(read_bytes(name))
     except ValueError as error:
-        raise ValueError(f"{name}: not JSON: {error}") from None
+        raise ValueError(f"{_shown(name)}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{name}: a JSON object is expected")
+        raise ValueError(f"{_shown(name)}: a JSON object is expected")
     return value
 
 
@@ -32,7 +32,7 @@ def read_keys(name: str) -> Keys:
     try:
         return Keys.from_json(read_bytes(name))
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{_shown(name)}: {error}") from None
 
 
 def read_public_keys(name: str) -> tuple[str, str]:
@@ -40,16 +40,24 @@ def read_public_keys(name: str) -> tuple[str, str]:
     members = read_object(name)
     keys = (members.get("edPub"), members.get("kemPub"))
     if not all(isinstance(key, str) and len(key) == 64 for key in keys):
-        raise ValueError(f"{name}: edPub and kemPub must be 64 hex digits")
+        raise ValueError(f"{_shown(name)}: edPub and kemPub must be 64 hex digits")
     return str(keys[0]), str(keys[1])
 
 
 def read_certificate(name: str) -> Certificate:
-    """The certificate in a file, as JSON or as an Authorization header. Raises CapError."""
+    """The certificate in a file, as JSON or as an Authorization header. Raises ValueError, which names the
+    file and the reason."""
     content = read_bytes(name).strip()
-    if content.startswith(caps.SCHEME.encode()):
-        return caps.decode(content.decode("ascii", "replace"))
-    return caps.read(content)
+    try:
+        if content.startswith(caps.SCHEME.encode()):
+            return caps.decode(content.decode("ascii", "replace"))
+        return caps.read(content)
+    except caps.CapError as error:
+        raise ValueError(f"{_shown(name)}: not a certificate: {error.reason}") from None
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == "-" else name
 
 
 def print_json(value: object) -> None:

@@ -90,8 +90,9 @@ class Client:
         chance: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`base_url` is where `/pull` and `/push` begin; with a `namespace` it holds the origin alone. A
-        given `session` stays open when the client closes. Raises ValueError for what can never work."""
+        """`base_url` is where `/pull` and `/push` begin; with a `namespace`, whose paths begin with `/v1/`,
+        it holds the origin alone. A given `session` stays open when the client closes. Raises ValueError for
+        what can never work."""
         if (keys is None) != (certificate is None):
             raise ValueError("keys and certificate belong together")
         if keys and certificate and certificate.sub not in ("", keys.ed_pub):

@@ -66,4 +66,4 @@ async def open_coordinator(
         from pysync.coordinator.local import LocalCoordinator
 
         return await LocalCoordinator.at(rest or folder or "", now_ms)
-    raise ValueError(f"unknown coordinator {url!r}: use memory: or file:")
+    raise ValueError(f"{kind}: is no coordinator of this version: use file: or memory:")

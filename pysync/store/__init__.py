@@ -155,4 +155,4 @@ async def open_store(url: str, now_ms: Callable[[], int] = wall_clock_ms) -> Sto
         from pysync.store.local import LocalStore
 
         return await LocalStore.at(rest, now_ms)
-    raise ValueError(f"unknown store {url!r}: use memory: or file:DIR")
+    raise ValueError(f"{kind}: is no store of this version: use file:DIR or memory:")

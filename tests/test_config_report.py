@@ -1,6 +1,7 @@
 """The configuration: what people are told about one that is accepted."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ def warnings(*collections: dict[str, Any], **members: Any) -> list[tuple[str, st
     return [(problem.path, problem.message) for problem in found]
 
 
+ROOT_DEVICE = "device:root is no secret: whoever makes a key of their own holds it"
 TRUSTED = {"trustedIssuers": ["ab" * 32]}
 
 
@@ -42,6 +44,7 @@ TRUSTED = {"trustedIssuers": ["ab" * 32]}
                 "cap:read:* is compared as text: only certificates for the collection '*' hold it",
             ),
         ),
+        ({"readRoles": ["device:root"], "rootOnly": True}, ("readRoles[0]", ROOT_DEVICE)),
         ({"readRoles": ["self"]}, ("readRoles[0]", "self is never held: storagePath has no {identity}")),
         (
             {"writeRoles": ["self"], "storagePath": "x/{id}"},
@@ -80,17 +83,49 @@ def test_what_is_not_served_yet_is_named() -> None:
             collection(listable=True),
             collection(name="log", storagePath="log/{id}", appendOnly=True),
             collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/png"]),
+            collection(name="taps", storagePath="taps/{id}"),
             auth={"spaces": {}},
             configEndpoint={"auth": "public"},
+            events=[{"collection": "taps", "storagePath": "events/{batchId}"}],
         )
     )
-    assert [problem.path for problem in unserved(read)] == [
-        "collections[0].listable",
-        "collections[1]",
-        "collections[2]",
-        "auth.spaces",
-        "configEndpoint",
+    assert list(unserved(read)) == [
+        Problem(path, "not served by this version", name)
+        for path, name in (
+            ("collections[0].listable", "notes"),
+            ("collections[1]", "log"),
+            ("collections[2]", "img"),
+            ("collections[3]", "taps"),
+            ("auth.spaces", ""),
+            ("configEndpoint", ""),
+            ("events", ""),
+        )
     ]
+    assert {route.collection for route in routes_table(read)} == {"notes"}
+
+
+@pytest.mark.parametrize(
+    ("members", "path", "said"),
+    [
+        ({"store": "s3://bucket"}, "store", "has no s3: store"),
+        ({"coordinator": "redis://:hush@127.0.0.1/0"}, "coordinator", "has no redis: coordinator"),
+        ({"server": {"workers": 2}}, "server.workers", "serves with one process"),
+        ({"plugins": ["package.module:plugin"]}, "plugins", "loads no plugins"),
+    ],
+)
+def test_what_keeps_the_server_from_starting_is_told_before(
+    members: dict[str, Any], path: str, said: str, tmp_path: Path
+) -> None:
+    value = config(collection(readRoles=["public"]), **members)
+    (problem,) = unserved(parse(value))
+    assert (problem.path, problem.message.startswith("the server will not start: ")) == (path, True)
+    assert said in problem.message
+    assert "hush" not in problem.message
+    (tmp_path / "c.json").write_text(json.dumps(value))
+    command = [sys.executable, "-m", "pysync", "serve", "--config", "c.json"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "this version" in ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -102,6 +137,20 @@ def test_the_linter_names_roles_that_nobody_holds(role: str, hint: str | None) -
     assert path == "collections[0].readRoles[0]"
     assert message.startswith(f"nobody holds {role!r}")
     assert hint is None or hint in message
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{}, {"pullOnly": True, "writeRoles": ["self"]}, {"pushOnly": True, "readRoles": ["self"]}],
+)
+def test_the_linter_names_a_collection_that_nobody_may_use(members: dict[str, Any]) -> None:
+    secluded = collection(storagePath="n/{identity}", **members)
+    assert warnings(secluded) == [("collections[0]", "nobody may use it: no route has roles")]
+
+
+def test_the_linter_names_the_collection() -> None:
+    read = parse(config(collection(readRoles=["nobody"], writeRoles=["public"])))
+    assert {problem.collection for problem in lint(read)} == {"notes"}
 
 
 def test_roles_that_the_configuration_grants_are_held() -> None:
@@ -138,9 +187,10 @@ def test_the_route_table_names_every_served_route_and_who_may_use_it() -> None:
 def test_the_report_aligns_warnings_and_routes() -> None:
     read = parse(config(collection(writeRoles=["public"]), collection(name="x", storagePath="x")))
     assert report(read).splitlines() == [
-        "1 warning",
+        "2 warnings",
         "",
-        "  collections[0].writeRoles  public: anyone may write",
+        "  collections[0].writeRoles (notes)  public: anyone may write",
+        "  collections[1] (x)                 nobody may use it: no route has roles",
         "",
         "METHOD  PATH              COLLECTION  ROLES",
         "GET     /pull/notes/{id}  notes       nobody",
@@ -163,6 +213,11 @@ def test_check_prints_every_problem_of_a_refused_file(tmp_path: Path) -> None:
     ]
 
 
+def test_check_names_a_file_that_cannot_be_read_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "none.json")
+    assert check(path, {}) == (False, f"{path}: No such file or directory")
+
+
 def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose() -> None:
     accepted, _ = check(str(EXAMPLE), {})
     assert accepted
@@ -183,3 +238,14 @@ def test_the_configuration_page_is_current() -> None:
 
 def test_a_problem_reads_as_its_place_and_message() -> None:
     assert str(ConfigError([Problem("a.b", "is wrong"), Problem("", "no file")])) == "a.b: is wrong\nno file"
+
+
+def test_a_problem_of_a_collection_names_it() -> None:
+    acme = {"acme": {"collections": [collection(name="log", ttlMs=-1)]}}
+    with pytest.raises(ConfigError) as refused:
+        parse(config(collection(readRoles=[""]), {"storagePath": "x"}, namespaces=acme))
+    assert str(refused.value).splitlines() == [
+        "collections[0].readRoles[0] (notes): must not be empty",
+        "collections[1].name: is required",
+        "namespaces.acme.collections[0].ttlMs (log): must be at least 1",
+    ]

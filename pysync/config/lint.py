@@ -38,11 +38,15 @@ def _warnings(config: Config) -> Iterator[Problem]:
 def _collection(collection: Collection, path: str, any_issuer: bool, granted: set[str]) -> Iterator[Problem]:
     if "public" in collection.write_roles and not collection.pull_only:
         who = "anyone" if collection.require_auth is not True else "anyone with a key of their own"
-        yield Problem(f"{path}.writeRoles", f"public: {who} may write")
+        yield Problem(f"{path}.writeRoles", f"public: {who} may write", collection.name)
+    readers = () if collection.push_only else collection.read_roles
+    writers = () if collection.pull_only else collection.write_roles
+    if not (readers or writers):
+        yield Problem(path, "nobody may use it: no route has roles", collection.name)
     for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
         for at, role in enumerate(roles):
             for message in _role(role, collection, any_issuer, granted):
-                yield Problem(f"{path}.{member}[{at}]", message)
+                yield Problem(f"{path}.{member}[{at}]", message, collection.name)
 
 
 def _role(role: str, collection: Collection, any_issuer: bool, granted: set[str]) -> Iterator[str]:
@@ -55,5 +59,7 @@ def _role(role: str, collection: Collection, any_issuer: bool, granted: set[str]
         yield f"{role} names another collection than {collection.name}"
     if role == "self" and "identity" not in template.params(collection.storage_path):
         yield "self is never held: storagePath has no {identity}"
+    if role == "device:root":
+        yield "device:root is no secret: whoever makes a key of their own holds it"
     if any_issuer and role.startswith(("cap:", "delegated:")):
         yield _ANY_ISSUER.format(role)

@@ -6,13 +6,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One fault. `path` is the member as the file spells it (`collections[2].ttlMs`), `""` the whole file."""
+    """One fault. `path` is the member as the file spells it (`collections[2].ttlMs`), `""` the whole file;
+    `collection` is the name of the collection in which it lies, as nobody counts to 2."""
 
     path: str
     message: str
+    collection: str = ""
+
+    @property
+    def place(self) -> str:
+        """`collections[2].ttlMs (notes)`."""
+        return f"{self.path} ({self.collection})" if self.collection else self.path
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        return f"{self.place}: {self.message}" if self.path else self.message
 
 
 class ConfigError(Exception):

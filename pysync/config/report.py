@@ -1,14 +1,15 @@
 """What `pysync check FILE` prints: every problem, or the warnings and the route table."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pysync.config.lint import lint
 from pysync.config.problem import ConfigError, Problem
-from pysync.config.source import load
-from pysync.config.support import is_served, unserved
+from pysync.config.source import parse, read
+from pysync.config.support import served, unserved
 from pysync.config.tree import Collection, Config
 
 
@@ -25,7 +26,11 @@ class Row:
 def check(path: str, environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
     """Whether the file is accepted, and the text that says so, or says every reason why not."""
     try:
-        config = load(path, environ)
+        value = read(Path(path))
+    except ConfigError as error:
+        return False, str(error)  # which names the file
+    try:
+        config = parse(value, environ)
     except ConfigError as error:
         return False, "\n".join([f"{path}: {_count(error.problems, 'problem')}", "", *_told(error.problems)])
     return True, f"{path}: accepted\n\n{report(config)}"
@@ -44,12 +49,14 @@ def routes_table(config: Config) -> list[Row]:
     return [
         route
         for name, _, collections in config.each_namespace()
-        for route in _routes(config.server.mount_path + (f"/{name}" if name else ""), collections)
+        for route in _routes(
+            config.server.mount_path + (f"/{name}" if name else ""), served(config, collections)
+        )
     ]
 
 
-def _routes(prefix: str, collections: Sequence[Collection]) -> Iterator[Row]:
-    for collection in filter(is_served, collections):
+def _routes(prefix: str, collections: Iterable[Collection]) -> Iterator[Row]:
+    for collection in collections:
         key, roles = collection.storage_path, _needed(collection, collection.read_roles)
         if not collection.push_only:
             yield Row("GET", f"{prefix}/pull/{key}", collection.name, roles)
@@ -76,7 +83,7 @@ def _count(items: Sequence[object], noun: str) -> str:
 
 
 def _told(problems: Sequence[Problem]) -> list[str]:
-    return ["  " + line for line in _aligned([(found.path, found.message) for found in problems])]
+    return ["  " + line for line in _aligned([(found.place, found.message) for found in problems])]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

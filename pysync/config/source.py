@@ -2,18 +2,21 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from pysync.config import rules
-from pysync.config.convert import Converter, Text
+from pysync.config.convert import Converter, Text, join
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.tree import Auth, Config, Server, StoreConfig, wire_name
 
 MAX_BYTES = 4 * 1024 * 1024
+_COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -45,8 +48,29 @@ def parse(
     assert config is not None, "no member of Config is required"
     problems = list(dict.fromkeys([*converter.problems, *rules.problems(config, converter.place)]))
     if problems:
-        raise ConfigError(problems)
+        names = _collection_names(value)
+        raise ConfigError([_naming_its_collection(problem, names) for problem in problems])
     return config
+
+
+def _collection_names(value: Mapping[str, Any]) -> Mapping[str, str]:
+    """Where the file has a collection -> the name that it gives to it."""
+    lists = {"collections": value.get("collections")}
+    namespaces = value.get("namespaces")
+    for name, namespace in namespaces.items() if isinstance(namespaces, Mapping) else ():
+        if isinstance(namespace, Mapping):
+            lists[f"{join('namespaces', name)}.collections"] = namespace.get("collections")
+    return {
+        f"{path}[{at}]": item["name"]
+        for path, items in lists.items()
+        for at, item in enumerate(items if isinstance(items, list | tuple) else ())
+        if isinstance(item, Mapping) and isinstance(item.get("name"), str) and item["name"].isprintable()
+    }
+
+
+def _naming_its_collection(problem: Problem, names: Mapping[str, str]) -> Problem:
+    place = _COLLECTION.match(problem.path)
+    return replace(problem, collection=names.get(place[0], "")) if place else problem
 
 
 @cache

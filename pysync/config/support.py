@@ -1,36 +1,50 @@
 """What the configuration may say and this version does not serve yet."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from pysync.config.effective import effective_coordinator
 from pysync.config.problem import Problem
 from pysync.config.tree import Collection, Config
 
 _NOT_YET = "not served by this version"
+_NO_START = "the server will not start: this version "
 
 
-def is_served(collection: Collection) -> bool:
-    """Whether this version serves the collection: JSON documents, one at a time."""
-    return (
-        collection.append_only is None
-        and collection.bundle is None
-        and "application/json" in collection.allowed_mime_types
-    )
+def served(config: Config, collections: Iterable[Collection]) -> Iterator[Collection]:
+    """Those of the collections that this version serves: JSON documents, one at a time. What `events` turns
+    into Parquet is not: stored as documents, its batches would stay for good."""
+    batched = {plugin.collection for plugin in config.events}
+    for collection in collections:
+        if (
+            collection.append_only is None
+            and collection.bundle is None
+            and "application/json" in collection.allowed_mime_types
+            and collection.name not in batched
+        ):
+            yield collection
 
 
 def unserved(config: Config) -> Iterator[Problem]:
-    """The members that are accepted and have no effect yet, in the order of the file."""
+    """The members that are accepted and have no effect yet, or keep the server from starting."""
     for _, path, collections in config.each_namespace():
         for at, collection in enumerate(collections):
-            if not is_served(collection):
-                yield Problem(f"{path}[{at}]", f"{collection.name}: {_NOT_YET}")
+            if not any(served(config, [collection])):
+                yield Problem(f"{path}[{at}]", _NOT_YET, collection.name)
             elif collection.listable:
-                yield Problem(f"{path}[{at}].listable", _NOT_YET)
+                yield Problem(f"{path}[{at}].listable", _NOT_YET, collection.name)
     for member, said in (
         ("auth.spaces", config.auth.spaces is not None),
         ("configEndpoint", config.config_endpoint is not None),
         ("projections", bool(config.projections)),
         ("events", bool(config.events)),
-        ("plugins", bool(config.plugins)),
     ):
         if said:
             yield Problem(member, _NOT_YET)
+    for member, said, lacks in (
+        ("server.workers", config.server.workers > 1, "serves with one process; start several on one folder"),
+        ("store", config.store.url.startswith("s3:"), "has no s3: store"),
+        ("coordinator", effective_coordinator(config).startswith("redis"), "has no redis: coordinator"),
+        ("plugins", bool(config.plugins), "loads no plugins"),
+    ):
+        if said:
+            yield Problem(member, _NO_START + lacks)

@@ -14,7 +14,7 @@ from pysync import __version__
 from pysync.access import Access, Rule
 from pysync.clock import wall_clock_ms
 from pysync.config import Action, Collection, Config, effective_coordinator
-from pysync.config.support import is_served
+from pysync.config.support import served
 from pysync.config.template import params
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
@@ -84,7 +84,7 @@ class App:
 
     def _add_routes(self) -> None:
         for name, _, collections in self.config.each_namespace():
-            for collection in filter(is_served, collections):
+            for collection in served(self.config, collections):
                 self._add_document_routes(name or None, collection)
         mount = self.config.server.mount_path
         ops = self.ops

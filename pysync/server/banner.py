@@ -4,7 +4,7 @@ import time
 
 from pysync import __version__
 from pysync.config import Collection, Config, effective_coordinator
-from pysync.config.support import is_served, unserved
+from pysync.config.support import served, unserved
 
 
 def banner(config: Config, port: int) -> str:
@@ -31,7 +31,7 @@ def _table(config: Config) -> list[str]:
     rows = [
         (f"{namespace}/{collection.name}" if namespace else collection.name, collection)
         for namespace, _, collections in config.each_namespace()
-        for collection in filter(is_served, collections)
+        for collection in served(config, collections)
     ]
     if not rows:
         return ["  no collections: nothing can be pulled or pushed"]
@@ -40,7 +40,7 @@ def _table(config: Config) -> list[str]:
     return [
         f"  {name:<{width}}  {collection.storage_path:<{path_width}}  {_access(collection)}"
         for name, collection in rows
-    ] + [f"  {found.path}: {found.message}" for found in unserved(config)]
+    ] + [f"  {found}" for found in unserved(config)]
 
 
 def _access(collection: Collection) -> str:
@@ -52,10 +52,9 @@ def _access(collection: Collection) -> str:
 
 def _open_to_all(config: Config) -> Collection | None:
     """A root collection that anybody may read and write, and that takes any data."""
-    for collection in config.collections:
+    for collection in served(config, config.collections):
         if (
-            is_served(collection)
-            and not (collection.pull_only or collection.push_only or collection.require_auth)
+            not (collection.pull_only or collection.push_only or collection.require_auth)
             and "public" in collection.read_roles
             and "public" in collection.write_roles
             and collection.object_schema is None

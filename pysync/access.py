@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pysync import _core, caps, wire
 from pysync.caps import SKEW_S, CapError, Certificate
-from pysync.config import Action, Auth, Collection, Config, Limit, RateRule, Restriction, effective_limit
+from pysync.config import Action, Collection, Config, Limit, RateRule, Restriction, effective_limit
 from pysync.config.template import params
 from pysync.coordinator import Coordinator
 from pysync.errors import Forbidden, RateLimited, Unauthorized
@@ -22,7 +22,8 @@ from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
 from pysync.revocation import Revocations
 
 SKEW_MS = SKEW_S * 1000
-MAX_REMEMBERED = 10_000
+MAX_REMEMBERED_CHARS = 16 * 1024 * 1024
+"""Of Authorization headers: some 20,000 callers, whose proofs take a few times that in memory."""
 
 _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
@@ -138,6 +139,7 @@ class Proof:
     key: _core.PublicKey
     caller: Caller
     excluded: bool
+    known_as: tuple[str, str]
 
 
 class Credentials(NamedTuple):
@@ -158,14 +160,16 @@ class Access:
     """Authentication and rate limits of one service. `now_ms` is its clock."""
 
     def __init__(
-        self, auth: Auth, coordinator: Coordinator, revocations: Revocations, now_ms: Callable[[], int]
+        self, config: Config, coordinator: Coordinator, revocations: Revocations, now_ms: Callable[[], int]
     ) -> None:
-        self._auth = auth
+        self._auth = auth = config.auth
+        self._asked = _roles_asked(config)
         self._admin = None if auth.admin_token is None else auth.admin_token.encode()
         self._coordinator = coordinator
         self._revocations = revocations
         self._now_ms = now_ms
         self._known: dict[tuple[str, str], Proof] = {}
+        self._known_chars = 0
 
     def present(self, rule: Rule, headers: Mapping[str, str]) -> Credentials:
         """The credentials in `headers`, as far as they can be told without the body.
@@ -177,27 +181,24 @@ class Access:
         if not rule.examines:
             return NOBODY
         authorization = headers.get(wire.HEADER_AUTHORIZATION)
-        if authorization is None:
+        if authorization is not None and authorization.startswith("Bearer "):
+            return self._present_admin(authorization.removeprefix("Bearer "))
+        if authorization is None or not authorization.startswith(caps.SCHEME):
             if rule.admits_anonymous:
                 return NOBODY
             raise Unauthorized
-        if authorization.startswith("Bearer "):
-            return self._present_admin(authorization.removeprefix("Bearer "))
         timestamp = headers.get(wire.HEADER_TIMESTAMP, "")
         nonce = headers.get(wire.HEADER_NONCE, "")
         if not (_is_timestamp(timestamp) and _is_nonce(nonce)):
             raise Unauthorized
-        now_ms = self._now_ms()
-        timestamp_ms = int(timestamp)
-        if abs(timestamp_ms - now_ms) > SKEW_MS:
-            raise Unauthorized
         presenter = headers.get(wire.HEADER_PUB, "")
-        proof = self._known.get((authorization, presenter))
+        proof = self._known.get((authorization, presenter)) or self._known.get((authorization, ""))
         if proof is None:
-            proof = self._examine(authorization, presenter, now_ms // 1000)
-        elif not proof.certificate.nbf - SKEW_S <= now_ms // 1000 <= proof.certificate.exp + SKEW_S:
-            raise Unauthorized
-        return Credentials(proof.caller, proof, headers.get(wire.HEADER_SIGNATURE, ""), timestamp_ms, nonce)
+            proof = self._examine(authorization, presenter)
+        signature = headers.get(wire.HEADER_SIGNATURE, "")
+        credentials = Credentials(proof.caller, proof, signature, int(timestamp), nonce)
+        self._check_time(credentials)
+        return credentials
 
     async def admit(self, rule: Rule, credentials: Credentials, request: Inbound, body: bytes) -> Caller:
         """The caller, once the request's signature holds, its rate is within limits and its nonce is new.
@@ -211,9 +212,13 @@ class Access:
         proof = credentials.proof
         if proof is not None:
             self._check_signature(proof, credentials, request, body)
+            self._remember(proof)
         if rule.limit is not None:
-            await self._count(rule, credentials.caller.identity, request.address)
+            for limit, bucket in _counters(rule, credentials.caller.identity, request.address):
+                await self.count(limit, bucket)
         if proof is not None:
+            # The body may have taken its time; from now on the nonce tells a replay.
+            self._check_time(credentials)
             if not await self._coordinator.remember_nonce(proof.caller.presenter, credentials.nonce):
                 raise Unauthorized
             if await self._revocations.revoked(proof.certificate):
@@ -221,27 +226,53 @@ class Access:
         return credentials.caller
 
     def _present_admin(self, token: str) -> Credentials:
-        if self._admin is None or not hmac.compare_digest(token.encode(), self._admin):
+        if self._admin is None or not hmac.compare_digest(
+            token.encode(errors="surrogateescape"), self._admin
+        ):
             raise Unauthorized
         return ADMIN
 
-    def _examine(self, authorization: str, presenter: str, now_s: int) -> Proof:
+    def _check_time(self, credentials: Credentials) -> None:
+        """Refuse a signature, or a certificate, that does not hold now."""
+        proof = credentials.proof
+        assert proof is not None
+        now_ms = self._now_ms()
+        certificate = proof.certificate
+        if abs(credentials.timestamp_ms - now_ms) > SKEW_MS:
+            raise Unauthorized
+        if not certificate.nbf - SKEW_S <= now_ms // 1000 <= certificate.exp + SKEW_S:
+            raise Unauthorized
+
+    def _examine(self, authorization: str, presenter: str) -> Proof:
         """The proof in a certificate met for the first time. Costs one Ed25519 verification."""
         try:
             certificate = caps.decode(authorization)
-            caps.verify(certificate, now_s)
+            caps.verify(certificate, self._now_ms() // 1000)
             if certificate.kind != "device" and not certificate.paths:
                 raise Forbidden
             caps.check_sharing(certificate)
-            key = _core.PublicKey(presenter if certificate.kind == "audience" else certificate.sub)
+            is_audience = certificate.kind == "audience"
+            key = _core.PublicKey(presenter if is_audience else certificate.sub)
         except (CapError, ValueError):
             raise Unauthorized from None
-        excluded = certificate.aud is not None and key.hex not in certificate.aud
-        proof = Proof(certificate, key, self._caller(certificate, key), excluded)
-        if len(self._known) >= MAX_REMEMBERED:
-            del self._known[next(iter(self._known))]
-        self._known[authorization, presenter] = proof
-        return proof
+        return Proof(
+            certificate,
+            key,
+            self._caller(certificate, key),
+            excluded=certificate.aud is not None and key.hex not in certificate.aud,
+            known_as=(authorization, presenter if is_audience else ""),
+        )
+
+    def _remember(self, proof: Proof) -> None:
+        """Spare the caller's next request the check of the certificate's own signature. Only who has signed a
+        request gets here: nobody fills the memory with certificates that they cannot use."""
+        if proof.known_as not in self._known:
+            self._known[proof.known_as] = proof
+            self._known_chars += len(proof.known_as[0])
+            while self._known_chars > MAX_REMEMBERED_CHARS:
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self._known_chars -= len(oldest[0])
 
     def _caller(self, certificate: Certificate, key: _core.PublicKey) -> Caller:
         """Who presents `certificate` with `key` (clients-and-crypto section 1.5)."""
@@ -249,9 +280,10 @@ class Access:
         identity = issuer if certificate.kind == "device" else key.user_id
         roles = {"public", *self._auth.identity_roles.get(identity, ())}
         if self._auth.trusted_issuers is None or certificate.iss in self._auth.trusted_issuers:
-            roles |= {f"cap:{op}:{name}" for op in certificate.ops for name in certificate.collections}
+            yielded = {f"cap:{op}:{name}" for op in certificate.ops for name in certificate.collections}
             if certificate.kind != "device":
-                roles |= {f"delegated:{issuer}:{name}" for name in certificate.collections}
+                yielded |= {f"delegated:{issuer}:{name}" for name in certificate.collections}
+            roles |= yielded & self._asked
         if certificate.kind == "device":
             roles.add(f"admin:{issuer}")
         if certificate.is_root_device:
@@ -279,11 +311,22 @@ class Access:
         if proof.excluded:
             raise Forbidden
 
-    async def _count(self, rule: Rule, identity: str, address: str) -> None:
-        for limit, bucket in _counters(rule, identity, address):
-            window = await self._coordinator.count(bucket, limit.window_ms)
-            if window.count > limit.max_requests:
-                raise _rate_limited(limit, window.resets_in_ms)
+    async def count(self, limit: Limit, bucket: str) -> None:
+        """Count one request in `bucket`. Raises RateLimited where it is one too many."""
+        window = await self._coordinator.count(bucket, limit.window_ms)
+        if window.count > limit.max_requests:
+            raise _rate_limited(limit, window.resets_in_ms)
+
+
+def _roles_asked(config: Config) -> frozenset[str]:
+    """Every role that the configuration names: of a certificate's roles only these can matter."""
+    asked: set[str] = set()
+    for _, _, collections in config.each_namespace():
+        for collection in collections:
+            asked.update(collection.read_roles, collection.write_roles)
+            for permission in collection.field_permissions.values():
+                asked.update(permission.read_roles or (), permission.write_roles or ())
+    return frozenset(asked)
 
 
 def _counters(rule: Rule, identity: str, address: str) -> list[tuple[Limit, str]]:

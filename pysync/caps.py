@@ -184,7 +184,11 @@ def read_revocation_list(text: bytes) -> RevocationList:
     if not isinstance(members, dict) or not _is_key(members.get("iss")) or "revoked" not in members:
         raise InvalidRevocation
     generation = _integer(members.get("generation"))
-    if generation is None or generation < 0 or members.get("issUserId") != user_id(members["iss"]):
+    if (
+        generation is None
+        or not 0 <= generation < 2**53
+        or members.get("issUserId") != user_id(members["iss"])
+    ):
         raise InvalidRevocation
     found = RevocationList(
         iss=members["iss"],

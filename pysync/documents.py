@@ -1,5 +1,6 @@
 """Documents: pull, push with optimistic concurrency, expiry (wire section 4)."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,9 +79,11 @@ class Documents:
         """
         fresh = Written(body.hash, self.now_ms())
         mark = os.urandom(8)
-        held = await self._coordinator.claim(request_key, mark + orjson.dumps(fresh), IDEMPOTENCY_TTL_MS)
+        name = hashlib.sha256(request_key.encode()).hexdigest()
+        held = await self._coordinator.claim(name, mark + orjson.dumps(fresh), IDEMPOTENCY_TTL_MS)
         claim = Written(**orjson.loads(held[len(mark) :]))
-        if claim.hash != body.hash:
+        has_expired = ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms
+        if claim.hash != body.hash or has_expired:
             return await self.push(key, body, ttl_ms)
         try:
             return await self.push(key, body, ttl_ms, claim.timestamp_ms)

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 from yarl import URL
 
 from pysync import config, minting, signing
@@ -21,6 +22,10 @@ from pysync.keys import Keys
 from pysync.server.app import App, create_app
 from pysync.server.run import listening
 from pysync.store import Store
+
+# On a cold or busy machine examples are slow to make; each test has a time limit of its own.
+settings.register_profile("pysync", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pysync")
 
 PROTOCOL = Path(__file__).parent / "protocol.json"
 
@@ -133,8 +138,8 @@ async def start() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def start_one(members: dict[str, Any], store: Store | None = None, **options: Any) -> str:
-            settings = config.parse({"version": 1, "store": "memory:", **members})
-            app = await stack.enter_async_context(await create_app(settings, store, **options))
+            parsed = config.parse({"version": 1, "store": "memory:", **members})
+            app = await stack.enter_async_context(await create_app(parsed, store, **options))
             apps.append(app)
             return f"http://127.0.0.1:{await stack.enter_async_context(listening(app))}"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import aiohttp
@@ -9,7 +10,7 @@ import pytest
 from conftest import SUBJECT, Browser, Signed, Start, minted_at, root_device
 from yarl import URL
 
-from pysync import config
+from pysync import config, minting
 from pysync.server import body as body_module
 from pysync.server import connection
 from pysync.server.app import create_app
@@ -248,3 +249,222 @@ async def test_stopping_finishes_what_is_under_way_and_accepts_no_more() -> None
         await stopping
         with pytest.raises(aiohttp.ClientConnectorError):
             await browser.pull("notes/a")
+
+
+async def test_a_push_whose_body_is_still_coming_is_finished_on_stopping() -> None:
+    settings = config.parse({"version": 1, "store": "memory:", "collections": [NOTES]})
+    body = b'{"data":{"n":1}}'
+    head = (
+        "POST /push/notes/a HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    )
+    async with await create_app(settings) as app:
+        service = listening(app)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await service.__aenter__())
+        writer.write(head.encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(body[:5])
+        stopping = asyncio.create_task(service.__aexit__(None, None, None))
+        while not app.ops.draining:
+            await asyncio.sleep(0)
+        writer.write(body[5:])
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"Connection: close" in answer
+        await stopping
+        writer.close()
+
+
+async def test_a_slow_body_does_not_outlive_its_signature(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    clock = Clock()
+    base = await start({"collections": [MINE]}, now_ms=clock)
+    caller = Signed(base, session, SUBJECT, root_device(SUBJECT), ts_ms=clock.now_ms)
+    body = b'{"data":{"n":1}}'
+    target = f"/push/u/{SUBJECT.user_id}/a"
+    lines = "".join(f"{name}: {value}\r\n" for name, value in caller.headers("POST", target, body).items())
+    url = URL(base)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        f"POST {target} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nContent-Type: application/json\r\n{lines}"
+        f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode()
+    )
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+    clock.now_ms += 300_001
+    writer.write(body)
+    assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 401 ")
+    writer.close()
+
+
+async def test_an_answer_waits_for_a_client_that_does_not_read(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store = FaultyStore(MemoryStore())
+    base = await start({"collections": [NOTES]}, store=store)
+    await Browser(base, session).push("notes/a", {"text": "x" * 50_000})
+    url = URL(base)
+    requests = 2000
+    with socket.create_connection((str(url.host), url.port or 80)) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(b"GET /pull/notes/a HTTP/1.1\r\nHost: h\r\n\r\n" * requests)
+        gets = -1
+        while gets != store.calls["get"]:
+            gets = store.calls["get"]
+            await Browser(base, session).request("GET", "/health")
+        assert gets < requests / 4
+
+
+@pytest.mark.parametrize("stored", [b"garbage", b"\xff", b"{}"])
+async def test_an_unreadable_revocation_list_refuses_its_issuer_until_it_publishes_another(
+    start: Start, session: aiohttp.ClientSession, stored: bytes
+) -> None:
+    store = MemoryStore()
+    base = await start({"collections": [MINE]}, store=store)
+    caller = Signed(base, session, SUBJECT, root_device(SUBJECT))
+    key = f"u/{SUBJECT.user_id}/a"
+    await store.put(f"_pysync/revocations/{SUBJECT.user_id}", stored)
+    assert (await caller.pull(key)).error == (503, "store_unavailable")
+    healed = minting.revocation_list(SUBJECT, 1)
+    browser = Browser(base, session)
+    assert (await browser.request("POST", "/revocations", healed.text)).status == 200
+    assert (await caller.pull(key)).status == 200
+
+
+async def test_lists_are_published_at_a_bounded_rate_and_size(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    browser = Browser(await start({}), session)
+    answers = [await browser.request("POST", "/revocations", b"{}") for _ in range(61)]
+    assert [answer.status for answer in answers] == [400] * 60 + [429]
+    other = Browser(await start({}), session)
+    assert (await other.request("POST", "/revocations", b" " * 262_145)).status == 413
+
+
+async def test_an_appended_forwarding_header_counts_and_nonsense_does_not(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    metered = {**NOTES, "rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 1, "bucket": "ip"}}}
+    url = URL(await start({"server": {"trustedProxyHops": 1}, "collections": [metered]}))
+
+    async def pull(*forwarded: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        lines = b"".join(b"X-Forwarded-For: " + value + b"\r\n" for value in forwarded)
+        writer.write(b"GET /pull/notes/a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n" + lines + b"\r\n")
+        status = (await reader.read())[9:12]
+        writer.close()
+        return status
+
+    assert await pull(b"6.6.6.1", b"7.7.7.7") == b"200"
+    assert await pull(b"6.6.6.2", b"7.7.7.7") == b"429", "the proxy's own line is the last"
+    assert await pull(b"\xff") == b"200"
+    assert await pull(b"nonsense") == b"429", "what is no address is the connection's"
+
+
+KEYRING = {
+    "name": "ring",
+    "storagePath": "notes/{id}/_keyring",
+    "readRoles": ["public"],
+    "writeRoles": ["public"],
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "folded"),
+    [
+        ({}, {"open": 1, "secret": 2}),
+        ({"fieldPermissions": {"secret": {"readRoles": ["admin"]}}}, {"open": 1}),
+        ({"pushOnly": True}, None),
+        ({"requireAuth": True}, None),
+        ({"readRoles": ["admin"]}, None),
+    ],
+)
+async def test_a_folded_keyring_is_what_a_pull_of_it_gives(
+    start: Start, session: aiohttp.ClientSession, owner: dict[str, Any], folded: object
+) -> None:
+    store = MemoryStore()
+    stored = json.dumps({"v": 1, "ts": 1, "hash": "ab" * 32, "data": {"open": 1, "secret": 2}})
+    await store.put("notes/a/_keyring", stored.encode())
+    browser = Browser(await start({"collections": [NOTES, {**KEYRING, **owner}]}, store=store), session)
+    answer = (await browser.request("GET", "/pull/notes/a?withKeyring=1")).json
+    assert answer.get("keyring", {"data": None})["data"] == folded
+
+
+async def test_a_refused_schema_quotes_nothing_and_stops_at_the_first_fault(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    schema = {"properties": {"many": {"items": {"type": "string"}}}, "maxProperties": 2}
+    typed = {
+        **NOTES,
+        "objectSchema": schema,
+        "fieldPermissions": {"pay": {"readRoles": ["admin"], "writeRoles": ["admin"]}},
+    }
+    base = await start({"auth": {"adminToken": "t"}, "collections": [typed]})
+    browser = Browser(base, session)
+    first = await browser.push("notes/a", {"a": 1, "pay": 4242}, None, {"Authorization": "Bearer t"})
+    refused = await browser.push("notes/a", {"a": 1, "b": 2}, first.json["hash"])
+    assert refused.json["validator"] == "maxProperties"
+    assert "4242" not in refused.json["error"]
+    many = await browser.push("notes/b", {"many": [1] * 100_000})
+    assert (many.json["path"], many.json["validator"]) == ("/many/0", "type")
+
+
+async def test_a_locked_value_that_is_hidden_cannot_be_guessed(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    secret = {"pin": {"readRoles": ["admin"], "writeRoles": ["admin"]}}
+    base = await start({"auth": {"adminToken": "t"}, "collections": [{**NOTES, "fieldPermissions": secret}]})
+    browser = Browser(base, session)
+    first = await browser.push("notes/a", {"pin": 7}, None, {"Authorization": "Bearer t"})
+    for guess in (6, 7):
+        assert (await browser.push("notes/a", {"pin": guess}, first.json["hash"])).status == 403
+    assert (await browser.push("notes/a", {"pin": 7}, "0" * 64)).json["currentHash"] == first.json["hash"]
+
+
+async def test_what_depends_on_the_caller_is_not_cached_for_all(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    cached = {**NOTES, "cacheDurationMs": 60_000}
+    for more in ({"fieldPermissions": {"x": {"readRoles": ["admin"]}}}, {"requireAuth": True}):
+        base = await start({"auth": {"adminToken": "t"}, "collections": [{**cached, **more}]})
+        answer = await Browser(base, session).pull("notes/a", {"Authorization": "Bearer t"})
+        assert (answer.status, answer.headers["Cache-Control"]) == (200, "private, max-age=60")
+
+
+async def test_a_namespace_is_where_published_clients_ask_for_it(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    browser = Browser(await start({"namespaces": {"acme": {"collections": [NOTES]}}}), session)
+    for target in ("/acme/pull/notes/a", "/v1/acme/pull/notes/a"):
+        assert (await browser.request("GET", target)).status == 200
+
+
+async def test_a_repetition_of_a_push_that_has_expired_is_a_new_write(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    clock = Clock()
+    browser = Browser(await start({"collections": [{**NOTES, "ttlMs": 60_000}]}, now_ms=clock), session)
+    once = {"Idempotency-Key": "k"}
+    await browser.push("notes/a", {"n": 1}, None, once)
+    clock.now_ms += 61_000
+    again = await browser.push("notes/a", {"n": 1}, None, once)
+    assert (again.status, again.json["timestamp"]) == (200, clock.now_ms)
+    assert (await browser.pull("notes/a")).json["data"] == {"n": 1}
+
+
+async def test_a_client_that_leaves_in_mid_body_is_no_error(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = URL(await start({"collections": [NOTES]}))
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        b"POST /push/notes/a HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+    )
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"{")
+    writer.transport.abort()
+    (app,) = start.apps  # type: ignore[attr-defined]
+    while b'status="400"' not in app.ops._metrics.exposition():
+        await asyncio.sleep(0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -9,7 +9,7 @@ from http import HTTPStatus
 import orjson
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import HttpVersion10
+from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
 from pysync import wire
 from pysync.errors import PysyncError
@@ -55,14 +55,16 @@ class Answer(web.StreamResponse):
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")
-        head = self._head(request)
+        self._req = request
+        head = self._head(request.version)
         body = b"" if request.method == "HEAD" else self.content
         if len(body) <= _DRAIN_ABOVE:
             transport.write(head + body)
-            return None
-        transport.write(head)
-        transport.write(body)
-        await request.writer.drain()
+        else:
+            transport.write(head)
+            transport.write(body)
+        if transport.get_write_buffer_size() > _DRAIN_ABOVE:
+            await request.writer.drain()
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -70,15 +72,19 @@ class Answer(web.StreamResponse):
         if self.close and self._req is not None:
             await _linger(self._req)
 
-    def _head(self, request: web.BaseRequest) -> bytes:
-        self._req = request
+    def to_bytes(self) -> bytes:
+        """The whole answer as it goes on the wire of a connection that is then closed."""
+        self._keep_alive = False
+        return self._head(HttpVersion11) + self.content
+
+    def _head(self, version: HttpVersion) -> bytes:
         if self.status in (204, 304):
             length = ""
         else:
             length = f"Content-Type: {self.media_type}\r\nContent-Length: {len(self.content)}\r\n"
         if not self._keep_alive:
             connection = "Connection: close\r\n"
-        elif request.version == HttpVersion10:
+        elif version == HttpVersion10:
             connection = "Connection: keep-alive\r\n"
         else:
             connection = ""

@@ -18,6 +18,7 @@ from pysync.config.support import served
 from pysync.config.template import params
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
+from pysync.errors import NotFound
 from pysync.revocation import Revocations
 from pysync.schema import compile_schema
 from pysync.server.answer import Answer
@@ -27,7 +28,7 @@ from pysync.server.keyrings import Keyrings
 from pysync.server.metrics import Metrics
 from pysync.server.middleware import Middleware
 from pysync.server.ops import Ops
-from pysync.server.routes import Handler, Route, RouteTable
+from pysync.server.routes import Handler, Match, Route, RouteTable
 from pysync.store import Store, open_store
 
 
@@ -41,7 +42,7 @@ class App:
         self.store = store
         self._coordinator = coordinator
         self._documents = Documents(store, coordinator, now_ms)
-        self._revocations = Revocations(store, now_ms)
+        self._revocations = Revocations(store, now_ms, config.auth.trusted_issuers or ())
         self._routes = RouteTable()
         metrics = Metrics(__version__)
         self.ops = Ops(store, metrics, now_ms)
@@ -55,6 +56,11 @@ class App:
     async def handle(self, request: web.BaseRequest) -> Answer:
         """Answer one request."""
         return await self._middleware.handle(request)
+
+    def drain(self) -> None:
+        """Be ready no longer, and make every answer a connection's last: the service is about to stop."""
+        self.ops.draining = True
+        self._middleware.draining = True
 
     async def close(self) -> None:
         """Finish the writes under way and let go of store and coordinator."""
@@ -72,12 +78,11 @@ class App:
 
     def _make_handlers(self, now_ms: Callable[[], int]) -> Handlers:
         config = self.config
-        prefixes = [self._prefix(namespace) for namespace in (None, *config.namespaces)]
         return Handlers(
             self._documents,
-            Access(config.auth, self._coordinator, self._revocations, now_ms),
+            Access(config, self._coordinator, self._revocations, now_ms),
             self._revocations,
-            Keyrings(self._documents, self._routes, prefixes),
+            Keyrings(self._documents, self._owners()),
             config.server.mount_path,
             config.server.trusted_proxy_hops,
         )
@@ -105,25 +110,41 @@ class App:
             ("push", "POST", self._handlers.push, collection.pull_only),
         )
         for action, method, handler, absent in actions:
-            if absent:
-                continue
-            head = _segments(f"{self._prefix(namespace)}/{action}")
-            route = Route(
-                handler,
-                head + tuple(collection.storage_path.split("/")),
-                params(collection.storage_path),
-                action,
-                collection.name if namespace is None else f"{namespace}/{collection.name}",
-                Rule.of(self.config, namespace, collection, action),
-                len(head),
-                _read_headers(collection),
-                None if collection.object_schema is None else compile_schema(collection.object_schema),
-            )
-            self._routes.add([method], route)
+            for prefix in () if absent else self._prefixes(namespace):
+                rule = Rule.of(self.config, namespace, collection, action)
+                head = _segments(f"{prefix}/{action}")
+                route = Route(
+                    handler,
+                    head + tuple(collection.storage_path.split("/")),
+                    params(collection.storage_path),
+                    action,
+                    collection.name if namespace is None else f"{namespace}/{collection.name}",
+                    rule,
+                    len(head),
+                    _read_headers(rule),
+                    None if collection.object_schema is None else compile_schema(collection.object_schema),
+                )
+                self._routes.add([method], route)
 
-    def _prefix(self, namespace: str | None) -> str:
+    def _prefixes(self, namespace: str | None) -> list[str]:
+        """The paths before `/pull`. Published clients ask for a namespace under `/v1`, so it is also there
+        where the configuration mounts nothing."""
         mount = self.config.server.mount_path
-        return mount if namespace is None else f"{mount}/{namespace}"
+        if namespace is None:
+            return [mount]
+        return [f"{mount}/{namespace}"] if mount else [f"/{namespace}", f"/v1/{namespace}"]
+
+    def _owners(self) -> list[RouteTable]:
+        """For each namespace, which collection a key belongs to."""
+        tables = []
+        for name, _, collections in self.config.each_namespace():
+            table = RouteTable()
+            for collection in collections:
+                rule = Rule.of(self.config, name or None, collection, "pull")
+                template = tuple(collection.storage_path.split("/"))
+                table.add(["GET"], Route(_unserved, template, params(collection.storage_path), rule=rule))
+            tables.append(table)
+        return tables
 
 
 async def create_app(
@@ -158,11 +179,18 @@ def _segments(path: str) -> tuple[str, ...]:
     return tuple(path.split("/")[1:])
 
 
-def _read_headers(collection: Collection) -> str:
-    public = "public" in collection.read_roles
+def _read_headers(rule: Rule) -> str:
+    """How reads may be cached. What depends on who asks is never for everybody."""
+    collection = rule.collection
+    public = "public" in rule.roles and not rule.examines
     if collection.cache_duration_ms is not None:
         scope = "public" if public else "private"
         control = f"{scope}, max-age={collection.cache_duration_ms // 1000}"
     else:
         control = "no-cache" if public else "private, no-cache"
     return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
+
+
+async def _unserved(request: web.BaseRequest, match: Match) -> Answer:
+    """The handler of tables that only say whose a key is."""
+    raise NotFound

@@ -44,7 +44,7 @@ async def _receive(request: web.BaseRequest, max_bytes: int) -> bytes:
             size += len(chunk)
             if size > max_bytes:
                 raise PayloadTooLarge
-    except web.RequestPayloadError:
+    except (web.RequestPayloadError, ConnectionError):
         raise BadRequest("Incomplete body") from None
     return b"".join(chunks)
 

@@ -2,16 +2,21 @@
 
 import asyncio
 import logging
+import os
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 
+from pysync import wire
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout
 from pysync.server.answer import Answer, error_answer
 
 HEAD_TIMEOUT_S = 10.0
 CHECK_EVERY_S = 1.0
 KEEPALIVE_S = 75.0
+DRAIN_CHECK_S = 0.02
+CANCEL_S = 0.5
 
 log = logging.getLogger("pysync.server")
 
@@ -27,21 +32,20 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._messages or self._current_request is not None:
+        if not self.is_idle:
             self.head_since = 0.0
         elif self.head_since == 0.0:
             self.head_since = self._loop.time()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has come that is still to be answered."""
+        return self._current_request is None and not self._messages
+
     def expire(self) -> None:
         """Answer 408 to a head that never came, and close."""
-        transport = self.transport
-        if transport is not None:
-            answer = error_answer(RequestTimeout())
-            transport.write(
-                b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
-                + f"Content-Length: {len(answer.content)}\r\n\r\n".encode()
-                + answer.content
-            )
+        if self.transport is not None:
+            self.transport.write(_unrouted(RequestTimeout()).to_bytes())
         self.force_close()
 
     def handle_error(
@@ -58,11 +62,19 @@ class Connection(web.RequestHandler):
             error = InternalError()
         else:
             error = BadRequest("Malformed request")
-        return error_answer(error, close=True)
+        return _unrouted(error)
+
+
+def _unrouted(error: PysyncError) -> Answer:
+    """The answer to what never became a request. It has a request id all the same."""
+    answer = error_answer(error, close=True)
+    answer.header_text += f"{wire.HEADER_REQUEST_ID}: {os.urandom(8).hex()}\r\n"
+    return answer
 
 
 class Listener(web.Server):
-    """Makes a `Connection` for each client and ends those whose head takes longer than 10 s."""
+    """Makes a `Connection` for each client, ends those whose head takes longer than 10 s, and on shutdown
+    lets those finish that have a request under way: aiohttp would drop what of its body has not come yet."""
 
     def __init__(self, handler: Any, **options: Any) -> None:
         super().__init__(handler, **options)
@@ -76,15 +88,27 @@ class Listener(web.Server):
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (aiohttp's name)
         if self._watch is not None:
             self._watch.cancel()
-        await super().shutdown(timeout)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not all(connection.is_idle for connection in self._ours()):  # noqa: ASYNC110
+                    await asyncio.sleep(DRAIN_CHECK_S)
+        await super().shutdown(CANCEL_S)
+
+    def pre_shutdown(self) -> None:
+        for connection in self._ours():
+            if connection.is_idle:
+                connection.close()
+
+    def _ours(self) -> list[Connection]:
+        return [connection for connection in self.connections if isinstance(connection, Connection)]
 
     async def _expire_slow_heads(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             latest = loop.time() - HEAD_TIMEOUT_S
-            for connection in self.connections:
-                if isinstance(connection, Connection) and 0.0 < connection.head_since <= latest:
+            for connection in self._ours():
+                if 0.0 < connection.head_since <= latest:
                     connection.expire()
 
 

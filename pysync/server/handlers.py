@@ -1,16 +1,21 @@
 """Handlers: decode the request, ask access, call the verb, encode the answer."""
 
+import asyncio
 import re
+from contextlib import suppress
+from ipaddress import ip_address
 
 import orjson
 from aiohttp import web
 
 from pysync import _core, fields, wire
 from pysync.access import NOBODY, Access, Inbound
+from pysync.config import Limit
 from pysync.documents import Documents
-from pysync.errors import BadRequest, Forbidden, InvalidRevocation, PayloadTooLarge, UnsupportedMediaType
+from pysync.errors import BadRequest, Conflict, Forbidden, UnsupportedMediaType
 from pysync.model import ANONYMOUS, Caller
 from pysync.revocation import Revocations
+from pysync.schema import Check
 from pysync.server.answer import NO_STORE, Answer
 from pysync.server.body import read_body
 from pysync.server.keyrings import Keyrings
@@ -18,9 +23,11 @@ from pysync.server.routes import Match
 from pysync.signing import DOCUMENT_AUTHOR, host_of_header
 from pysync.store import JSON_TYPE
 
-MAX_REVOCATION_BYTES = 1_048_576
+MAX_REVOCATION_BYTES = 262_144
+REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
+CHECK_IN_THREAD_ABOVE = 64 * 1024
 
-_is_idempotency_key = re.compile(r"[\x21-\x7e]{1,128}").fullmatch
+_is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 
 
 class Handlers:
@@ -82,7 +89,7 @@ class Handlers:
         if collection.field_permissions:
             body = await self._guarded(match, caller, body)
         if match.route.check is not None:
-            match.route.check(body.data)
+            await _apply(match.route.check, body.data)
         request_key = _request_key(request, caller, match.key)
         if request_key is None:
             written = await self._documents.push(match.key, body, collection.ttl_ms)
@@ -92,10 +99,8 @@ class Handlers:
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:
         """`POST /revocations`: the list is its own proof (wire section 3)."""
-        try:
-            text = await read_body(request, MAX_REVOCATION_BYTES)
-        except PayloadTooLarge:
-            raise InvalidRevocation from None
+        await self._access.count(REVOCATION_LIMIT, f"revocations:{_address(request, self._proxy_hops)}")
+        text = await read_body(request, MAX_REVOCATION_BYTES)
         generation = await self._revocations.publish(text)
         return Answer(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
 
@@ -111,6 +116,8 @@ class Handlers:
         """The push as far as the caller may change the members of the document."""
         collection = match.rule.collection
         current = await self._documents.pull(match.key, collection.ttl_ms) if body.base_hash else None
+        if body.base_hash and (current is None or current.hash != body.base_hash):
+            raise Conflict("" if current is None else current.hash)
         data = None if current is None else current.data
         roles = match.rule.roles_of(caller, match.identity)
         return fields.guarded(collection.field_permissions, roles, body, data)
@@ -137,10 +144,19 @@ def _targets(raw: str, mount: str, namespace: str | None) -> list[str]:
 def _address(request: web.BaseRequest, proxy_hops: int) -> str:
     """The client's address, as the outermost of `proxy_hops` believed proxies saw it."""
     if proxy_hops:
-        seen = request.headers.get("X-Forwarded-For", "").split(",")
+        seen = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
         if len(seen) >= proxy_hops:
-            return seen[-proxy_hops].strip()
+            with suppress(ValueError):
+                return str(ip_address(seen[-proxy_hops].strip()))
     return request.remote or ""
+
+
+async def _apply(check: Check, data: bytes) -> None:
+    """Run a schema's check, beside the event loop where there is much to look at."""
+    if len(data) > CHECK_IN_THREAD_ABOVE:
+        await asyncio.to_thread(check, data)
+    else:
+        check(data)
 
 
 def _request_key(request: web.BaseRequest, caller: Caller, key: str) -> str | None:
@@ -149,8 +165,9 @@ def _request_key(request: web.BaseRequest, caller: Caller, key: str) -> str | No
     if sent is None:
         return None
     if not _is_idempotency_key(sent):
-        raise BadRequest("Idempotency-Key must be 1 to 128 visible ASCII characters")
-    return f"{caller.identity} {key} {sent}"
+        raise BadRequest("Idempotency-Key must be 1 to 128 printable ASCII characters")
+    holder = caller.presenter or ("admin" if "admin" in caller.roles else "")
+    return f"{holder} {key} {sent}"
 
 
 def _check_author(body: _core.PushBody, caller: Caller, key: str) -> None:
@@ -170,28 +187,26 @@ def _variant(
     match: Match,
     document: _core.Document,
     hidden: frozenset[str],
-    keyring: bytes | None,
+    keyring: tuple[bytes, str] | None,
     now_ms: int,
 ) -> Answer:
     """The answer for a reader who gets less than the document, or its keyring too. What is sent has a
     version of its own, so that its ETag has one too."""
-    version = document.hash
-    if hidden:
-        version += "-" + _core.content_hash(orjson.dumps(sorted(hidden)))[:16]
+    version = document.hash + fields.mark(hidden)
     if keyring is not None:
-        version += "-" + str(orjson.loads(keyring)["hash"] if keyring != b"null" else "")
+        version += "-" + keyring[1]
     headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
     if _matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
         return Answer(304, b"", headers)
-    body = document.answer(now_ms, keyring)
+    body = document.answer(now_ms, keyring and keyring[0])
     if hidden:
         members = orjson.loads(body)
         body = orjson.dumps(members | {"data": orjson.Fragment(fields.without(document.data, hidden))})
     return Answer(200, body, headers)
 
 
-def _missing(now_ms: int, keyring: bytes | None) -> bytes:
-    folded = b"" if keyring is None else b',"keyring":' + keyring
+def _missing(now_ms: int, keyring: tuple[bytes, str] | None) -> bytes:
+    folded = b"" if keyring is None else b',"keyring":' + keyring[0]
     return b'{"data":{},"hash":"","timestamp":%d%b}' % (now_ms, folded)
 
 

@@ -1,46 +1,63 @@
 """The keyring fold: a document's `_keyring` sibling in the same answer (wire section 4)."""
 
+from collections.abc import Sequence
+
 import orjson
 
+from pysync import fields
+from pysync.config.template import RESERVED
 from pysync.documents import Documents
 from pysync.errors import PysyncError
-from pysync.model import Caller
+from pysync.model import ANONYMOUS, Caller
 from pysync.server.routes import Match, RouteTable, document_key
 
 
 class Keyrings:
-    """Finds the keyrings of documents. `prefixes` are the paths under which collections are pulled."""
+    """Finds the keyrings of documents. `owners` say which collection, by its rule for pulls, a key belongs
+    to: one table for each namespace, with every collection in it, pulled or not."""
 
-    def __init__(self, documents: Documents, routes: RouteTable, prefixes: list[str]) -> None:
+    def __init__(self, documents: Documents, owners: Sequence[RouteTable]) -> None:
         self._documents = documents
-        self._routes = routes
-        self._prefixes = prefixes
+        self._owners = owners
 
-    async def fold(self, match: Match, caller: Caller, now_ms: int) -> bytes | None:
-        """The JSON text of the answer's `keyring` member: `null` where none is stored. None where the caller
-        may not read it: its scope, or the roles of the collections that own the key, do not allow it."""
+    async def fold(self, match: Match, caller: Caller, now_ms: int) -> tuple[bytes, str] | None:
+        """The JSON text of the answer's `keyring` member, `null` where none is stored, and its version. None
+        where the caller may not read it: its scope, or the collections that own the key, do not allow it."""
         key = _keyring_key(match)
-        owners = self._owners(key)
-        if owners:
-            if not any(owner.rule.permits(caller, owner.identity, key) for owner in owners):
-                return None
-        elif caller.scope is not None and not caller.scope.allows(key):
+        owners = self._owners_of(key)
+        allowed = [owner for owner in owners if _may_pull(owner, caller)]
+        if key.startswith(f"{RESERVED}/") or (owners and not allowed):
             return None
-        ttl_ms = owners[0].rule.collection.ttl_ms if owners else None
-        keyring = await self._documents.pull(key, ttl_ms)
+        if not owners and caller.scope is not None and not caller.scope.allows(key):
+            return None
+        owner = allowed[0] if allowed else None
+        keyring = await self._documents.pull(key, owner.rule.collection.ttl_ms if owner else None)
         if keyring is None:
-            return b"null"
-        entry = {"data": orjson.Fragment(keyring.data), "hash": keyring.hash, "timestamp": now_ms}
-        return orjson.dumps(entry)
+            return b"null", ""
+        hidden: frozenset[str] = frozenset()
+        if owner is not None:
+            roles = owner.rule.roles_of(caller, owner.identity)
+            hidden = fields.hidden(owner.rule.collection.field_permissions, roles)
+        data = fields.without(keyring.data, hidden) if hidden else keyring.data
+        entry = {"data": orjson.Fragment(data), "hash": keyring.hash, "timestamp": now_ms}
+        return orjson.dumps(entry), keyring.hash + fields.mark(hidden)
 
-    def _owners(self, key: str) -> list[Match]:
+    def _owners_of(self, key: str) -> list[Match]:
         found = []
-        for prefix in self._prefixes:
+        for table in self._owners:
             try:
-                found.append(self._routes.match("GET", f"{prefix}/pull/{key}"))
+                found.append(table.match("GET", f"/{key}"))
             except PysyncError:
                 continue
         return found
+
+
+def _may_pull(owner: Match, caller: Caller) -> bool:
+    """Whether a pull of its own would give the caller what `owner` holds."""
+    rule = owner.rule
+    if rule.collection.push_only or (caller is ANONYMOUS and not rule.admits_anonymous):
+        return False
+    return rule.permits(caller, owner.identity, owner.key)
 
 
 def _keyring_key(match: Match) -> str:

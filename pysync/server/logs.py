@@ -11,10 +11,19 @@ def configure(*, human: bool | None = None, level: int = logging.INFO) -> None:
     """Send everything to standard error, in the form that suits it unless `human` says which."""
     handler = logging.StreamHandler(sys.stderr)
     if sys.stderr.isatty() if human is None else human:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(HumanFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     else:
         handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class HumanFormatter(logging.Formatter):
+    """A record as text, with the id of the request that it is about."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        request_id = getattr(record, "request_id", None)
+        text = super().formatMessage(record)
+        return text if request_id is None else f"{text} [{request_id}]"
 
 
 class JsonFormatter(logging.Formatter):

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from pysync import wire
 from pysync.errors import InternalError, MethodNotAllowed, Misdirected, PysyncError
-from pysync.server.answer import Answer, error_answer
+from pysync.server.answer import NO_STORE, Answer, error_answer
 from pysync.server.metrics import Metrics
 from pysync.server.routes import Route, RouteTable
 from pysync.signing import host_of_header
@@ -22,6 +22,7 @@ CORS_HEADERS = ", ".join(
     (
         wire.HEADER_AUTHORIZATION,
         "Content-Type",
+        "Content-Encoding",
         wire.HEADER_SIGNATURE,
         wire.HEADER_TIMESTAMP,
         wire.HEADER_NONCE,
@@ -40,7 +41,8 @@ _is_request_id = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 
 class Middleware:
     """The way from a request to the answer of its handler. `origins` are the pages that may call, and
-    `hosts` the names this service answers to (empty: any)."""
+    `hosts` the names this service answers to (empty: any). While `draining` every answer is a connection's
+    last."""
 
     def __init__(
         self, routes: RouteTable, metrics: Metrics, origins: Sequence[str], hosts: Sequence[str]
@@ -49,6 +51,7 @@ class Middleware:
         self._metrics = metrics
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
+        self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
 
@@ -63,9 +66,7 @@ class Middleware:
             if self._hosts:
                 self._check_host(request)
             method = request.method
-            match = self._routes.match(
-                "GET" if method == "HEAD" else method, request.raw_path.partition("?")[0]
-            )
+            match = self._routes.match("GET" if method == "HEAD" else method, _path(request.raw_path))
             route = match.route
             answer = await route.handler(request, match)
         except PysyncError as error:
@@ -77,12 +78,17 @@ class Middleware:
             unforeseen = InternalError(extras={"requestId": request_id})
             answer = error_answer(unforeseen, close=not request.content.is_eof())
         answer.header_text += f"{wire.HEADER_REQUEST_ID}: {request_id}\r\n"
+        if self.draining:
+            answer.close = True
         if self._origins:
             answer.header_text += self._cors_lines(request)
         self._metrics.observe(route, answer.status, time.perf_counter() - started)
         return answer
 
     def _check_host(self, request: web.BaseRequest) -> None:
+        """Refuse other hosts, except from probes, which go by address."""
+        if request.raw_path.startswith("/health"):
+            return
         if host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:
             raise Misdirected
 
@@ -102,7 +108,7 @@ class Middleware:
             f"Access-Control-Allow-Headers: {CORS_HEADERS}\r\n"
             f"Access-Control-Max-Age: {CORS_MAX_AGE_S}\r\n"
         )
-        return Answer(204, b"", lines)
+        return Answer(204, b"", NO_STORE + lines)
 
     def _cors_lines(self, request: web.BaseRequest) -> str:
         origin = request.headers.get("Origin", "")
@@ -116,3 +122,10 @@ class Middleware:
             f"Access-Control-Allow-Origin: {allowed}\r\nVary: Origin\r\n"
             f"Access-Control-Expose-Headers: {CORS_EXPOSED}\r\n"
         )
+
+
+def _path(target: str) -> str:
+    """The path of a request target, also of one that names its scheme and host."""
+    if not target.startswith("/"):
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    return target.partition("?")[0]

@@ -13,12 +13,12 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import web
 
 from pysync.access import Rule
+from pysync.config.template import RESERVED
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.schema import Check
 from pysync.server.answer import Answer
 
 MAX_KEY_BYTES = 1000
-RESERVED_SEGMENT = "_pysync"
 
 Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Answer]]
 
@@ -123,7 +123,8 @@ class RouteTable:
             raise NotFound
         route = node.routes.get(method)
         if route is None:
-            raise MethodNotAllowed(headers={"Allow": ", ".join(sorted(node.routes))})
+            allowed = {*node.routes, "HEAD"} if "GET" in node.routes else node.routes
+            raise MethodNotAllowed(headers={"Allow": ", ".join(sorted(allowed))})
         key = "/".join(segments[route.key_from + 1 :])
         if values:
             _check(values, key, segments[route.key_from + 1])
@@ -173,7 +174,7 @@ def _search(node: _Node, segments: Sequence[str], index: int, values: list[str])
 
 
 def _check(values: Sequence[str], key: str, first: str) -> None:
-    if len(key) > MAX_KEY_BYTES or first == RESERVED_SEGMENT or not all(map(_is_parameter, values)):
+    if len(key) > MAX_KEY_BYTES or first == RESERVED or not all(map(_is_parameter, values)):
         raise InvalidPathParameter
 
 

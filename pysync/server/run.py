@@ -46,7 +46,7 @@ async def listening(
     try:
         yield runner.addresses[0][1]
     finally:
-        app.ops.draining = True
+        app.drain()
         try:
             async with asyncio.timeout(drain_s):
                 await runner.cleanup()

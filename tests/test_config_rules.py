@@ -85,6 +85,16 @@ def test_storage_paths_of_one_shape_collide_within_a_namespace_only() -> None:
     assert parse(config(collection(), collection(name="other", storagePath="notes/index")))
 
 
+@pytest.mark.parametrize("listable", [False, True])
+def test_what_one_collection_only_pushes_another_may_only_pull(listable: bool) -> None:
+    inbox = collection(name="in", pushOnly=True)
+    view = collection(name="out", storagePath="notes/{key}", pullOnly=True, listable=listable)
+    assert [kept.name for kept in parse(config(inbox, view)).collections] == ["in", "out"]
+    message = "matches the same keys as collections[0].storagePath"
+    for third in (collection(name="x", pushOnly=True), collection(name="x", listable=True)):
+        assert ("collections[2].storagePath", message) in faults(config(inbox, view, third))
+
+
 def test_bundle_members_share_one_storage_path() -> None:
     first, second = collection(bundle="b"), collection(name="other", bundle="b")
     assert parse(config(first, second))
@@ -138,12 +148,14 @@ def test_a_bundle_and_its_members_own_their_keys(other: dict[str, Any]) -> None:
         ({"maxBodyBytes": 1.5}, "maxBodyBytes", "must be an integer, not a fraction"),
         ({"maxBodyBytes": "10"}, "maxBodyBytes", "must be an integer, not a string"),
         ({"ttlMs": -1}, "ttlMs", "must be at least 1"),
+        ({"ttlMs": False}, "ttlMs", "must be an integer, not a boolean"),
+        ({"rateLimit": {"push": 5}}, "rateLimit.push", "must be an object, not an integer"),
         ({"ttlMs": 2**60}, "ttlMs", f"must be at most {2**53 - 1}"),
-        ({"cacheDurationMs": 0}, "cacheDurationMs", "must be at least 1"),
+        ({"cacheDurationMs": -1}, "cacheDurationMs", "must be at least 0"),
         ({"listable": 1}, "listable", "must be true or false, not an integer"),
         ({"listable": "true"}, "listable", "must be true or false, not a string"),
         ({"appendOnly": {"type": "by_name"}}, "appendOnly.type", 'must be "by_timestamp"'),
-        ({"appendOnly": {"maxItems": 0}}, "appendOnly.maxItems", "must be at least 1"),
+        ({"appendOnly": {"maxItems": -1}}, "appendOnly.maxItems", "must be at least 1"),
         ({"appendOnly": "yes"}, "appendOnly", "must be an object, not a string"),
         ({"rateLimit": 5}, "rateLimit", "must be an object, not an integer"),
         (
@@ -260,7 +272,7 @@ def test_a_schema_stands_by_itself(ref: str) -> None:
         ({"auth": {"identityRoles": {"u": [""]}}}, "auth.identityRoles.u[0]", "must not be empty"),
         ({"configEndpoint": {"auth": "all"}}, "configEndpoint.auth", 'must be "public" or "role-filtered"'),
         ({"configEndpoint": {}}, "configEndpoint.auth", "is required"),
-        ({"rateLimit": True}, "rateLimit", "must be an object, not a boolean"),
+        ({"rateLimit": 1}, "rateLimit", "must be an object, not an integer"),
         (
             {"rateLimit": {"windowMs": 1}},
             "rateLimit.maxRequests",

@@ -8,7 +8,7 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from pysync.config.problem import Problem
-from pysync.config.tree import Collection, Config, Namespace, Projection, wire_name
+from pysync.config.tree import AppendOnly, Collection, Config, Namespace, Projection, RateLimit, wire_name
 
 T = TypeVar("T")
 MAX_DEPTH = 64
@@ -132,12 +132,10 @@ class Converter:
         return str(value)
 
     def _integer(self, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
-        if isinstance(value, Text) and _INTEGER.fullmatch(value):
-            number = int(value)
-        elif type(value) is int:
-            number = value
-        else:
+        is_number = type(value) is int or (type(value) is float and value.is_integer())  # 1e6
+        if not is_number and not (isinstance(value, Text) and _INTEGER.fullmatch(value)):
             return self._expected("an integer", value, path)
+        number = int(value)
         if number < limits["at_least"]:
             return self._note(path, f"must be at least {limits['at_least']}" + _from(value))
         if number > limits["at_most"]:
@@ -267,7 +265,18 @@ def _rate_limit(value: Any) -> Any:
 
 
 def _default_rate_limit(value: Any) -> Any:
-    return None if value is False or value == "none" else value
+    return None if isinstance(value, bool) or value == "none" else value
+
+
+def _zero_is_absent(value: Any) -> Any:
+    return None if value == 0 and not isinstance(value, bool) else value
+
+
+def _without_parameters(value: Any) -> Any:
+    """Media types as they are compared: `application/json` for `application/json; charset=utf-8`."""
+    if not isinstance(value, list | tuple):
+        return value
+    return [item.partition(";")[0].strip() if isinstance(item, str) else item for item in value]
 
 
 def _one_or_many(kind: type) -> Callable[[Any], Any]:
@@ -282,6 +291,12 @@ _LONG_FORM: Mapping[tuple[type, str], Callable[[Any], Any]] = {
     (Collection, "restrictions"): _one_or_many(Mapping),
     (Collection, "append_only"): _append_only,
     (Collection, "rate_limit"): _rate_limit,
+    (Collection, "ttl_ms"): _zero_is_absent,
+    (Collection, "allowed_mime_types"): _without_parameters,
+    (AppendOnly, "max_items"): _zero_is_absent,
+    (RateLimit, "push"): _rate_limit,
+    (RateLimit, "pull"): _rate_limit,
+    (RateLimit, "list"): _rate_limit,
     (Projection, "source"): _one_or_many(str),
 }
-"""Members with a short spelling -> their full one; None says absent."""
+"""Members with other spellings -> the one of the tree; None says absent."""

@@ -1,7 +1,7 @@
 """What follows from several members of the configuration together."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pysync.config.tree import Action, Collection, Config, RateLimit, RateRule
 
@@ -11,7 +11,7 @@ def effective_limit(config: Config, collection: Collection, action: Action) -> R
 
     The nearest rule that names a limit wins: the collection's for the action, the collection's, the server's
     for the action, the server's. What it leaves open (`bucket`, one of `windowMs` and `maxRequests`) comes
-    from the others in that order. `rateLimit: false` or `"none"` inherits nothing.
+    from the others in that order. `false` or `"none"`, for the action or for all, inherits nothing.
     """
     if collection.rate_limit is False:
         return None
@@ -46,7 +46,9 @@ def effective_coordinator(config: Config) -> str:
 def _rules(action: Action, limits: tuple[RateLimit | None, ...]) -> Iterator[RateRule]:
     for limit in limits:
         if limit is not None:
-            own: RateRule | None = getattr(limit, action)
+            own: RateRule | Literal[False] | None = getattr(limit, action)
+            if own is False:
+                return
             if own is not None:
                 yield own
             yield limit

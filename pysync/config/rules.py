@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any, get_args
 
 from pysync.config import template
@@ -117,17 +118,27 @@ def _bundles_share_a_path(collections: tuple[Collection, ...], place: Place) -> 
 
 
 def _paths_do_not_collide(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
-    first: dict[str, Collection] = {}
+    """No two collections on one route. What one only pushes another may only pull."""
+    first: dict[tuple[Action, str], Collection] = {}
     for collection in collections:
         path = template.shape(collection.storage_path)
         taken = [path] if collection.bundle is None else [path, f"{path}/{collection.name}"]
-        for at in taken:
-            other = first.setdefault(at, collection)
+        for action, at in product(_actions(collection), taken):
+            other = first.setdefault((action, at), collection)
             of_one_bundle = collection.bundle is not None and collection.bundle == other.bundle
             if other is not collection and not (of_one_bundle and at == path):
                 yield Problem(
                     f"{place(collection)}.storagePath", f"matches the same keys as {place(other)}.storagePath"
                 )
+
+
+def _actions(collection: Collection) -> Iterator[Action]:
+    if not collection.push_only:
+        yield "pull"
+    if not collection.pull_only:
+        yield "push"
+    if collection.listable:
+        yield "list"
 
 
 def _collection(collection: Collection) -> Iterator[Fault]:

@@ -75,9 +75,9 @@ class RateRule:
 class RateLimit(RateRule):
     """Limits per action; an action without a rule of its own inherits the members beside it."""
 
-    push: RateRule | None = member("Limit of pushes.", None)
-    pull: RateRule | None = member("Limit of pulls.", None)
-    list: RateRule | None = member("Limit of lists.", None)
+    push: RateRule | Literal[False] | None = member("Limit of pushes; `false` or `none`: unmetered.", None)
+    pull: RateRule | Literal[False] | None = member("Limit of pulls, likewise.", None)
+    list: RateRule | Literal[False] | None = member("Limit of lists, likewise.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class AppendOnly:
     type: Literal["by_timestamp"] = member("The only type there is.", "by_timestamp")
     field: str = member("Member of `data` that holds the elements.", "items")
     persist: bool = member("False: announced, and not stored.", True)
-    max_items: int | None = member("Elements a log may hold.", None)
+    max_items: int | None = member("Elements a log may hold; 0 or absent: any number.", None)
     chunk_size: int | None = member("Elements per segment.", None)
     require_author_signature: bool = member("Appends carry an author proof.", True)
     allow_full: bool = member("`full=true` may be asked for.", True)
@@ -119,11 +119,15 @@ class Collection:
     )
     encryption: Encryption = member("`delegated`: clients encrypt, the server cannot read.", "none")
     max_body_bytes: int = member("Largest push body, in bytes, also after inflation.", 1_048_576)
-    allowed_mime_types: tuple[str, ...] = member("Media types accepted on push.", ("application/json",))
+    allowed_mime_types: tuple[str, ...] = member(
+        "Media types accepted on push; parameters (`; charset=utf-8`) do not count.", ("application/json",)
+    )
     pull_only: bool = member("No push route.", False)
     push_only: bool = member("No pull route.", False)
     append_only: AppendOnly | None = member("An append-only log; `true` takes every default.", None)
-    ttl_ms: int | None = member("A document older than this reads as missing.", None)
+    ttl_ms: int | None = member(
+        "A document older than this reads as missing; 0 or absent: none is too old.", None
+    )
     force_full_fetch: bool = member("Tells clients not to sync by checkpoint.", False)
     listable: bool = member("Serves the list route.", False)
     bundle: str | None = member("Name of the bundle it belongs to.", None)
@@ -131,7 +135,7 @@ class Collection:
     rate_limit: RateLimit | Literal[False] | None = member(
         "Limits of this collection; `false` or `none`: unmetered; `true` or absent: the server's.", None
     )
-    cache_duration_ms: int | None = member("`max-age` of pulls.", None)
+    cache_duration_ms: int | None = member("`max-age` of pulls, in milliseconds.", None, at_least=0)
     object_schema: Mapping[str, Any] | bool | None = member("JSON Schema that `data` must satisfy.", None)
     field_permissions: Mapping[str, FieldPermission] = member("Roles per top-level member of `data`.", dict)
     root_only: bool = member("Callers also need `device:root`.", False)
@@ -231,7 +235,10 @@ class Config:
     batch_key_deny_suffixes: tuple[str, ...] = member(
         "Suffixes a batch may not name.", ("_keyring", "_members")
     )
-    rate_limit: RateLimit | None = member("The limit that collections inherit.", None)
+    rate_limit: RateLimit | None = member(
+        "The limit that collections inherit; `true`, `false`, `none` or absent: there is none.",
+        None,
+    )
     restrictions: tuple[Restriction, ...] = member(
         "Identities denied or allowed everywhere: an object or a list of them.", ()
     )

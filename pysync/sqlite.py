@@ -53,8 +53,9 @@ def create_database(path: Path, schema: Schema) -> None:
     Raises ValueError where a newer version wrote it, sqlite3.Error or OSError where it cannot be used.
     """
     # Turning a database to WAL ignores the busy timeout, so that step needs a lock of its own.
-    with open(path.with_suffix(".lock"), "wb") as lock:
+    with open(path.with_suffix(".lock"), "wb", opener=_open_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        open(path, "ab", opener=_open_private).close()
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
         try:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -72,6 +73,11 @@ def create_database(path: Path, schema: Schema) -> None:
             connection.close()
         sync_folder(path.parent)
         sync_folder(path.parent.parent)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that other users cannot read, whatever folder it is in. SQLite gives its own the same mode."""
+    return os.open(path, flags, 0o600)
 
 
 def sync_folder(path: Path) -> None:

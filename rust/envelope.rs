@@ -221,7 +221,8 @@ impl Document {
     fn locate_any(stored: &[u8]) -> Option<Self> {
         let members: HashMap<String, &RawValue> = serde_json::from_slice(stored).ok()?;
         let text = |name| serde_json::from_str::<String>(members.get(name)?.get()).ok();
-        let hash = text("hash").filter(|hash| !hash.is_empty())?;
+        // It goes into a header: nothing but what a hash looks like may.
+        let hash = text("hash").filter(|hash| is_hash(hash))?;
         let author = text("authorPubkey").zip(text("authorSignature"));
         let data = members.get("data")?.get();
         if !data.starts_with('{') {
@@ -249,6 +250,10 @@ impl Document {
         write_author(&mut tail, self.author.as_ref());
         tail
     }
+}
+
+fn is_hash(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// The string that ends at the next quote, and what follows it; None where it holds an escape.

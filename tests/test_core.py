@@ -285,22 +285,25 @@ def test_a_document_cut_short_is_corrupt(cut: int) -> None:
         core.read_document(STORED[:cut])
 
 
+HASH = b"ab" * 32
+
+
 def test_documents_of_starfish_are_read_in_any_layout() -> None:
     text = (
-        b' {"data" : {"b": 1.0 , "a":"\\u00e9"},"hash":"h\\"1","extra":[1],'
+        b' {"data" : {"b": 1.0 , "a":"\\u00e9"},"hash":"' + HASH + b'","extra":[1],'
         b'"authorSignature":"s","authorPubkey":"p"} '
     )
     document = core.read_document(text)
-    assert (document.hash, document.ts_ms) == ('h"1', 0)
+    assert (document.hash, document.ts_ms) == (HASH.decode(), 0)
     assert document.data == b'{"b": 1.0 , "a":"\\u00e9"}'
     assert json.loads(document.answer(9)) == {
         "data": {"b": 1, "a": "é"},
-        "hash": 'h"1',
+        "hash": HASH.decode(),
         "timestamp": 9,
         "authorPubkey": "p",
         "authorSignature": "s",
     }
-    assert core.read_document(b'{"hash":"h","data":{},"ts":12}').ts_ms == 12
+    assert core.read_document(b'{"hash":"' + HASH + b'","data":{},"ts":12}').ts_ms == 12
 
 
 @pytest.mark.parametrize(
@@ -311,14 +314,17 @@ def test_documents_of_starfish_are_read_in_any_layout() -> None:
         b"[]",
         b'{"hash":"","data":{}}',
         b'{"hash":1,"data":{}}',
-        b'{"hash":"h"}',
-        b'{"hash":"h","data":[]}',
-        b'{"hash":"h","data":{}',
-        b'{"hash":"h","data":{}}}',
+        b'{"hash":"h","data":{}}',
+        b'{"hash":"' + HASH.upper() + b'","data":{}}',
+        b'{"hash":"' + HASH[1:] + b'\\n","data":{}}',
+        b'{"hash":"' + HASH + b'"}',
+        b'{"hash":"' + HASH + b'","data":[]}',
+        b'{"hash":"' + HASH + b'","data":{}',
+        b'{"hash":"' + HASH + b'","data":{}}}',
         STORED + b"}",
         STORED + b"\0",
-        b'{"hash":"h","data":{"a":NaN}}',
-        b'{"hash":"h","data":{"a":"\xff"}}',
+        b'{"hash":"' + HASH + b'","data":{"a":NaN}}',
+        b'{"hash":"' + HASH + b'","data":{"a":"\xff"}}',
     ],
 )
 def test_what_is_no_document_is_corrupt(text: bytes) -> None:

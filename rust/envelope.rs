@@ -253,7 +253,10 @@ impl Document {
 }
 
 fn is_hash(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == 64
+        && text
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// The string that ends at the next quote, and what follows it; None where it holds an escape.

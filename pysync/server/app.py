@@ -18,6 +18,7 @@ from pysync.documents import Documents
 from pysync.revocation import Revocations
 from pysync.schema import compile_schema
 from pysync.server.answer import Answer
+from pysync.server.callers import Callers
 from pysync.server.expiry import Expiry
 from pysync.server.handlers import Handlers
 from pysync.server.keyrings import Keyrings
@@ -42,7 +43,10 @@ class App:
         self._routes = RouteTable()
         metrics = Metrics(__version__)
         self.ops = Ops(store, metrics, now_ms)
-        self._handlers = self._make_handlers(now_ms)
+        self._access = Access(config.auth, coordinator, self._revocations, now_ms)
+        server = config.server
+        self._callers = Callers(self._access, server.mount_path, server.trusted_proxy_hops)
+        self._handlers = self._make_handlers()
         self._add_routes()
         self._middleware = Middleware(
             self._routes, metrics, config.server.cors.origins, config.server.public_hosts
@@ -67,16 +71,15 @@ class App:
     ) -> None:
         await self.close()
 
-    def _make_handlers(self, now_ms: Callable[[], int]) -> Handlers:
+    def _make_handlers(self) -> Handlers:
         config = self.config
         prefixes = [self._prefix(namespace) for namespace in (None, *config.namespaces)]
         return Handlers(
             self._documents,
-            Access(config.auth, self._coordinator, self._revocations, now_ms),
+            self._access,
+            self._callers,
             self._revocations,
             Keyrings(self._documents, self._routes, prefixes),
-            config.server.mount_path,
-            config.server.trusted_proxy_hops,
         )
 
     def _add_routes(self) -> None:

@@ -6,16 +6,17 @@ import orjson
 from aiohttp import web
 
 from pysync import _core, fields, wire
-from pysync.access import NOBODY, Access, Inbound
+from pysync.access import Access
 from pysync.documents import Documents
 from pysync.errors import BadRequest, Forbidden, InvalidRevocation, PayloadTooLarge, UnsupportedMediaType
-from pysync.model import ANONYMOUS, Caller
+from pysync.model import Caller
 from pysync.revocation import Revocations
-from pysync.server.answer import Answer
+from pysync.server.answer import Answer, version_matches
 from pysync.server.body import read_body
+from pysync.server.callers import Callers
 from pysync.server.keyrings import Keyrings
 from pysync.server.routes import Match
-from pysync.signing import DOCUMENT_AUTHOR, host_of_header
+from pysync.signing import DOCUMENT_AUTHOR
 from pysync.store import JSON_TYPE
 
 MAX_REVOCATION_BYTES = 1_048_576
@@ -31,23 +32,21 @@ class Handlers:
         self,
         documents: Documents,
         access: Access,
+        callers: Callers,
         revocations: Revocations,
         keyrings: Keyrings,
-        mount: str,
-        proxy_hops: int,
     ) -> None:
         self._documents = documents
         self._access = access
+        self._callers = callers
         self._revocations = revocations
         self._keyrings = keyrings
-        self._mount = mount
-        self._proxy_hops = proxy_hops
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<key>` (wire section 4)."""
         rule = match.rule
         collection = rule.collection
-        caller = await self._caller(request, match)
+        caller = await self._callers.reader(request, rule)
         rule.authorize(caller, match.identity, match.key)
         document = await self._documents.pull(match.key, collection.ttl_ms)
         now_ms = self._documents.now_ms()
@@ -62,7 +61,7 @@ class Handlers:
             hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
         if not hidden and keyring is None:
             headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
-            if _matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), document.hash):
+            if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), document.hash):
                 return Answer(304, b"", headers)
             return Answer(200, document.answer(now_ms), headers)
         return _variant(request, match, document, hidden, keyring, now_ms)
@@ -76,7 +75,7 @@ class Handlers:
         if media_type != JSON_TYPE:
             raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
         text = await read_body(request, collection.max_body_bytes)
-        caller = await self._access.admit(rule, credentials, self._inbound(request, match), text)
+        caller = await self._access.admit(rule, credentials, self._callers.inbound(request, rule), text)
         rule.authorize(caller, match.identity, match.key)
         body = _core.decode_push(text)
         _check_author(body, caller, match.key)
@@ -100,14 +99,6 @@ class Handlers:
         generation = await self._revocations.publish(text)
         return Answer(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
 
-    async def _caller(self, request: web.BaseRequest, match: Match) -> Caller:
-        """Who sends a request that has no body to speak of."""
-        rule = match.rule
-        credentials = self._access.present(rule, request.headers)
-        if credentials is NOBODY and rule.limit is None:
-            return ANONYMOUS
-        return await self._access.admit(rule, credentials, self._inbound(request, match), b"")
-
     async def _guarded(self, match: Match, caller: Caller, body: _core.PushBody) -> _core.PushBody:
         """The push as far as the caller may change the members of the document."""
         collection = match.rule.collection
@@ -115,33 +106,6 @@ class Handlers:
         data = None if current is None else current.data
         roles = match.rule.roles_of(caller, match.identity)
         return fields.guarded(collection.field_permissions, roles, body, data)
-
-    def _inbound(self, request: web.BaseRequest, match: Match) -> Inbound:
-        rule = match.rule
-        return Inbound(
-            request.method,
-            _targets(request.raw_path, self._mount, rule.namespace),
-            host_of_header(request.headers.get("Host", ""), "http"),
-            _address(request, self._proxy_hops) if rule.limit is not None else "",
-        )
-
-
-def _targets(raw: str, mount: str, namespace: str | None) -> list[str]:
-    """The forms of the request target that a client may have signed: with the mount (a namespaced client,
-    whose base URL is the origin) or without it (any other, whose base URL holds the mount)."""
-    if not mount:
-        return [raw]
-    forms = [raw.removeprefix(mount), raw]
-    return forms if namespace is None else forms[::-1]
-
-
-def _address(request: web.BaseRequest, proxy_hops: int) -> str:
-    """The client's address, as the outermost of `proxy_hops` believed proxies saw it."""
-    if proxy_hops:
-        seen = request.headers.get("X-Forwarded-For", "").split(",")
-        if len(seen) >= proxy_hops:
-            return seen[-proxy_hops].strip()
-    return request.remote or ""
 
 
 def _request_key(request: web.BaseRequest, caller: Caller, key: str) -> str | None:
@@ -188,7 +152,7 @@ def _variant(
         members["keyring"] = orjson.Fragment(keyring)
         version += "-" + str(orjson.loads(keyring)["hash"] if keyring != b"null" else "")
     headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
-    if _matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
+    if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
         return Answer(304, b"", headers)
     return Answer(200, orjson.dumps(members), headers)
 
@@ -196,12 +160,3 @@ def _variant(
 def _missing(now_ms: int, keyring: bytes | None) -> bytes:
     folded = b"" if keyring is None else b',"keyring":' + keyring
     return b'{"data":{},"hash":"","timestamp":%d%b}' % (now_ms, folded)
-
-
-def _matches(condition: str | None, version: str) -> bool:
-    """Whether an If-None-Match header names this version (weakly, as RFC 9110 has it for reads)."""
-    if condition is None:
-        return False
-    if condition == f'"{version}"' or condition.strip() == "*":
-        return True
-    return any(tag.strip().removeprefix("W/") == f'"{version}"' for tag in condition.split(","))

@@ -12,7 +12,7 @@ from aiohttp import web
 from pysync import __version__
 from pysync.access import Access, Rule
 from pysync.clock import wall_clock_ms
-from pysync.config import Collection, Config, effective_coordinator
+from pysync.config import Action, Collection, Config, effective_coordinator
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
 from pysync.revocation import Revocations
@@ -22,10 +22,12 @@ from pysync.server.callers import Callers
 from pysync.server.expiry import Expiry
 from pysync.server.handlers import Handlers
 from pysync.server.keyrings import Keyrings
+from pysync.server.listing import Lists
 from pysync.server.metrics import Metrics
 from pysync.server.middleware import Middleware
+from pysync.server.openapi import OpenApi
 from pysync.server.ops import Ops
-from pysync.server.routes import Route, RouteTable
+from pysync.server.routes import Handler, Route, RouteTable
 from pysync.store import JSON_TYPE, Store, open_store
 
 
@@ -47,6 +49,7 @@ class App:
         server = config.server
         self._callers = Callers(self._access, server.mount_path, server.trusted_proxy_hops)
         self._handlers = self._make_handlers()
+        self._lists = Lists(store, self._callers, self._routes)
         self._add_routes()
         self._middleware = Middleware(
             self._routes, metrics, config.server.cors.origins, config.server.public_hosts
@@ -85,7 +88,7 @@ class App:
     def _add_routes(self) -> None:
         for namespace, collection in self._collections():
             if is_served(collection):
-                self._add_document_routes(namespace, collection)
+                self._add_collection_routes(namespace, collection)
         mount = self.config.server.mount_path
         ops = self.ops
         for path, handler, action in (
@@ -93,34 +96,47 @@ class App:
             ("/health/ready", ops.ready, "ready"),
             ("/metrics", ops.metrics, "metrics"),
             ("/version", ops.version, "version"),
+            ("/openapi.json", OpenApi(self.config, self._routes).serve, "openapi"),
         ):
             for prefix in {"", mount}:
                 self._routes.add(["GET"], Route(handler, _segments(prefix + path), action=action))
         revoke = Route(self._handlers.revoke, _segments(mount + "/revocations"), action="revoke")
         self._routes.add(["POST"], revoke)
 
-    def _add_document_routes(self, namespace: str | None, collection: Collection) -> None:
-        prefix = self._prefix(namespace)
-        for action, method, handler, absent in (
-            ("pull", "GET", self._handlers.pull, collection.push_only),
-            ("push", "POST", self._handlers.push, collection.pull_only),
-        ):
-            if absent:
-                continue
-            head = _segments(f"{prefix}/{action}")
-            template = tuple(collection.storage_path.split("/"))
-            route = Route(
-                handler,
-                head + template,
-                tuple(part[1:-1] for part in template if part.startswith("{")),
-                action,
-                collection.name if namespace is None else f"{namespace}/{collection.name}",
-                Rule.of(self.config, namespace, collection, action),  # type: ignore[arg-type]
-                len(head),
-                _read_headers(collection),
-                None if collection.object_schema is None else compile_schema(collection.object_schema),
-            )
-            self._routes.add([method], route)
+    def _add_collection_routes(self, namespace: str | None, collection: Collection) -> None:
+        path = collection.storage_path
+        if not collection.push_only:
+            self._add_route("pull", "GET", self._handlers.pull, namespace, collection, path)
+        if not collection.pull_only:
+            self._add_route("push", "POST", self._handlers.push, namespace, collection, path)
+        if collection.listable:
+            prefix = path.rpartition("/")[0]
+            self._add_route("list", "GET", self._lists.list, namespace, collection, prefix)
+
+    def _add_route(
+        self,
+        action: Action,
+        method: str,
+        handler: Handler,
+        namespace: str | None,
+        collection: Collection,
+        path: str,
+    ) -> None:
+        """Serve `action` on `collection` at `path`, a template below the action."""
+        head = _segments(f"{self._prefix(namespace)}/{action}")
+        template = tuple(path.split("/")) if path else ()
+        route = Route(
+            handler,
+            head + template,
+            tuple(part[1:-1] for part in template if part.startswith("{")),
+            action,
+            collection.name if namespace is None else f"{namespace}/{collection.name}",
+            Rule.of(self.config, namespace, collection, action),
+            len(head),
+            _read_headers(collection),
+            None if collection.object_schema is None else compile_schema(collection.object_schema),
+        )
+        self._routes.add([method], route)
 
     def _collections(self) -> list[tuple[str | None, Collection]]:
         spaces = self.config.namespaces.items()

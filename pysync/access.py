@@ -59,7 +59,7 @@ class Rule:
     examines: bool
     """Credentials are looked at."""
     identity_index: int | None
-    """Which path parameter is `{identity}`."""
+    """Which path parameter is `{identity}`: of a list, of its prefix."""
     restrictions: tuple[Restriction, ...]
     limit: RateRule | None
 
@@ -80,7 +80,10 @@ class Rule:
         needed = collection.require_auth
         if needed is None:
             needed = not public
-        names = re.findall(r"\{(\w+)\}", collection.storage_path)
+        path = collection.storage_path
+        if action == "list":  # the last parameter is what is listed
+            path = path.rpartition("/")[0]
+        names = re.findall(r"\{(\w+)\}", path)
         return cls(
             action=action,
             collection=collection,

@@ -10,7 +10,9 @@
     │   ├── InvalidBaseHash       ├── RequestTimeout 408       └── RateLimited 429
     │   ├── AuthorProofMissing    ├── DocumentCorrupt 500
     │   ├── SchemaViolation       ├── InternalError 500
-    │   └── InvalidRevocation     └── Unavailable 503
+    │   ├── InvalidLimit          └── Unavailable 503
+    │   ├── InvalidAfter              │
+    │   └── InvalidRevocation         │
     │                                 ├── StoreUnavailable, CoordinatorUnavailable
     │                                 └── RolesUnavailable
 
@@ -76,6 +78,14 @@ class AuthorProofMissing(BadRequest):
 
 class SchemaViolation(BadRequest):
     code, text = "schema_violation", "Schema validation failed"
+
+
+class InvalidLimit(BadRequest):
+    code, text = "invalid_limit", "Invalid limit parameter"
+
+
+class InvalidAfter(BadRequest):
+    code, text = "invalid_after", "Invalid after parameter"
 
 
 class InvalidRevocation(BadRequest):

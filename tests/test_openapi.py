@@ -107,7 +107,7 @@ async def test_a_route_names_the_credentials_that_it_examines(
 ) -> None:
     loose = {**NOTES, "name": "loose", "storagePath": "l/{id}", "requireAuth": False, "readRoles": ["admin"]}
     document = await described(start, session, NOTES, MINE, loose, auth={"adminToken": "t" * 32})
-    signed = {"capability": [], "signature": [], "timestamp": [], "nonce": []}
+    signed: dict[str, list[str]] = {"capability": [], "signature": [], "timestamp": [], "nonce": []}
     ways = [signed, {**signed, "presenter": []}, {"admin": []}]
     paths = document["paths"]
     assert paths["/pull/notes/{id}"]["get"]["security"] == [{}]

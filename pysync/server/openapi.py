@@ -260,9 +260,9 @@ def _named(route: Route) -> str:
 
 
 def _schema_name(route: Route) -> str:
-    """The component that holds a collection's objectSchema: letters, digits and a few signs are allowed."""
+    """The component that holds a collection's objectSchema: its name, spelled with the signs that are allowed."""
     plain = "".join(
-        c if c.isascii() and (c.isalnum() or c in "._-") else f"_{ord(c):x}_" for c in route.collection
+        c if c.isascii() and (c.isalnum() or c in ".-") else f"_{ord(c):x}_" for c in route.collection
     )
     return f"Data.{plain}"
 

@@ -31,6 +31,8 @@ _OPS: dict[Action, frozenset[str]] = {
     "push": frozenset({"write"}),
     "list": frozenset({"list", "read"}),
 }
+SPACE_ROLES = "space:"
+"""How the roles start that a space's access document gives."""
 _NOT_ACROSS = frozenset({"self", "device:root"})
 """Roles that everybody holds for what is theirs: they open nothing that belongs to another identity."""
 
@@ -60,6 +62,8 @@ class Rule:
     """Credentials are looked at."""
     identity_index: int | None
     """Which path parameter is `{identity}`: of a list, of its prefix."""
+    by_space: bool
+    """Roles that a space's access document gives count (`pysync.spaces`)."""
     restrictions: tuple[Restriction, ...]
     limit: RateRule | None
 
@@ -92,6 +96,7 @@ class Rule:
             admits_anonymous=not needed,
             examines=needed or not public or bool(restrictions) or bool(collection.field_permissions),
             identity_index=names.index("identity") if "identity" in names else None,
+            by_space=config.auth.spaces is not None and _names_space_roles(roles, collection),
             restrictions=restrictions,
             limit=effective_limit(config, collection, action),
         )
@@ -115,6 +120,15 @@ class Rule:
         if identity is None or identity == caller.identity:
             return bool(held)
         return any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held)
+
+    def answers(self, caller: Caller, identity: str | None, document_key: str) -> bool:
+        """Whether a request of its own would be answered: as `permits`, except that an open collection does
+        not look at who asks, and one that is closed wants to know."""
+        if not self.examines:
+            caller = ANONYMOUS
+        elif not self.admits_anonymous and caller == ANONYMOUS:
+            return False
+        return self.permits(caller, identity, document_key)
 
     def roles_of(self, caller: Caller, identity: str | None) -> frozenset[str]:
         """The roles that `caller` holds where the path names `identity`: `self` too, where it is theirs."""
@@ -178,11 +192,16 @@ class Access:
         """
         if not rule.examines:
             return NOBODY
+        credentials = self.credentials(headers)
+        if credentials is NOBODY and not rule.admits_anonymous:
+            raise Unauthorized
+        return credentials
+
+    def credentials(self, headers: Mapping[str, str]) -> Credentials:
+        """`present`, whatever they are for: `NOBODY` where there are none. Raises as it does for bad ones."""
         authorization = headers.get(wire.HEADER_AUTHORIZATION)
         if authorization is None:
-            if rule.admits_anonymous:
-                return NOBODY
-            raise Unauthorized
+            return NOBODY
         if authorization.startswith("Bearer "):
             return self._present_admin(authorization.removeprefix("Bearer "))
         timestamp = headers.get(wire.HEADER_TIMESTAMP, "")
@@ -201,9 +220,11 @@ class Access:
             raise Unauthorized
         return Credentials(grant.caller, grant, headers.get(wire.HEADER_SIGNATURE, ""), timestamp_ms, nonce)
 
-    async def admit(self, rule: Rule, credentials: Credentials, request: Inbound, body: bytes) -> Caller:
+    async def admit(
+        self, rule: Rule, credentials: Credentials, request: Inbound, body: bytes, *others: Rule
+    ) -> Caller:
         """The caller, once the request's signature holds, its rate is within limits and its nonce is new.
-        `body` is what the signature covers.
+        `body` is what the signature covers. The request counts against the limits of `others` too.
 
         Raises:
             Unauthorized: a wrong signature, a nonce seen before, a revoked certificate.
@@ -213,8 +234,9 @@ class Access:
         grant = credentials.grant
         if grant is not None:
             self._check_signature(grant, credentials, request, body)
-        if rule.limit is not None:
-            await self._count(rule, credentials.caller.identity, request.address)
+        for counted in (rule, *others):
+            if counted.limit is not None:
+                await self._count(counted, credentials.caller.identity, request.address)
         if grant is not None:
             if not await self._coordinator.remember_nonce(grant.caller.presenter, credentials.nonce):
                 raise Unauthorized
@@ -286,6 +308,13 @@ class Access:
             window = await self._coordinator.count(bucket, limit.window_ms)
             if window.count > limit.max_requests:
                 raise _rate_limited(limit, window.resets_in_ms)
+
+
+def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:
+    named = set(roles)
+    for permission in collection.field_permissions.values():
+        named.update(permission.read_roles or (), permission.write_roles or ())
+    return any(role.startswith(SPACE_ROLES) for role in named)
 
 
 def _counters(rule: Rule, identity: str, address: str) -> list[tuple[Limit, str]]:

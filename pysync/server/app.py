@@ -11,6 +11,7 @@ from aiohttp import web
 
 from pysync import __version__
 from pysync.access import Access, Rule
+from pysync.bundles import Bundle
 from pysync.clock import wall_clock_ms
 from pysync.config import Action, Collection, Config, effective_coordinator
 from pysync.coordinator import Coordinator, open_coordinator
@@ -18,6 +19,8 @@ from pysync.documents import Documents
 from pysync.revocation import Revocations
 from pysync.schema import compile_schema
 from pysync.server.answer import Answer
+from pysync.server.batch import BatchPull
+from pysync.server.bundles import BundlePull
 from pysync.server.callers import Callers
 from pysync.server.expiry import Expiry
 from pysync.server.handlers import Handlers
@@ -28,6 +31,7 @@ from pysync.server.middleware import Middleware
 from pysync.server.openapi import OpenApi
 from pysync.server.ops import Ops
 from pysync.server.routes import Handler, Route, RouteTable
+from pysync.spaces import Spaces
 from pysync.store import JSON_TYPE, Store, open_store
 
 
@@ -48,9 +52,10 @@ class App:
         self._access = Access(config.auth, coordinator, self._revocations, now_ms)
         server = config.server
         self._callers = Callers(self._access, server.mount_path, server.trusted_proxy_hops)
+        self._spaces = Spaces(config.auth.spaces, store)
         self._handlers = self._make_handlers()
-        self._lists = Lists(store, self._callers, self._routes)
-        self._add_routes()
+        self._lists = Lists(store, self._callers, self._spaces, self._routes)
+        self._add_routes(now_ms)
         self._middleware = Middleware(
             self._routes, metrics, config.server.cors.origins, config.server.public_hosts
         )
@@ -82,13 +87,16 @@ class App:
             self._access,
             self._callers,
             self._revocations,
-            Keyrings(self._documents, self._routes, prefixes),
+            self._spaces,
+            Keyrings(self._documents, self._spaces, self._routes, prefixes),
         )
 
-    def _add_routes(self) -> None:
+    def _add_routes(self, now_ms: Callable[[], int]) -> None:
         for namespace, collection in self._collections():
             if is_served(collection):
                 self._add_collection_routes(namespace, collection)
+        self._add_bundles()
+        self._add_batches(now_ms)
         mount = self.config.server.mount_path
         ops = self.ops
         for path, handler, action in (
@@ -105,10 +113,11 @@ class App:
 
     def _add_collection_routes(self, namespace: str | None, collection: Collection) -> None:
         path = collection.storage_path
-        if not collection.push_only:
-            self._add_route("pull", "GET", self._handlers.pull, namespace, collection, path)
+        key = path if collection.bundle is None else f"{path}/{collection.name}"
+        if not collection.push_only and collection.bundle is None:
+            self._add_route("pull", "GET", self._handlers.pull, namespace, collection, key)
         if not collection.pull_only:
-            self._add_route("push", "POST", self._handlers.push, namespace, collection, path)
+            self._add_route("push", "POST", self._handlers.push, namespace, collection, key)
         if collection.listable:
             prefix = path.rpartition("/")[0]
             self._add_route("list", "GET", self._lists.list, namespace, collection, prefix)
@@ -123,20 +132,60 @@ class App:
         path: str,
     ) -> None:
         """Serve `action` on `collection` at `path`, a template below the action."""
-        head = _segments(f"{self._prefix(namespace)}/{action}")
-        template = tuple(path.split("/")) if path else ()
+        template, names, key_from = self._placed(namespace, action, path)
         route = Route(
             handler,
-            head + template,
-            tuple(part[1:-1] for part in template if part.startswith("{")),
+            template,
+            names,
             action,
-            collection.name if namespace is None else f"{namespace}/{collection.name}",
+            _qualified(namespace, collection.name),
             Rule.of(self.config, namespace, collection, action),
-            len(head),
+            key_from,
             _read_headers(collection),
             None if collection.object_schema is None else compile_schema(collection.object_schema),
         )
         self._routes.add([method], route)
+
+    def _add_bundles(self) -> None:
+        bundles: dict[tuple[str | None, str], list[Collection]] = {}
+        for namespace, collection in self._collections():
+            if collection.bundle is not None and is_served(collection) and not collection.push_only:
+                bundles.setdefault((namespace, collection.bundle), []).append(collection)
+        for (namespace, name), members in bundles.items():
+            bundle = Bundle([Rule.of(self.config, namespace, member, "pull") for member in members])
+            template, names, key_from = self._placed(namespace, "pull", members[0].storage_path)
+            route = Route(
+                BundlePull(bundle, self._documents, self._callers).pull,
+                template,
+                names,
+                "bundle",
+                _qualified(namespace, name),
+                bundle.gate,
+                key_from,
+                _read_headers(*members),
+                members=bundle.rules,
+            )
+            self._routes.add(["GET"], route)
+
+    def _add_batches(self, now_ms: Callable[[], int]) -> None:
+        for namespace in (None, *self.config.namespaces):
+            rules = [
+                (Rule.of(self.config, namespace, collection, "pull"), _is_batched(collection))
+                for place, collection in self._collections()
+                if place == namespace
+            ]
+            batch = BatchPull(self.config, rules, self.store, self._callers, self._spaces, now_ms)
+            template = _segments(self._prefix(namespace) + "/batch/pull")
+            self._routes.add(["GET"], Route(batch.pull, template, (), "batch", namespace or ""))
+
+    def _placed(
+        self, namespace: str | None, action: str, path: str
+    ) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+        """Where a route lies that serves `action` at `path`: its template, the names of its parameters, and
+        how many segments come before the key."""
+        head = _segments(f"{self._prefix(namespace)}/{action}")
+        below = tuple(path.split("/")) if path else ()
+        return head + below, tuple(part[1:-1] for part in below if part.startswith("{")), len(head)
 
     def _collections(self) -> list[tuple[str | None, Collection]]:
         spaces = self.config.namespaces.items()
@@ -172,23 +221,28 @@ async def create_app(
 
 
 def is_served(collection: Collection) -> bool:
-    """Whether this version serves the collection: JSON documents, one at a time."""
-    return (
-        collection.append_only is None
-        and collection.bundle is None
-        and JSON_TYPE in collection.allowed_mime_types
-    )
+    """Whether this version serves the collection: JSON documents, each replaced as a whole."""
+    return collection.append_only is None and JSON_TYPE in collection.allowed_mime_types
+
+
+def _is_batched(collection: Collection) -> bool:
+    return is_served(collection) and collection.bundle is None and not collection.push_only
 
 
 def _segments(path: str) -> tuple[str, ...]:
     return tuple(path.split("/")[1:])
 
 
-def _read_headers(collection: Collection) -> str:
-    public = "public" in collection.read_roles
-    if collection.cache_duration_ms is not None:
-        scope = "public" if public else "private"
-        control = f"{scope}, max-age={collection.cache_duration_ms // 1000}"
+def _qualified(namespace: str | None, name: str) -> str:
+    return name if namespace is None else f"{namespace}/{name}"
+
+
+def _read_headers(*collections: Collection) -> str:
+    """How an answer may be cached that holds documents of these collections (wire section 4)."""
+    public = all("public" in collection.read_roles for collection in collections)
+    known_ms = [found.cache_duration_ms for found in collections if found.cache_duration_ms is not None]
+    if len(known_ms) == len(collections):
+        control = f"{'public' if public else 'private'}, max-age={min(known_ms) // 1000}"
     else:
         control = "no-cache" if public else "private, no-cache"
     return f"Cache-Control: {control}\r\nVary: Authorization\r\n"

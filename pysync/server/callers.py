@@ -2,7 +2,8 @@
 
 from aiohttp import web
 
-from pysync.access import NOBODY, Access, Inbound, Rule
+from pysync.access import NOBODY, Access, Credentials, Inbound, Rule
+from pysync.errors import Forbidden, Unauthorized
 from pysync.model import ANONYMOUS, Caller
 from pysync.signing import host_of_header
 
@@ -16,20 +17,46 @@ class Callers:
         self._mount = mount
         self._proxy_hops = proxy_hops
 
-    async def reader(self, request: web.BaseRequest, rule: Rule) -> Caller:
-        """Who sends a request that has no body to speak of. Raises what `Access.present` and `admit` do."""
+    async def reader(self, request: web.BaseRequest, rule: Rule, *others: Rule) -> Caller:
+        """Who sends a request that has no body to speak of. It counts against the rate limits of `others`
+        too. Raises what `Access.present` and `admit` do."""
         credentials = self._access.present(rule, request.headers)
-        if credentials is NOBODY and rule.limit is None:
+        metered = any(counted.limit is not None for counted in others)
+        if credentials is NOBODY and rule.limit is None and not metered:
             return ANONYMOUS
-        return await self._access.admit(rule, credentials, self.inbound(request, rule), b"")
+        return await self._access.admit(rule, credentials, self.inbound(request, rule, *others), b"", *others)
 
-    def inbound(self, request: web.BaseRequest, rule: Rule) -> Inbound:
+    def claimed(self, request: web.BaseRequest) -> Credentials:
+        """The credentials of a request that anybody may send: `NOBODY` where there are none, or bad ones.
+        Nothing is proved yet."""
+        try:
+            return self._access.credentials(request.headers)
+        except (Unauthorized, Forbidden):
+            return NOBODY
+
+    async def anybody(self, request: web.BaseRequest, credentials: Credentials, rules: list[Rule]) -> Caller:
+        """Who sends a request, without a body, that anybody may send: `ANONYMOUS` where its credentials do not
+        hold, or nothing is asked for. It counts once for each of `rules` that has a limit.
+
+        Raises RateLimited, CoordinatorUnavailable, StoreUnavailable.
+        """
+        metered = any(rule.limit is not None for rule in rules)
+        if not rules or (credentials is NOBODY and not metered):
+            return ANONYMOUS
+        inbound = self.inbound(request, *rules)
+        try:
+            return await self._access.admit(rules[0], credentials, inbound, b"", *rules[1:])
+        except (Unauthorized, Forbidden):
+            return await self._access.admit(rules[0], NOBODY, inbound, b"", *rules[1:])
+
+    def inbound(self, request: web.BaseRequest, rule: Rule, *others: Rule) -> Inbound:
         """The parts of `request` that its signature and its rate are told by."""
+        metered = any(counted.limit is not None for counted in (rule, *others))
         return Inbound(
             request.method,
             _targets(request.raw_path, self._mount, rule.namespace),
             host_of_header(request.headers.get("Host", ""), "http"),
-            _address(request, self._proxy_hops) if rule.limit is not None else "",
+            _address(request, self._proxy_hops) if metered else "",
         )
 
 

@@ -2,6 +2,7 @@
 
 import orjson
 
+from pysync.access import Rule
 from pysync.documents import Documents
 from pysync.errors import PysyncError
 from pysync.model import Caller
@@ -22,25 +23,36 @@ class Keyrings:
         key = _keyring_key(match)
         owners = self._owners(key)
         if owners:
-            if not any(owner.rule.permits(caller, owner.identity, key) for owner in owners):
+            if not any(rule.permits(caller, identity, key) for rule, identity in owners):
                 return None
         elif caller.scope is not None and not caller.scope.allows(key):
             return None
-        ttl_ms = owners[0].rule.collection.ttl_ms if owners else None
+        ttl_ms = owners[0][0].collection.ttl_ms if owners else None
         keyring = await self._documents.pull(key, ttl_ms)
         if keyring is None:
             return b"null"
         entry = {"data": orjson.Fragment(keyring.data), "hash": keyring.hash, "timestamp": now_ms}
         return orjson.dumps(entry)
 
-    def _owners(self, key: str) -> list[Match]:
+    def _owners(self, key: str) -> list[tuple[Rule, str | None]]:
+        """What the collections ask that own `key`, each with the identity that the key names."""
+        bundled, _, name = key.rpartition("/")
         found = []
         for prefix in self._prefixes:
-            try:
-                found.append(self._routes.match("GET", f"{prefix}/pull/{key}"))
-            except PysyncError:
-                continue
+            owner = self._pulled(f"{prefix}/pull/{key}")
+            if owner is not None and not owner.route.members:
+                found.append((owner.rule, owner.identity))
+            bundle = self._pulled(f"{prefix}/pull/{bundled}")
+            if bundle is not None:
+                members = [rule for rule in bundle.route.members if rule.collection.name == name]
+                found += [(rule, bundle.identity) for rule in members]
         return found
+
+    def _pulled(self, path: str) -> Match | None:
+        try:
+            return self._routes.match("GET", path)
+        except PysyncError:
+            return None
 
 
 def _keyring_key(match: Match) -> str:

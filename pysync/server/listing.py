@@ -9,6 +9,7 @@ from pysync.errors import InvalidAfter, InvalidLimit
 from pysync.server.answer import Answer, json_answer
 from pysync.server.callers import Callers
 from pysync.server.routes import Match, RouteTable, are_parameters, is_parameter
+from pysync.spaces import Spaces
 from pysync.store import Store
 
 _is_limit = re.compile(r"[1-9][0-9]*").fullmatch
@@ -18,15 +19,18 @@ _LIMIT_DIGITS = len(str(listing.MAX_LIMIT))
 class Lists:
     """The list routes of one service. `routes` tells which collection a listed key belongs to."""
 
-    def __init__(self, store: Store, callers: Callers, routes: RouteTable) -> None:
+    def __init__(self, store: Store, callers: Callers, spaces: Spaces, routes: RouteTable) -> None:
         self._store = store
         self._callers = callers
+        self._spaces = spaces
         self._routes = routes
 
     async def list(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
         rule = match.rule
         caller = await self._callers.reader(request, rule)
+        if rule.by_space:
+            caller = await self._spaces.enriched(rule, caller, match.params)
         rule.authorize(caller, match.identity, match.key)
         limit, after = listing.DEFAULT_LIMIT, None
         if "?" in request.raw_path:
@@ -49,8 +53,8 @@ class Lists:
         return frozenset(
             name
             for name in self._routes.literals(path)
-            if self._routes.match("GET", "/" + "/".join([*path, name])).route.collection
-            != match.route.collection
+            if self._routes.match("GET", "/" + "/".join([*path, name])).rule.collection
+            is not match.rule.collection
         )
 
 

@@ -35,8 +35,8 @@ class Callers:
             return NOBODY
 
     async def anybody(self, request: web.BaseRequest, credentials: Credentials, rules: list[Rule]) -> Caller:
-        """Who sends a request, without a body, that anybody may send: `ANONYMOUS` where its credentials do not
-        hold, or nothing is asked for. It counts once for each of `rules` that has a limit.
+        """Who sends a request, without a body, that anybody may send: `ANONYMOUS` where its credentials do
+        not hold, or nothing is asked for. It counts once for each of `rules` that has a limit.
 
         Raises RateLimited, CoordinatorUnavailable, StoreUnavailable.
         """

@@ -17,6 +17,7 @@ from pysync.server.callers import Callers
 from pysync.server.keyrings import Keyrings
 from pysync.server.routes import Match
 from pysync.signing import DOCUMENT_AUTHOR
+from pysync.spaces import Spaces
 from pysync.store import JSON_TYPE
 
 MAX_REVOCATION_BYTES = 1_048_576
@@ -34,25 +35,29 @@ class Handlers:
         access: Access,
         callers: Callers,
         revocations: Revocations,
+        spaces: Spaces,
         keyrings: Keyrings,
     ) -> None:
         self._documents = documents
         self._access = access
         self._callers = callers
         self._revocations = revocations
+        self._spaces = spaces
         self._keyrings = keyrings
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<key>` (wire section 4)."""
         rule = match.rule
         collection = rule.collection
-        caller = await self._callers.reader(request, rule)
+        caller = signer = await self._callers.reader(request, rule)
+        if rule.by_space:
+            caller = await self._spaces.enriched(rule, signer, match.params)
         rule.authorize(caller, match.identity, match.key)
         document = await self._documents.pull(match.key, collection.ttl_ms)
         now_ms = self._documents.now_ms()
         keyring = None
         if "?" in request.raw_path and request.query.get("withKeyring", "").lower() in ("1", "true"):
-            keyring = await self._keyrings.fold(match, caller, now_ms)
+            keyring = await self._keyrings.fold(match, signer, now_ms)
         if document is None:
             return Answer(200, _missing(now_ms, keyring), match.route.read_headers)
         permissions = collection.field_permissions
@@ -76,6 +81,8 @@ class Handlers:
             raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
         text = await read_body(request, collection.max_body_bytes)
         caller = await self._access.admit(rule, credentials, self._callers.inbound(request, rule), text)
+        if rule.by_space:
+            caller = await self._spaces.pushing(rule, caller, match.params, match.key, text)
         rule.authorize(caller, match.identity, match.key)
         body = _core.decode_push(text)
         _check_author(body, caller, match.key)

@@ -29,7 +29,11 @@ class Bundle:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = tuple(rules)
         self.gate = replace(
-            rules[0], examines=any(rule.examines for rule in rules), admits_anonymous=True, roles=frozenset()
+            rules[0],
+            examines=any(rule.examines for rule in rules),
+            by_space=any(rule.by_space for rule in rules),
+            admits_anonymous=True,
+            roles=frozenset(),
         )
         """What a bundle asks of whoever reads any of it: credentials that hold, if any are examined. It
         admits nobody to a document, and has the rate limit of the first member."""

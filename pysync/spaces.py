@@ -52,10 +52,8 @@ class Spaces:
             return None
 
     def roles(self, stored: bytes | None, identity: str) -> frozenset[str]:
-        """The roles of `identity` by the stored access document; None: there is no document. One that names
-        no owner gives no roles."""
-        if not identity:
-            return _NONE
+        """The roles of `identity`, which is not empty, by the stored access document; None: there is no
+        document. One that names no owner gives no roles."""
         if stored is None:
             return frozenset({OWNER, MEMBER}) if self._trusts_first else _NONE
         data = _data(stored)
@@ -71,26 +69,22 @@ class Spaces:
 
         Raises AuthorizationError where the access document cannot be read.
         """
-        if not rule.by_space:
+        key = self.key(params) if rule.by_space and caller.identity else None
+        if key is None:
             return caller
-        key = self.key(params)
-        return (
-            caller if key is None else with_roles(caller, self.roles(await self._read(key), caller.identity))
-        )
+        return with_roles(caller, self.roles(await self._read(key), caller.identity))
 
     async def pushing(
         self, rule: Rule, caller: Caller, params: Mapping[str, str], key: str, text: bytes
     ) -> Caller:
         """`enriched`, for a push of `text` to `key`. Whoever makes a space owns it: a push that can only
         create its access document, and names the caller its owner, is its owner's."""
-        if not rule.by_space:
-            return caller
-        access_key = self.key(params)
+        access_key = self.key(params) if rule.by_space and caller.identity else None
         if access_key is None:
             return caller
         stored = await self._read(access_key)
         roles = self.roles(stored, caller.identity)
-        if stored is None and key == access_key and caller.identity and _founds(text, caller.identity):
+        if stored is None and key == access_key and _founds(text, caller.identity):
             roles |= {OWNER}
         return with_roles(caller, roles)
 

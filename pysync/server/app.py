@@ -155,7 +155,7 @@ class App:
             bundle = Bundle([Rule.of(self.config, namespace, member, "pull") for member in members])
             template, names, key_from = self._placed(namespace, "pull", members[0].storage_path)
             route = Route(
-                BundlePull(bundle, self._documents, self._callers).pull,
+                BundlePull(bundle, self._documents, self._callers, self._spaces).pull,
                 template,
                 names,
                 "bundle",

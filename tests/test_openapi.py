@@ -36,6 +36,8 @@ async def test_every_route_is_described_and_nothing_else(
     found = {(path, method) for path, item in document["paths"].items() for method in item}
     assert found == {(path, "get") for path in OPERATORS} | {
         ("/revocations", "post"),
+        ("/batch/pull", "get"),
+        ("/acme/batch/pull", "get"),
         ("/pull/notes/{id}", "get"),
         ("/push/u/{identity}/{id}", "post"),
         ("/acme/pull/notes/{id}", "get"),
@@ -43,6 +45,49 @@ async def test_every_route_is_described_and_nothing_else(
     }  # fmt: skip
     names = [operation["operationId"] for item in document["paths"].values() for operation in item.values()]
     assert len(names) == len(set(names))
+
+
+async def test_a_list_is_described_at_its_prefix(start: Start, session: aiohttp.ClientSession) -> None:
+    paths = (await described(start, session, {**MINE, "listable": True}, {**NOTES, "listable": True}))[
+        "paths"
+    ]
+    assert [each["name"] for each in paths["/list/u/{identity}"]["get"]["parameters"] if "in" in each] == [
+        "identity"
+    ]
+    assert {"$ref": "#/components/parameters/limit"} in paths["/list/notes"]["get"]["parameters"]
+    assert "401" not in refused(paths["/list/notes"]["get"])
+
+
+async def test_a_bundle_is_described_with_its_members(start: Start, session: aiohttp.ClientSession) -> None:
+    title = {**NOTES, "name": "title", "bundle": "page"}
+    body = {**NOTES, "name": "body", "bundle": "page", "readRoles": ["cap:read:body"]}
+    paths = (await described(start, session, title, body))["paths"]
+    assert set(paths["/push/notes/{id}/body"]) == {"post"}
+    bundle = paths["/pull/notes/{id}"]["get"]
+    answer = bundle["responses"]["200"]["content"]["application/json"]["schema"]
+    assert answer["properties"]["collections"]["propertyNames"]["enum"] == ["title", "body"]
+    assert {} in bundle["security"]
+    assert "401" in refused(bundle)
+
+
+async def test_a_batch_is_described_with_the_collections_of_its_namespace(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    sealed = {**NOTES, "name": "sealed", "storagePath": "s/{id}", "pushOnly": True}
+    spaces = {"acme": {"collections": [{**NOTES, "name": "inner"}]}}
+    document = await described(
+        start, session, NOTES, MINE, sealed, namespaces=spaces, maxCollectionsPerBatch=7
+    )
+    batch = document["paths"]["/batch/pull"]["get"]
+    parameters = {each["name"]: each for each in batch["parameters"] if "name" in each}
+    assert parameters["collections"]["schema"]["items"]["enum"] == ["notes", "mine"]
+    assert parameters["collections"]["schema"]["maxItems"] == 7
+    sets = parameters["params"]["content"]["application/json"]["schema"]["properties"]
+    assert set(sets["mine"]["items"]["properties"]) == {"identity", "id"}
+    assert refused(batch) == {"400", "408", "500", "503"}
+    inner = document["paths"]["/acme/batch/pull"]["get"]
+    assert inner["parameters"][0]["schema"]["items"]["enum"] == ["inner"]
+    assert inner["security"] == [{}]
 
 
 async def test_a_mounted_service_describes_its_paths_below_the_mount(

@@ -60,6 +60,8 @@ SERVICE: dict[str, Any] = {
         {"name": "notes", "storagePath": "notes/{id}", "listable": True, "cacheDurationMs": 1000, **OPEN},
         {"name": "typed", "storagePath": "typed/{x}/{y}", "objectSchema": AGE, "listable": True, **OPEN},
         {"name": "rooms", "storagePath": "rooms/{room}", "listable": True, **ROOMS},
+        {"name": "title", "storagePath": "pages/{page}", "bundle": "page", **OPEN},
+        {"name": "draft", "storagePath": "pages/{page}", "bundle": "page", **ROOMS},
         {
             "name": "cards",
             "storagePath": "cards/{id}",

@@ -24,14 +24,16 @@ def answer(description: str, schema: Json) -> Json:
     return {"description": description, "content": json_content(schema)}
 
 
-def array(items: Json) -> Json:
+def array(items: Json, at_most: int | None = None) -> Json:
     """An array of `items`."""
-    return {"type": "array", "items": items}
+    array = {"type": "array", "items": items}
+    return array if at_most is None else array | {"maxItems": at_most}
 
 
-def map_of(values: Json) -> Json:
-    """An object with any members, each of them one of `values`."""
-    return {"type": "object", "additionalProperties": values}
+def map_of(values: Json, names: list[str] | None = None) -> Json:
+    """An object with any members, or some of those named, each of them one of `values`."""
+    map_ = {"type": "object", "additionalProperties": values}
+    return map_ if names is None else map_ | {"propertyNames": {"enum": names}}
 
 
 def object_of(members: Json, required: list[str] | None = None) -> Json:
@@ -80,6 +82,9 @@ HEADERS: Json = {
     "Allow": _header("The methods that the path has."),
 }
 
+_COUNT: Json = {"type": "integer", "minimum": 0}
+_BOUNDS = ("since", "last", "limit")
+
 PARAMETERS: Json = {
     "limit": {
         "name": "limit",
@@ -98,6 +103,14 @@ PARAMETERS: Json = {
         "in": "query",
         "description": "Adds the document's keyring to the answer, where the caller may read it.",
         "schema": {"enum": ["1", "true"]},
+    },
+    "appendParams": {
+        "name": "appendParams",
+        "in": "query",
+        "description": "Bounds of reads from append-only logs, by collection, one for each param-set.",
+        "content": json_content(
+            map_of(array({"type": ["object", "null"], "properties": dict.fromkeys(_BOUNDS, _COUNT)}))
+        ),
     },
     "ifNoneMatch": {
         "name": wire.HEADER_IF_NONE_MATCH,
@@ -149,6 +162,22 @@ SCHEMAS: Json = {
     "Document": object_of(
         _ENTRY | _PROOF | {"keyring": {"anyOf": [component("schemas", "Entry"), {"type": "null"}]}},
         required=list(_ENTRY),
+    ),
+    "BatchEntry": {"anyOf": [component("schemas", "Entry"), object_of({"error": _TEXT})]},
+    "Member": object_of({"data": {"type": "object"}, "hash": component("schemas", "Hash")}),
+    "CollectionInfo": object_of(
+        {
+            "name": _TEXT,
+            "maxBodyBytes": {"type": "integer"},
+            "encryption": {"enum": ["none", "delegated"]},
+            "allowedMimeTypes": array(_TEXT),
+            "pullOnly": {"type": "boolean"},
+            "pushOnly": {"type": "boolean"},
+            "appendOnly": {"type": "object"},
+            "ttlMs": {"type": "integer"},
+            "forceFullFetch": {"type": "boolean"},
+        },
+        required=["name", "maxBodyBytes", "encryption", "allowedMimeTypes"],
     ),
     "Written": object_of(
         {"hash": component("schemas", "Hash"), "timestamp": component("schemas", "Timestamp")}

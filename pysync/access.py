@@ -212,12 +212,7 @@ class Access:
         timestamp_ms = int(timestamp)
         if abs(timestamp_ms - now_ms) > SKEW_MS:
             raise Unauthorized
-        presenter = headers.get(wire.HEADER_PUB, "")
-        grant = self._grants.get((authorization, presenter))
-        if grant is None:
-            grant = self._examine(authorization, presenter, now_ms // 1000)
-        elif not grant.certificate.nbf - SKEW_S <= now_ms // 1000 <= grant.certificate.exp + SKEW_S:
-            raise Unauthorized
+        grant = self._grant(authorization, headers.get(wire.HEADER_PUB, ""), now_ms // 1000)
         return Credentials(grant.caller, grant, headers.get(wire.HEADER_SIGNATURE, ""), timestamp_ms, nonce)
 
     async def admit(
@@ -244,21 +239,52 @@ class Access:
                 raise Unauthorized
         return credentials.caller
 
+    async def introduced(self, headers: Mapping[str, str]) -> Caller:
+        """Whom `headers` claim to come from, by a certificate or token alone. Nothing is signed, so this is
+        good for what to show and never for what to do. An audience certificate needs no presenter here.
+
+        Raises:
+            Unauthorized, Forbidden: bad credentials.
+            StoreUnavailable: nobody can tell whether they are revoked.
+        """
+        authorization = headers.get(wire.HEADER_AUTHORIZATION)
+        if authorization is None:
+            return ANONYMOUS
+        if authorization.startswith("Bearer "):
+            return self._present_admin(authorization.removeprefix("Bearer ")).caller
+        now_s, presenter = self._now_ms() // 1000, headers.get(wire.HEADER_PUB, "")
+        certificate = _certificate(authorization, now_s)
+        if certificate.kind == "audience" and not presenter:
+            caller = Caller(roles=self._roles(certificate, ""))
+        else:
+            grant = self._grant(authorization, presenter, now_s)
+            if grant.excluded:
+                raise Forbidden
+            caller = grant.caller
+        if await self._revocations.revoked(certificate):
+            raise Unauthorized
+        return caller
+
     def _present_admin(self, token: str) -> Credentials:
         if self._admin is None or not hmac.compare_digest(token.encode(), self._admin):
             raise Unauthorized
         return ADMIN
 
+    def _grant(self, authorization: str, presenter: str, now_s: int) -> Grant:
+        """What a certificate grants, remembered by its header text while it lasts."""
+        grant = self._grants.get((authorization, presenter))
+        if grant is None:
+            return self._examine(authorization, presenter, now_s)
+        if not grant.certificate.nbf - SKEW_S <= now_s <= grant.certificate.exp + SKEW_S:
+            raise Unauthorized
+        return grant
+
     def _examine(self, authorization: str, presenter: str, now_s: int) -> Grant:
         """The grant of a certificate met for the first time. Costs one Ed25519 verification."""
+        certificate = _certificate(authorization, now_s)
         try:
-            certificate = caps.decode(authorization)
-            caps.verify(certificate, now_s)
-            if certificate.kind != "device" and not certificate.paths:
-                raise Forbidden
-            caps.check_sharing(certificate)
             key = _core.PublicKey(presenter if certificate.kind == "audience" else certificate.sub)
-        except (CapError, ValueError):
+        except ValueError:
             raise Unauthorized from None
         excluded = certificate.aud is not None and key.hex not in certificate.aud
         grant = Grant(certificate, key, self._caller(certificate, key), excluded)
@@ -269,8 +295,17 @@ class Access:
 
     def _caller(self, certificate: Certificate, key: _core.PublicKey) -> Caller:
         """Who presents `certificate` with `key` (clients-and-crypto section 1.5)."""
+        identity = certificate.iss_user_id if certificate.kind == "device" else key.user_id
+        return Caller(
+            identity=identity,
+            roles=self._roles(certificate, identity),
+            presenter=key.hex,
+            ops=certificate.ops,
+            scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
+        )
+
+    def _roles(self, certificate: Certificate, identity: str) -> frozenset[str]:
         issuer = certificate.iss_user_id
-        identity = issuer if certificate.kind == "device" else key.user_id
         roles = {"public", *self._auth.identity_roles.get(identity, ())}
         if self._auth.trusted_issuers is None or certificate.iss in self._auth.trusted_issuers:
             roles |= {f"cap:{op}:{name}" for op in certificate.ops for name in certificate.collections}
@@ -280,13 +315,7 @@ class Access:
             roles.add(f"admin:{issuer}")
         if certificate.is_root_device:
             roles.add("device:root")
-        return Caller(
-            identity=identity,
-            roles=frozenset(roles),
-            presenter=key.hex,
-            ops=certificate.ops,
-            scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
-        )
+        return frozenset(roles)
 
     def _check_signature(self, grant: Grant, credentials: Credentials, request: Inbound, body: bytes) -> None:
         if not _core.verify_request(
@@ -308,6 +337,19 @@ class Access:
             window = await self._coordinator.count(bucket, limit.window_ms)
             if window.count > limit.max_requests:
                 raise _rate_limited(limit, window.resets_in_ms)
+
+
+def _certificate(authorization: str, now_s: int) -> Certificate:
+    """The certificate of a header, verified. Raises Unauthorized, or Forbidden where it names no paths."""
+    try:
+        certificate = caps.decode(authorization)
+        caps.verify(certificate, now_s)
+        if certificate.kind != "device" and not certificate.paths:
+            raise Forbidden
+        caps.check_sharing(certificate)
+    except (CapError, ValueError):
+        raise Unauthorized from None
+    return certificate
 
 
 def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:

@@ -26,6 +26,7 @@ from pysync.server.expiry import Expiry
 from pysync.server.handlers import Handlers
 from pysync.server.keyrings import Keyrings
 from pysync.server.listing import Lists
+from pysync.server.manifest import Manifest
 from pysync.server.metrics import Metrics
 from pysync.server.middleware import Middleware
 from pysync.server.openapi import OpenApi
@@ -96,6 +97,7 @@ class App:
             if is_served(collection):
                 self._add_collection_routes(namespace, collection)
         self._add_bundles()
+        self._add_manifests()
         self._add_batches(now_ms)
         mount = self.config.server.mount_path
         ops = self.ops
@@ -177,6 +179,18 @@ class App:
             batch = BatchPull(self.config, rules, self.store, self._callers, self._spaces, now_ms)
             template = _segments(self._prefix(namespace) + "/batch/pull")
             self._routes.add(["GET"], Route(batch.pull, template, (), "batch", namespace or ""))
+
+    def _add_manifests(self) -> None:
+        """The routes that tell clients the configuration; `/sync/config` is where a published client asks."""
+        if self.config.config_endpoint is None:
+            return
+        root = Manifest(self.config, self._access)
+        manifests = {"config": root, "sync/config": root}
+        for namespace in self.config.namespaces:
+            manifests[f"{namespace}/config"] = Manifest(self.config, self._access, namespace)
+        mount = self.config.server.mount_path
+        for path, manifest in manifests.items():
+            self._routes.add(["GET"], Route(manifest.serve, _segments(f"{mount}/{path}"), action="config"))
 
     def _placed(
         self, namespace: str | None, action: str, path: str

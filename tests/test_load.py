@@ -197,6 +197,13 @@ def test_the_service_that_is_measured_has_the_collections_that_the_figures_name(
     assert len(config.load(servers.SERVICE, {}).collections) == COLLECTIONS
 
 
+@pytest.mark.parametrize("name", ["batch-100", "batch-100-signed", "batch-100-304", "fill-list", "config"])
+def test_bulk_workloads_are_answered_in_full(name: str) -> None:
+    with servers.pysync() as server:
+        run = asyncio.run(measure(server.url, WORKLOADS[name], count=20, seconds=30))
+    assert (run.answers, run.errors) == (20, {})
+
+
 def test_documents_have_the_size_that_the_figures_name() -> None:
     assert len(note("/push/notes/abc-12")) == DOCUMENT_BYTES
     assert canonicalize(note("x")) == note("x")

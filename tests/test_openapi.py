@@ -90,6 +90,23 @@ async def test_a_batch_is_described_with_the_collections_of_its_namespace(
     assert inner["security"] == [{}]
 
 
+async def test_the_manifest_is_described_where_it_is_served(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    assert "/config" not in (await described(start, session, NOTES))["paths"]
+    spaces = {"acme": {"collections": [NOTES]}}
+    public = await described(start, session, NOTES, namespaces=spaces, configEndpoint={"auth": "public"})
+    root, inner = (public["paths"][path]["get"] for path in ("/config", "/acme/config"))
+    manifest = root["responses"]["200"]["content"]["application/json"]["schema"]
+    assert manifest["properties"]["namespaces"]["propertyNames"]["enum"] == ["acme"]
+    assert (
+        "namespaces" not in inner["responses"]["200"]["content"]["application/json"]["schema"]["properties"]
+    )
+    assert root["security"] == [{}]
+    filtered = await described(start, session, NOTES, configEndpoint={"auth": "role-filtered"})
+    assert {"capability": []} in filtered["paths"]["/config"]["get"]["security"]
+
+
 async def test_a_mounted_service_describes_its_paths_below_the_mount(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

@@ -56,6 +56,7 @@ SERVICE: dict[str, Any] = {
     "version": 1,
     "store": "memory:",
     "auth": {"adminToken": "a-token-for-these-tests", "trustedIssuers": [ISSUER.ed_pub]},
+    "configEndpoint": {"auth": "role-filtered"},
     "collections": [
         {"name": "notes", "storagePath": "notes/{id}", "listable": True, "cacheDurationMs": 1000, **OPEN},
         {"name": "typed", "storagePath": "typed/{x}/{y}", "objectSchema": AGE, "listable": True, **OPEN},

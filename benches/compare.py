@@ -22,6 +22,7 @@ from pathlib import Path
 from benches import servers
 from benches.load import Measured
 from benches.servers import CHECKOUT, Memory, Running
+from benches.workloads import LISTED
 
 SERVER_CORE, LOAD_CORE = 0, 1
 
@@ -43,6 +44,12 @@ GOALS = (
     Goal("push", "bare-post", share=0.45),
     Goal("signed-push", "bare-post", share=0.30),
     Goal("push-512k", "bare-post", mb_per_second=100),
+    Goal("batch-100", "bare-get", share=0.06),
+    Goal("batch-100-signed", "bare-get", share=0.055),
+    Goal("batch-100-304", "bare-get", share=0.10),
+    Goal("list-first", "bare-get", share=0.05),
+    Goal("list-last", "bare-get", share=0.05),
+    Goal("config", "bare-get", share=0.5),
 )
 
 
@@ -92,6 +99,14 @@ def load(server: Running, workload: str, seconds: float, count: int | None = Non
     return Measured(**json.loads(done.stdout))
 
 
+def fill(server: Running) -> None:
+    """Store what the list workloads read. Takes about half a minute, once per server. Raises RuntimeError
+    where it is not done in ten minutes."""
+    print(f"storing {LISTED:,} documents", file=sys.stderr)
+    if load(server, "fill-list", seconds=600).answers < LISTED:
+        raise RuntimeError("the documents to list cannot be stored")
+
+
 def footprint(starts: int, requests: int) -> Footprint:
     """Start our server several times, then load the last one, half pulls and half pushes."""
     times = []
@@ -127,13 +142,20 @@ def table(found: Turns) -> str:
         turns = found[goal.workload]
         runs = [turn.ours for turn in turns]
         if goal.share is not None:
-            share = _spread([turn.ours.per_second / turn.bare.per_second for turn in turns], ".2f")
+            share = _spread([turn.ours.per_second / turn.bare.per_second for turn in turns], ".3f")
             cpu = statistics.median(_cpu_us(turn.bare) / _cpu_us(turn.ours) for turn in turns)
-            lines.append(_line(runs, share, f"{goal.share:.2f}", f"{cpu:.2f}"))
+            lines.append(_line(runs, share, f"{goal.share:.3g}", f"{cpu:.3f}"))
         else:
             speed = _spread([run.mb_per_second for run in runs], ".0f")
             lines.append(_line(runs, f"{speed} MB/s", f"{goal.mb_per_second:.0f} MB/s", ""))
     return "\n".join(lines)
+
+
+def last_page_beside_first(found: Turns) -> str:
+    """How much longer the last page of a list takes than the first, and how much longer it may."""
+    pages = zip(found["list-last"], found["list-first"], strict=True)
+    times = [first.ours.per_second / last.ours.per_second for last, first in pages]
+    return f"The last page takes {_spread(times, '.2f')} times the first page's time; goal: at most 1.2."
 
 
 def _spread(values: Sequence[float], form: str) -> str:
@@ -191,10 +213,11 @@ def main() -> None:
     options = parser.parse_args()
     count, seconds, starts, requests = (2, 1.0, 2, 20_000) if options.quick else (5, 3.0, 5, 200_000)
     with servers.bare(SERVER_CORE) as bare, servers.pysync(SERVER_CORE) as ours:
+        fill(ours)
         found = rounds(bare, ours, count, seconds)
     measured = footprint(starts, requests)
     print(f"{machine()}; {count} rounds of {seconds:g} s.\n")
-    print(table(found), footprint_table(measured), sep="\n\n")
+    print(table(found), last_page_beside_first(found), footprint_table(measured), sep="\n\n")
     if options.json:
         turns = {name: [dataclasses.asdict(turn) for turn in taken] for name, taken in found.items()}
         report = {"machine": machine(), "turns": turns, "footprint": dataclasses.asdict(measured)}

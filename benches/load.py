@@ -33,10 +33,10 @@ _BODYLESS = (204, 304)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run. `answers` had the expected status, `errors` counts the others by status, and connections that
-    broke. `generator_busy` is the share of time that it had answers to read: near 1, it was the one measured.
-    `server_cpu_us` is the server's CPU time per answer over the run, all threads, None where its process is
-    not known."""
+    """One run. `answers` had the expected status and length, `errors` counts the others by what they had
+    instead, and connections that broke. `generator_busy` is the share of time that it had answers to read:
+    near 1, it was the one measured. `server_cpu_us` is the server's CPU time per answer over the run, all
+    threads, None where its process is not known."""
 
     workload: str
     answers: int
@@ -53,9 +53,10 @@ class Measured:
 class Run:
     """Requests dealt out to connections, and what became of them."""
 
-    def __init__(self, requests: Iterable[bytes], expect: int, seconds: float) -> None:
+    def __init__(self, requests: Iterable[bytes], expect: int, at_least: int, seconds: float) -> None:
         self.requests = iter(requests)
         self.expect = expect
+        self.at_least = at_least
         self.ends = time.perf_counter() + seconds
         self.latencies = array("d")
         self.errors: Counter[str] = Counter()
@@ -103,8 +104,8 @@ class Connection(asyncio.Protocol):
                 self.head = data
                 return
             self.head = b""
-            self.status, length = read_head(data[: end + 2])
-            self.missing = end + 4 + length
+            self.status, self.length = read_head(data[: end + 2])
+            self.missing = end + 4 + self.length
         self.missing -= len(data)
         if self.missing == 0:
             self._answered()
@@ -117,10 +118,12 @@ class Connection(asyncio.Protocol):
     def _answered(self) -> None:
         now = time.perf_counter()
         run = self.run
-        if self.status == run.expect:
-            run.latencies.append(now - self.sent_at)
-        else:
+        if self.status != run.expect:
             run.errors[str(self.status)] += 1
+        elif self.length < run.at_least:
+            run.errors["too short"] += 1
+        else:
+            run.latencies.append(now - self.sent_at)
         self.sent_at = now
         self._send_next(now)
 
@@ -153,7 +156,13 @@ def cpu_s(pid: int) -> float:
 
 
 async def drive(
-    base_url: str, requests: Iterable[bytes], expect: int, *, connections: int, seconds: float
+    base_url: str,
+    requests: Iterable[bytes],
+    expect: int,
+    *,
+    connections: int,
+    seconds: float,
+    at_least: int = 0,
 ) -> tuple[Run, float]:
     """Send all requests, or as many as go into `seconds`; the run and how long it took."""
     url = urlsplit(base_url)
@@ -162,7 +171,7 @@ async def drive(
         (await loop.create_connection(Connection, str(url.hostname), url.port or 80))[1]
         for _ in range(connections)
     ]
-    run = Run(requests, expect, seconds)
+    run = Run(requests, expect, at_least, seconds)
     started = time.perf_counter()
     for connection in opened:
         connection.begin(run)
@@ -188,7 +197,14 @@ async def measure(
         raise RuntimeError(f"{workload.name} cannot be prepared: {dict(prepared.errors)}")
     requests = workload.requests(author, count)
     server_before = cpu_s(server_pid) if server_pid else 0.0
-    run, took = await drive(base_url, requests, workload.expect, connections=connections, seconds=seconds)
+    run, took = await drive(
+        base_url,
+        requests,
+        workload.expect,
+        connections=connections,
+        seconds=seconds,
+        at_least=workload.at_least,
+    )
     server_cpu = cpu_s(server_pid) - server_before if server_pid else None
     latencies = sorted(run.latencies) or [0.0]
     answers = len(run.latencies)
@@ -211,14 +227,14 @@ def row(run: Measured) -> str:
     cpu = "" if run.server_cpu_us is None else f"{run.server_cpu_us:.1f}"
     errors = " ".join(f"{status}:{count}" for status, count in run.errors.items())
     columns = (
-        f"{run.workload:12} {run.per_second:9,.0f} {run.mb_per_second:8.1f}",
+        f"{run.workload:16} {run.per_second:9,.0f} {run.mb_per_second:8.1f}",
         f"{run.p50_ms:8.2f} {run.p99_ms:8.2f} {cpu:>8} {run.generator_busy:6.0%}  {errors}",
     )
     return " ".join(columns).rstrip()
 
 
 HEADER = (
-    f"{'workload':12} {'per s':>9} {'MB/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'busy':>6}  errors"
+    f"{'workload':16} {'per s':>9} {'MB/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'busy':>6}  errors"
 )
 
 

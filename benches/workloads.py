@@ -1,9 +1,10 @@
 """What the load generator sends: one row of `WORKLOADS` per workload.
 
 The paths belong to the collections of `service.json`; `bare-get` and `bare-post` to the application of
-`bare.py`.
+`bare.py`. The list workloads read what `fill-list` stores, once per server.
 """
 
+import http.client
 import os
 import random
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import orjson
 
@@ -25,6 +26,12 @@ BIG_BYTES: Final = 512 * 1_024
 BIG_BODIES: Final = 8
 # An update follows its create this many requests later: longer than any connection is waited for.
 UPDATE_BLOCK: Final = 500
+BATCH: Final = 100
+# The documents of `fill-list`, which the list workloads read, and the longest page there is.
+LISTED: Final = 100_000
+PAGE: Final = 1_000
+# Of `service.json`.
+COLLECTIONS: Final = 50
 
 
 class Author:
@@ -38,6 +45,7 @@ class Author:
         url = urlsplit(base_url)
         self.tag = os.urandom(6).hex()
         self._mount = url.path.rstrip("/")
+        self._netloc = url.netloc
         self._host_header = f"Host: {url.netloc}\r\n"
         self._signed_host = signing.host_of(base_url)
         self._keys = Keys.generate()
@@ -72,17 +80,33 @@ class Author:
         lines = "".join(f"{name}: {value}\r\n" for name, value in signature.items())
         return self.request(path, body, f"Authorization: {self._authorization}\r\n{lines}")
 
+    def etag(self, path: str) -> str:
+        """The ETag of the server's answer to a GET of `path` now. Raises RuntimeError where it has none."""
+        connection = http.client.HTTPConnection(self._netloc, timeout=30)
+        try:
+            connection.request("GET", self._mount + path)
+            answer = connection.getresponse()
+            answer.read()
+        finally:
+            connection.close()
+        etag = answer.getheader("ETag")
+        if answer.status != 200 or etag is None:
+            raise RuntimeError(f"{path[:60]} is answered {answer.status}, ETag {etag}")
+        return etag
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One row: `requests` makes at most `count` requests, each used once; `prepare` those that are answered
-    before the run, unmeasured. `expect` is the status of every answer of the run."""
+    before the run, unmeasured. `expect` is the status of every answer of the run, `at_least` the length in
+    bytes that its body has, or the answer does not hold what it was asked for."""
 
     name: str
     requests: Callable[[Author, int], Iterable[bytes]]
     expect: int = 200
     prepare: Callable[[Author], list[bytes]] = lambda author: []
     count: int = 60_000
+    at_least: int = 0
 
 
 def note(name: str, revision: int = 0) -> bytes:
@@ -184,6 +208,47 @@ def _push_big(author: Author, count: int) -> Iterator[bytes]:
     return (author.request(f"/push/big/{author.tag}-{n}", bodies[n % BIG_BODIES]) for n in range(count))
 
 
+def _batch_paths(author: Author, collection: str, prefix: str) -> list[str]:
+    """Batch pulls of 100 documents each that together read all of a collection's."""
+    paths = []
+    for start in range(0, DOCUMENTS, BATCH):
+        sets = [{"id": f"{prefix}{n}"} for n in range(start, start + BATCH)]
+        params = quote(orjson.dumps({collection: sets}), safe="")
+        paths.append(f"/batch/pull?collections={collection}&params={params}")
+    return paths
+
+
+def _batch(author: Author, count: int) -> list[bytes]:
+    pulls = [author.request(path) for path in _batch_paths(author, "notes", f"{author.tag}-")]
+    return list(islice(cycle(pulls), count))
+
+
+def _signed_batch(author: Author, count: int) -> list[bytes]:
+    return [author.signed(path) for path in islice(cycle(_batch_paths(author, "private", "n")), count)]
+
+
+def _batch_unchanged(author: Author, count: int) -> list[bytes]:
+    paths = _batch_paths(author, "notes", f"{author.tag}-")
+    pulls = [author.request(path, headers=f"If-None-Match: {author.etag(path)}\r\n") for path in paths]
+    return list(islice(cycle(pulls), count))
+
+
+def _fill_list(author: Author, count: int) -> Iterator[bytes]:
+    return (author.request(f"/push/listed/{n:06}", push_body(note(f"{n:06}"))) for n in range(count))
+
+
+def _list_first(author: Author, count: int) -> list[bytes]:
+    return [author.request(f"/list/listed?limit={PAGE}")] * count
+
+
+def _list_last(author: Author, count: int) -> list[bytes]:
+    return [author.request(f"/list/listed?limit={PAGE}&after={LISTED - PAGE - 1:06}")] * count
+
+
+def _config(author: Author, count: int) -> list[bytes]:
+    return [author.request("/config")] * count
+
+
 WORKLOADS: Final[dict[str, Workload]] = {
     workload.name: workload
     for workload in (
@@ -195,5 +260,18 @@ WORKLOADS: Final[dict[str, Workload]] = {
         Workload("push", _push, count=80_000),
         Workload("signed-push", _signed_push, count=40_000),
         Workload("push-512k", _push_big, count=2_000),
+        Workload("batch-100", _batch, prepare=_create_notes, count=20_000, at_least=BATCH * DOCUMENT_BYTES),
+        Workload(
+            "batch-100-signed",
+            _signed_batch,
+            prepare=_create_own,
+            count=15_000,
+            at_least=BATCH * DOCUMENT_BYTES,
+        ),
+        Workload("batch-100-304", _batch_unchanged, expect=304, prepare=_create_notes, count=40_000),
+        Workload("fill-list", _fill_list, count=LISTED),
+        Workload("list-first", _list_first, at_least=PAGE * len('"000000",')),
+        Workload("list-last", _list_last, at_least=PAGE * len('"000000",')),
+        Workload("config", _config, count=100_000, at_least=COLLECTIONS * len('{"name":"notes"},')),
     )
 }

@@ -7,6 +7,9 @@ from typing import final
 
 __all__ = [
     "SOURCE_DIGEST",
+    "BatchAnswer",
+    "BatchPlan",
+    "BatchPlanner",
     "Document",
     "PublicKey",
     "PushBody",
@@ -146,6 +149,69 @@ class Scope:
     def allows(self, document_key: str) -> bool:
         """Whether an allow entry matches and no deny entry does: denies cover descendants and are read
         widely. No entries allow everything. The key comes decoded; empty and `.` segments do not count."""
+
+@final
+class BatchPlanner:
+    """The collections of one namespace, ready to plan batch pulls over (wire section 6)."""
+
+    def __new__(
+        cls,
+        rows: list[tuple[str, str, bool, bool, int | None, list[str]]],
+        max_reads: int,
+        max_append_elements: int,
+        deny_suffixes: list[str],
+    ) -> BatchPlanner:
+        """A row is a collection: its name; its storagePath; whether batches serve it; whether the caller's
+        scope counts; its `ttlMs`; and the parameters whose values, beside `{identity}`, decide who may read.
+
+        `max_reads` bounds the names of a batch as well as its reads.
+        """
+    def plan(self, query: bytes, identity: str, scope: Scope | None = None) -> BatchPlan:
+        """What the query of a batch pull asks for, as received. `identity` stands for an `{identity}` that is
+        not given (`""`: nobody's), and keys outside `scope` are `Forbidden`.
+
+        Raises:
+            MissingCollections, InvalidParams, InvalidAppendParams: parameters that are not there or have
+                another shape.
+            BatchKeyDenied: a name or key with a denied suffix.
+            TooManyCollections, BatchAppendBudgetExceeded
+        """
+
+@final
+class BatchPlan:
+    """What a batch pull asks for: entries in its order, each an error already or a read."""
+
+    @property
+    def collections(self) -> list[int]:
+        """The rows that are named, each once."""
+    @property
+    def groups(self) -> list[tuple[int, str | None, list[str]]]:
+        """What is decided on together: a row, the `{identity}` of the path, and the values of the row's
+        deciding parameters in the order of its storagePath."""
+    @property
+    def reads(self) -> list[tuple[str, int]]:
+        """Keys to read, each with the group that decides on it, no pair twice. A key is in two groups only
+        where two collections hold it."""
+    def answer(
+        self, stored: list[bytes | str | None], now_ms: int, variant: bytes | None = None
+    ) -> BatchAnswer:
+        """The answer, where `stored` says of each of `reads` what the store holds: bytes, None for nothing,
+        or the text of an error. Bytes that are no document are `document_corrupt`, and a document that has
+        outlived its `ttlMs` is missing. `variant` tells apart answers to callers who see different parts.
+
+        Raises ValueError where `stored` has another length than `reads`.
+        """
+
+@final
+class BatchAnswer:
+    @property
+    def etag(self) -> str:
+        """16 hex digits of XXH3 over the names, keys, hashes and errors of the entries, and the variant."""
+    @property
+    def failed(self) -> bool:
+        """Whether any entry is an error."""
+    def body(self) -> bytes:
+        """`{"collections":{name:[entry..]}}`, an entry being a pull's answer or `{"error":text}`."""
 
 @final
 class ReplayWindow:

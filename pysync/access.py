@@ -33,6 +33,8 @@ _OPS: dict[Action, frozenset[str]] = {
     "push": frozenset({"write"}),
     "list": frozenset({"list", "read"}),
 }
+SPACE_ROLES = "space:"
+"""How the roles start that a space's access document gives."""
 _NOT_ACROSS = frozenset({"self", "device:root"})
 """Roles that everybody holds for what is theirs: they open nothing that belongs to another identity."""
 
@@ -61,7 +63,9 @@ class Rule:
     examines: bool
     """Credentials are looked at."""
     identity_index: int | None
-    """Which path parameter is `{identity}`."""
+    """Which path parameter is `{identity}`: of a list, of its prefix."""
+    by_space: bool
+    """Roles that a space's access document gives count (`pysync.spaces`)."""
     restrictions: tuple[Restriction, ...]
     limit: RateRule | None
 
@@ -82,7 +86,9 @@ class Rule:
         needed = collection.require_auth
         if needed is None:
             needed = not public
-        names = params(collection.storage_path)
+        # What is listed are the values of the last parameter: the path does not have it.
+        path = collection.storage_path
+        names = params(path.rpartition("/")[0] if action == "list" else path)
         return cls(
             action=action,
             collection=collection,
@@ -91,6 +97,7 @@ class Rule:
             admits_anonymous=not needed,
             examines=needed or not public or bool(restrictions) or bool(collection.field_permissions),
             identity_index=names.index("identity") if "identity" in names else None,
+            by_space=config.auth.spaces is not None and _names_space_roles(roles, collection),
             restrictions=restrictions,
             limit=effective_limit(config, collection, action),
         )
@@ -114,6 +121,15 @@ class Rule:
         if identity is None or identity == caller.identity:
             return bool(held)
         return any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held)
+
+    def answers(self, caller: Caller, identity: str | None, document_key: str) -> bool:
+        """Whether a request of its own would be answered: as `permits`, except that an open collection does
+        not look at who asks, and one that is closed wants to know."""
+        if not self.examines:
+            caller = ANONYMOUS
+        elif not self.admits_anonymous and caller == ANONYMOUS:
+            return False
+        return self.permits(caller, identity, document_key)
 
     def roles_of(self, caller: Caller, identity: str | None) -> frozenset[str]:
         """The roles that `caller` holds where the path names `identity`: `self` too, where it is theirs."""
@@ -180,29 +196,33 @@ class Access:
         """
         if not rule.examines:
             return NOBODY
+        credentials = self.credentials(headers)
+        if credentials is NOBODY and not rule.admits_anonymous:
+            raise Unauthorized
+        return credentials
+
+    def credentials(self, headers: Mapping[str, str]) -> Credentials:
+        """`present`, whatever they are for: `NOBODY` where there are none. Raises as it does for bad ones."""
         authorization = headers.get(wire.HEADER_AUTHORIZATION)
         if authorization is not None and authorization.startswith("Bearer "):
             return self._present_admin(authorization.removeprefix("Bearer "))
         if authorization is None or not authorization.startswith(caps.SCHEME):
-            if rule.admits_anonymous:
-                return NOBODY
-            raise Unauthorized
+            return NOBODY
         timestamp = headers.get(wire.HEADER_TIMESTAMP, "")
         nonce = headers.get(wire.HEADER_NONCE, "")
         if not (_is_timestamp(timestamp) and _is_nonce(nonce)):
             raise Unauthorized
-        presenter = headers.get(wire.HEADER_PUB, "")
-        proof = self._known.get((authorization, presenter)) or self._known.get((authorization, ""))
-        if proof is None:
-            proof = self._examine(authorization, presenter)
+        proof = self._prove(authorization, headers.get(wire.HEADER_PUB, ""))
         signature = headers.get(wire.HEADER_SIGNATURE, "")
         credentials = Credentials(proof.caller, proof, signature, int(timestamp), nonce)
         self._check_time(credentials)
         return credentials
 
-    async def admit(self, rule: Rule, credentials: Credentials, request: Inbound, body: bytes) -> Caller:
+    async def admit(
+        self, rule: Rule, credentials: Credentials, request: Inbound, body: bytes, *others: Rule
+    ) -> Caller:
         """The caller, once the request's signature holds, its rate is within limits and its nonce is new.
-        `body` is what the signature covers.
+        `body` is what the signature covers. The request counts against the limits of `others` too.
 
         Raises:
             Unauthorized: a wrong signature, a nonce seen before, a revoked certificate.
@@ -213,8 +233,8 @@ class Access:
         if proof is not None:
             self._check_signature(proof, credentials, request, body)
             self._remember(proof)
-        if rule.limit is not None:
-            for limit, bucket in _counters(rule, credentials.caller.identity, request.address):
+        for counted in (rule, *others):
+            for limit, bucket in _counters(counted, credentials.caller.identity, request.address):
                 await self.count(limit, bucket)
         if proof is not None:
             # The body may have taken its time; from now on the nonce tells a replay.
@@ -224,6 +244,32 @@ class Access:
             if await self._revocations.revoked(proof.certificate):
                 raise Unauthorized
         return credentials.caller
+
+    async def introduced(self, headers: Mapping[str, str]) -> Caller:
+        """Whom `headers` claim to come from, by a certificate or token alone. Nothing is signed, so this is
+        good for what to show and never for what to do. An audience certificate needs no presenter here.
+
+        Raises:
+            Unauthorized, Forbidden: bad credentials.
+            StoreUnavailable: nobody can tell whether they are revoked.
+        """
+        authorization = headers.get(wire.HEADER_AUTHORIZATION)
+        if authorization is None:
+            return ANONYMOUS
+        if authorization.startswith("Bearer "):
+            return self._present_admin(authorization.removeprefix("Bearer ")).caller
+        now_s, presenter = self._now_ms() // 1000, headers.get(wire.HEADER_PUB, "")
+        certificate = _certificate(authorization, now_s)
+        if certificate.kind == "audience" and not presenter:
+            caller = Caller(roles=self._roles(certificate, ""))
+        else:
+            proof = self._prove(authorization, presenter)
+            if proof.excluded:
+                raise Forbidden
+            caller = proof.caller
+        if await self._revocations.revoked(certificate):
+            raise Unauthorized
+        return caller
 
     def _present_admin(self, token: str) -> Credentials:
         if self._admin is None or not hmac.compare_digest(
@@ -243,17 +289,17 @@ class Access:
         if not certificate.nbf - SKEW_S <= now_ms // 1000 <= certificate.exp + SKEW_S:
             raise Unauthorized
 
-    def _examine(self, authorization: str, presenter: str) -> Proof:
-        """The proof in a certificate met for the first time. Costs one Ed25519 verification."""
+    def _prove(self, authorization: str, presenter: str) -> Proof:
+        """The proof in a certificate, remembered by its header text. Met for the first time it costs one
+        Ed25519 verification. Whether it holds now is `_check_time`'s to tell."""
+        known = self._known.get((authorization, presenter)) or self._known.get((authorization, ""))
+        if known is not None:
+            return known
+        certificate = _certificate(authorization, self._now_ms() // 1000)
+        is_audience = certificate.kind == "audience"
         try:
-            certificate = caps.decode(authorization)
-            caps.verify(certificate, self._now_ms() // 1000)
-            if certificate.kind != "device" and not certificate.paths:
-                raise Forbidden
-            caps.check_sharing(certificate)
-            is_audience = certificate.kind == "audience"
             key = _core.PublicKey(presenter if is_audience else certificate.sub)
-        except (CapError, ValueError):
+        except ValueError:
             raise Unauthorized from None
         return Proof(
             certificate,
@@ -276,8 +322,17 @@ class Access:
 
     def _caller(self, certificate: Certificate, key: _core.PublicKey) -> Caller:
         """Who presents `certificate` with `key` (clients-and-crypto section 1.5)."""
+        identity = certificate.iss_user_id if certificate.kind == "device" else key.user_id
+        return Caller(
+            identity=identity,
+            roles=self._roles(certificate, identity),
+            presenter=key.hex,
+            ops=certificate.ops,
+            scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
+        )
+
+    def _roles(self, certificate: Certificate, identity: str) -> frozenset[str]:
         issuer = certificate.iss_user_id
-        identity = issuer if certificate.kind == "device" else key.user_id
         roles = {"public", *self._auth.identity_roles.get(identity, ())}
         if self._auth.trusted_issuers is None or certificate.iss in self._auth.trusted_issuers:
             yielded = {f"cap:{op}:{name}" for op in certificate.ops for name in certificate.collections}
@@ -288,13 +343,7 @@ class Access:
             roles.add(f"admin:{issuer}")
         if certificate.is_root_device:
             roles.add("device:root")
-        return Caller(
-            identity=identity,
-            roles=frozenset(roles),
-            presenter=key.hex,
-            ops=certificate.ops,
-            scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
-        )
+        return frozenset(roles)
 
     def _check_signature(self, proof: Proof, credentials: Credentials, request: Inbound, body: bytes) -> None:
         if not _core.verify_request(
@@ -327,6 +376,26 @@ def _roles_asked(config: Config) -> frozenset[str]:
             for permission in collection.field_permissions.values():
                 asked.update(permission.read_roles or (), permission.write_roles or ())
     return frozenset(asked)
+
+
+def _certificate(authorization: str, now_s: int) -> Certificate:
+    """The certificate of a header, verified. Raises Unauthorized, or Forbidden where it names no paths."""
+    try:
+        certificate = caps.decode(authorization)
+        caps.verify(certificate, now_s)
+        if certificate.kind != "device" and not certificate.paths:
+            raise Forbidden
+        caps.check_sharing(certificate)
+    except (CapError, ValueError):
+        raise Unauthorized from None
+    return certificate
+
+
+def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:
+    named = set(roles)
+    for permission in collection.field_permissions.values():
+        named.update(permission.read_roles or (), permission.write_roles or ())
+    return any(role.startswith(SPACE_ROLES) for role in named)
 
 
 def _counters(rule: Rule, identity: str, address: str) -> list[tuple[Limit, str]]:

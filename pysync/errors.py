@@ -9,10 +9,16 @@
     │   ├── InvalidData           ├── MethodNotAllowed 405     ├── Misdirected 421
     │   ├── InvalidBaseHash       ├── RequestTimeout 408       └── RateLimited 429
     │   ├── AuthorProofMissing    ├── DocumentCorrupt 500
-    │   ├── SchemaViolation       ├── InternalError 500
-    │   └── InvalidRevocation     └── Unavailable 503
-    │                                 ├── StoreUnavailable, CoordinatorUnavailable
-    │                                 └── RolesUnavailable
+    │   ├── SchemaViolation       ├── AuthorizationError 500
+    │   ├── InvalidLimit          ├── InternalError 500
+    │   ├── InvalidAfter          └── Unavailable 503
+    │   ├── InvalidRevocation         ├── StoreUnavailable, CoordinatorUnavailable
+    │   ├── MissingCollections        └── RolesUnavailable
+    │   ├── InvalidParams
+    │   ├── InvalidAppendParams
+    │   ├── TooManyCollections
+    │   ├── BatchAppendBudgetExceeded
+    │   └── BatchKeyDenied
 
 One middleware turns them into answers (`wire.error_body`), and the client raises the same classes from
 those answers (`from_answer`). Foreign exceptions are translated where they enter.
@@ -78,8 +84,40 @@ class SchemaViolation(BadRequest):
     code, text = "schema_violation", "Schema validation failed"
 
 
+class InvalidLimit(BadRequest):
+    code, text = "invalid_limit", "Invalid limit parameter"
+
+
+class InvalidAfter(BadRequest):
+    code, text = "invalid_after", "Invalid after parameter"
+
+
 class InvalidRevocation(BadRequest):
     code, text = "invalid_revocation", "Invalid revocation list"
+
+
+class MissingCollections(BadRequest):
+    code, text = "missing_collections", "Missing required query parameter: collections"
+
+
+class InvalidParams(BadRequest):
+    code, text = "invalid_params", "Invalid params parameter"
+
+
+class InvalidAppendParams(BadRequest):
+    code, text = "invalid_append_params", "Invalid appendParams parameter"
+
+
+class TooManyCollections(BadRequest):
+    code, text = "too_many_collections", "Too many collections"
+
+
+class BatchAppendBudgetExceeded(BadRequest):
+    code, text = "batch_append_budget_exceeded", "Batch append element budget exceeded"
+
+
+class BatchKeyDenied(BadRequest):
+    code, text = "batch_key_denied", "batch_key_denied"
 
 
 class Unauthorized(PysyncError):
@@ -147,6 +185,12 @@ class Misdirected(PysyncError):
 
 class RateLimited(PysyncError):
     status, code, text = 429, "rate_limited", "Rate limit exceeded"
+
+
+class AuthorizationError(PysyncError):
+    """What decides on the caller's roles could not be read."""
+
+    status, code, text = 500, "authorization_error", "Authorization error"
 
 
 class InternalError(PysyncError):

@@ -76,7 +76,7 @@ def create_database(path: Path, schema: Schema) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file that other users cannot read, whatever folder it is in. SQLite gives its own the same mode."""
+    """Open a file that other users cannot read, whatever its folder. SQLite gives its own the same mode."""
     return os.open(path, flags, 0o600)
 
 

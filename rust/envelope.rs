@@ -241,14 +241,12 @@ impl Document {
     }
 
     /// The members of a pull answer that follow its `data`, each with the comma before it.
-    pub fn answer_tail(&self, timestamp_ms: u64) -> Vec<u8> {
-        let mut tail = Vec::with_capacity(384);
-        tail.extend_from_slice(b",\"hash\":");
-        write_string(&mut tail, &self.hash);
-        tail.extend_from_slice(b",\"timestamp\":");
-        tail.extend_from_slice(itoa::Buffer::new().format(timestamp_ms).as_bytes());
-        write_author(&mut tail, self.author.as_ref());
-        tail
+    pub fn write_answer_tail(&self, out: &mut Vec<u8>, timestamp_ms: u64) {
+        out.extend_from_slice(b",\"hash\":");
+        write_string(out, &self.hash);
+        out.extend_from_slice(b",\"timestamp\":");
+        out.extend_from_slice(itoa::Buffer::new().format(timestamp_ms).as_bytes());
+        write_author(out, self.author.as_ref());
     }
 }
 

@@ -13,6 +13,12 @@ pub enum CoreError {
     AuthorProofMissing,
     DocumentCorrupt,
     InvalidPublicKey,
+    MissingCollections,
+    InvalidParams,
+    InvalidAppendParams,
+    TooManyCollections,
+    BatchAppendBudgetExceeded,
+    BatchKeyDenied,
 }
 
 impl fmt::Display for CoreError {
@@ -26,6 +32,12 @@ impl fmt::Display for CoreError {
             Self::AuthorProofMissing => "half an author proof",
             Self::DocumentCorrupt => "the stored bytes are not a document",
             Self::InvalidPublicKey => "not an Ed25519 public key in 64 lower-case hex digits",
+            Self::MissingCollections => "the parameter collections is missing or empty",
+            Self::InvalidParams => "the parameter params has another shape",
+            Self::InvalidAppendParams => "the parameter appendParams has another shape",
+            Self::TooManyCollections => "too many names or reads",
+            Self::BatchAppendBudgetExceeded => "too many elements of logs",
+            Self::BatchKeyDenied => "a name or key with a denied suffix",
         })
     }
 }

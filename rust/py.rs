@@ -1,4 +1,4 @@
-//! The only file that knows Python. The docstrings are in `pysync/_core.pyi`.
+//! Only this file and `py_batch.rs` know Python. The docstrings are in `pysync/_core.pyi`.
 
 use crate::error::CoreError;
 use pyo3::exceptions::PyValueError;
@@ -17,6 +17,12 @@ mod errors {
     pyo3::import_exception!(pysync.errors, InvalidBaseHash);
     pyo3::import_exception!(pysync.errors, AuthorProofMissing);
     pyo3::import_exception!(pysync.errors, DocumentCorrupt);
+    pyo3::import_exception!(pysync.errors, MissingCollections);
+    pyo3::import_exception!(pysync.errors, InvalidParams);
+    pyo3::import_exception!(pysync.errors, InvalidAppendParams);
+    pyo3::import_exception!(pysync.errors, TooManyCollections);
+    pyo3::import_exception!(pysync.errors, BatchAppendBudgetExceeded);
+    pyo3::import_exception!(pysync.errors, BatchKeyDenied);
 }
 
 impl From<CoreError> for PyErr {
@@ -29,13 +35,19 @@ impl From<CoreError> for PyErr {
             CoreError::InvalidBaseHash => errors::InvalidBaseHash::new_err(()),
             CoreError::AuthorProofMissing => errors::AuthorProofMissing::new_err(()),
             CoreError::DocumentCorrupt => errors::DocumentCorrupt::new_err(()),
+            CoreError::MissingCollections => errors::MissingCollections::new_err(()),
+            CoreError::InvalidParams => errors::InvalidParams::new_err(()),
+            CoreError::InvalidAppendParams => errors::InvalidAppendParams::new_err(()),
+            CoreError::TooManyCollections => errors::TooManyCollections::new_err(()),
+            CoreError::BatchAppendBudgetExceeded => errors::BatchAppendBudgetExceeded::new_err(()),
+            CoreError::BatchKeyDenied => errors::BatchKeyDenied::new_err(()),
             CoreError::InvalidPublicKey => PyValueError::new_err(error.to_string()),
         }
     }
 }
 
 /// The result of `work` over `size` bytes.
-fn over<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -> T {
+pub fn over<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -> T {
     if size < DETACH_FROM_BYTES {
         work()
     } else {
@@ -44,7 +56,7 @@ fn over<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -
 }
 
 /// `parts` laid end to end, in one copy.
-fn join<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py, PyBytes>> {
+pub fn join<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py, PyBytes>> {
     PyBytes::new_with(py, parts.iter().map(|part| part.len()).sum(), |mut rest| {
         for part in parts {
             let (target, after) = rest.split_at_mut(part.len());
@@ -61,12 +73,15 @@ fn utf8<'a>(text: &'a Bound<'_, PyString>) -> Option<&'a str> {
 }
 
 #[pymodule]
-mod _core {
+pub mod _core {
     use super::{Bound, PyBytes, PyResult, PyString, PyValueError, Python, join, over, utf8};
     use crate::envelope;
     use crate::replay::{self, DIGEST};
     use crate::{canonical, scope, signing};
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::py_batch::{BatchAnswer, BatchPlan, BatchPlanner};
 
     #[pymodule_export]
     const SOURCE_DIGEST: &str = env!("PYSYNC_SOURCE_DIGEST");
@@ -186,7 +201,8 @@ mod _core {
             timestamp_ms: u64,
             keyring: Option<&[u8]>,
         ) -> PyResult<Bound<'py, PyBytes>> {
-            let tail = self.parts.answer_tail(timestamp_ms);
+            let mut tail = Vec::with_capacity(384);
+            self.parts.write_answer_tail(&mut tail, timestamp_ms);
             let (name, keyring): (&[u8], _) =
                 keyring.map_or((b"", b"" as _), |text| (b",\"keyring\":", text));
             join(
@@ -307,7 +323,7 @@ mod _core {
     }
 
     #[pyclass(frozen, module = "pysync._core")]
-    struct Scope(scope::Scope);
+    pub struct Scope(pub scope::Scope);
 
     #[pymethods]
     impl Scope {

@@ -8,6 +8,7 @@ import binascii
 import hashlib
 import json
 import re
+import urllib.parse
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NoReturn
@@ -17,11 +18,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from pysync.errors import (
     AuthorProofMissing,
+    BatchAppendBudgetExceeded,
+    BatchKeyDenied,
     BodyNotObject,
     BodyTooDeep,
+    InvalidAppendParams,
     InvalidBaseHash,
     InvalidData,
     InvalidJson,
+    InvalidParams,
+    MissingCollections,
+    TooManyCollections,
 )
 
 MAX_DEPTH = 64
@@ -231,3 +238,99 @@ def scope_allows(paths: list[str], identity: str, key: str) -> bool:
     return any(matches_narrowly(entry, key) for entry in entries if not entry.startswith("!")) and not any(
         matches_widely(deny, key) or matches_widely(f"{deny}/**", key) for deny in denies
     )
+
+
+BatchRow = tuple[str, str, bool, bool, int | None, list[str]]
+
+
+def batch_entries(
+    rows: list[BatchRow], limits: tuple[int, int, list[str]], query: str, identity: str, paths: list[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """What a batch pull asks for: by name, in order, `("read", key)` or `("error", text)`."""
+    max_reads, max_elements, suffixes = limits
+    given: dict[str, str] = {}
+    for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        given.setdefault(name, value)
+    names = list(dict.fromkeys(filter(None, given.get("collections", "").split(","))))
+    if not names:
+        raise MissingCollections
+    if any(name.endswith(tuple(suffixes)) for name in names):
+        raise BatchKeyDenied
+    params = _listed(given.get("params"), (dict,), InvalidParams)
+    append = _listed(given.get("appendParams"), (dict, type(None)), InvalidAppendParams)
+    sets = {name: params.get(name) or [{}] for name in names}
+    if len(names) > max_reads or sum(map(len, sets.values())) > max_reads:
+        raise TooManyCollections
+    elements = 0
+    for name in names:
+        if name in append and len(append[name]) != len(sets[name]):
+            raise InvalidAppendParams
+        elements += sum(_elements(bounds) for bounds in append.get(name, ()) if bounds is not None)
+    if elements > max_elements:
+        raise BatchAppendBudgetExceeded
+    by_name = {row[0]: row for row in rows if row[2]}
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        found[name] = []
+        for at, params_of_one in enumerate(sets[name]):
+            entry = ("error", "Collection not found")
+            if name in by_name:
+                _, template, _, scoped, _, _ = by_name[name]
+                entry = _batch_entry(template, params_of_one, identity, suffixes)
+                if entry[0] == "read" and name in append and append[name][at] is not None:
+                    entry = ("error", "append_params_not_supported")
+                elif entry[0] == "read" and scoped and not scope_allows(paths, identity, entry[1]):
+                    entry = ("error", "Forbidden")
+            found[name].append(entry)
+    return found
+
+
+def _listed(text: str | None, kinds: tuple[type, ...], refusal: type[Exception]) -> dict[str, list[Any]]:
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise refusal from None
+    well_formed = isinstance(value, dict) and all(
+        isinstance(items, list) and all(isinstance(item, kinds) for item in items) for items in value.values()
+    )
+    if not well_formed:
+        raise refusal
+    checked: dict[str, list[Any]] = value
+    return checked
+
+
+def _elements(bounds: dict[str, Any]) -> int:
+    counts = [bounds[name] for name in ("since", "last", "limit") if name in bounds]
+    if "full" in bounds or any(type(count) is not int or count < 0 for count in counts):
+        raise InvalidAppendParams
+    by_default = 1000 if "since" in bounds else 0
+    elements: int = bounds.get("limit", bounds.get("last", by_default))
+    return elements
+
+
+def _batch_entry(
+    template: str, params: dict[str, Any], identity: str, suffixes: list[str]
+) -> tuple[str, str]:
+    parts = []
+    well_formed = True
+    for part in template.split("/"):
+        if part.startswith("{"):
+            name = part[1:-1]
+            if name not in params and not (name == "identity" and identity):
+                return ("error", "Missing required path parameter")
+            value = params.get(name, identity)
+            if type(value) not in (str, int, float):
+                raise InvalidParams
+            if type(value) is int and not -(2**63) <= value < 2**64:
+                value = float(value)
+            part = number_text(value) if isinstance(value, float) else str(value)
+            well_formed &= re.fullmatch(r"(?!\.{1,2}\Z)[A-Za-z0-9._:@-]{1,255}", part) is not None
+        parts.append(part)
+    key = "/".join(parts)
+    if not well_formed or len(key) > 1000 or parts[0] == "_pysync":
+        return ("error", "Invalid path parameter")
+    if key.endswith(tuple(suffixes)):
+        raise BatchKeyDenied
+    return ("read", key)

@@ -73,7 +73,7 @@ def test_every_member_of_a_starfish_configuration_is_read() -> None:
     assert (posts.read_roles, posts.write_roles) == (("public",), ("self", "cap:write:posts"))
     assert (posts.require_auth, posts.encryption, posts.max_body_bytes) == (False, "delegated", 4096)
     assert posts.allowed_mime_types == ("application/json", "image/*")
-    assert posts.append_only == AppendOnly(field="entries")
+    assert posts.append_only == AppendOnly(field="entries", persist=True)
     assert (posts.ttl_ms, posts.force_full_fetch, posts.listable) == (60000, True, True)
     assert (posts.keyring_path, posts.bundle) == ("rings/{identity}", None)
     assert posts.rate_limit == RateLimit(push=RateRule(window_ms=1000, max_requests=2))

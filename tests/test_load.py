@@ -3,16 +3,28 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import orjson
 import pytest
 from aiohttp.test_utils import TestServer
 
-from benches import bare
+from benches import bare, servers
 from benches.load import drive, measure, read_head
-from benches.workloads import BIG_BYTES, DOCUMENT_BYTES, WORKLOADS, Author, Workload, big_document, note
-from pysync import caps, signing
+from benches.workloads import (
+    BATCH,
+    BIG_BYTES,
+    COLLECTIONS,
+    DOCUMENT_BYTES,
+    LISTED,
+    PAGE,
+    WORKLOADS,
+    Author,
+    Workload,
+    big_document,
+    note,
+)
+from pysync import caps, config, signing
 from pysync._core import PublicKey, canonicalize, content_hash, decode_push, verify_request
 
 BASE = "http://127.0.0.1:8080"
@@ -43,6 +55,12 @@ async def test_another_status_is_an_error_and_shown(bare_url: str) -> None:
     lost = Workload("lost", lambda author, count: [author.request("/nowhere")] * count)
     run = await measure(bare_url, lost, count=50, seconds=30)
     assert (run.answers, run.errors) == (0, {"404": 50})
+
+
+async def test_an_answer_that_is_too_short_is_an_error(bare_url: str) -> None:
+    for at_least, errors in ((1_024, {}), (1_025, {"too short": 50})):
+        row = Workload("row", lambda author, count: [author.request("/")] * count, at_least=at_least)
+        assert (await measure(bare_url, row, count=50, seconds=30)).errors == errors
 
 
 async def test_a_broken_connection_is_an_error() -> None:
@@ -100,7 +118,7 @@ def test_an_answer_without_a_length_is_refused() -> None:
         read_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n")
 
 
-@pytest.mark.parametrize("name", ["signed-pull", "signed-push"])
+@pytest.mark.parametrize("name", ["signed-pull", "signed-push", "batch-100-signed"])
 def test_signed_requests_hold_and_no_nonce_is_used_twice(name: str) -> None:
     author = Author(BASE)
     workload = WORKLOADS[name]
@@ -147,6 +165,43 @@ def test_an_unchanged_pull_names_the_hash_of_what_was_pushed() -> None:
 def test_every_push_creates_a_document_of_its_own(name: str) -> None:
     paths = [parts(request)[1] for request in WORKLOADS[name].requests(Author(BASE), 20)]
     assert len(set(paths)) == 20
+
+
+@pytest.mark.parametrize("name", ["batch-100", "batch-100-signed"])
+def test_batches_read_every_document_once(name: str) -> None:
+    author = Author(BASE)
+    workload = WORKLOADS[name]
+    pushed = {parts(request)[1].rpartition("/")[2] for request in workload.prepare(author)}
+    read = []
+    for request in workload.requests(author, len(pushed) // BATCH):
+        query = parse_qs(urlsplit(parts(request)[1]).query)
+        sets = orjson.loads(query["params"][0])[query["collections"][0]]
+        assert len(sets) == BATCH
+        read += [each["id"] for each in sets]
+    assert sorted(read) == sorted(pushed)
+
+
+def test_the_last_page_holds_the_last_names_of_the_list() -> None:
+    author = Author(BASE)
+    names = [
+        parts(request)[1].rpartition("/")[2] for request in WORKLOADS["fill-list"].requests(author, LISTED)
+    ]
+    assert names == sorted(set(names))
+    (request,) = WORKLOADS["list-last"].requests(author, 1)
+    query = parse_qs(urlsplit(parts(request)[1]).query)
+    assert int(query["limit"][0]) == PAGE
+    assert names.index(query["after"][0]) == LISTED - PAGE - 1
+
+
+def test_the_service_that_is_measured_has_the_collections_that_the_figures_name() -> None:
+    assert len(config.load(servers.SERVICE, {}).collections) == COLLECTIONS
+
+
+@pytest.mark.parametrize("name", ["batch-100", "batch-100-signed", "batch-100-304", "fill-list", "config"])
+def test_bulk_workloads_are_answered_in_full(name: str) -> None:
+    with servers.pysync() as server:
+        run = asyncio.run(measure(server.url, WORKLOADS[name], count=20, seconds=30))
+    assert (run.answers, run.errors) == (20, {})
 
 
 def test_documents_have_the_size_that_the_figures_name() -> None:

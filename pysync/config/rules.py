@@ -172,7 +172,7 @@ def _listable(collection: Collection) -> Iterator[Fault]:
         yield "listable", "listable requires at least one path parameter"
     elif not template.params(last):
         yield "listable", "listable requires the last storagePath segment to be a path parameter"
-    if collection.append_only is not None and not collection.append_only.persist:
+    if collection.append_only is not None and collection.append_only.persist is False:
         yield "listable", "listable cannot be used with appendOnly+persist=false"
     if collection.bundle is not None:
         yield "listable", "listable cannot be used with bundle"

@@ -11,13 +11,12 @@ _NO_START = "the server will not start: this version "
 
 
 def served(config: Config, collections: Iterable[Collection]) -> Iterator[Collection]:
-    """Those of the collections that this version serves: JSON documents, one at a time. What `events` turns
+    """Those of the collections that this version serves: JSON documents. What `events` turns
     into Parquet is not: stored as documents, its batches would stay for good."""
     batched = {plugin.collection for plugin in config.events}
     for collection in collections:
         if (
             collection.append_only is None
-            and collection.bundle is None
             and "application/json" in collection.allowed_mime_types
             and collection.name not in batched
         ):
@@ -30,11 +29,7 @@ def unserved(config: Config) -> Iterator[Problem]:
         for at, collection in enumerate(collections):
             if not any(served(config, [collection])):
                 yield Problem(f"{path}[{at}]", _NOT_YET, collection.name)
-            elif collection.listable:
-                yield Problem(f"{path}[{at}].listable", _NOT_YET, collection.name)
     for member, said in (
-        ("auth.spaces", config.auth.spaces is not None),
-        ("configEndpoint", config.config_endpoint is not None),
         ("projections", bool(config.projections)),
         ("events", bool(config.events)),
     ):

@@ -95,13 +95,15 @@ class FieldPermission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendOnly:
+    """Absent members stay None, so that clients are told what was configured, not more (wire section 10)."""
+
     type: Literal["by_timestamp"] = member("The only type there is.", "by_timestamp")
-    field: str = member("Member of `data` that holds the elements.", "items")
-    persist: bool = member("False: announced, and not stored.", True)
+    field: str | None = member("Member of `data` that holds the elements; absent: `items`.", None)
+    persist: bool | None = member("False: announced, and not stored.", None)
     max_items: int | None = member("Elements a log may hold; 0 or absent: any number.", None)
     chunk_size: int | None = member("Elements per segment.", None)
-    require_author_signature: bool = member("Appends carry an author proof.", True)
-    allow_full: bool = member("`full=true` may be asked for.", True)
+    require_author_signature: bool | None = member("Appends carry an author proof; absent: true.", None)
+    allow_full: bool | None = member("`full=true` may be asked for; absent: true.", None)
     max_pull_limit: int | None = member("Elements one pull returns at most.", None)
     max_checkpoint_age_ms: int | None = member("How far back a checkpoint may lie.", None)
 

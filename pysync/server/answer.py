@@ -113,6 +113,15 @@ def header_lines(headers: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
+def version_matches(condition: str | None, version: str) -> bool:
+    """Whether an If-None-Match header names this version (weakly, as RFC 9110 has it for reads)."""
+    if condition is None:
+        return False
+    if condition == f'"{version}"' or condition.strip() == "*":
+        return True
+    return any(tag.strip().removeprefix("W/") == f'"{version}"' for tag in condition.split(","))
+
+
 async def _linger(request: web.BaseRequest) -> None:
     wanted = _LINGER_BYTES
     try:

@@ -22,7 +22,9 @@ class Expiry:
         self._expiring = [
             (method, route, route.rule.collection.ttl_ms)
             for method, route in routes
-            if route.rule is not None and route.rule.collection.ttl_ms is not None
+            if route.rule is not None
+            and route.action in ("pull", "push")
+            and route.rule.collection.ttl_ms is not None
         ]
         self._task = asyncio.get_running_loop().create_task(self._run()) if self._expiring else None
 

@@ -2,25 +2,25 @@
 
 import asyncio
 import re
-from contextlib import suppress
-from ipaddress import ip_address
 
 import orjson
 from aiohttp import web
 
 from pysync import _core, fields, wire
-from pysync.access import NOBODY, Access, Inbound
+from pysync.access import Access
 from pysync.config import Limit
 from pysync.documents import Documents
 from pysync.errors import BadRequest, Conflict, Forbidden, UnsupportedMediaType
-from pysync.model import ANONYMOUS, Caller
+from pysync.model import Caller
 from pysync.revocation import Revocations
 from pysync.schema import Check
-from pysync.server.answer import NO_STORE, Answer
+from pysync.server.answer import NO_STORE, Answer, version_matches
 from pysync.server.body import read_body
+from pysync.server.callers import Callers
 from pysync.server.keyrings import Keyrings
 from pysync.server.routes import Match
-from pysync.signing import DOCUMENT_AUTHOR, host_of_header
+from pysync.signing import DOCUMENT_AUTHOR
+from pysync.spaces import Spaces
 from pysync.store import JSON_TYPE
 
 MAX_REVOCATION_BYTES = 262_144
@@ -37,29 +37,31 @@ class Handlers:
         self,
         documents: Documents,
         access: Access,
+        callers: Callers,
         revocations: Revocations,
+        spaces: Spaces,
         keyrings: Keyrings,
-        mount: str,
-        proxy_hops: int,
     ) -> None:
         self._documents = documents
         self._access = access
+        self._callers = callers
         self._revocations = revocations
+        self._spaces = spaces
         self._keyrings = keyrings
-        self._mount = mount
-        self._proxy_hops = proxy_hops
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<key>` (wire section 4)."""
         rule = match.rule
         collection = rule.collection
-        caller = await self._caller(request, match)
+        caller = signer = await self._callers.reader(request, rule)
+        if rule.by_space:
+            caller = await self._spaces.enriched(rule, signer, match.params)
         rule.authorize(caller, match.identity, match.key)
         document = await self._documents.pull(match.key, collection.ttl_ms)
         now_ms = self._documents.now_ms()
         keyring = None
         if "?" in request.raw_path and request.query.get("withKeyring", "").lower() in ("1", "true"):
-            keyring = await self._keyrings.fold(match, caller, now_ms)
+            keyring = await self._keyrings.fold(match, signer, now_ms)
         if document is None:
             return Answer(200, _missing(now_ms, keyring), match.route.read_headers)
         permissions = collection.field_permissions
@@ -68,7 +70,7 @@ class Handlers:
             hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
         if not hidden and keyring is None:
             headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
-            if _matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), document.hash):
+            if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), document.hash):
                 return Answer(304, b"", headers)
             return Answer(200, document.answer(now_ms), headers)
         return _variant(request, match, document, hidden, keyring, now_ms)
@@ -82,7 +84,9 @@ class Handlers:
         if media_type != JSON_TYPE:
             raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
         text = await read_body(request, collection.max_body_bytes)
-        caller = await self._access.admit(rule, credentials, self._inbound(request, match), text)
+        caller = await self._access.admit(rule, credentials, self._callers.inbound(request, rule), text)
+        if rule.by_space:
+            caller = await self._spaces.pushing(rule, caller, match.params, match.key, text)
         rule.authorize(caller, match.identity, match.key)
         body = _core.decode_push(text)
         _check_author(body, caller, match.key)
@@ -99,18 +103,10 @@ class Handlers:
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:
         """`POST /revocations`: the list is its own proof (wire section 3)."""
-        await self._access.count(REVOCATION_LIMIT, f"revocations:{_address(request, self._proxy_hops)}")
+        await self._access.count(REVOCATION_LIMIT, f"revocations:{self._callers.address(request)}")
         text = await read_body(request, MAX_REVOCATION_BYTES)
         generation = await self._revocations.publish(text)
         return Answer(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
-
-    async def _caller(self, request: web.BaseRequest, match: Match) -> Caller:
-        """Who sends a request that has no body to speak of."""
-        rule = match.rule
-        credentials = self._access.present(rule, request.headers)
-        if credentials is NOBODY and rule.limit is None:
-            return ANONYMOUS
-        return await self._access.admit(rule, credentials, self._inbound(request, match), b"")
 
     async def _guarded(self, match: Match, caller: Caller, body: _core.PushBody) -> _core.PushBody:
         """The push as far as the caller may change the members of the document."""
@@ -121,34 +117,6 @@ class Handlers:
         data = None if current is None else current.data
         roles = match.rule.roles_of(caller, match.identity)
         return fields.guarded(collection.field_permissions, roles, body, data)
-
-    def _inbound(self, request: web.BaseRequest, match: Match) -> Inbound:
-        rule = match.rule
-        return Inbound(
-            request.method,
-            _targets(request.raw_path, self._mount, rule.namespace),
-            host_of_header(request.headers.get("Host", ""), "http"),
-            _address(request, self._proxy_hops) if rule.limit is not None else "",
-        )
-
-
-def _targets(raw: str, mount: str, namespace: str | None) -> list[str]:
-    """The forms of the request target that a client may have signed: with the mount (a namespaced client,
-    whose base URL is the origin) or without it (any other, whose base URL holds the mount)."""
-    if not mount:
-        return [raw]
-    forms = [raw.removeprefix(mount), raw]
-    return forms if namespace is None else forms[::-1]
-
-
-def _address(request: web.BaseRequest, proxy_hops: int) -> str:
-    """The client's address, as the outermost of `proxy_hops` believed proxies saw it."""
-    if proxy_hops:
-        seen = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
-        if len(seen) >= proxy_hops:
-            with suppress(ValueError):
-                return str(ip_address(seen[-proxy_hops].strip()))
-    return request.remote or ""
 
 
 async def _apply(check: Check, data: bytes) -> None:
@@ -196,7 +164,7 @@ def _variant(
     if keyring is not None:
         version += "-" + keyring[1]
     headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
-    if _matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
+    if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
         return Answer(304, b"", headers)
     body = document.answer(now_ms, keyring and keyring[0])
     if hidden:
@@ -208,12 +176,3 @@ def _variant(
 def _missing(now_ms: int, keyring: tuple[bytes, str] | None) -> bytes:
     folded = b"" if keyring is None else b',"keyring":' + keyring[0]
     return b'{"data":{},"hash":"","timestamp":%d%b}' % (now_ms, folded)
-
-
-def _matches(condition: str | None, version: str) -> bool:
-    """Whether an If-None-Match header names this version (weakly, as RFC 9110 has it for reads)."""
-    if condition is None:
-        return False
-    if condition == f'"{version}"' or condition.strip() == "*":
-        return True
-    return any(tag.strip().removeprefix("W/") == f'"{version}"' for tag in condition.split(","))

@@ -10,37 +10,55 @@ from pysync.documents import Documents
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.server.routes import Match, RouteTable, document_key
+from pysync.spaces import Spaces
 
 
 class Keyrings:
     """Finds the keyrings of documents. `owners` say which collection, by its rule for pulls, a key belongs
     to: one table for each namespace, with every collection in it, pulled or not."""
 
-    def __init__(self, documents: Documents, owners: Sequence[RouteTable]) -> None:
+    def __init__(self, documents: Documents, spaces: Spaces, owners: Sequence[RouteTable]) -> None:
         self._documents = documents
+        self._spaces = spaces
         self._owners = owners
 
     async def fold(self, match: Match, caller: Caller, now_ms: int) -> tuple[bytes, str] | None:
         """The JSON text of the answer's `keyring` member, `null` where none is stored, and its version. None
         where the caller may not read it: its scope, or the collections that own the key, do not allow it."""
         key = _keyring_key(match)
+        if key.startswith(f"{RESERVED}/"):
+            return None
         owners = self._owners_of(key)
-        allowed = [owner for owner in owners if _may_pull(owner, caller)]
-        if key.startswith(f"{RESERVED}/") or (owners and not allowed):
+        for owner in owners:
+            reader = await self._reader(owner, caller)
+            if reader is not None:
+                return await self._read(key, now_ms, owner, reader)
+        if owners or (caller.scope is not None and not caller.scope.allows(key)):
             return None
-        if not owners and caller.scope is not None and not caller.scope.allows(key):
-            return None
-        owner = allowed[0] if allowed else None
+        return await self._read(key, now_ms)
+
+    async def _read(
+        self, key: str, now_ms: int, owner: Match | None = None, reader: Caller = ANONYMOUS
+    ) -> tuple[bytes, str]:
         keyring = await self._documents.pull(key, owner.rule.collection.ttl_ms if owner else None)
         if keyring is None:
             return b"null", ""
         hidden: frozenset[str] = frozenset()
         if owner is not None:
-            roles = owner.rule.roles_of(caller, owner.identity)
+            roles = owner.rule.roles_of(reader, owner.identity)
             hidden = fields.hidden(owner.rule.collection.field_permissions, roles)
         data = fields.without(keyring.data, hidden) if hidden else keyring.data
         entry = {"data": orjson.Fragment(data), "hash": keyring.hash, "timestamp": now_ms}
         return orjson.dumps(entry), keyring.hash + fields.mark(hidden)
+
+    async def _reader(self, owner: Match, caller: Caller) -> Caller | None:
+        """`caller` with its roles in the space that the key belongs to; None where a pull of its own would
+        not give it what `owner` holds."""
+        rule = owner.rule
+        if rule.collection.push_only or (caller is ANONYMOUS and not rule.admits_anonymous):
+            return None
+        reader = await self._spaces.enriched(rule, caller, owner.params) if rule.by_space else caller
+        return reader if rule.permits(reader, owner.identity, owner.key) else None
 
     def _owners_of(self, key: str) -> list[Match]:
         found = []
@@ -50,14 +68,6 @@ class Keyrings:
             except PysyncError:
                 continue
         return found
-
-
-def _may_pull(owner: Match, caller: Caller) -> bool:
-    """Whether a pull of its own would give the caller what `owner` holds."""
-    rule = owner.rule
-    if rule.collection.push_only or (caller is ANONYMOUS and not rule.admits_anonymous):
-        return False
-    return rule.permits(caller, owner.identity, owner.key)
 
 
 def _keyring_key(match: Match) -> str:

@@ -87,7 +87,7 @@ class Middleware:
 
     def _check_host(self, request: web.BaseRequest) -> None:
         """Refuse other hosts, except from probes, which go by address."""
-        if request.raw_path.startswith("/health"):
+        if request.raw_path in ("/health", "/health/ready"):
             return
         if host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:
             raise Misdirected

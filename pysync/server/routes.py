@@ -22,7 +22,11 @@ MAX_KEY_BYTES = 1000
 
 Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Answer]]
 
-_is_parameter = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,255}").fullmatch
+MAX_PARAMETER_BYTES = 255
+
+is_parameter = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,255}").fullmatch
+"""Whether a text may be the value of a path parameter (wire section 1)."""
+_PARAMETER_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class Route:
     """Header lines of every read: how it may be cached."""
     check: Check | None = None
     """What pushed data must satisfy."""
+    members: tuple[Rule, ...] = ()
+    """Of a bundle: what the pull of each member asks. `rule` is then what the bundle asks as a whole."""
 
 
 class Match(NamedTuple):
@@ -106,6 +112,14 @@ class RouteTable:
             if node.parameter is not None:
                 nodes.append(node.parameter)
 
+    def literals(self, segments: Sequence[str]) -> set[str]:
+        """The names that some template spells out after `segments`, where a GET is served."""
+        nodes = [self._root]
+        for segment in segments:
+            below = [(node.literals.get(segment), node.parameter) for node in nodes]
+            nodes = [found for pair in below for found in pair if found is not None]
+        return {name for node in nodes for name, leaf in node.literals.items() if "GET" in leaf.routes}
+
     def match(self, method: str, path: str) -> Match:
         """The route of `path` (as received, without query).
 
@@ -118,7 +132,7 @@ class RouteTable:
         node = _walk(self._root, segments, values) or _search(self._root, segments, 1, values)
         if node is None:
             head = next((head for head in self._heads if segments[1 : len(head) + 1] == head), None)
-            if head is not None and not all(map(_is_parameter, segments[len(head) + 1 :])):
+            if head is not None and not all(map(is_parameter, segments[len(head) + 1 :])):
                 raise InvalidPathParameter
             raise NotFound
         route = node.routes.get(method)
@@ -129,6 +143,12 @@ class RouteTable:
         if values:
             _check(values, key, segments[route.key_from + 1])
         return Match(route, tuple(values), key)
+
+
+def are_parameters(names: Sequence[str]) -> bool:
+    """Whether all `names`, segments of keys as they are, may be values of a path parameter."""
+    longest = len(max(names, key=len, default=""))
+    return longest <= MAX_PARAMETER_BYTES and not "".join(names).encode().translate(None, _PARAMETER_BYTES)
 
 
 def document_key(template: Sequence[str], params: dict[str, str]) -> str:
@@ -174,7 +194,7 @@ def _search(node: _Node, segments: Sequence[str], index: int, values: list[str])
 
 
 def _check(values: Sequence[str], key: str, first: str) -> None:
-    if len(key) > MAX_KEY_BYTES or first == RESERVED or not all(map(_is_parameter, values)):
+    if len(key) > MAX_KEY_BYTES or first == RESERVED or not all(map(is_parameter, values)):
         raise InvalidPathParameter
 
 

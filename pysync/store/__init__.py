@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 from pysync.clock import wall_clock_ms
 
@@ -106,6 +106,9 @@ class Store(Protocol):
     Small objects (documents) go through `get` and `put`, big ones (files) through `open` and `write`; a key
     holds one or the other, and the last write wins between them.
     """
+
+    reads_wait: ClassVar[bool]
+    """Whether `get` waits for others, as behind a network: then many are worth asking for at once."""
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
         """The object at `key`, None where there is none. Never stale: a `put` that returned is seen."""

@@ -16,7 +16,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
@@ -161,6 +161,8 @@ class Recent:
 
 class LocalStore:
     """A `Store` in a folder. Make one with `at`."""
+
+    reads_wait: ClassVar[bool] = False
 
     def __init__(
         self,

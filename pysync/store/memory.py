@@ -5,6 +5,7 @@ import hashlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pysync.clock import wall_clock_ms
 from pysync.store import (
@@ -29,6 +30,8 @@ class _Stored:
 
 class MemoryStore:
     """A `Store` that forgets everything when it is dropped. Document keys and file keys never conflict."""
+
+    reads_wait: ClassVar[bool] = False
 
     def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._now_ms = now_ms

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 from pysync.errors import StoreUnavailable
 from pysync.store import (
@@ -37,6 +37,8 @@ class FaultyStore:
 
     `calls` counts calls by verb; `most_reads_at_once` is how many of get, open, list and walk overlapped.
     """
+
+    reads_wait: ClassVar[bool] = True
 
     def __init__(self, store: Store) -> None:
         self._store = store

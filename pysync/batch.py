@@ -1,0 +1,42 @@
+"""Reading many documents for one request (wire section 6)."""
+
+import asyncio
+from collections.abc import Collection, Iterator
+
+from pysync.errors import StoreUnavailable
+from pysync.store import NotModified, Store
+
+MAX_READS_AT_ONCE = 64
+"""Reads of one batch that wait for the store together: 100 entries at 20 ms each take two rounds."""
+
+Outcome = bytes | str | None
+"""What the store holds: bytes, None for nothing, or the text of the error that kept it from saying."""
+
+
+async def read_each(
+    store: Store, keys: Collection[str], *, at_once: int = MAX_READS_AT_ONCE
+) -> dict[str, Outcome]:
+    """What is stored at each of `keys`, which are distinct. A failing read fails alone.
+
+    Where the store waits for others, up to `at_once` reads wait together; where it does not, tasks would only
+    cost time.
+    """
+    found: dict[str, Outcome] = {}
+    waiting = iter(keys)
+    if not store.reads_wait or len(keys) < 2:
+        await _read_on(store, waiting, found)
+        return found
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(at_once, len(keys))):
+            group.create_task(_read_on(store, waiting, found))
+    return found
+
+
+async def _read_on(store: Store, waiting: Iterator[str], found: dict[str, Outcome]) -> None:
+    for key in waiting:
+        try:
+            object_ = await store.get(key)
+        except StoreUnavailable as error:
+            found[key] = error.text
+        else:
+            found[key] = None if object_ is None or isinstance(object_, NotModified) else object_.body

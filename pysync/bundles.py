@@ -1,0 +1,76 @@
+"""Bundles: documents under one path that are read together, each by rules of its own (wire section 6)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import orjson
+
+from pysync import _core, fields
+from pysync.access import Rule
+from pysync.documents import Documents
+from pysync.model import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member as one reader gets it: `data` is JSON text without the fields named in `hidden`, `hash` is
+    `""` where the member was never written."""
+
+    name: str
+    data: bytes
+    hash: str
+    hidden: frozenset[str]
+
+
+class Bundle:
+    """The members that a bundle has in the configuration: `rules` are those of their pulls, in its order."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = tuple(rules)
+        self.gate = replace(
+            rules[0],
+            examines=any(rule.examines for rule in rules),
+            by_space=any(rule.by_space for rule in rules),
+            admits_anonymous=True,
+            roles=frozenset(),
+        )
+        """What a bundle asks of whoever reads any of it: credentials that hold, if any are examined. It
+        admits nobody to a document, and has the rate limit of the first member."""
+        self.others = self.rules[1:]
+        """The rules of the other members, whose rate limits count too."""
+
+    async def pull(
+        self, documents: Documents, caller: Caller, identity: str | None, path: str
+    ) -> list[Member]:
+        """The members below `path`, whose `{identity}` is `identity`, that `caller` may read: perhaps none.
+
+        Raises:
+            DocumentCorrupt: one of them does not read as a document.
+            StoreUnavailable: nobody can tell what one of them holds.
+        """
+        readable = [
+            rule for rule in self.rules if rule.answers(caller, identity, f"{path}/{rule.collection.name}")
+        ]
+        found = await asyncio.gather(
+            *(documents.pull(f"{path}/{rule.collection.name}", rule.collection.ttl_ms) for rule in readable)
+        )
+        return [
+            _as_read(rule, document, rule.roles_of(caller, identity))
+            for rule, document in zip(readable, found, strict=True)
+        ]
+
+
+def version(members: Sequence[Member]) -> str:
+    """A text that tells two readings of a bundle apart wherever they differ."""
+    told = [[member.name, member.hash, *sorted(member.hidden)] for member in members]
+    return _core.content_hash(orjson.dumps(told))
+
+
+def _as_read(rule: Rule, document: _core.Document | None, roles: frozenset[str]) -> Member:
+    name = rule.collection.name
+    if document is None:
+        return Member(name, b"{}", "", frozenset())
+    hidden = fields.hidden(rule.collection.field_permissions, roles)
+    data = fields.without(document.data, hidden) if hidden else document.data
+    return Member(name, data, document.hash, hidden)

@@ -1,0 +1,161 @@
+"""`GET {ns}/batch/pull`: many documents of one namespace in one answer (wire section 6)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import orjson
+from aiohttp import web
+
+from pysync import _core, fields, wire
+from pysync.access import Rule
+from pysync.batch import MAX_READS_AT_ONCE, Outcome, read_each
+from pysync.config import Config
+from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden
+from pysync.model import Caller
+from pysync.server.answer import Answer, version_matches
+from pysync.server.callers import Callers
+from pysync.server.routes import Match
+from pysync.spaces import Spaces, with_roles
+from pysync.store import Store
+
+
+class _Verdict(NamedTuple):
+    """What a group of entries gets: the text of a refusal, or documents without the members `hidden`."""
+
+    refusal: str | None
+    hidden: frozenset[str] = frozenset()
+
+
+_ADMITTED = _Verdict(None)
+_FORBIDDEN = _Verdict(Forbidden.text)
+
+
+class BatchPull:
+    """The batch pulls of one namespace. `rules` are those of pulling its collections, each with whether
+    batches serve it; `reads_at_once` bounds the reads of one request that wait for the store together."""
+
+    def __init__(
+        self,
+        config: Config,
+        rules: Sequence[tuple[Rule, bool]],
+        store: Store,
+        callers: Callers,
+        spaces: Spaces,
+        now_ms: Callable[[], int],
+        reads_at_once: int = MAX_READS_AT_ONCE,
+    ) -> None:
+        self._rules = [rule for rule, _ in rules]
+        self._store = store
+        self._callers = callers
+        self._spaces = spaces
+        self._now_ms = now_ms
+        self._reads_at_once = reads_at_once
+        self._deciding = [spaces.params(rule) for rule in self._rules]
+        self._planner = _core.BatchPlanner(
+            [
+                (rule.collection.name, rule.collection.storage_path, served, rule.examines,
+                 rule.collection.ttl_ms, deciding)
+                for (rule, served), deciding in zip(rules, self._deciding, strict=True)
+            ],
+            config.max_collections_per_batch,
+            config.max_batch_append_elements,
+            list(config.batch_key_deny_suffixes),
+        )  # fmt: skip
+
+    async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
+        """Answer a batch pull. The entries' errors are theirs alone; what the request as a whole did wrong is
+        told before anything is read."""
+        query = request.raw_path.partition("?")[2].encode(errors="surrogateescape")
+        credentials = self._callers.claimed(request)
+        plan = self._plan(query, credentials.caller)
+        named = [self._rules[row] for row in plan.collections]
+        caller = await self._callers.anybody(request, credentials, named)
+        if caller is not credentials.caller:
+            plan = self._plan(query, caller)
+        caller = replace(caller, scope=None)  # the plan saw to it
+        known = await self._read_access(plan, caller)
+        verdicts = [self._decide(group, caller, known) for group in plan.groups]
+        answer = await self._read(plan, verdicts, known)
+        version = answer.etag
+        headers = f'{self._cache_lines(named, answer)}ETag: W/"{version}"\r\n'
+        if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
+            return Answer(304, b"", headers)
+        return Answer(200, answer.body(), headers)
+
+    def _plan(self, query: bytes, caller: Caller) -> _core.BatchPlan:
+        return self._planner.plan(query, caller.identity, caller.scope)
+
+    async def _read_access(self, plan: _core.BatchPlan, caller: Caller) -> dict[str, Outcome]:
+        """The access documents of the spaces that the plan's groups belong to."""
+        if not caller.identity or not any(self._rules[row].by_space for row in plan.collections):
+            return {}
+        keys = {key for group in plan.groups if (key := self._access_key(group)) is not None}
+        return await read_each(self._store, keys, at_once=self._reads_at_once)
+
+    def _access_key(self, group: tuple[int, str | None, list[str]]) -> str | None:
+        row, _, values = group
+        if not self._rules[row].by_space:
+            return None
+        return self._spaces.key(dict(zip(self._deciding[row], values, strict=True)))
+
+    def _decide(
+        self, group: tuple[int, str | None, list[str]], caller: Caller, access: dict[str, Outcome]
+    ) -> _Verdict:
+        """What single pulls of the group would."""
+        row, identity, _ = group
+        rule = self._rules[row]
+        if rule.by_space and caller.identity and (key := self._access_key(group)) is not None:
+            stored = access[key]
+            if isinstance(stored, str):
+                return _Verdict(AuthorizationError.text)
+            caller = with_roles(caller, self._spaces.roles(stored, caller.identity))
+        if not rule.answers(caller, identity, ""):
+            return _FORBIDDEN
+        permissions = rule.collection.field_permissions
+        if not permissions:
+            return _ADMITTED
+        return _Verdict(None, fields.hidden(permissions, rule.roles_of(caller, identity)))
+
+    async def _read(
+        self, plan: _core.BatchPlan, verdicts: list[_Verdict], known: dict[str, Outcome]
+    ) -> _core.BatchAnswer:
+        """The answer, `known` being read already. Refused entries cost no read."""
+        reads = plan.reads
+        wanted = {key for key, group in reads if verdicts[group].refusal is None and key not in known}
+        found = await read_each(self._store, wanted, at_once=self._reads_at_once)
+        if known:
+            found |= known
+        if all(verdict is _ADMITTED for verdict in verdicts):
+            return plan.answer([found[key] for key, _ in reads], self._now_ms())
+        stored = [_visible(found.get(key), verdicts[group]) for key, group in reads]
+        hidden = [sorted(verdict.hidden) for verdict in verdicts]
+        return plan.answer(stored, self._now_ms(), orjson.dumps(hidden))
+
+    def _cache_lines(self, named: list[Rule], answer: _core.BatchAnswer) -> str:
+        """Wire section 4, of all entries together: the shortest age, and public where every entry is."""
+        private = answer.failed or any("public" not in rule.roles for rule in named)
+        ages_ms = [rule.collection.cache_duration_ms for rule in named]
+        known_ms = [age_ms for age_ms in ages_ms if age_ms is not None]
+        if answer.failed or len(known_ms) < len(ages_ms):
+            control = "private, no-cache" if private else "no-cache"
+        else:
+            control = f"{'private' if private else 'public'}, max-age={min(known_ms) // 1000}"
+        return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
+
+
+def _visible(stored: Outcome, verdict: _Verdict) -> Outcome:
+    """What a caller with this verdict gets to see of what is stored."""
+    if verdict.refusal is not None:
+        return verdict.refusal
+    if not verdict.hidden or not isinstance(stored, bytes):
+        return stored
+    try:
+        document = _core.read_document(stored)
+    except DocumentCorrupt:
+        return stored
+    members: dict[str, object] = {"ts": document.ts_ms, "hash": document.hash}
+    if document.author_pubkey is not None and document.author_signature is not None:
+        members |= {"authorPubkey": document.author_pubkey, "authorSignature": document.author_signature}
+    data = fields.without(document.data, verdict.hidden)
+    return orjson.dumps(members | {"data": orjson.Fragment(data)})

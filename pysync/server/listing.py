@@ -1,0 +1,72 @@
+"""The list route: what a collection holds under a prefix, page by page (wire section 7)."""
+
+import re
+
+from aiohttp import web
+
+from pysync import listing
+from pysync.errors import InvalidAfter, InvalidLimit
+from pysync.server.answer import Answer, json_answer
+from pysync.server.callers import Callers
+from pysync.server.routes import Match, RouteTable, are_parameters, is_parameter
+from pysync.spaces import Spaces
+from pysync.store import Store
+
+_is_limit = re.compile(r"[1-9][0-9]*").fullmatch
+_LIMIT_DIGITS = len(str(listing.MAX_LIMIT))
+
+
+class Lists:
+    """The list routes of one service. `routes` tells which collection a listed key belongs to."""
+
+    def __init__(self, store: Store, callers: Callers, spaces: Spaces, routes: RouteTable) -> None:
+        self._store = store
+        self._callers = callers
+        self._spaces = spaces
+        self._routes = routes
+
+    async def list(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
+        rule = match.rule
+        caller = await self._callers.reader(request, rule)
+        if rule.by_space:
+            caller = await self._spaces.enriched(rule, caller, match.params)
+        rule.authorize(caller, match.identity, match.key)
+        limit, after = listing.DEFAULT_LIMIT, None
+        if "?" in request.raw_path:
+            limit = _limit(request.query.get("limit"))
+            after = _after(request.query.get("after"))
+        others = self._spelled_out(match)
+
+        def admitted(names: list[str]) -> list[str]:
+            if not others and are_parameters(names):
+                return names
+            return [name for name in names if name not in others and is_parameter(name)]
+
+        items, has_more = await listing.page(self._store, match.key, after, limit, admitted)
+        return json_answer(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
+
+    def _spelled_out(self, match: Match) -> frozenset[str]:
+        """The names under this prefix that other collections own, because their templates spell them out."""
+        head = match.route.template[: match.route.key_from - 1]
+        path = [*head, "pull", *filter(None, match.key.split("/"))]
+        return frozenset(
+            name
+            for name in self._routes.literals(path)
+            if self._routes.match("GET", "/" + "/".join([*path, name])).rule.collection
+            is not match.rule.collection
+        )
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return listing.DEFAULT_LIMIT
+    if not _is_limit(text):
+        raise InvalidLimit
+    return listing.MAX_LIMIT if len(text) > _LIMIT_DIGITS else min(int(text), listing.MAX_LIMIT)
+
+
+def _after(text: str | None) -> str | None:
+    if text is not None and not is_parameter(text):
+        raise InvalidAfter
+    return text

@@ -1,0 +1,123 @@
+"""The configuration as clients are told it: `GET {ns}/config` (wire section 10)."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import orjson
+from aiohttp import web
+
+from pysync import wire
+from pysync.access import Access
+from pysync.config import AppendOnly, Collection, Config
+from pysync.config.tree import wire_name
+from pysync.errors import PysyncError
+from pysync.model import ANONYMOUS_ROLES
+from pysync.server.answer import Answer, version_matches
+from pysync.server.routes import Match
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+class _Shown(NamedTuple):
+    """A collection as JSON text, and the roles of whom it is shown to."""
+
+    text: bytes
+    roles: frozenset[str]
+
+
+class _Page(NamedTuple):
+    """A manifest, ready to be sent."""
+
+    body: bytes
+    version: str
+    headers: str
+
+
+class Manifest:
+    """The manifest of one namespace, or with None of the root collections and every namespace. The server's
+    `configEndpoint` says whether it is filtered by the caller's roles."""
+
+    def __init__(self, config: Config, access: Access, namespace: str | None = None) -> None:
+        endpoint = config.config_endpoint
+        self._filtered = endpoint is not None and endpoint.auth == "role-filtered"
+        self._access = access
+        if namespace is None:
+            self._collections = _shown(config.collections)
+            self._namespaces = {name: _shown(space.collections) for name, space in config.namespaces.items()}
+        else:
+            self._collections = _shown(config.namespaces[namespace].collections)
+            self._namespaces = {}
+        self._common = self._page(ANONYMOUS_ROLES if self._filtered else None)
+
+    async def serve(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`{"collections": [...], "namespaces": {name: {"collections": [...]}}}`, the latter where there are
+        any. What credentials that do not hold are shown is nothing, and no error."""
+        page = self._common
+        if self._filtered and wire.HEADER_AUTHORIZATION in request.headers:
+            page = self._page(await self._roles(request))
+        if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), page.version):
+            return Answer(304, b"", page.headers)
+        return Answer(200, page.body, page.headers)
+
+    async def _roles(self, request: web.BaseRequest) -> frozenset[str]:
+        """The caller's roles; `self` where it has an identity, and so a path of its own."""
+        try:
+            caller = await self._access.introduced(request.headers)
+        except PysyncError:
+            return _NOBODY
+        return caller.roles | {"self"} if caller.identity else caller.roles
+
+    def _page(self, roles: frozenset[str] | None) -> _Page:
+        """What callers with `roles` are shown; None: everything."""
+        body = b'{"collections":' + _listed(self._collections, roles)
+        if self._namespaces:
+            spaces = (
+                orjson.dumps(name) + b':{"collections":' + _listed(collections, roles) + b"}"
+                for name, collections in self._namespaces.items()
+            )
+            body += b',"namespaces":{' + b",".join(spaces) + b"}"
+        body += b"}"
+        version = hashlib.sha256(body).hexdigest()
+        control = "private, no-cache" if self._filtered else "no-cache"
+        headers = f'Cache-Control: {control}\r\nVary: Authorization\r\nETag: "{version}"\r\n'
+        return _Page(body, version, headers)
+
+
+def _listed(collections: Iterable[_Shown], roles: frozenset[str] | None) -> bytes:
+    texts = [shown.text for shown in collections if roles is None or not roles.isdisjoint(shown.roles)]
+    return b"[" + b",".join(texts) + b"]"
+
+
+def _shown(collections: Iterable[Collection]) -> list[_Shown]:
+    return [
+        _Shown(orjson.dumps(client_info(found)), frozenset(found.read_roles + found.write_roles))
+        for found in collections
+    ]
+
+
+def client_info(collection: Collection) -> dict[str, Any]:
+    """What clients are told of a collection. Members that do not apply are left out."""
+    told: dict[str, Any] = {
+        "name": collection.name,
+        "maxBodyBytes": collection.max_body_bytes,
+        "encryption": collection.encryption,
+        "allowedMimeTypes": collection.allowed_mime_types,
+    }
+    optional: dict[str, Any] = {
+        "pullOnly": collection.pull_only or None,
+        "pushOnly": collection.push_only or None,
+        "appendOnly": _append_only(collection.append_only),
+        "ttlMs": collection.ttl_ms,
+        "forceFullFetch": collection.force_full_fetch or None,
+    }
+    return told | {name: value for name, value in optional.items() if value is not None}
+
+
+def _append_only(settings: AppendOnly | None) -> dict[str, Any] | None:
+    """The settings as they were configured."""
+    if settings is None:
+        return None
+    members = {wire_name(name): value for name, value in dataclasses.asdict(settings).items()}
+    return {name: value for name, value in members.items() if value is not None}

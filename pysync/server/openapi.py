@@ -1,0 +1,144 @@
+"""The service's own description: an OpenAPI 3.1 document, made from the routes that it serves.
+
+An operation is its route's action (`openapi_actions`), with the parameters, refusals and credentials that the
+route and its rule bring. What operations share lies in `openapi_parts`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from pysync import __version__
+from pysync.access import Rule
+from pysync.config import Config
+from pysync.server.answer import Answer
+from pysync.server.openapi_actions import ACTIONS, Service, credentials, metered, schema_name
+from pysync.server.openapi_parts import (
+    HEADERS,
+    PARAMETERS,
+    SCHEMAS,
+    Json,
+    component,
+    json_content,
+    refusals,
+    security_schemes,
+)
+from pysync.server.routes import Match, Route, RouteTable
+
+REVALIDATED = "Cache-Control: no-cache\r\n"
+_ALWAYS = frozenset({400, 408, 500})
+"""What any request may be answered: it is malformed, or too slow, or met something unforeseen."""
+
+
+class OpenApi:
+    """`GET /openapi.json`. The document is made and encoded when it is first asked for."""
+
+    def __init__(self, config: Config, routes: RouteTable) -> None:
+        self._config = config
+        self._routes = routes
+        self._text = b""
+
+    async def serve(self, request: web.BaseRequest, match: Match) -> Answer:
+        """The document as JSON."""
+        self._text = self._text or orjson.dumps(describe(self._config, self._routes))
+        return Answer(200, self._text, REVALIDATED)
+
+
+def describe(config: Config, routes: RouteTable) -> Json:
+    """The OpenAPI 3.1 document of a service with these `routes`: every one of them, and nothing else.
+
+    HEAD is left out: it is answered wherever GET is.
+    """
+    paths: dict[str, Json] = {}
+    ordered = sorted(routes, key=lambda each: each[1].template)
+    service = Service(config, [route for _, route in ordered])
+    for method, route in ordered:
+        paths.setdefault("/" + "/".join(route.template), {})[method.lower()] = _operation(service, route)
+    schemas = {
+        schema_name(route): _rebased(route.rule.collection.object_schema, schema_name(route))
+        for route in service.routes
+        if route.rule is not None and route.check is not None
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "pysync",
+            "version": __version__,
+            "description": "Documents kept in sync. HEAD is answered wherever GET is; request bodies may be "
+            "sent with Content-Encoding: gzip; every answer carries X-Request-Id.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": SCHEMAS | schemas,
+            "parameters": PARAMETERS,
+            "headers": HEADERS,
+            "responses": refusals(),
+            "securitySchemes": security_schemes(config.auth.admin_token is not None),
+        },
+    }
+
+
+def _operation(service: Service, route: Route) -> Json:
+    """The operation object of a route."""
+    config = service.config
+    described = ACTIONS[route.action](service, route)
+    refused = _ALWAYS | described.refused
+    if config.server.public_hosts:
+        refused |= {421}
+    security = described.security or [{}]
+    if route.rule is not None:
+        refused |= _refused_by(route.rule)
+        security = _security(config, route.rule)
+    answers = described.answers | {
+        str(status): component("responses", f"Refused{status}") for status in refused
+    }
+    parameters = [
+        {"name": part[1:-1], "in": "path", "required": True, "schema": component("schemas", "PathParameter")}
+        for part in route.template
+        if part.startswith("{")
+    ]
+    operation = {
+        "operationId": _operation_id(route),
+        "tags": [route.collection or "service"],
+        "summary": described.summary,
+        "parameters": [*parameters, *described.parameters],
+        "responses": dict(sorted(answers.items())),
+        "security": security,
+    }
+    if described.body is not None:
+        operation["requestBody"] = {"required": True, "content": json_content(described.body)}
+    return operation
+
+
+def _operation_id(route: Route) -> str:
+    """A name of its own for each operation: the path, with the collection in place of the key."""
+    if route.rule is None:
+        return "/".join(route.template)
+    bundle = route.rule.collection.bundle
+    name = f"bundle:{bundle}" if route.action == "bundle" else route.rule.collection.name
+    return "/".join((*route.template[: route.key_from], name))
+
+
+def _refused_by(rule: Rule) -> frozenset[int]:
+    refused = {401, 403, 503} if rule.examines else set()
+    return frozenset(refused) | metered([rule])
+
+
+def _security(config: Config, rule: Rule) -> list[Json]:
+    """The ways to present oneself, any one of which will do; the empty one is not to."""
+    ways: list[Json] = [{}] if rule.admits_anonymous else []
+    return ways + credentials(config) if rule.examines else [{}]
+
+
+def _rebased(schema: Any, name: str) -> Any:
+    """An objectSchema whose references within itself lead to where it stands here."""
+    if isinstance(schema, Mapping):
+        return {
+            key: f"#/components/schemas/{name}{value[1:]}"
+            if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))
+            else _rebased(value, name)
+            for key, value in schema.items()
+        }
+    return [_rebased(item, name) for item in schema] if isinstance(schema, list | tuple) else schema

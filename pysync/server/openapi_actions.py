@@ -1,0 +1,254 @@
+"""What an action's operations are in the OpenAPI document: `ACTIONS` has a row for each action of a route."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from pysync.access import Rule
+from pysync.config import Collection, Config, template
+from pysync.server.openapi_parts import Json, answer, array, component, json_content, map_of, object_of
+from pysync.server.routes import Route
+
+_STORE = frozenset({503})
+_PUSH = frozenset({403, 409, 413, 415, 503})
+
+
+class Operation(NamedTuple):
+    """What one action has of its own. `answers` are those that are no refusal, by status; `refused` are the
+    statuses that it may refuse with beyond those of its rule and of every operation."""
+
+    summary: str
+    answers: Json
+    refused: frozenset[int] = frozenset()
+    parameters: tuple[Json, ...] = ()
+    body: Json | None = None
+    security: list[Json] | None = None
+
+
+class Service(NamedTuple):
+    """What an operation is described by, beside its route."""
+
+    config: Config
+    routes: list[Route]
+
+
+def credentials(config: Config) -> list[Json]:
+    """The ways to present oneself with a signed request, or as the operator."""
+    signed: Json = {"capability": [], "signature": [], "timestamp": [], "nonce": []}
+    ways = [signed, signed | {"presenter": []}]
+    return [*ways, {"admin": []}] if config.auth.admin_token is not None else ways
+
+
+def _pull(service: Service, route: Route) -> Operation:
+    return Operation(
+        f"Read a document of {_named(route)}",
+        _cached(component("schemas", "Document")),
+        _STORE,
+        (component("parameters", "withKeyring"), component("parameters", "ifNoneMatch")),
+    )
+
+
+def _push(service: Service, route: Route) -> Operation:
+    data: Json = {"type": "object"}
+    if route.check is not None:
+        data = {"allOf": [data, component("schemas", schema_name(route))]}
+    proof = ("authorPubkey", "authorSignature")
+    body = object_of(
+        {
+            "data": data,
+            "baseHash": {
+                "type": ["string", "null"],
+                "description": 'The hash that this write replaces; null: nothing is stored; "": nothing, or '
+                "bytes that do not read as a document.",
+            },
+        }
+        | {name: {"type": "string"} for name in proof},
+        required=["data"],
+    )
+    body["dependentRequired"] = {proof[0]: [proof[1]], proof[1]: [proof[0]]}
+    return Operation(
+        f"Write a document of {_named(route)}, at most {_collection(route).max_body_bytes} bytes",
+        {"200": answer("Written.", component("schemas", "Written"))},
+        _PUSH,
+        (component("parameters", "idempotencyKey"),),
+        body,
+    )
+
+
+def _bundle(service: Service, route: Route) -> Operation:
+    bundle, space = _collection(route).bundle, _namespace(service, route)
+    members = [
+        Rule.of(service.config, space, collection, "pull")
+        for collection in _collections(service, space)
+        if collection.bundle == bundle and not collection.push_only
+    ]
+    found = map_of(component("schemas", "Member"), [rule.collection.name for rule in members])
+    document = object_of({"collections": found, "timestamp": component("schemas", "Timestamp")})
+    return Operation(
+        f"Read the bundle {_named(route)}, as far as the caller may",
+        _cached(document),
+        _STORE | metered(members),
+        (component("parameters", "ifNoneMatch"),),
+    )
+
+
+def _batch(service: Service, route: Route) -> Operation:
+    """Bad credentials are nobody's here, so that they are no reason to refuse."""
+    config, space = service.config, _namespace(service, route)
+    rules = [
+        other.rule
+        for other in service.routes
+        if other.action == "pull" and other.rule is not None and other.rule.namespace == space
+    ]
+    most = config.max_collections_per_batch
+    value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
+    sets = {
+        rule.collection.name: array(
+            object_of(dict.fromkeys(template.params(rule.collection.storage_path), value), []), most
+        )
+        for rule in rules
+    }
+    names = array({"type": "string", "enum": list(sets)} if sets else {"type": "string"}, most)
+    examined = any(rule.examines for rule in rules)
+    return Operation(
+        "Read many documents",
+        _cached(object_of({"collections": map_of(array(component("schemas", "BatchEntry")))})),
+        (_STORE if examined else frozenset()) | metered(rules),
+        (
+            {
+                "name": "collections",
+                "in": "query",
+                "required": True,
+                "style": "form",
+                "explode": False,
+                "schema": names | {"minItems": 1},
+            },
+            {
+                "name": "params",
+                "in": "query",
+                "description": "Which documents, by collection; absent: one each, the caller's own.",
+                "content": json_content(object_of(sets, [])),
+            },
+            component("parameters", "appendParams"),
+            component("parameters", "ifNoneMatch"),
+        ),
+        security=[{}, *credentials(config)] if examined else None,
+    )
+
+
+def _config(service: Service, route: Route) -> Operation:
+    """Here a certificate need not sign: it only filters what is shown."""
+    config = service.config
+    manifest = {"collections": array(component("schemas", "CollectionInfo"))}
+    if config.namespaces and _namespace(service, route) is None:
+        manifest["namespaces"] = map_of(object_of(manifest.copy()), list(config.namespaces))
+    filtered = config.config_endpoint is not None and config.config_endpoint.auth == "role-filtered"
+    ways: list[Json] = [{}, {"capability": []}, {"capability": [], "presenter": []}]
+    if config.auth.admin_token is not None:
+        ways.append({"admin": []})
+    return Operation(
+        "Tell which collections there are" + (" for the caller" if filtered else ""),
+        _cached(object_of(manifest)),
+        parameters=(component("parameters", "ifNoneMatch"),),
+        security=ways if filtered else None,
+    )
+
+
+def _list(service: Service, route: Route) -> Operation:
+    page = object_of({"items": array(component("schemas", "PathParameter")), "hasMore": {"type": "boolean"}})
+    return Operation(
+        f"List {_named(route)}: the values of `{_collection(route).storage_path.rpartition('/')[2]}`",
+        {"200": answer("A page, in code-point order.", page)},
+        _STORE,
+        (component("parameters", "limit"), component("parameters", "after")),
+    )
+
+
+def _revoke(service: Service, route: Route) -> Operation:
+    published = object_of({"ok": {"const": True}, "generation": {"type": "integer", "minimum": 0}})
+    return Operation(
+        "Publish a revocation list",
+        {"200": answer("Published.", published)},
+        frozenset({403, 409, 503}),
+        body=component("schemas", "RevocationList"),
+    )
+
+
+def _alive(service: Service, route: Route) -> Operation:
+    state = object_of({"ok": {"const": True}, "ts": component("schemas", "Timestamp")})
+    if route.action == "health":
+        return Operation("Whether the process answers", {"200": answer("It does.", state)})
+    return Operation("Whether documents can be read and written", {"200": answer("They can.", state)}, _STORE)
+
+
+def _metrics(service: Service, route: Route) -> Operation:
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    return Operation(
+        "Metrics in the text format of Prometheus", {"200": {"description": "Metrics.", "content": content}}
+    )
+
+
+def _version(service: Service, route: Route) -> Operation:
+    version = object_of({name: {"type": "string"} for name in ("name", "version", "protocol")})
+    return Operation("Name and version of the service", {"200": answer("The version.", version)})
+
+
+def _openapi(service: Service, route: Route) -> Operation:
+    return Operation("This document", {"200": answer("The document.", {"type": "object"})})
+
+
+def _cached(schema: Json) -> Json:
+    """The answers of a read that clients may keep."""
+    headers = {"ETag": component("headers", "ETag"), "Cache-Control": component("headers", "CacheControl")}
+    return {
+        "200": answer("Found, or nothing is stored.", schema) | {"headers": headers},
+        "304": {"description": "Unchanged since the version that If-None-Match names.", "headers": headers},
+    }
+
+
+def _collection(route: Route) -> Collection:
+    assert route.rule is not None, "only routes of a collection ask for it"
+    return route.rule.collection
+
+
+def _namespace(service: Service, route: Route) -> str | None:
+    """The namespace that a route lies in."""
+    mount = service.config.server.mount_path.split("/")[1:]
+    head = route.template[len(mount)]
+    return head if head in service.config.namespaces else None
+
+
+def _collections(service: Service, space: str | None) -> tuple[Collection, ...]:
+    return service.config.collections if space is None else service.config.namespaces[space].collections
+
+
+def metered(rules: list[Rule]) -> frozenset[int]:
+    """What limits on requests lead to: too many of them, or nobody to count them."""
+    return frozenset({429, 503} if any(rule.limit is not None for rule in rules) else ())
+
+
+def _named(route: Route) -> str:
+    return f"`{route.collection}`"
+
+
+def schema_name(route: Route) -> str:
+    """The component that holds a collection's objectSchema: its name, in the signs that are allowed."""
+    plain = "".join(
+        c if c.isascii() and (c.isalnum() or c in ".-") else f"_{ord(c):x}_" for c in route.collection
+    )
+    return f"Data.{plain}"
+
+
+ACTIONS: Mapping[str, Callable[[Service, Route], Operation]] = {
+    "pull": _pull,
+    "push": _push,
+    "list": _list,
+    "bundle": _bundle,
+    "batch": _batch,
+    "config": _config,
+    "revoke": _revoke,
+    "health": _alive,
+    "ready": _alive,
+    "metrics": _metrics,
+    "version": _version,
+    "openapi": _openapi,
+}

@@ -1,0 +1,216 @@
+"""Which routes a configuration makes: collections, bundles, batches and manifests, each at its place."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from pysync.access import Access, Rule
+from pysync.bundles import Bundle
+from pysync.config import Action, Collection, Config
+from pysync.config.support import served
+from pysync.config.template import params
+from pysync.documents import Documents
+from pysync.errors import NotFound
+from pysync.schema import compile_schema
+from pysync.server.answer import Answer
+from pysync.server.batch import BatchPull
+from pysync.server.bundles import BundlePull
+from pysync.server.callers import Callers
+from pysync.server.handlers import Handlers
+from pysync.server.listing import Lists
+from pysync.server.manifest import Manifest
+from pysync.server.openapi import OpenApi
+from pysync.server.ops import Ops
+from pysync.server.routes import Handler, Match, Route, RouteTable
+from pysync.spaces import Spaces
+from pysync.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What the routes of one service are made of."""
+
+    config: Config
+    routes: RouteTable
+    store: Store
+    documents: Documents
+    access: Access
+    callers: Callers
+    spaces: Spaces
+    handlers: Handlers
+    lists: Lists
+    ops: Ops
+
+    def add_all(self) -> None:
+        """Fill the table."""
+        for namespace, collections in _served(self.config):
+            for collection in collections:
+                self._add_collection(namespace, collection)
+            self._add_bundles(namespace, collections)
+            self._add_batch(namespace)
+        self._add_manifests()
+        self._add_service()
+
+    def _add_collection(self, namespace: str | None, collection: Collection) -> None:
+        path = collection.storage_path
+        key = path if collection.bundle is None else f"{path}/{collection.name}"
+        if not collection.push_only and collection.bundle is None:
+            self._add_action("pull", "GET", self.handlers.pull, namespace, collection, key)
+        if not collection.pull_only:
+            self._add_action("push", "POST", self.handlers.push, namespace, collection, key)
+        if collection.listable:
+            prefix = path.rpartition("/")[0]
+            self._add_action("list", "GET", self.lists.list, namespace, collection, prefix)
+
+    def _add_action(
+        self,
+        action: Action,
+        method: str,
+        handler: Handler,
+        namespace: str | None,
+        collection: Collection,
+        path: str,
+    ) -> None:
+        """Serve `action` on `collection` at `path`, a template below the action."""
+        rule = Rule.of(self.config, namespace, collection, action)
+        schema = collection.object_schema
+        check = None if schema is None else compile_schema(schema)
+        for prefix in _prefixes(self.config, namespace):
+            head = segments(f"{prefix}/{action}")
+            route = Route(
+                handler,
+                head + (tuple(path.split("/")) if path else ()),
+                params(path),
+                action,
+                _qualified(namespace, collection.name),
+                rule,
+                len(head),
+                _read_headers([rule]),
+                check,
+            )
+            self.routes.add([method], route)
+
+    def _add_bundles(self, namespace: str | None, collections: Sequence[Collection]) -> None:
+        bundles: dict[str, list[Rule]] = {}
+        for collection in collections:
+            if collection.bundle is not None and not collection.push_only:
+                rule = Rule.of(self.config, namespace, collection, "pull")
+                bundles.setdefault(collection.bundle, []).append(rule)
+        for name, rules in bundles.items():
+            bundle = Bundle(rules)
+            path = rules[0].collection.storage_path
+            for prefix in _prefixes(self.config, namespace):
+                head = segments(f"{prefix}/pull")
+                route = Route(
+                    BundlePull(bundle, self.documents, self.callers, self.spaces).pull,
+                    head + tuple(path.split("/")),
+                    params(path),
+                    "bundle",
+                    _qualified(namespace, name),
+                    bundle.gate,
+                    len(head),
+                    _read_headers(rules),
+                    members=bundle.rules,
+                )
+                self.routes.add(["GET"], route)
+
+    def _add_batch(self, namespace: str | None) -> None:
+        """The batch route of a namespace. Of what batches do not serve it knows the names alone."""
+        config = self.config
+        collections = config.collections if namespace is None else config.namespaces[namespace].collections
+        batched = {
+            id(found) for found in served(config, collections) if not (found.bundle or found.push_only)
+        }
+        rules = [
+            (Rule.of(config, namespace, collection, "pull"), id(collection) in batched)
+            for collection in collections
+        ]
+        batch = BatchPull(config, rules, self.store, self.callers, self.spaces, self.documents.now_ms)
+        for prefix in _prefixes(config, namespace):
+            template = segments(f"{prefix}/batch/pull")
+            self.routes.add(["GET"], Route(batch.pull, template, (), "batch", namespace or ""))
+
+    def _add_manifests(self) -> None:
+        """The routes that tell clients the configuration; `/sync/config` is where a published client asks."""
+        if self.config.config_endpoint is None:
+            return
+        root = Manifest(self.config, self.access)
+        mount = self.config.server.mount_path
+        manifests = {f"{mount}/config": root, f"{mount}/sync/config": root}
+        for namespace in self.config.namespaces:
+            own = Manifest(self.config, self.access, namespace)
+            manifests |= {f"{prefix}/config": own for prefix in _prefixes(self.config, namespace)}
+        for path, manifest in manifests.items():
+            self.routes.add(["GET"], Route(manifest.serve, segments(path), action="config"))
+
+    def _add_service(self) -> None:
+        mount = self.config.server.mount_path
+        for path, handler, action in (
+            ("/health", self.ops.health, "health"),
+            ("/health/ready", self.ops.ready, "ready"),
+            ("/metrics", self.ops.metrics, "metrics"),
+            ("/version", self.ops.version, "version"),
+            ("/openapi.json", OpenApi(self.config, self.routes).serve, "openapi"),
+        ):
+            for prefix in {"", mount}:
+                self.routes.add(["GET"], Route(handler, segments(prefix + path), action=action))
+        revoke = Route(self.handlers.revoke, segments(f"{mount}/revocations"), action="revoke")
+        self.routes.add(["POST"], revoke)
+
+
+def owners(config: Config) -> list[RouteTable]:
+    """For each namespace a table that says which collection a key belongs to, by its rule for pulls."""
+    tables = []
+    for name, _, collections in config.each_namespace():
+        table = RouteTable()
+        for collection in collections:
+            path = collection.storage_path
+            if collection.bundle is not None:
+                path += f"/{collection.name}"
+            rule = Rule.of(config, name or None, collection, "pull")
+            table.add(["GET"], Route(_unserved, tuple(path.split("/")), params(path), rule=rule))
+        tables.append(table)
+    return tables
+
+
+def segments(path: str) -> tuple[str, ...]:
+    """The segments of an absolute path."""
+    return tuple(path.split("/")[1:])
+
+
+def _served(config: Config) -> Iterator[tuple[str | None, list[Collection]]]:
+    for name, _, collections in config.each_namespace():
+        yield name or None, list(served(config, collections))
+
+
+def _prefixes(config: Config, namespace: str | None) -> list[str]:
+    """The paths before an action. Published clients ask for a namespace under `/v1`, so it is also there
+    where the configuration mounts nothing."""
+    mount = config.server.mount_path
+    if namespace is None:
+        return [mount]
+    return [f"{mount}/{namespace}"] if mount else [f"/{namespace}", f"/v1/{namespace}"]
+
+
+def _qualified(namespace: str | None, name: str) -> str:
+    return name if namespace is None else f"{namespace}/{name}"
+
+
+def _read_headers(rules: Sequence[Rule]) -> str:
+    """How an answer may be cached that these rules open (wire section 4). What depends on who asks is never
+    for everybody."""
+    public = all("public" in rule.roles and not rule.examines for rule in rules)
+    known_ms = [
+        rule.collection.cache_duration_ms for rule in rules if rule.collection.cache_duration_ms is not None
+    ]
+    if len(known_ms) == len(rules):
+        control = f"{'public' if public else 'private'}, max-age={min(known_ms) // 1000}"
+    else:
+        control = "no-cache" if public else "private, no-cache"
+    return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
+
+
+async def _unserved(request: web.BaseRequest, match: Match) -> Answer:
+    """The handler of tables that only say whose a key is."""
+    raise NotFound

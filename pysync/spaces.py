@@ -1,0 +1,122 @@
+"""Spaces: the roles that a space's access document gives (wire section 11).
+
+The document at `auth.spaces.accessPath` is `{"owner": userId, "members": [userId...]}`. Its owner holds
+`space:owner` and `space:member`, its members `space:member`, and where it is absent nobody holds either: no
+read is trusted on first use unless `trustOnFirstUse` says so. It is read for every request, never remembered.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import orjson
+
+from pysync import _core
+from pysync.access import Rule
+from pysync.config import Spaces as Settings
+from pysync.errors import AuthorizationError, PysyncError, StoreUnavailable
+from pysync.model import Caller
+from pysync.store import NotModified, Store
+
+OWNER = "space:owner"
+MEMBER = "space:member"
+
+_NONE: frozenset[str] = frozenset()
+_is_space_id = re.compile(r"[A-Za-z0-9_-]+").fullmatch
+
+
+class Spaces:
+    """The spaces of one service; `settings` None: it has none."""
+
+    def __init__(self, settings: Settings | None, store: Store) -> None:
+        self._store = store
+        self._param = "" if settings is None else settings.param
+        self._template = () if settings is None else tuple(settings.access_path.split("/"))
+        self._trusts_first = settings is not None and settings.trust_on_first_use
+
+    def params(self, rule: Rule) -> list[str]:
+        """The path parameters that decide on the roles of `rule`, where any do."""
+        if not rule.by_space:
+            return []
+        own = rule.collection.storage_path.split("/")
+        return [part[1:-1] for part in own if part.startswith("{") and part in self._template]
+
+    def key(self, params: Mapping[str, str]) -> str | None:
+        """Where the access document of the space is that a path with `params` belongs to; None: to none."""
+        space = params.get(self._param)
+        if space is None or not _is_space_id(space):
+            return None
+        try:
+            return "/".join(params[part[1:-1]] if part[0] == "{" else part for part in self._template)
+        except KeyError:
+            return None
+
+    def roles(self, stored: bytes | None, identity: str) -> frozenset[str]:
+        """The roles of `identity`, which is not empty, by the stored access document; None: there is no
+        document. One that names no owner gives no roles."""
+        if stored is None:
+            return frozenset({OWNER, MEMBER}) if self._trusts_first else _NONE
+        data = _data(stored)
+        owner, members = data.get("owner"), data.get("members")
+        if not isinstance(owner, str):
+            return _NONE
+        if owner == identity:
+            return frozenset({OWNER, MEMBER})
+        return frozenset({MEMBER}) if isinstance(members, list) and identity in members else _NONE
+
+    async def enriched(self, rule: Rule, caller: Caller, params: Mapping[str, str]) -> Caller:
+        """`caller` with its roles in the space of `params`, as far as `rule` asks for such roles.
+
+        Raises AuthorizationError where the access document cannot be read.
+        """
+        key = self.key(params) if rule.by_space and caller.identity else None
+        if key is None:
+            return caller
+        return with_roles(caller, self.roles(await self._read(key), caller.identity))
+
+    async def pushing(
+        self, rule: Rule, caller: Caller, params: Mapping[str, str], key: str, text: bytes
+    ) -> Caller:
+        """`enriched`, for a push of `text` to `key`. Whoever makes a space owns it: a push that can only
+        create its access document, and names the caller its owner, is its owner's."""
+        access_key = self.key(params) if rule.by_space and caller.identity else None
+        if access_key is None:
+            return caller
+        stored = await self._read(access_key)
+        roles = self.roles(stored, caller.identity)
+        if stored is None and key == access_key and _founds(text, caller.identity):
+            roles |= {OWNER}
+        return with_roles(caller, roles)
+
+    async def _read(self, key: str) -> bytes | None:
+        try:
+            found = await self._store.get(key)
+        except StoreUnavailable as error:
+            raise AuthorizationError from error
+        return None if found is None or isinstance(found, NotModified) else found.body
+
+
+def with_roles(caller: Caller, roles: frozenset[str]) -> Caller:
+    """`caller` with `roles` beside its own."""
+    return replace(caller, roles=caller.roles | roles) if roles else caller
+
+
+def _data(stored: bytes) -> dict[str, object]:
+    """The data of an access document, wrapped or bare; `{}` where it is neither."""
+    try:
+        members = orjson.loads(stored)
+    except ValueError:
+        return {}
+    if not isinstance(members, dict):
+        return {}
+    data = members.get("data")
+    return data if isinstance(data, dict) else members
+
+
+def _founds(text: bytes, identity: str) -> bool:
+    try:
+        body = _core.decode_push(text)
+    except PysyncError:
+        return False
+    # A push with another base could overwrite what somebody else creates meanwhile.
+    return not body.base_hash and _data(body.data).get("owner") == identity

@@ -1,0 +1,376 @@
+//! Batch pulls (wire section 6): what a request asks for. `joined` is the way back.
+
+use crate::canonical::canonicalize;
+use crate::error::CoreError;
+use crate::query::parameter;
+use crate::scope::Scope;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
+
+const MAX_VALUE_BYTES: usize = 255;
+const MAX_KEY_BYTES: usize = 1000;
+const RESERVED_SEGMENT: &str = "_pysync";
+/// What a read after a checkpoint counts for where it names no count.
+const UNBOUNDED_ELEMENTS: u64 = 1000;
+
+const MISSING_PARAMETER: &str = "Missing required path parameter";
+const INVALID_PARAMETER: &str = "Invalid path parameter";
+const UNKNOWN_COLLECTION: &str = "Collection not found";
+const OUT_OF_SCOPE: &str = "Forbidden";
+const NOT_A_LOG: &str = "append_params_not_supported";
+
+/// A collection as batches see it.
+pub struct Collection {
+    segments: Vec<Segment>,
+    /// Whether a batch can read it at all.
+    servable: bool,
+    /// Whether the caller's scope counts.
+    scoped: bool,
+    ttl_ms: Option<u64>,
+    /// Parameters whose values tell apart who may read.
+    grouped_by: Vec<String>,
+}
+
+enum Segment {
+    Literal(String),
+    Parameter(String),
+}
+
+impl Collection {
+    pub fn new(
+        template: &str,
+        servable: bool,
+        scoped: bool,
+        ttl_ms: Option<u64>,
+        grouped_by: Vec<String>,
+    ) -> Self {
+        let segment = |text: &str| match text
+            .strip_prefix('{')
+            .and_then(|rest| rest.strip_suffix('}'))
+        {
+            Some(name) => Segment::Parameter(name.into()),
+            None => Segment::Literal(text.into()),
+        };
+        Self {
+            segments: template.split('/').map(segment).collect(),
+            servable,
+            scoped,
+            ttl_ms,
+            grouped_by,
+        }
+    }
+}
+
+/// What one request may ask for.
+pub struct Limits {
+    pub max_reads: usize,
+    pub max_append_elements: u64,
+    pub deny_suffixes: Vec<String>,
+}
+
+/// The collections of one namespace.
+pub struct Planner {
+    collections: Vec<Collection>,
+    by_name: HashMap<String, usize>,
+    limits: Limits,
+}
+
+/// Who asks: what `{identity}` stands for where no value is given (empty: nothing), and what the
+/// certificate covers.
+pub struct Asker<'a> {
+    pub identity: &'a str,
+    pub scope: Option<&'a Scope>,
+}
+
+/// Entries of one collection that are decided on together.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Group {
+    pub collection: usize,
+    pub identity: Option<String>,
+    /// The values of the collection's `grouped_by`.
+    pub values: Vec<String>,
+}
+
+/// One document to read.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Read {
+    pub key: String,
+    pub group: usize,
+}
+
+/// One entry of the answer: an error already, or a read.
+#[derive(Clone, Copy)]
+pub enum Entry {
+    Failed(&'static str),
+    Read(usize),
+}
+
+/// What a request asks for, in its order.
+#[derive(Default)]
+pub struct Plan {
+    /// The names asked for, and where their entries are.
+    pub names: Vec<(String, Range<usize>)>,
+    pub entries: Vec<Entry>,
+    /// Those of the names that are known.
+    pub collections: Vec<usize>,
+    pub groups: Vec<Group>,
+    pub reads: Vec<Read>,
+    /// By read.
+    pub ttls_ms: Vec<Option<u64>>,
+}
+
+type ParamSet = Map<String, Value>;
+type Listed<T> = HashMap<String, Vec<T>>;
+
+impl Planner {
+    pub fn new(collections: Vec<(String, Collection)>, limits: Limits) -> Self {
+        let by_name = collections
+            .iter()
+            .enumerate()
+            .map(|(at, (name, _))| (name.clone(), at))
+            .collect();
+        Self {
+            collections: collections.into_iter().map(|(_, row)| row).collect(),
+            by_name,
+            limits,
+        }
+    }
+
+    /// The plan of a request with this query, as received.
+    pub fn plan(&self, query: &[u8], asker: &Asker<'_>) -> Result<Plan, CoreError> {
+        let names = names(query)?;
+        if names.iter().any(|name| self.is_denied(name)) {
+            return Err(CoreError::BatchKeyDenied);
+        }
+        let params: Listed<ParamSet> = listed(query, "params").ok_or(CoreError::InvalidParams)?;
+        let append: Listed<Option<ParamSet>> =
+            listed(query, "appendParams").ok_or(CoreError::InvalidAppendParams)?;
+        let alone = [ParamSet::new()];
+        let sets_of = |name: &String| match params.get(name) {
+            Some(sets) if !sets.is_empty() => sets.as_slice(),
+            _ => &alone,
+        };
+        let reads: usize = names.iter().map(|name| sets_of(name).len()).sum();
+        if names.len() > self.limits.max_reads || reads > self.limits.max_reads {
+            return Err(CoreError::TooManyCollections);
+        }
+        let mut elements: u64 = 0;
+        for name in &names {
+            if let Some(bounds) = append.get(name) {
+                if bounds.len() != sets_of(name).len() {
+                    return Err(CoreError::InvalidAppendParams);
+                }
+                for bound in bounds.iter().flatten() {
+                    let counted = elements_of(bound).ok_or(CoreError::InvalidAppendParams)?;
+                    elements = elements.saturating_add(counted);
+                }
+            }
+        }
+        if elements > self.limits.max_append_elements {
+            return Err(CoreError::BatchAppendBudgetExceeded);
+        }
+        let mut draft = Draft::new(self, asker);
+        for name in names {
+            let bounds = append.get(&name);
+            let is_append = |at: usize| bounds.is_some_and(|bounds| bounds[at].is_some());
+            draft.add(&name, sets_of(&name), is_append)?;
+        }
+        Ok(draft.plan)
+    }
+
+    fn is_denied(&self, text: &str) -> bool {
+        let suffixes = &self.limits.deny_suffixes;
+        suffixes
+            .iter()
+            .any(|suffix| text.ends_with(suffix.as_str()))
+    }
+}
+
+/// A plan in the making.
+struct Draft<'a> {
+    planner: &'a Planner,
+    asker: &'a Asker<'a>,
+    plan: Plan,
+    group_index: HashMap<Group, usize>,
+    read_index: HashMap<Read, usize>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(planner: &'a Planner, asker: &'a Asker<'a>) -> Self {
+        Self {
+            planner,
+            asker,
+            plan: Plan::default(),
+            group_index: HashMap::new(),
+            read_index: HashMap::new(),
+        }
+    }
+
+    fn add(
+        &mut self,
+        name: &str,
+        sets: &[ParamSet],
+        is_append: impl Fn(usize) -> bool,
+    ) -> Result<(), CoreError> {
+        let start = self.plan.entries.len();
+        let known = self.planner.by_name.get(name).copied();
+        match known.filter(|&at| self.planner.collections[at].servable) {
+            None => {
+                let failed = sets.iter().map(|_| Entry::Failed(UNKNOWN_COLLECTION));
+                self.plan.entries.extend(failed);
+            }
+            Some(collection) => {
+                self.plan.collections.push(collection);
+                for (at, set) in sets.iter().enumerate() {
+                    let entry = match self.resolve(collection, set)? {
+                        Err(text) => Entry::Failed(text),
+                        Ok(_) if is_append(at) => Entry::Failed(NOT_A_LOG),
+                        Ok((key, group)) => self.read(key, group),
+                    };
+                    self.plan.entries.push(entry);
+                }
+            }
+        }
+        let end = self.plan.entries.len();
+        self.plan.names.push((name.into(), start..end));
+        Ok(())
+    }
+
+    /// The key that a param-set names, and the group it belongs to.
+    fn resolve(
+        &self,
+        collection: usize,
+        set: &ParamSet,
+    ) -> Result<Result<(String, Group), &'static str>, CoreError> {
+        let row = &self.planner.collections[collection];
+        let mut key = String::with_capacity(64);
+        let mut group = Group {
+            collection,
+            identity: None,
+            values: Vec::new(),
+        };
+        let mut is_valid = true;
+        for segment in &row.segments {
+            if !key.is_empty() {
+                key.push('/');
+            }
+            match segment {
+                Segment::Literal(text) => key.push_str(text),
+                Segment::Parameter(name) => {
+                    let value = match set.get(name) {
+                        Some(value) => text_of(value)?,
+                        None if name == "identity" && !self.asker.identity.is_empty() => {
+                            Cow::Borrowed(self.asker.identity)
+                        }
+                        None => return Ok(Err(MISSING_PARAMETER)),
+                    };
+                    is_valid = is_valid && is_parameter(&value);
+                    key.push_str(&value);
+                    if row.grouped_by.contains(name) {
+                        group.values.push(value.clone().into_owned());
+                    }
+                    if name == "identity" {
+                        group.identity = Some(value.into_owned());
+                    }
+                }
+            }
+        }
+        let first = key.split('/').next();
+        if !is_valid || key.len() > MAX_KEY_BYTES || first == Some(RESERVED_SEGMENT) {
+            return Ok(Err(INVALID_PARAMETER));
+        }
+        if self.planner.is_denied(&key) {
+            return Err(CoreError::BatchKeyDenied);
+        }
+        Ok(Ok((key, group)))
+    }
+
+    fn read(&mut self, key: String, group: Group) -> Entry {
+        let row = &self.planner.collections[group.collection];
+        if row.scoped && self.asker.scope.is_some_and(|scope| !scope.allows(&key)) {
+            return Entry::Failed(OUT_OF_SCOPE);
+        }
+        let plan = &mut self.plan;
+        let group = *self.group_index.entry(group).or_insert_with_key(|group| {
+            plan.groups.push(group.clone());
+            plan.groups.len() - 1
+        });
+        let at = *self
+            .read_index
+            .entry(Read { key, group })
+            .or_insert_with_key(|read| {
+                plan.reads.push(read.clone());
+                plan.ttls_ms.push(row.ttl_ms);
+                plan.reads.len() - 1
+            });
+        Entry::Read(at)
+    }
+}
+
+/// The distinct names of the parameter `collections`.
+fn names(query: &[u8]) -> Result<Vec<String>, CoreError> {
+    let list = parameter(query, "collections").unwrap_or_default();
+    let mut names: Vec<String> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for name in list.split(',').filter(|name| !name.is_empty()) {
+        if seen.insert(name) {
+            names.push(name.into());
+        }
+    }
+    if names.is_empty() {
+        return Err(CoreError::MissingCollections);
+    }
+    Ok(names)
+}
+
+/// The JSON of a parameter, nothing where it is absent or empty; None where it has another shape.
+fn listed<T: serde::de::DeserializeOwned>(query: &[u8], name: &str) -> Option<Listed<T>> {
+    match parameter(query, name) {
+        Some(text) if !text.is_empty() => serde_json::from_str(&text).ok(),
+        _ => Some(Listed::new()),
+    }
+}
+
+/// A parameter's value as text: strings as they are, numbers as ECMAScript writes them, integers of 64 bits
+/// with all their digits.
+fn text_of(value: &Value) -> Result<Cow<'_, str>, CoreError> {
+    match value {
+        Value::String(text) => Ok(Cow::Borrowed(text)),
+        Value::Number(number) if number.is_f64() => {
+            let text = canonicalize(number.to_string().as_bytes());
+            let text = text.ok().and_then(|text| String::from_utf8(text).ok());
+            Ok(Cow::Owned(text.ok_or(CoreError::InvalidParams)?))
+        }
+        Value::Number(number) => Ok(Cow::Owned(number.to_string())),
+        _ => Err(CoreError::InvalidParams),
+    }
+}
+
+fn is_parameter(value: &str) -> bool {
+    (1..=MAX_VALUE_BYTES).contains(&value.len())
+        && value != "."
+        && value != ".."
+        && value
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._:@-".contains(&byte))
+}
+
+/// How many elements an append read counts for; None where its bounds are not usable.
+fn elements_of(bounds: &ParamSet) -> Option<u64> {
+    if bounds.contains_key("full") {
+        return None;
+    }
+    let bound = |name| {
+        bounds
+            .get(name)
+            .map_or(Some(None), |value| value.as_u64().map(Some))
+    };
+    let (since, last, limit) = (bound("since")?, bound("last")?, bound("limit")?);
+    Some(limit.or(last).unwrap_or(if since.is_some() {
+        UNBOUNDED_ELEMENTS
+    } else {
+        0
+    }))
+}

@@ -1,0 +1,202 @@
+"""Batches are planned as the twin plans them, and answered as single pulls are."""
+
+import json
+from typing import Any
+from urllib.parse import quote, quote_plus, urlencode
+
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pysync._core as core
+from pysync.errors import BatchKeyDenied, DocumentCorrupt, InvalidParams, MissingCollections, PysyncError
+
+ROWS: list[reference.BatchRow] = [
+    ("notes", "notes/{id}", True, False, None, []),
+    ("mine", "users/{identity}/{id}", True, True, None, []),
+    ("rooms", "{room}/x/{id}", True, True, 1000, ["room"]),
+    ("log", "log/{id}", False, True, None, []),
+]
+LIMITS = (5, 2000, ["_keyring", "_members"])
+PLANNER = core.BatchPlanner(ROWS, *LIMITS)
+
+values = st.sampled_from(
+    ["a", "b.c", "", ".", "..", "a/b", "a\n", "é", "%61", "_pysync", "x_keyring", "a" * 255, "a" * 256,
+     7, -1, 2**63, 2**64, 1.5, -0.0, 1e21, True, None, ["a"]]
+)  # fmt: skip
+param_sets = st.dictionaries(st.sampled_from(["id", "identity", "room", "other"]), values, max_size=3)
+names = st.sampled_from(["notes", "mine", "rooms", "log", "gone", "", "a_members"])
+bounds = st.none() | st.dictionaries(
+    st.sampled_from(["since", "last", "limit", "full", "field"]),
+    st.sampled_from([0, 3, 900, 1000, -1, 1.5, "1"]),
+    max_size=2,
+)
+
+
+def asked(collections: str, **members: object) -> str:
+    return urlencode({"collections": collections} | {name: json.dumps(v) for name, v in members.items()})
+
+
+def entries(query: str, identity: str, paths: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """What the core plans, told by answering each read with its own key."""
+    plan = PLANNER.plan(query.encode(), identity, core.Scope(paths, identity))
+    body = plan.answer([f"read:{key}" for key, _ in plan.reads], 0).body()
+    found = {}
+    for name, answers in json.loads(body)["collections"].items():
+        texts = [entry["error"] for entry in answers]
+        found[name] = [
+            ("read", text[len("read:") :]) if text.startswith("read:") else ("error", text) for text in texts
+        ]
+    return found
+
+
+def outcome(plan: Any, *args: Any) -> object:
+    try:
+        return plan(*args)
+    except PysyncError as error:
+        return type(error)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    st.lists(names, max_size=4).map(",".join),
+    st.dictionaries(names, st.lists(param_sets, max_size=3), max_size=3),
+    st.dictionaries(names, st.lists(bounds, max_size=2), max_size=1),
+    st.sampled_from(["", "ab"]),
+    st.sampled_from([[], ["users/ab/**"], ["**", "!b.c/**"]]),
+)
+def test_a_batch_is_planned_as_the_twin_plans_it(
+    collections: str, params: Any, append: Any, identity: str, paths: list[str]
+) -> None:
+    query = asked(collections, params=params, appendParams=append)
+    expected = outcome(reference.batch_entries, ROWS, LIMITS, query, identity, paths)
+    assert outcome(entries, query, identity, paths) == expected
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text('ab+ %4&=,;é"{}[]:', max_size=20), st.text("ab+ %41&=;", max_size=12))
+def test_queries_are_decoded_as_forms(text: str, raw: str) -> None:
+    for query in (
+        f"collections=n{quote(text)}",
+        f"collections=n{quote_plus(text)}",
+        f"{raw}&collections=n{raw}",
+    ):
+        assert outcome(entries, query, "", []) == outcome(
+            reference.batch_entries, ROWS, LIMITS, query, "", []
+        )
+
+
+@pytest.mark.parametrize(
+    "params", ["{", "[]", "null", "1", "{}x", "[" * 200, '{"notes":{}}', '{"notes":[1]}', '{"notes":[null]}',
+               '{"notes":[{"id":"\\ud800"}]}', '{"notes":[{"id":NaN}]}', '{"notes":[{"id":null}]}']
+)  # fmt: skip
+def test_malformed_params_are_refused(params: str) -> None:
+    with pytest.raises(InvalidParams):
+        PLANNER.plan(f"collections=notes&params={quote(params)}".encode(), "")
+
+
+def test_the_first_of_repeated_parameters_counts() -> None:
+    assert list(entries("collections=gone&collections=notes", "", [])) == ["gone"]
+    with pytest.raises(MissingCollections):
+        PLANNER.plan(b"collections=&collections=notes", "")
+
+
+def test_keys_that_were_encoded_are_denied_as_they_are_read() -> None:
+    for text in ("x_keyring", "x%5Fkeyring", "%78%5f%6b%65yring"):
+        query = f'collections=notes&params={{"notes":[{{"id":"{text}"}}]}}'
+        with pytest.raises(BatchKeyDenied):
+            PLANNER.plan(query.encode(), "")
+
+
+def test_what_is_asked_for_twice_is_read_once() -> None:
+    sets = [{"id": "a"}, {"id": "b"}, {"id": "a"}]
+    plan = PLANNER.plan(asked("notes", params={"notes": sets}).encode(), "")
+    assert plan.reads == [("notes/a", 0), ("notes/b", 0)]
+    assert json.loads(plan.answer(["A", "B"], 0).body())["collections"]["notes"] == [
+        {"error": "A"}, {"error": "B"}, {"error": "A"}
+    ]  # fmt: skip
+
+
+def test_entries_are_grouped_by_what_decides_on_them() -> None:
+    mine = [{"identity": "x", "id": "1"}, {"id": "2"}, {"identity": "x", "id": "3"}]
+    rooms = [{"room": "r", "id": "1"}, {"room": "s", "id": "1"}]
+    planner = core.BatchPlanner(ROWS, 7, 0, [])
+    plan = planner.plan(asked("rooms,mine,gone,log", params={"mine": mine, "rooms": rooms}).encode(), "me")
+    assert plan.collections == [2, 1]
+    assert plan.groups == [(2, None, ["r"]), (2, None, ["s"]), (1, "x", []), (1, "me", [])]
+    assert [group for _, group in plan.reads] == [0, 1, 2, 3, 2]
+
+
+def stored(data: object, ts_ms: int = 5, author: bool = False) -> bytes:
+    body: dict[str, object] = {"data": data}
+    if author:
+        body |= {"authorPubkey": 'k"ey', "authorSignature": "sig"}
+    return core.decode_push(json.dumps(body).encode()).stored(ts_ms)
+
+
+documents = st.builds(
+    stored,
+    st.dictionaries(
+        st.text(max_size=3),
+        st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        max_size=3,
+    ),
+    st.integers(0, 3000),
+    st.booleans(),
+)
+starfish = st.just(b'{"data":{"b":1},"v":1,"hash":"abcd","ts":2500}')
+outcomes = st.none() | documents | starfish | st.sampled_from([b"", b"{", b'{"v":1}', "store_unavailable"])
+
+
+def single(found: bytes | str | None, now_ms: int, ttl_ms: int | None) -> bytes:
+    """The entry, made of what a single pull answers."""
+    missing = b'{"data":{},"hash":"","timestamp":%d}' % now_ms
+    if found is None:
+        return missing
+    if isinstance(found, str):
+        return json.dumps({"error": found}, separators=(",", ":")).encode()
+    try:
+        document = core.read_document(found)
+    except DocumentCorrupt:
+        return b'{"error":"document_corrupt"}'
+    expired = ttl_ms is not None and document.ts_ms + ttl_ms < now_ms
+    return missing if expired else document.answer(now_ms)
+
+
+@settings(max_examples=500, deadline=None)
+@given(outcomes, outcomes, outcomes, st.integers(0, 4000))
+def test_entries_are_what_single_pulls_answer(first: Any, second: Any, third: Any, now_ms: int) -> None:
+    params = {"notes": [{"id": "a"}, {"id": "b"}, {"id": "a"}], "rooms": [{"room": "r", "id": 1}]}
+    plan = PLANNER.plan(asked("notes,rooms", params=params).encode(), "")
+    answer = plan.answer([first, second, third], now_ms)
+    one, two, three = single(first, now_ms, None), single(second, now_ms, None), single(third, now_ms, 1000)
+    assert answer.body() == b'{"collections":{"notes":[%b,%b,%b],"rooms":[%b]}}' % (one, two, one, three)
+    assert answer.failed == any(entry.startswith(b'{"error"') for entry in (one, two, three))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(outcomes, min_size=2, max_size=2), st.lists(outcomes, min_size=2, max_size=2))
+def test_the_etag_tells_hashes_and_errors_apart_and_nothing_else(first: list[Any], second: list[Any]) -> None:
+    plan = PLANNER.plan(asked("notes", params={"notes": [{"id": "a"}, {"id": "b"}]}).encode(), "")
+
+    def told(outcomes: list[Any]) -> list[object]:
+        entries = [json.loads(single(found, 0, None)) for found in outcomes]
+        return [(entry.get("hash"), entry.get("error")) for entry in entries]
+
+    etags = plan.answer(first, 0).etag, plan.answer(second, 9).etag
+    assert (etags[0] == etags[1]) == (told(first) == told(second))
+
+
+def test_the_etag_tells_keys_and_variants_apart() -> None:
+    plans = [PLANNER.plan(asked("notes", params={"notes": [{"id": n}]}).encode(), "") for n in ("a", "b")]
+    etags = {plan.answer([None], 0, variant).etag for plan in plans for variant in (None, b"x", b"y")}
+    assert len(etags) == 6
+    assert plans[0].answer([None], 0).etag == plans[0].answer([None], 7, b"").etag
+
+
+def test_each_read_has_one_outcome() -> None:
+    plan = PLANNER.plan(asked("notes", params={"notes": [{"id": "a"}]}).encode(), "")
+    for count in (0, 2):
+        with pytest.raises(ValueError, match="one outcome"):
+            plan.answer([None] * count, 0)

@@ -260,6 +260,7 @@ bytes_above_ascii = pytest.mark.parametrize("value", [b"\x80", b"\xff\xfe", b"\x
         (b"GET /pull/owned/a", b"Authorization", b"Bearer "),
         (b"GET /pull/owned/a", b"Authorization", b"Cap "),
         (b"GET /pull/by-address/a", b"X-Forwarded-For", b""),
+        (b"GET /pull/by-address/a", b"X-Forwarded-For", b"fe80::1%"),
         (b"POST /push/notes/a", b"Idempotency-Key", b""),
         (b"GET /pull/notes/a", b"If-None-Match", b""),
     ],

@@ -191,6 +191,7 @@ def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
         (["cap", "device", "--key", "absent.json"], "absent.json: No such file or directory"),
         (["cap", "device", "--key", "-"], "standard input: not a key file: a JSON object is expected"),
         (["push", "public/a", "-"], "standard input: a JSON object is expected"),
+        (["cap", "revoke", "--key", "k", "--generation", "-1"], "--generation must be 0 or more"),
         (["pull", "public/a", "--cap", "c.json"], "--cap needs --key"),
         (["pull", "public/a", "--server", "http://"], "not the http or https address of a server: 'http://'"),
     ],

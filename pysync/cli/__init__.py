@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=("service", "check"))
 
     _add_keys(commands.add_parser("keys", help="make and show keys"))
-    _add_caps(commands.add_parser("cap", help="make and show certificates"))
+    _add_caps(commands.add_parser("cap", help="make, show and take back certificates"))
 
     pull = commands.add_parser("pull", help="print a document")
     pull.add_argument("document", metavar="KEY", help="its path after /pull/")

@@ -10,6 +10,8 @@ from pysync.keys import Keys
 
 
 def revoke(options: argparse.Namespace) -> int:
+    if options.generation < 0:
+        raise ValueError("--generation must be 0 or more")
     issuer = read_keys(options.key)
     certificates = [_issued_by(issuer, name) for name in options.file]
     revocations = minting.revocation_list(issuer, options.generation, certificates=certificates)

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -88,7 +89,10 @@ def test_help_names_every_command_and_exit_status(shell: Shell) -> None:
         assert word in output
 
 
-@pytest.mark.parametrize("arguments", [[], ["keys"], ["cap"], ["nonsense"], ["push"], ["cap", "device"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["keys"], ["cap"], ["nonsense"], ["push"], ["cap", "device"], ["serve", "--workers", "1"]],
+)
 def test_a_command_line_that_is_not_understood_is_status_2(shell: Shell, arguments: list[str]) -> None:
     status, output, errors = shell.run(*arguments)
     assert (status, output) == (2, "")
@@ -187,12 +191,63 @@ def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
         (["cap", "device", "--key", "absent.json"], "absent.json: No such file or directory"),
         (["cap", "device", "--key", "-"], "standard input: not a key file: a JSON object is expected"),
         (["push", "public/a", "-"], "standard input: a JSON object is expected"),
+        (["cap", "revoke", "--key", "k", "--generation", "-1"], "--generation must be 0 or more"),
         (["pull", "public/a", "--cap", "c.json"], "--cap needs --key"),
-        (["pull", "public/a", "--server", "nowhere"], "not the http or https address of a server: 'nowhere'"),
+        (["pull", "public/a", "--server", "http://"], "not the http or https address of a server: 'http://'"),
     ],
 )
 def test_bad_input_is_status_1_and_one_line_that_names_it(shell: Shell, arguments: Any, said: str) -> None:
     assert shell.run(*arguments, stdin="[]") == (1, "", f"pysync: {said}\n")
+
+
+@pytest.mark.parametrize("arguments", [["keys", "show", "k.json"], ["pull", "a", "--key", "k.json"]])
+def test_a_key_file_that_is_not_json_is_named(shell: Shell, tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "k.json").write_text('{"edPriv": hush')
+    status, output, errors = shell.run(*arguments)
+    assert (status, output) == (1, "")
+    assert errors.startswith("pysync: k.json: not a key file: not JSON: ")
+    assert "hush" not in errors
+
+
+@pytest.mark.parametrize("url", ["localhost", "localhost:8080", "ftp://localhost"])
+def test_an_address_without_its_scheme_is_told_what_it_lacks(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    said = f"argument --server: {url!r}: begin it with http:// or https://\n"
+    status, _, errors = shell.run("pull", "a", "--server", url)
+    assert (status, errors.endswith(said)) == (2, True)
+    monkeypatch.setenv("PYSYNC_URL", url)
+    status, _, errors = shell.run("pull", "a")
+    assert (status, errors.endswith(said)) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["device", "--days", "0"], "--days must be 1 or more"),
+        (["member", "notes", "--to", "k.json"], "--to holds the issuer's own key: "),
+        (
+            ["audience", "notes", "--aud", "AB" * 32],
+            "--aud must be a public key: 64 hex digits, in lower case",
+        ),
+        (["audience", "notes", "--aud", "ab" * 32, "--aud", "ab" * 32], "--aud names one key twice"),
+        (["audience", "notes", *(["--aud", "ab" * 32] * 65)], "--aud may name 64 keys at most"),
+        (["audience", "*"], "name one collection: "),
+        (["audience", "notes", "--path", "users/{identity}/**"], "--path must not lead into users/"),
+        (["audience", "notes", "--path", "**"], "--path must not reach the member list: "),
+        (
+            ["audience", "notes", "--write", "--path", "notes/**", "--path", "!notes/_members"],
+            "--path must not reach the keyring: ",
+        ),
+    ],
+)
+def test_a_certificate_that_cannot_be_made_is_told_what_to_change(
+    shell: Shell, arguments: list[str], said: str
+) -> None:
+    shell.json("keys", "new", "--out", "k.json")
+    status, output, errors = shell.run("cap", *arguments, "--key", "k.json")
+    assert (status, output) == (1, "")
+    assert errors.startswith(f"pysync: {said}")
 
 
 def test_check_accepts_or_says_why_not(shell: Shell, tmp_path: Path) -> None:
@@ -211,6 +266,19 @@ def test_a_configuration_that_cannot_be_served_is_status_1(shell: Shell) -> None
     status, output, errors = shell.run("serve", "--port", "many")
     assert (status, output) == (1, "")
     assert "server.port" in errors
+
+
+def test_a_file_that_check_does_not_find_is_named_once(shell: Shell) -> None:
+    assert shell.run("check", "absent.json") == (1, "absent.json: No such file or directory\n", "")
+
+
+def test_an_address_in_use_is_named_with_the_way_out(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "pysync", "serve", "--store", "memory:", "--port", port]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    said = f"pysync: http://127.0.0.1:{port}: the address is in use; choose another port with --port\n"
+    assert (ran.returncode, ran.stdout, ran.stderr.splitlines(True)[-1]) == (1, "", said)
 
 
 def test_nobody_listening_is_status_5(shell: Shell, unused_tcp_port: int) -> None:
@@ -271,6 +339,40 @@ async def test_a_member_writes_under_the_certificate_it_was_given(shell: Shell, 
         used = ("--key", "guest.json", "--cap", "cap.json", *server)
         asked = await shell.ask("push", "board/b1", *used, stdin="{}")
         assert asked[0] == status
+
+
+async def test_a_certificate_that_its_issuer_took_back_no_longer_opens(shell: Shell, start: Start) -> None:
+    server = ("--server", await start(SERVICE))
+    issuer = shell.json("keys", "new", "--out", "owner.json")
+    shell.json("keys", "new", "--out", "guest.json")
+    assert (
+        shell.run("cap", "member", "board", "--key", "owner.json", "--to", "guest.json", "--out", "c")[0] == 0
+    )
+    pull = ("pull", "board/b1", "--key", "guest.json", "--cap", "c", *server)
+    revoke = ("cap", "revoke", "--key", "owner.json", "--generation", "1", "c")
+    printed = shell.json(*revoke)
+    assert (printed["iss"], printed["generation"], len(printed["revoked"])) == (issuer["edPub"], 1, 1)
+    assert (await shell.ask(*pull))[0] == 0  # printed, and not sent
+    status, output, errors = await shell.ask(*revoke, "--publish", *server)
+    assert (status, json.loads(output), errors) == (0, printed, "")
+    assert (await shell.ask(*pull))[0] == 4
+    assert (await shell.ask(*revoke, "--publish", *server))[:2] == (1, "")  # that generation is known
+
+
+def test_only_its_issuer_takes_a_certificate_back(shell: Shell) -> None:
+    for name in ("one", "other"):
+        shell.json("keys", "new", "--out", name)
+    shell.run("cap", "device", "--key", "one", "--out", "c")
+    status, output, errors = shell.run("cap", "revoke", "--key", "other", "--generation", "1", "c")
+    said = "pysync: c: issued by another key: only its issuer can take it back\n"
+    assert (status, output, errors) == (1, "", said)
+
+
+async def test_event_batches_are_not_stored_as_documents(shell: Shell, start: Start) -> None:
+    taps = {"name": "taps", "storagePath": "taps/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+    events = [{"collection": "taps", "storagePath": "events/{batchId}"}]
+    server = ("--server", await start({"collections": [taps], "events": events}))
+    assert await shell.ask("push", "taps/a", *server, stdin="{}") == (1, "", "pysync: Not found\n")
 
 
 async def test_the_admin_token_comes_from_the_option_or_the_environment(

@@ -273,6 +273,18 @@ async def test_a_refusal_is_final(answer: Answer, kind: type[Exception]) -> None
             await anonymous.push("notes/n1", {})
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("who", [{"keys": KEYS, "certificate": DEVICE}, {"admin_token": "secret"}])
+async def test_credentials_are_not_carried_to_where_a_server_points(status: int, who: dict[str, Any]) -> None:
+    async with serving() as elsewhere:
+        moved = (status, b"", {"Location": elsewhere.url + "pull/notes/n1"})
+        async with serving(moved, moved) as server, client(server.url, **who) as caller:
+            for request in (caller.pull("notes/n1"), caller.push("notes/n1", {})):
+                with pytest.raises(PysyncError, match=f"HTTP {status}"):
+                    await request
+        assert elsewhere.requests == []
+
+
 async def test_a_conflict_names_the_current_hash() -> None:
     answer = (409, {"error": "hash_mismatch", "code": "hash_mismatch", "currentHash": "h9"})
     async with serving(answer) as server, client(server.url) as anonymous:

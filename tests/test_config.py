@@ -86,6 +86,11 @@ def test_a_collection_accepts_json_and_a_mebibyte_by_default() -> None:
     assert notes.max_body_bytes == 1_048_576
 
 
+def test_pulls_may_be_cached_for_no_time_at_all() -> None:
+    (notes,) = parse(config(collection(cacheDurationMs=0))).collections
+    assert notes.cache_duration_ms == 0  # and not None, which says nothing of caching
+
+
 def test_every_member_of_the_service_configuration_is_read() -> None:
     read = parse(
         config(

@@ -66,8 +66,13 @@ def _status(error: Exception) -> int:
 
 
 def _told(error: Exception) -> str:
+    from pysync.caps import CapError
     from pysync.errors import Conflict
 
+    if isinstance(error, CapError):
+        from pysync.cli.caps import REFUSALS
+
+        return REFUSALS.get(error.reason, error.reason)
     if isinstance(error, Conflict):
         at = error.current_hash or "nothing yet"
         return f"{error}: the document is at {at}; --base HASH or --force replaces it"
@@ -96,7 +101,6 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--coordinator", metavar="URL", help="file: or memory: (default: what suits the store)"
     )
-    serve.add_argument("--workers", metavar="N", help="processes that serve (this version: 1)")
     serve.set_defaults(run=("service", "serve"))
 
     check = commands.add_parser("check", help="validate a configuration and print its routes")
@@ -104,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=("service", "check"))
 
     _add_keys(commands.add_parser("keys", help="make and show keys"))
-    _add_caps(commands.add_parser("cap", help="make and show certificates"))
+    _add_caps(commands.add_parser("cap", help="make, show and take back certificates"))
 
     pull = commands.add_parser("pull", help="print a document")
     pull.add_argument("document", metavar="KEY", help="its path after /pull/")
@@ -179,13 +183,40 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
     show.add_argument("file", metavar="FILE", help="JSON or an Authorization header; - is stdin")
     show.set_defaults(run=("caps", "show"))
 
+    revoke = commands.add_parser("revoke", help="print a signed list of certificates that are taken back")
+    revoke.add_argument(
+        "file", metavar="FILE", nargs="*", help="certificates: all, also those of earlier lists"
+    )
+    revoke.add_argument("--key", metavar="FILE", required=True, help="the issuer's key file")
+    revoke.add_argument(
+        "--generation", metavar="N", type=int, required=True, help="larger than that of the list it replaces"
+    )
+    revoke.add_argument("--publish", action="store_true", help="send it to the server as well")
+    _add_server(revoke)
+    revoke.set_defaults(run=("revocations", "revoke"))
+
 
 def _add_client(parser: argparse.ArgumentParser) -> None:
-    url = os.environ.get("PYSYNC_URL", DEFAULT_URL)
-    parser.add_argument("--server", metavar="URL", default=url, help="default: $PYSYNC_URL or " + DEFAULT_URL)
+    _add_server(parser)
     parser.add_argument("--key", metavar="FILE", help="sign with these keys")
     parser.add_argument("--cap", metavar="FILE", help="under this certificate (default: the key's own)")
     parser.add_argument(
         "--namespace", metavar="NAME", help="collections under /v1/NAME: the mount path must be /v1"
     )
     parser.add_argument("--admin-token", metavar="TOKEN", help="default: $PYSYNC_ADMIN_TOKEN")
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        type=_url,
+        default=os.environ.get("PYSYNC_URL", DEFAULT_URL),
+        help="default: $PYSYNC_URL or " + DEFAULT_URL,
+    )
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r}: begin it with http:// or https://")
+    return text

@@ -5,7 +5,7 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import orjson
 
@@ -13,6 +13,24 @@ from pysync import caps, minting
 from pysync.caps import Certificate
 from pysync.cli.files import print_json, read_certificate, read_keys, read_public_keys
 from pysync.minting import Grant
+
+REFUSALS: Final = {
+    "expiresAt-not-after-nbf": "--days must be 1 or more",
+    "member-self": "--to holds the issuer's own key: `pysync cap device` is for devices of your own",
+    "audience-aud-bad-entry": "--aud must be a public key: 64 hex digits, in lower case",
+    "audience-aud-dup": "--aud names one key twice",
+    "audience-aud-too-large": "--aud may name 64 keys at most",
+} | {
+    f"{kind}-{fault}": told
+    for kind in ("member", "audience")
+    for fault, told in (
+        ("wildcard-collections", "name one collection: * is for devices of your own alone"),
+        ("private-path", "--path must not lead into users/ and your own user id: that is yours alone"),
+        ("members-not-denied", "--path must not reach the member list: add --path '!COLLECTION/_members'"),
+        ("keyring-not-denied", "--path must not reach the keyring: add --path '!COLLECTION/_keyring'"),
+    )
+}
+"""Why a certificate is not made: the code of `CapError` -> what to change on the command line."""
 
 
 def device(options: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """What the commands read from files, `-` being standard input, and how they print."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def read_keys(name: str) -> Keys:
     """The keys of a key file. Raises ValueError, which names the file."""
     try:
         return Keys.from_json(read_bytes(name))
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"{_shown(name)}: not a key file: not JSON: {error}") from None
     except ValueError as error:
         raise ValueError(f"{_shown(name)}: {error}") from None
 
@@ -39,7 +42,7 @@ def read_public_keys(name: str) -> tuple[str, str]:
     """The Ed25519 and X25519 public keys of a key file, or of what `keys show` prints of one."""
     members = read_object(name)
     keys = (members.get("edPub"), members.get("kemPub"))
-    if not all(isinstance(key, str) and len(key) == 64 for key in keys):
+    if not all(isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key) for key in keys):
         raise ValueError(f"{_shown(name)}: edPub and kemPub must be 64 hex digits")
     return str(keys[0]), str(keys[1])
 

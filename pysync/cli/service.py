@@ -1,6 +1,7 @@
 """`pysync serve`, `pysync check` and `pysync bench`."""
 
 import argparse
+import errno
 import os
 import subprocess
 import sys
@@ -11,17 +12,25 @@ from pysync import config
 
 def serve(options: argparse.Namespace) -> int:
     from pysync.server import run
+    from pysync.server.banner import origin
 
     flags = {
         "server.host": options.host,
         "server.port": options.port,
-        "server.workers": options.workers,
         "store": options.store,
         "coordinator": options.coordinator,
     }
     if options.config is None:
-        return run.serve(config.parse({}, os.environ, flags))
-    return run.serve(config.load(options.config, os.environ, flags))
+        settings = config.parse({}, os.environ, flags)
+    else:
+        settings = config.load(options.config, os.environ, flags)
+    try:
+        return run.serve(settings)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        url = origin(settings.server.host, settings.server.port)
+        raise ValueError(f"{url}: the address is in use; choose another port with --port") from None
 
 
 def check(options: argparse.Namespace) -> int:

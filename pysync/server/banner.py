@@ -9,9 +9,8 @@ from pysync.config.support import served, unserved
 
 def banner(config: Config, port: int) -> str:
     """The text for a service that listens on `port`."""
-    host = config.server.host
-    shown = f"[{host}]" if ":" in host else host
-    base = f"http://{shown}:{port}{config.server.mount_path}"
+    address = origin(config.server.host, port)
+    base = address + config.server.mount_path
     lines = [
         f"pysync {__version__} at {base}",
         f"  store        {config.store.url}",
@@ -19,12 +18,17 @@ def banner(config: Config, port: int) -> str:
         "",
         *_table(config),
         "",
-        f"  health {base}/health   metrics http://{shown}:{port}/metrics",
+        f"  health {base}/health   metrics {address}/metrics",
     ]
     example = _open_to_all(config)
     if example is not None:
         lines += ["", "Try it from another terminal:", *_try_lines(base, example)]
     return "\n".join(lines) + "\n"
+
+
+def origin(host: str, port: int) -> str:
+    """The URL of a host and port, brackets around an IPv6 address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _table(config: Config) -> list[str]:

@@ -1,0 +1,65 @@
+"""How much of a request the service takes: paths, and bodies that it refuses."""
+
+import asyncio
+
+import aiohttp
+import pytest
+from conftest import Browser, Start
+from yarl import URL
+
+from pysync.store.memory import MemoryStore
+
+INVALID_PATH = (400, "Invalid path parameter")
+PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
+
+
+@pytest.mark.parametrize(("last", "is_admitted"), [(196, True), (197, False)])
+async def test_a_key_has_at_most_1000_bytes(
+    start: Start, session: aiohttp.ClientSession, last: int, is_admitted: bool
+) -> None:
+    deep = {"name": "deep", "storagePath": "{a}/{b}/{c}/{d}/{e}", **PUBLIC}
+    browser = Browser(await start({"collections": [deep]}), session)
+    key = "/".join("x" * size for size in (200, 200, 200, 200, last))
+    for answer in (await browser.pull(key), await browser.push(key, {"n": 1})):
+        assert (answer.status == 200) if is_admitted else (answer.error == INVALID_PATH)
+
+
+@pytest.mark.parametrize("first", ["_pysync", "%5Fpysync"])
+async def test_no_template_reaches_the_servers_own_keys(
+    start: Start, session: aiohttp.ClientSession, first: str
+) -> None:
+    store = MemoryStore()
+    wide = {"name": "wide", "storagePath": "{space}/{kind}/{id}", **PUBLIC}
+    browser = Browser(await start({"collections": [wide]}, store=store), session)
+    key = f"{first}/revocations/{'0' * 32}"
+    assert (await browser.push(key, {"n": 1})).error == INVALID_PATH
+    assert (await browser.pull(key)).error == INVALID_PATH
+    assert await store.list("", None, 10) == []
+    assert (await browser.push("space/_pysync/a", {"n": 1})).status == 200, "reserved is the first segment"
+
+
+async def test_a_refused_upload_is_not_read_to_its_end(start: Start) -> None:
+    small = {"name": "small", "storagePath": "small/{id}", "maxBodyBytes": 1024, **PUBLIC}
+    url = URL(await start({"collections": [small]}))
+    size = 256 * 1024 * 1024
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(
+        b"POST /push/small/a HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % size
+    )
+    assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 413 ")
+    taken = await upload(writer, size)
+    assert taken < 16 * 1024 * 1024, "64 KiB, and what the buffers of two sockets hold"
+    writer.close()
+
+
+async def upload(writer: asyncio.StreamWriter, size: int) -> int:
+    """How many of `size` bytes could be sent before the other side closed."""
+    piece = b"x" * 65536
+    for sent in range(0, size, len(piece)):
+        try:
+            writer.write(piece)
+            await writer.drain()
+        except ConnectionError:
+            return sent
+    return size

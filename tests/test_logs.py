@@ -1,0 +1,81 @@
+"""What the log of a service tells its operator: which request, and why it failed."""
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from conftest import Browser, Start
+
+from pysync.errors import StoreUnavailable
+from pysync.server import logs
+from pysync.store.memory import MemoryStore
+
+NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+
+
+class Unplugged(MemoryStore):
+    """A store whose disk has gone."""
+
+    async def get(self, *arguments: Any, **options: Any) -> Any:
+        raise StoreUnavailable from OSError("disk gone")
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Puts the log back as it was: `logs.configure` replaces whoever listens."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    root.handlers = []
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+
+
+async def logged(start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a pull with the request id `find-me` from an unplugged store writes to the log."""
+    browser = Browser(await start({"collections": [NOTES]}, store=Unplugged()), session)
+    capsys.readouterr()
+    answer = await browser.pull("notes/a", {"X-Request-Id": "find-me"})
+    assert answer.error == (503, "store_unavailable")
+    assert b"disk gone" not in answer.body
+    return capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_logging")
+async def test_a_json_log_line_names_the_request_and_the_cause(
+    start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(human=False)
+    (line,) = (await logged(start, session, capsys)).splitlines()
+    entry = json.loads(line)
+    assert entry["requestId"] == "find-me"
+    assert (entry["level"], entry["logger"]) == ("warning", "pysync.server")
+    assert entry["message"] == "503 store_unavailable"
+    assert entry["error"].endswith("OSError: disk gone")
+
+
+@pytest.mark.usefixtures("own_logging")
+async def test_the_log_on_a_terminal_names_the_request_and_the_cause(
+    start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(human=True)
+    written = await logged(start, session, capsys)
+    first, *traceback = written.splitlines()
+    assert "503 store_unavailable" in first
+    assert "find-me" in first
+    assert traceback[-1] == "OSError: disk gone"
+
+
+@pytest.mark.parametrize("human", [True, False])
+@pytest.mark.usefixtures("own_logging")
+def test_a_line_that_belongs_to_no_request_is_written_too(
+    capsys: pytest.CaptureFixture[str], human: bool
+) -> None:
+    logs.configure(human=human)
+    logging.getLogger("pysync.server").info("serving")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "serving" in line
+    assert "requestId" not in line

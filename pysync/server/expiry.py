@@ -24,6 +24,7 @@ class Expiry:
             for method, route in routes
             if route.rule is not None
             and route.action in ("pull", "push")
+            and not route.alias
             and route.rule.collection.ttl_ms is not None
         ]
         self._task = asyncio.get_running_loop().create_task(self._run()) if self._expiring else None

@@ -49,10 +49,11 @@ class OpenApi:
 def describe(config: Config, routes: RouteTable) -> Json:
     """The OpenAPI 3.1 document of a service with these `routes`: every one of them, and nothing else.
 
-    HEAD is left out: it is answered wherever GET is.
+    HEAD is left out, which is answered wherever GET is, and so are aliases.
     """
     paths: dict[str, Json] = {}
-    ordered = sorted(routes, key=lambda each: each[1].template)
+    own = [(method, route) for method, route in routes if not route.alias]
+    ordered = sorted(own, key=lambda each: each[1].template)
     service = Service(config, [route for _, route in ordered])
     for method, route in ordered:
         paths.setdefault("/" + "/".join(route.template), {})[method.lower()] = _operation(service, route)

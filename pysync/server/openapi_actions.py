@@ -168,7 +168,7 @@ def _revoke(service: Service, route: Route) -> Operation:
     return Operation(
         "Publish a revocation list",
         {"200": answer("Published.", published)},
-        frozenset({403, 409, 503}),
+        frozenset({403, 409, 413, 429, 503}),
         body=component("schemas", "RevocationList"),
     )
 

@@ -46,6 +46,8 @@ class Route:
     """Header lines of every read: how it may be cached."""
     check: Check | None = None
     """What pushed data must satisfy."""
+    alias: bool = False
+    """The same as another route, at a second place."""
     members: tuple[Rule, ...] = ()
     """Of a bundle: what the pull of each member asks. `rule` is then what the bundle asks as a whole."""
 

@@ -88,6 +88,7 @@ class Wiring:
                 len(head),
                 _read_headers([rule]),
                 check,
+                alias=prefix != _prefix(self.config, namespace),
             )
             self.routes.add([method], route)
 
@@ -111,6 +112,7 @@ class Wiring:
                     bundle.gate,
                     len(head),
                     _read_headers(rules),
+                    alias=prefix != _prefix(self.config, namespace),
                     members=bundle.rules,
                 )
                 self.routes.add(["GET"], route)
@@ -129,7 +131,8 @@ class Wiring:
         batch = BatchPull(config, rules, self.store, self.callers, self.spaces, self.documents.now_ms)
         for prefix in _prefixes(config, namespace):
             template = segments(f"{prefix}/batch/pull")
-            self.routes.add(["GET"], Route(batch.pull, template, (), "batch", namespace or ""))
+            alias = prefix != _prefix(config, namespace)
+            self.routes.add(["GET"], Route(batch.pull, template, (), "batch", namespace or "", alias=alias))
 
     def _add_manifests(self) -> None:
         """The routes that tell clients the configuration; `/sync/config` is where a published client asks."""
@@ -137,12 +140,17 @@ class Wiring:
             return
         root = Manifest(self.config, self.access)
         mount = self.config.server.mount_path
-        manifests = {f"{mount}/config": root, f"{mount}/sync/config": root}
+        self._add_manifest(root, f"{mount}/config", alias=False)
+        self._add_manifest(root, f"{mount}/sync/config", alias=False)
         for namespace in self.config.namespaces:
             own = Manifest(self.config, self.access, namespace)
-            manifests |= {f"{prefix}/config": own for prefix in _prefixes(self.config, namespace)}
-        for path, manifest in manifests.items():
-            self.routes.add(["GET"], Route(manifest.serve, segments(path), action="config"))
+            for prefix in _prefixes(self.config, namespace):
+                alias = prefix != _prefix(self.config, namespace)
+                self._add_manifest(own, f"{prefix}/config", alias=alias)
+
+    def _add_manifest(self, manifest: Manifest, path: str, *, alias: bool) -> None:
+        route = Route(manifest.serve, segments(path), action="config", alias=alias)
+        self.routes.add(["GET"], route)
 
     def _add_service(self) -> None:
         mount = self.config.server.mount_path
@@ -184,13 +192,17 @@ def _served(config: Config) -> Iterator[tuple[str | None, list[Collection]]]:
         yield name or None, list(served(config, collections))
 
 
-def _prefixes(config: Config, namespace: str | None) -> list[str]:
-    """The paths before an action. Published clients ask for a namespace under `/v1`, so it is also there
-    where the configuration mounts nothing."""
+def _prefix(config: Config, namespace: str | None) -> str:
+    """The path before an action."""
     mount = config.server.mount_path
-    if namespace is None:
-        return [mount]
-    return [f"{mount}/{namespace}"] if mount else [f"/{namespace}", f"/v1/{namespace}"]
+    return mount if namespace is None else f"{mount}/{namespace}"
+
+
+def _prefixes(config: Config, namespace: str | None) -> list[str]:
+    """Every path before an action. Published clients ask for a namespace under `/v1`, so it is also there
+    where the configuration mounts nothing."""
+    own = _prefix(config, namespace)
+    return [own] if namespace is None or config.server.mount_path else [own, f"/v1{own}"]
 
 
 def _qualified(namespace: str | None, name: str) -> str:

@@ -255,6 +255,12 @@ async def test_a_push_is_described_with_the_schema_of_its_collection(
     assert body["required"] == ["data"]
 
 
+async def test_a_schema_with_an_id_keeps_its_references(start: Start, session: aiohttp.ClientSession) -> None:
+    schema = {"$id": "urn:example:note", "properties": {"to": {"$ref": "#"}}}
+    document = await described(start, session, {**NOTES, "objectSchema": schema})
+    assert document["components"]["schemas"]["Data.notes"] == schema
+
+
 async def test_a_schema_of_true_is_a_schema(start: Start, session: aiohttp.ClientSession) -> None:
     document = await described(start, session, {**NOTES, "objectSchema": True})
     assert document["components"]["schemas"]["Data.notes"] is True

@@ -1,6 +1,6 @@
 """pysync beside a bare aiohttp application: same core, same loop, in turns.
 
-    python -m benches.compare [--quick] [--json FILE]
+    python -m benches.compare [--quick] [--workload NAME]... [--json FILE]
 
 The servers stay on one core, the load generator on another; only one server is loaded at a time. Every round
 runs all workloads once, each right after the bare workload that it is measured against; its share is the
@@ -76,12 +76,12 @@ class Footprint:
     requests: int
 
 
-def rounds(bare: Running, ours: Running, count: int, seconds: float) -> Turns:
-    """`count` turns of every workload, by its name."""
-    found: Turns = {goal.workload: [] for goal in GOALS}
+def rounds(bare: Running, ours: Running, goals: Sequence[Goal], count: int, seconds: float) -> Turns:
+    """`count` turns of the workload of each goal, by its name."""
+    found: Turns = {goal.workload: [] for goal in goals}
     for number in range(count):
         print(f"round {number + 1} of {count}", file=sys.stderr)
-        for goal in GOALS:
+        for goal in goals:
             beside = load(bare, goal.of, seconds)
             found[goal.workload].append(Turn(beside, load(ours, goal.workload, seconds)))
     return found
@@ -135,10 +135,11 @@ def table(found: Turns) -> str:
         "| workload | per s | share of bare | goal | CPU µs | CPU share | p50 ms | p99 ms | generator |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for name in dict.fromkeys(goal.of for goal in GOALS):
-        runs = [turn.bare for goal in GOALS if goal.of == name for turn in found[goal.workload]]
+    goals = [goal for goal in GOALS if goal.workload in found]
+    for name in dict.fromkeys(goal.of for goal in goals):
+        runs = [turn.bare for goal in goals if goal.of == name for turn in found[goal.workload]]
         lines.append(_line(runs, "", "", ""))
-    for goal in GOALS:
+    for goal in goals:
         turns = found[goal.workload]
         runs = [turn.ours for turn in turns]
         if goal.share is not None:
@@ -209,18 +210,32 @@ def main() -> None:
         prog="python -m benches.compare", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="two short rounds: to see that it works")
+    parser.add_argument(
+        "--workload",
+        action="append",
+        choices=[goal.workload for goal in GOALS],
+        help="only this one, without the footprint; may be repeated",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
     options = parser.parse_args()
     count, seconds, starts, requests = (2, 1.0, 2, 20_000) if options.quick else (5, 3.0, 5, 200_000)
+    goals = [goal for goal in GOALS if not options.workload or goal.workload in options.workload]
     with servers.bare(SERVER_CORE) as bare, servers.pysync(SERVER_CORE) as ours:
-        fill(ours)
-        found = rounds(bare, ours, count, seconds)
-    measured = footprint(starts, requests)
-    print(f"{machine()}; {count} rounds of {seconds:g} s.\n")
-    print(table(found), last_page_beside_first(found), footprint_table(measured), sep="\n\n")
+        if any(goal.workload.startswith("list-") for goal in goals):
+            fill(ours)
+        found = rounds(bare, ours, goals, count, seconds)
+    parts = [f"{machine()}; {count} rounds of {seconds:g} s.", table(found)]
+    if {"list-first", "list-last"} <= found.keys():
+        parts.append(last_page_beside_first(found))
+    measured = None if options.workload else footprint(starts, requests)
+    if measured is not None:
+        parts.append(footprint_table(measured))
+    print(*parts, sep="\n\n")
     if options.json:
         turns = {name: [dataclasses.asdict(turn) for turn in taken] for name, taken in found.items()}
-        report = {"machine": machine(), "turns": turns, "footprint": dataclasses.asdict(measured)}
+        report = {"machine": machine(), "turns": turns}
+        if measured is not None:
+            report["footprint"] = dataclasses.asdict(measured)
         options.json.write_text(json.dumps(report, indent=1))
 
 

@@ -249,6 +249,20 @@ def from_answer(status: int, body: Mapping[str, object], headers: Mapping[str, s
     return error
 
 
+def from_entry(text: str) -> PysyncError:
+    """The refusal that an entry's error in a batch stands for, with that text; `PysyncError` for others."""
+    kind = _BY_ENTRY.get(text, PysyncError)
+    error = kind.__new__(kind)
+    PysyncError.__init__(error, text)
+    return error
+
+
+_BY_ENTRY: dict[str, type[PysyncError]] = {
+    **{kind.text: kind for kind in (InvalidPathParameter, Forbidden, AuthorizationError, DocumentCorrupt)},
+    StoreUnavailable.text: StoreUnavailable,
+    "Collection not found": NotFound,
+    "Missing required path parameter": BadRequest,
+}
 _BY_STATUS: dict[int, type[PysyncError]] = {
     kind.status: kind
     for kind in (

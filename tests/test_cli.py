@@ -16,7 +16,7 @@ from pysync import __version__, caps, cli
 from pysync.keys import Keys
 
 ADMIN_TOKEN = "token-of-the-tests"
-SERVICE = {
+SERVICE: dict[str, Any] = {
     "collections": [
         {
             "name": "public",
@@ -85,7 +85,7 @@ def test_the_version_is_told(shell: Shell) -> None:
 def test_help_names_every_command_and_exit_status(shell: Shell) -> None:
     status, output, _ = shell.run("--help")
     assert status == 0
-    for word in ("serve", "check", "keys", "cap", "pull", "push", "bench", "exit status"):
+    for word in ("serve", "check", "keys", "cap", "pull", "push", "list", "batch", "bench", "exit status"):
         assert word in output
 
 
@@ -383,3 +383,33 @@ async def test_the_admin_token_comes_from_the_option_or_the_environment(
     assert (await shell.ask("pull", "board/b1", "--admin-token", ADMIN_TOKEN))[0] == 0
     monkeypatch.setenv("PYSYNC_ADMIN_TOKEN", ADMIN_TOKEN)
     assert (await shell.ask("pull", "board/b1"))[0] == 0
+
+
+async def test_a_list_prints_every_name_on_a_line_of_its_own(shell: Shell, start: Start) -> None:
+    listable = {**SERVICE, "collections": [{**SERVICE["collections"][0], "listable": True}]}
+    server = ("--server", await start(listable))
+    for name in ("b", "a", "c"):
+        assert (await shell.ask("push", f"public/{name}", *server, stdin="{}"))[0] == 0
+    assert await shell.ask("list", "public", *server) == (0, "a\nb\nc\n", "")
+    assert await shell.ask("list", "public", "--after", "a", *server) == (0, "b\nc\n", "")
+    assert await shell.ask("list", *server) == (1, "", "pysync: Not found\n")
+
+
+async def test_a_batch_prints_each_entry_or_why_there_is_none(shell: Shell, start: Start) -> None:
+    server = ("--server", await start(SERVICE))
+    _, pushed, _ = await shell.ask("push", "public/a", *server, stdin='{"n":1}')
+    params = json.dumps({"public": [{"id": "a"}, {"id": "none"}], "board": [{"id": "b"}]})
+    status, output, _ = await shell.ask("batch", "public,board", "--params", params, *server)
+    printed = json.loads(output)
+    assert status == 0
+    assert printed["board"] == [{"error": "Forbidden"}]
+    first, second = printed["public"]
+    assert (first["data"], first["hash"]) == ({"n": 1}, json.loads(pushed)["hash"])
+    assert (second["data"], second["hash"]) == ({}, "")
+
+
+@pytest.mark.parametrize("params", ["{", "[]", "null"])
+async def test_params_that_are_no_object_are_a_problem_of_the_input(shell: Shell, params: str) -> None:
+    status, output, errors = await shell.ask("batch", "public", "--params", params)
+    assert (status, output) == (1, "")
+    assert errors.startswith("pysync: --params: ")

@@ -125,6 +125,11 @@ def test_a_bundle_and_its_members_own_their_keys(other: dict[str, Any]) -> None:
             "name",
             "a bundle member's name is a key segment, of A-Z a-z 0-9 . _ : @ -",
         ),
+        (
+            {"name": "..", "bundle": "b"},
+            "name",
+            "a bundle member's name is a key segment, of A-Z a-z 0-9 . _ : @ -",
+        ),
         ({"pullOnly": True, "pushOnly": True}, "pushOnly", "pullOnly and pushOnly together leave no route"),
         (
             {"rootOnly": True, "readRoles": ["public"]},

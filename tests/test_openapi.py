@@ -1,9 +1,11 @@
 """`GET /openapi.json` describes what is served, and nothing else."""
 
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 from conftest import Browser, Start
+from jsonschema_rs import validator_for
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from pysync.errors import table
@@ -84,6 +86,7 @@ async def test_a_batch_is_described_with_the_collections_of_its_namespace(
     assert parameters["collections"]["schema"]["maxItems"] == 7
     sets = parameters["params"]["content"]["application/json"]["schema"]["properties"]
     assert set(sets["mine"]["items"]["properties"]) == {"identity", "id"}
+    assert sets["mine"]["items"]["required"] == ["id"]
     assert refused(batch) == {"400", "408", "500", "503"}
     inner = document["paths"]["/acme/batch/pull"]["get"]
     assert inner["parameters"][0]["schema"]["items"]["enum"] == ["inner"]
@@ -105,6 +108,51 @@ async def test_the_manifest_is_described_where_it_is_served(
     assert root["security"] == [{}]
     filtered = await described(start, session, NOTES, configEndpoint={"auth": "role-filtered"})
     assert {"capability": []} in filtered["paths"]["/config"]["get"]["security"]
+
+
+async def test_what_is_stored_is_answered_as_described(start: Start, session: aiohttp.ClientSession) -> None:
+    """With documents, which requests made from the description seldom meet."""
+    page = {**NOTES, "storagePath": "pages/{page}", "bundle": "page"}
+    base = await start(
+        {
+            "collections": [
+                {**NOTES, "listable": True},
+                {**NOTES, "name": "keys", "storagePath": "notes/{id}/_keyring"},
+                {**page, "name": "title"},
+                {**page, "name": "body"},
+            ],
+            "namespaces": {"acme": {"collections": [NOTES]}},
+            "configEndpoint": {"auth": "public"},
+        }
+    )
+    browser = Browser(base, session)
+    document = (await browser.request("GET", "/openapi.json")).json
+
+    async def checked(template: str, target: str, status: int = 200, body: object = None) -> Any:
+        method = "get" if body is None else "post"
+        reply = await browser.request(method.upper(), target, body)
+        assert reply.status == status
+        answer = document["paths"][template][method]["responses"][str(status)]
+        if "$ref" in answer:
+            answer = document["components"]["responses"][answer["$ref"].rpartition("/")[2]]
+        schema = answer["content"]["application/json"]["schema"]
+        validator_for({**schema, "components": document["components"]}).validate(reply.json)
+        return reply.json
+
+    first = {"data": {"n": 1}}
+    await checked("/push/notes/{id}", "/push/notes/a", body=first)
+    await checked("/push/notes/{id}", "/push/notes/a", 409, first)
+    await checked("/push/notes/{id}/_keyring", "/push/notes/a/_keyring", body=first)
+    await checked("/push/pages/{page}/title", "/push/pages/p/title", body=first)
+    assert (await checked("/pull/notes/{id}", "/pull/notes/a?withKeyring=1"))["keyring"]["data"] == {"n": 1}
+    assert (await checked("/pull/notes/{id}", "/pull/notes/b?withKeyring=1"))["keyring"] is None
+    assert set((await checked("/pull/pages/{page}", "/pull/pages/p"))["collections"]) == {"title", "body"}
+    assert (await checked("/list/notes", "/list/notes"))["items"] == ["a"]
+    sets = quote('{"notes":[{"id":"a"},{"id":"b"},{}]}')
+    entries = await checked("/batch/pull", f"/batch/pull?collections=notes&params={sets}")
+    assert len(entries["collections"]["notes"]) == 3
+    assert set((await checked("/config", "/config"))["namespaces"]) == {"acme"}
+    await checked("/acme/config", "/acme/config")
 
 
 async def test_a_mounted_service_describes_its_paths_below_the_mount(
@@ -205,6 +253,12 @@ async def test_a_push_is_described_with_the_schema_of_its_collection(
     assert found["name"]["$ref"] == f"{own}/$defs/name"
     assert found["parts"]["items"]["$ref"] == own
     assert body["required"] == ["data"]
+
+
+async def test_a_schema_with_an_id_keeps_its_references(start: Start, session: aiohttp.ClientSession) -> None:
+    schema = {"$id": "urn:example:note", "properties": {"to": {"$ref": "#"}}}
+    document = await described(start, session, {**NOTES, "objectSchema": schema})
+    assert document["components"]["schemas"]["Data.notes"] == schema
 
 
 async def test_a_schema_of_true_is_a_schema(start: Start, session: aiohttp.ClientSession) -> None:

@@ -1,7 +1,8 @@
 """The command line: `pysync serve`, and a small client for people and scripts.
 
-Results are JSON on standard output, a problem is one line on standard error. Each command is a function of a
-module beside this one, imported when it runs: `pysync --help` and `pysync serve` pay for no other.
+Results are JSON on standard output (of `list`: names, one a line), a problem is one line on standard error.
+Each command is a function of a module beside this one, imported when it runs: `pysync --help` and `pysync
+serve` pay for no other.
 """
 
 import argparse
@@ -126,6 +127,22 @@ def _parser() -> argparse.ArgumentParser:
     base.add_argument("--force", action="store_true", help="replace whatever is there")
     _add_client(push)
     push.set_defaults(run=("documents", "push"))
+
+    names = commands.add_parser("list", help="print what a collection holds, one name a line")
+    names.add_argument(
+        "prefix", metavar="KEY-PREFIX", nargs="?", default="", help="the path after /list/ (default: none)"
+    )
+    names.add_argument("--after", metavar="NAME", help="only names greater than this")
+    _add_client(names)
+    names.set_defaults(run=("bulk", "list_names"))
+
+    batch = commands.add_parser("batch", help="print documents of several collections, from one request")
+    batch.add_argument("names", metavar="NAME[,NAME..]", help="the collections")
+    batch.add_argument(
+        "--params", metavar="JSON", help='path parameters: {"NAME": [{"PARAM": "VALUE"}, ...], ...}'
+    )
+    _add_client(batch)
+    batch.set_defaults(run=("bulk", "batch"))
 
     # No character starts an option here: everything is for the load test to understand.
     bench = commands.add_parser(

@@ -25,18 +25,18 @@ def push(options: argparse.Namespace) -> int:
 
 
 async def _pull(options: argparse.Namespace) -> PullResult:
-    async with _client(options) as client:
+    async with client_of(options) as client:
         return await client.pull(options.document)
 
 
 async def _push(options: argparse.Namespace, data: dict[str, Any]) -> PushResult:
-    async with _client(options) as client:
+    async with client_of(options) as client:
         if options.force:
             return await SyncDocument(client, options.document).update(lambda _: data)
         return await client.push(options.document, data, options.base)
 
 
-def _client(options: argparse.Namespace) -> Client:
+def client_of(options: argparse.Namespace) -> Client:
     """Who speaks: the key, under its certificate or for itself; else the admin token; else nobody."""
     if options.key is None:
         if options.cap is not None:

@@ -6,7 +6,8 @@ import random as random_module
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from pysync.client.client import Client, PushResult
+from pysync.client.client import Client
+from pysync.client.results import PushResult
 from pysync.errors import Conflict
 
 Data = dict[str, Any]

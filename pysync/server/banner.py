@@ -51,14 +51,16 @@ def _access(collection: Collection) -> str:
     readers, writers = collection.read_roles or ("nobody",), collection.write_roles or ("nobody",)
     reads = "not pulled" if collection.push_only else f"read {', '.join(readers)}"
     writes = "not pushed" if collection.pull_only else f"write {', '.join(writers)}"
-    return f"{reads}; {writes}"
+    bundled = "" if collection.bundle is None else f"; in bundle {collection.bundle}"
+    return f"{reads}; {writes}{bundled}"
 
 
 def _open_to_all(config: Config) -> Collection | None:
     """A root collection that anybody may read and write, and that takes any data."""
     for collection in served(config, config.collections):
         if (
-            not (collection.pull_only or collection.push_only or collection.require_auth)
+            collection.bundle is None
+            and not (collection.pull_only or collection.push_only or collection.require_auth)
             and "public" in collection.read_roles
             and "public" in collection.write_roles
             and collection.object_schema is None
@@ -70,9 +72,11 @@ def _open_to_all(config: Config) -> Collection | None:
 def _try_lines(base: str, collection: Collection) -> list[str]:
     fresh = f"hello-{int(time.time())}"
     key = "/".join(fresh if part.startswith("{") else part for part in collection.storage_path.split("/"))
-    return [
+    lines = [
         f"  curl -s {base}/push/{key} -H 'Content-Type: application/json' "
         """-d '{"data":{"text":"hello"},"baseHash":null}'""",
         f"  curl -s {base}/pull/{key}",
-        f"  curl -s {base}/health",
     ]
+    if collection.listable:
+        lines.append(f"  curl -s {base}/list/{key.rpartition('/')[0]}".rstrip("/"))
+    return [*lines, f"  curl -s {base}/health"]

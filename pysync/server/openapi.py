@@ -134,8 +134,11 @@ def _security(config: Config, rule: Rule) -> list[Json]:
 
 
 def _rebased(schema: Any, name: str) -> Any:
-    """An objectSchema whose references within itself lead to where it stands here."""
+    """An objectSchema whose references within itself lead to where it stands here. Below an `$id` they are
+    relative to that, here as there."""
     if isinstance(schema, Mapping):
+        if "$id" in schema:
+            return schema
         return {
             key: f"#/components/schemas/{name}{value[1:]}"
             if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))

@@ -100,13 +100,7 @@ def _batch(service: Service, route: Route) -> Operation:
         if other.action == "pull" and other.rule is not None and other.rule.namespace == space
     ]
     most = config.max_collections_per_batch
-    value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
-    sets = {
-        rule.collection.name: array(
-            object_of(dict.fromkeys(template.params(rule.collection.storage_path), value), []), most
-        )
-        for rule in rules
-    }
+    sets = {rule.collection.name: array(_param_set(rule.collection), most) for rule in rules}
     names = array({"type": "string", "enum": list(sets)} if sets else {"type": "string"}, most)
     examined = any(rule.examines for rule in rules)
     return Operation(
@@ -133,6 +127,13 @@ def _batch(service: Service, route: Route) -> Operation:
         ),
         security=[{}, *credentials(config)] if examined else None,
     )
+
+
+def _param_set(collection: Collection) -> Json:
+    """What names one document of a batch: all parameters, but an `{identity}` that is the caller's."""
+    value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
+    names = template.params(collection.storage_path)
+    return object_of(dict.fromkeys(names, value), [name for name in names if name != "identity"])
 
 
 def _config(service: Service, route: Route) -> Operation:

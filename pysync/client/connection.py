@@ -1,0 +1,201 @@
+"""One server, asked over HTTP: signed, and again where that is safe (clients-and-crypto 6)."""
+
+import asyncio
+import os
+import random as random_module
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from pysync import signing, wire
+from pysync.caps import Certificate
+from pysync.client.results import members_of
+from pysync.errors import PysyncError, RateLimited, Unavailable, from_answer
+from pysync.signing import Signer
+
+T = TypeVar("T")
+
+
+class Unreachable(ConnectionError):
+    """No answer of a server came: the connection failed or timed out, or what answered is no such server. A
+    push that ends so may have been applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How often a request is tried, and how long to wait between: `first_s` doubling up to `most_s`, less up
+    to a half at random. A server that asks for a longer wait than `most_s` is not asked again."""
+
+    attempts: int = 4
+    first_s: float = 0.25
+    most_s: float = 10.0
+
+    def wait_s(self, attempt: int, retry_after_s: float, chance: float) -> float | None:
+        """The wait after the failed `attempt` (from 1), None to give up. `chance` is in [0, 1)."""
+        if attempt >= self.attempts or retry_after_s > self.most_s:
+            return None
+        wait_s: float = min(self.first_s * 2 ** (attempt - 1), self.most_s)
+        return max(wait_s * (1 - chance / 2), retry_after_s)
+
+
+class Connection:
+    """What every call of a client goes through. An async context manager; usable by many tasks at once."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        keys: Signer | None = None,
+        certificate: Certificate | None = None,
+        admin_token: str | None = None,
+        namespace: str | None = None,
+        session: aiohttp.ClientSession | None = None,
+        timeout_s: float = 30.0,
+        backoff: Backoff = Backoff(),
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        random: Callable[[int], bytes] = os.urandom,
+        chance: Callable[[], float] = random_module.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`base_url` is where `/pull` and `/push` begin; with a `namespace`, whose paths begin with `/v1/`,
+        it holds the origin alone. A given `session` stays open when the client closes. Raises ValueError for
+        what can never work."""
+        if (keys is None) != (certificate is None):
+            raise ValueError("keys and certificate belong together")
+        if keys and certificate and certificate.sub not in ("", keys.ed_pub):
+            raise ValueError("the certificate is for another key")
+        if keys and admin_token:
+            raise ValueError("a certificate and an admin token exclude each other")
+        self._base, self._host = _base(base_url)
+        self._keys = keys
+        self._certificate = certificate
+        self._admin_token = admin_token
+        self._prefix = f"/v1/{namespace}" if namespace else ""
+        self._session = session
+        self._owns_session = session is None
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._backoff = backoff
+        self._now_ms = now_ms
+        self._random = random
+        self._chance = chance
+        self._sleep = sleep
+
+    async def __aenter__(self) -> Self:
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections, unless the session is the caller's."""
+        if self._session is not None and self._owns_session:
+            await self._session.close()
+            self._session = None
+
+    async def _repeat(
+        self,
+        method: str,
+        target: str,
+        decode: Callable[[dict[str, Any]], T],
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._attempt(method, target, decode, body, headers)
+            except (Unreachable, RateLimited, Unavailable) as error:
+                wait_s = self._backoff.wait_s(attempt, _retry_after_s(error), self._chance())
+                if wait_s is None:
+                    raise
+            await self._sleep(wait_s)
+
+    async def _attempt(
+        self,
+        method: str,
+        target: str,
+        decode: Callable[[dict[str, Any]], T],
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        if self._session is None:
+            raise RuntimeError("the client is not open: use `async with Client(...)`")
+
+        async def sign(
+            request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
+            # Here, because aiohttp sends a GET again by itself when a kept connection turns out to be closed.
+            request.headers.update(self._credentials(method, target, body))
+            return await send(request)
+
+        try:
+            async with self._session.request(
+                method,
+                URL(self._base + target, encoded=True),
+                data=body or None,
+                headers=headers,
+                middlewares=(sign,),
+                timeout=self._timeout,
+                allow_redirects=False,  # a signature is for one place
+            ) as response:
+                status, answer, told = response.status, await response.read(), response.headers
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{self._base}: {_failure(error)}") from error
+        if status != 200:
+            raise from_answer(status, _error_members(answer), told)
+        try:
+            return decode(members_of(orjson.loads(answer)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unreachable(f"{self._base}: the answer to {method} {target} is not understood") from error
+
+    def _credentials(self, method: str, target: str, body: bytes) -> dict[str, str]:
+        if self._admin_token:
+            return {"Authorization": f"Bearer {self._admin_token}"}
+        if self._keys is None or self._certificate is None:
+            return {}
+        headers = signing.sign_request(
+            self._keys, method, target, body, self._host, self._now_ms(), self._random(16)
+        )
+        headers["Authorization"] = self._certificate.authorization
+        if self._certificate.kind == "audience":
+            headers[wire.HEADER_PUB] = self._keys.ed_pub
+        return headers
+
+
+def _base(base_url: str) -> tuple[str, str]:
+    """The text that requests begin with, and the host they sign. The one is made of the other: what the
+    connection names as Host must be what was signed."""
+    host, url = signing.host_of(base_url), urlsplit(base_url)
+    if not host or url.username is not None or url.query or url.fragment:
+        raise ValueError(f"not the http or https address of a server: {base_url!r}")
+    return f"{url.scheme}://{host}{url.path.rstrip('/')}", host
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "cannot connect"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
+
+
+def _retry_after_s(error: Exception) -> float:
+    text = error.headers.get("Retry-After", "") if isinstance(error, PysyncError) else ""
+    return float(text) if text.isdecimal() else 0.0
+
+
+def _error_members(answer: bytes) -> dict[str, Any]:
+    """The members of an error body; none where a proxy answered in another language."""
+    try:
+        return members_of(orjson.loads(answer))
+    except (ValueError, TypeError):
+        return {}

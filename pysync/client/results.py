@@ -1,0 +1,127 @@
+"""What a server answers, as values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pysync.errors import PysyncError, from_entry
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """A document as the server holds it: `hash` is `""` and `data` empty where nothing is stored.
+    `timestamp_ms` is the time of the pull. `keyring` is None where it was not asked for, is not stored, or
+    may not be read."""
+
+    data: dict[str, Any]
+    hash: str
+    timestamp_ms: int
+    author_pubkey: str | None = None
+    author_signature: str | None = None
+    keyring: "PullResult | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """A push that was applied: `hash` is the base of the next one."""
+
+    hash: str
+    timestamp_ms: int
+
+
+BatchEntry = PullResult | PysyncError
+"""An entry of a batch: the document, or the refusal that a pull of it would raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionInfo:
+    """What a server tells of a collection. `append_only` is its configuration, None where it is no log."""
+
+    name: str
+    max_body_bytes: int
+    encryption: str
+    allowed_mime_types: tuple[str, ...]
+    pull_only: bool = False
+    push_only: bool = False
+    append_only: Mapping[str, Any] | None = None
+    ttl_ms: int | None = None
+    force_full_fetch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The collections that a server tells the caller of: at its root, and by namespace."""
+
+    collections: tuple[CollectionInfo, ...]
+    namespaces: Mapping[str, tuple[CollectionInfo, ...]]
+
+
+def members_of(answer: Any) -> dict[str, Any]:
+    """The members of a JSON object. Raises TypeError for anything else."""
+    if not isinstance(answer, dict):
+        raise TypeError("not a JSON object")
+    return answer
+
+
+def pull_result(answer: dict[str, Any]) -> PullResult:
+    keyring = answer.get("keyring")
+    return PullResult(
+        data=members_of(answer["data"]),
+        hash=answer["hash"],
+        timestamp_ms=answer["timestamp"],
+        author_pubkey=answer.get("authorPubkey"),
+        author_signature=answer.get("authorSignature"),
+        keyring=None if keyring is None else pull_result(members_of(keyring)),
+    )
+
+
+def push_result(answer: dict[str, Any]) -> PushResult:
+    return PushResult(hash=answer["hash"], timestamp_ms=answer["timestamp"])
+
+
+def bundle_result(answer: dict[str, Any]) -> dict[str, PullResult]:
+    timestamp_ms = answer["timestamp"]
+    return {
+        name: PullResult(members_of(member["data"]), member["hash"], timestamp_ms)
+        for name, member in members_of(answer["collections"]).items()
+    }
+
+
+def batch_result(answer: dict[str, Any]) -> dict[str, list[BatchEntry]]:
+    return {
+        name: [_entry(members_of(entry)) for entry in entries]
+        for name, entries in members_of(answer["collections"]).items()
+    }
+
+
+def page(answer: dict[str, Any]) -> tuple[list[str], bool]:
+    return list(answer["items"]), bool(answer["hasMore"])
+
+
+def server_config(answer: dict[str, Any]) -> ServerConfig:
+    spaces = members_of(answer.get("namespaces", {}))
+    return ServerConfig(
+        collections=_infos(answer),
+        namespaces={name: _infos(space) for name, space in spaces.items()},
+    )
+
+
+def _entry(entry: dict[str, Any]) -> BatchEntry:
+    return from_entry(entry["error"]) if "error" in entry else pull_result(entry)
+
+
+def _infos(answer: dict[str, Any]) -> tuple[CollectionInfo, ...]:
+    return tuple(
+        CollectionInfo(
+            name=told["name"],
+            max_body_bytes=told["maxBodyBytes"],
+            encryption=told["encryption"],
+            allowed_mime_types=tuple(told["allowedMimeTypes"]),
+            pull_only=told.get("pullOnly", False),
+            push_only=told.get("pushOnly", False),
+            append_only=told.get("appendOnly"),
+            ttl_ms=told.get("ttlMs"),
+            force_full_fetch=told.get("forceFullFetch", False),
+        )
+        for told in answer["collections"]
+    )

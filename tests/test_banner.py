@@ -1,0 +1,43 @@
+"""What `pysync serve` says of itself holds."""
+
+from typing import Any
+
+from configurations import collection, config
+
+from pysync.config import parse
+from pysync.server.banner import banner
+
+OPEN: dict[str, Any] = {"readRoles": ["public"], "writeRoles": ["public"]}
+
+
+def lines(*collections: dict[str, Any], **members: Any) -> list[str]:
+    return banner(parse(config(*collections, **members)), 8080).splitlines()
+
+
+def test_the_lines_to_try_are_of_a_collection_that_is_open_and_served_alone() -> None:
+    told = lines(
+        collection(name="title", storagePath="boards/{id}", bundle="board", **OPEN),
+        collection(name="log", storagePath="log/{id}", appendOnly=True, **OPEN),
+        collection(listable=True, **OPEN),
+        server={"mountPath": "/v1"},
+    )
+    tried = [line for line in told if "curl" in line]
+    assert "http://127.0.0.1:8080/v1/push/notes/hello-" in tried[0]
+    assert "http://127.0.0.1:8080/v1/pull/notes/hello-" in tried[1]
+    assert tried[2].strip() == "curl -s http://127.0.0.1:8080/v1/list/notes"
+
+
+def test_a_list_at_the_top_has_no_slash_at_its_end() -> None:
+    told = lines(collection(storagePath="{id}", listable=True, **OPEN))
+    assert "  curl -s http://127.0.0.1:8080/list" in told
+
+
+def test_each_collection_is_told_with_who_may_use_it() -> None:
+    told = lines(
+        collection(
+            name="title", storagePath="boards/{id}", bundle="board", readRoles=["a", "b"], pullOnly=True
+        ),
+        collection(name="log", storagePath="log/{id}", appendOnly=True),
+    )
+    assert "  title  boards/{id}  read a, b; not pushed; in bundle board" in told
+    assert "  collections[1] (log): not served by this version" in told

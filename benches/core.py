@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -25,6 +26,7 @@ import reference
 
 ROUNDS = 7
 ROUND_S = 0.05
+BATCH = 100
 
 Call = Callable[[], object]
 
@@ -119,6 +121,18 @@ def measure() -> list[Row]:
     scope, document_key = core.Scope(paths, "me"), "notes/10ba682c8ad13513/settings"
     window, seen = core.ReplayWindow(), set[bytes]()
 
+    row: reference.BatchRow = ("notes", "notes/{id}", True, False, None, [])
+    query = "collections=notes&params=" + quote(
+        json.dumps({"notes": [{"id": f"n{n}"} for n in range(BATCH)]}, separators=(",", ":")), safe=""
+    )
+    limits = (BATCH, 0, ["_keyring", "_members"])
+    planner = core.BatchPlanner([row], *limits)
+    plan = planner.plan(query.encode(), "")
+    bodies: list[bytes | str | None] = [stored] * BATCH
+
+    def join_twin() -> bytes:
+        return b",".join(reference.answer(stored, 1_700_000_000_000) for _ in bodies)
+
     def verify_twin() -> bool:
         text = reference.request_message("POST", "/push/notes/a", small, *request)
         return reference.verify(key, text, signature)
@@ -153,6 +167,18 @@ def measure() -> list[Row]:
             len(stored_large),
             lambda: pull(stored_large),
             lambda: reference.answer(stored_large, 1_700_000_000_000),
+        ),
+        (
+            "batch of 100: plan",
+            len(query),
+            lambda: planner.plan(query.encode(), "").reads,
+            lambda: reference.batch_entries([row], limits, query, "", []),
+        ),
+        (
+            "batch of 100 x 1 KB: check, join",
+            BATCH * len(stored),
+            lambda: plan.answer(bodies, 1_700_000_000_000).body(),
+            join_twin,
         ),
         (
             "verify_request 1 KB",

@@ -112,9 +112,24 @@ def parse(text: bytes) -> Any:
         number = int(token) if len(token) <= 20 else 2**64
         return number if -(2**63) <= number < 2**64 else double(token)
 
-    try:
-        value = json.loads(text.decode(), parse_constant=refuse, parse_float=double, parse_int=integer)
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):  # what a later member of the name replaces must be text too
+            check_text(pairs)
+        return found
+
+    def check_text(value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode()  # refuses lone surrogates
+
+    try:
+        value = json.loads(
+            text.decode(),
+            parse_constant=refuse,
+            parse_float=double,
+            parse_int=integer,
+            object_pairs_hook=members,
+        )
+        check_text(value)
     except ValueError as error:
         raise InvalidJson from error
     if depth(value) > MAX_DEPTH:

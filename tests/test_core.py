@@ -144,6 +144,7 @@ def test_canonical_text_is_the_twins(text: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(broken_texts)
 @example('{"a":1}{"b":2}')
+@example('{"a":"\\ud800","a":1}')
 @example("\ufeff{}")
 @example("")
 def test_broken_text_is_refused_exactly_where_the_twin_refuses_it(text: str) -> None:

@@ -115,7 +115,8 @@ class BatchPull:
         permissions = rule.collection.field_permissions
         if not permissions:
             return _ADMITTED
-        return _Verdict(None, fields.hidden(permissions, rule.roles_of(caller, identity)))
+        hidden = fields.hidden(permissions, rule.roles_of(caller, identity))
+        return _Verdict(None, hidden) if hidden else _ADMITTED
 
     async def _read(
         self, plan: _core.BatchPlan, verdicts: list[_Verdict], known: dict[str, Outcome]

@@ -1,9 +1,9 @@
-"""Who may do what: callers from certificates and signatures, roles, scopes, restrictions (wire section 3).
+"""Who sends a request: callers from certificates and signatures, rates and nonces (wire section 3).
 
 A request passes in two steps, so that nothing dear happens before something cheap could refuse it:
 `present` reads the credentials of the headers (form, time and the certificate's own signature, which is
 remembered), then, once the body is there, `admit` checks the request's signature, counts it, takes its
-nonce, and decides.
+nonce. What the caller may do is `pysync.rule`'s to say.
 """
 
 import hmac
@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from pysync import _core, caps, wire
 from pysync.caps import SKEW_S, CapError, Certificate
-from pysync.config import Action, Collection, Config, Limit, RateRule, Restriction, effective_limit
-from pysync.config.template import params
+from pysync.config import Config, Limit
 from pysync.coordinator import Coordinator
 from pysync.errors import Forbidden, RateLimited, Unauthorized
 from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
 from pysync.revocation import Revocations
+from pysync.rule import Rule
 
 SKEW_MS = SKEW_S * 1000
 MAX_REMEMBERED_CHARS = 16 * 1024 * 1024
@@ -27,16 +27,6 @@ MAX_REMEMBERED_CHARS = 16 * 1024 * 1024
 
 _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
-
-_OPS: dict[Action, frozenset[str]] = {
-    "pull": frozenset({"read"}),
-    "push": frozenset({"write"}),
-    "list": frozenset({"list", "read"}),
-}
-SPACE_ROLES = "space:"
-"""How the roles start that a space's access document gives."""
-_NOT_ACROSS = frozenset({"self", "device:root"})
-"""Roles that everybody holds for what is theirs: they open nothing that belongs to another identity."""
 
 
 class Inbound(NamedTuple):
@@ -48,102 +38,6 @@ class Inbound(NamedTuple):
     targets: list[str]
     host: str
     address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What one action on one collection asks of a caller."""
-
-    action: Action
-    collection: Collection
-    namespace: str | None
-    roles: frozenset[str]
-    admits_anonymous: bool
-    """Callers without credentials reach the role check, as `public`."""
-    examines: bool
-    """Credentials are looked at."""
-    identity_index: int | None
-    """Which path parameter is `{identity}`: of a list, of its prefix."""
-    by_space: bool
-    """Roles that a space's access document gives count (`pysync.spaces`)."""
-    restrictions: tuple[Restriction, ...]
-    limit: RateRule | None
-
-    @classmethod
-    def of(cls, config: Config, namespace: str | None, collection: Collection, action: Action) -> "Rule":
-        """The rule that the configuration makes for `action` on `collection`."""
-        roles = frozenset(collection.write_roles if action == "push" else collection.read_roles)
-        levels = [config.restrictions, collection.restrictions]
-        if namespace is not None:
-            levels.insert(1, config.namespaces[namespace].restrictions)
-        restrictions = tuple(
-            restriction
-            for level in levels
-            for restriction in level
-            if restriction.actions is None or action in restriction.actions
-        )
-        public = "public" in roles
-        needed = collection.require_auth
-        if needed is None:
-            needed = not public
-        # What is listed are the values of the last parameter: the path does not have it.
-        path = collection.storage_path
-        names = params(path.rpartition("/")[0] if action == "list" else path)
-        return cls(
-            action=action,
-            collection=collection,
-            namespace=namespace,
-            roles=roles,
-            admits_anonymous=not needed,
-            examines=needed or not public or bool(restrictions) or bool(collection.field_permissions),
-            identity_index=names.index("identity") if "identity" in names else None,
-            by_space=config.auth.spaces is not None and _names_space_roles(roles, collection),
-            restrictions=restrictions,
-            limit=effective_limit(config, collection, action),
-        )
-
-    def authorize(self, caller: Caller, identity: str | None, document_key: str) -> None:
-        """Raise Forbidden unless `permits`."""
-        if not self.permits(caller, identity, document_key):
-            raise Forbidden
-
-    def permits(self, caller: Caller, identity: str | None, document_key: str) -> bool:
-        """Whether `caller` may act on `document_key`, whose path names `identity` (None: no identity)."""
-        if self.restrictions and self._restricted(caller.identity):
-            return False
-        if caller.ops is not None and not (caller.ops & _OPS[self.action]):
-            return False
-        if caller.scope is not None and not caller.scope.allows(document_key):
-            return False
-        if self.collection.root_only and "device:root" not in caller.roles:
-            return False
-        held = self.roles & self.roles_of(caller, identity)
-        if identity is None or identity == caller.identity:
-            return bool(held)
-        return any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held)
-
-    def answers(self, caller: Caller, identity: str | None, document_key: str) -> bool:
-        """Whether a request of its own would be answered: as `permits`, except that an open collection does
-        not look at who asks, and one that is closed wants to know."""
-        if not self.examines:
-            caller = ANONYMOUS
-        elif not self.admits_anonymous and caller == ANONYMOUS:
-            return False
-        return self.permits(caller, identity, document_key)
-
-    def roles_of(self, caller: Caller, identity: str | None) -> frozenset[str]:
-        """The roles that `caller` holds where the path names `identity`: `self` too, where it is theirs."""
-        return caller.roles | {"self"} if identity and identity == caller.identity else caller.roles
-
-    def _restricted(self, identity: str) -> bool:
-        allowed = True
-        for restriction in self.restrictions:
-            listed = identity in restriction.identities
-            if restriction.mode == "deny" and listed:
-                return True
-            if restriction.mode == "allow" and not listed:
-                allowed = False
-        return not allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,13 +283,6 @@ def _certificate(authorization: str, now_s: int) -> Certificate:
     except (CapError, ValueError):
         raise Unauthorized from None
     return certificate
-
-
-def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:
-    named = set(roles)
-    for permission in collection.field_permissions.values():
-        named.update(permission.read_roles or (), permission.write_roles or ())
-    return any(role.startswith(SPACE_ROLES) for role in named)
 
 
 def _counters(rule: Rule, identity: str, address: str) -> list[tuple[Limit, str]]:

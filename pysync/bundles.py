@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import orjson
 
 from pysync import _core, fields
-from pysync.access import Rule
 from pysync.documents import Documents
 from pysync.model import Caller
+from pysync.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import replace
 import orjson
 
 from pysync import _core
-from pysync.access import Rule
 from pysync.config import Spaces as Settings
 from pysync.errors import AuthorizationError, PysyncError, StoreUnavailable
 from pysync.model import Caller
+from pysync.rule import Rule
 from pysync.store import NotModified, Store
 
 OWNER = "space:owner"

@@ -8,11 +8,11 @@ import orjson
 from aiohttp import web
 
 from pysync import _core, fields, wire
-from pysync.access import Rule
 from pysync.batch import MAX_READS_AT_ONCE, Outcome, read_each
 from pysync.config import Config
 from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden
 from pysync.model import Caller
+from pysync.rule import Rule
 from pysync.server.answer import Answer, version_matches
 from pysync.server.callers import Callers
 from pysync.server.routes import Match

@@ -5,9 +5,10 @@ from ipaddress import ip_address
 
 from aiohttp import web
 
-from pysync.access import NOBODY, Access, Credentials, Inbound, Rule
+from pysync.access import NOBODY, Access, Credentials, Inbound
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import ANONYMOUS, Caller
+from pysync.rule import Rule
 from pysync.signing import host_of_header
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pysync.access import Rule
 from pysync.config import Collection, Config, template
+from pysync.rule import Rule
 from pysync.server.openapi_parts import Json, answer, array, component, json_content, map_of, object_of
 from pysync.server.routes import Route
 

@@ -12,9 +12,9 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
-from pysync.access import Rule
 from pysync.config.template import RESERVED
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
+from pysync.rule import Rule
 from pysync.schema import Check
 from pysync.server.answer import Answer
 

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from pysync.access import Access, Rule
+from pysync.access import Access
 from pysync.bundles import Bundle
 from pysync.config import Action, Collection, Config
 from pysync.config.support import served
 from pysync.config.template import params
 from pysync.documents import Documents
 from pysync.errors import NotFound
+from pysync.rule import Rule
 from pysync.schema import compile_schema
 from pysync.server.answer import Answer
 from pysync.server.batch import BatchPull

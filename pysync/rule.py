@@ -1,0 +1,121 @@
+"""What a collection's actions ask of a caller: roles, scopes, restrictions (wire section 3)."""
+
+from dataclasses import dataclass
+
+from pysync.config import Action, Collection, Config, RateRule, Restriction, effective_limit
+from pysync.config.template import params
+from pysync.errors import Forbidden
+from pysync.model import ANONYMOUS, Caller
+
+_OPS: dict[Action, frozenset[str]] = {
+    "pull": frozenset({"read"}),
+    "push": frozenset({"write"}),
+    "list": frozenset({"list", "read"}),
+}
+SPACE_ROLES = "space:"
+"""How the roles start that a space's access document gives."""
+_NOT_ACROSS = frozenset({"self", "device:root"})
+"""Roles that everybody holds for what is theirs: they open nothing that belongs to another identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one action on one collection asks of a caller."""
+
+    action: Action
+    collection: Collection
+    namespace: str | None
+    roles: frozenset[str]
+    admits_anonymous: bool
+    """Callers without credentials reach the role check, as `public`."""
+    examines: bool
+    """Credentials are looked at."""
+    identity_index: int | None
+    """Which path parameter is `{identity}`: of a list, of its prefix."""
+    by_space: bool
+    """Roles that a space's access document gives count (`pysync.spaces`)."""
+    restrictions: tuple[Restriction, ...]
+    limit: RateRule | None
+
+    @classmethod
+    def of(cls, config: Config, namespace: str | None, collection: Collection, action: Action) -> "Rule":
+        """The rule that the configuration makes for `action` on `collection`."""
+        roles = frozenset(collection.write_roles if action == "push" else collection.read_roles)
+        levels = [config.restrictions, collection.restrictions]
+        if namespace is not None:
+            levels.insert(1, config.namespaces[namespace].restrictions)
+        restrictions = tuple(
+            restriction
+            for level in levels
+            for restriction in level
+            if restriction.actions is None or action in restriction.actions
+        )
+        public = "public" in roles
+        needed = collection.require_auth
+        if needed is None:
+            needed = not public
+        # What is listed are the values of the last parameter: the path does not have it.
+        path = collection.storage_path
+        names = params(path.rpartition("/")[0] if action == "list" else path)
+        return cls(
+            action=action,
+            collection=collection,
+            namespace=namespace,
+            roles=roles,
+            admits_anonymous=not needed,
+            examines=needed or not public or bool(restrictions) or bool(collection.field_permissions),
+            identity_index=names.index("identity") if "identity" in names else None,
+            by_space=config.auth.spaces is not None and _names_space_roles(roles, collection),
+            restrictions=restrictions,
+            limit=effective_limit(config, collection, action),
+        )
+
+    def authorize(self, caller: Caller, identity: str | None, document_key: str) -> None:
+        """Raise Forbidden unless `permits`."""
+        if not self.permits(caller, identity, document_key):
+            raise Forbidden
+
+    def permits(self, caller: Caller, identity: str | None, document_key: str) -> bool:
+        """Whether `caller` may act on `document_key`, whose path names `identity` (None: no identity)."""
+        if self.restrictions and self._restricted(caller.identity):
+            return False
+        if caller.ops is not None and not (caller.ops & _OPS[self.action]):
+            return False
+        if caller.scope is not None and not caller.scope.allows(document_key):
+            return False
+        if self.collection.root_only and "device:root" not in caller.roles:
+            return False
+        held = self.roles & self.roles_of(caller, identity)
+        if identity is None or identity == caller.identity:
+            return bool(held)
+        return any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held)
+
+    def answers(self, caller: Caller, identity: str | None, document_key: str) -> bool:
+        """Whether a request of its own would be answered: as `permits`, except that an open collection does
+        not look at who asks, and one that is closed wants to know."""
+        if not self.examines:
+            caller = ANONYMOUS
+        elif not self.admits_anonymous and caller == ANONYMOUS:
+            return False
+        return self.permits(caller, identity, document_key)
+
+    def roles_of(self, caller: Caller, identity: str | None) -> frozenset[str]:
+        """The roles that `caller` holds where the path names `identity`: `self` too, where it is theirs."""
+        return caller.roles | {"self"} if identity and identity == caller.identity else caller.roles
+
+    def _restricted(self, identity: str) -> bool:
+        allowed = True
+        for restriction in self.restrictions:
+            listed = identity in restriction.identities
+            if restriction.mode == "deny" and listed:
+                return True
+            if restriction.mode == "allow" and not listed:
+                allowed = False
+        return not allowed
+
+
+def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:
+    named = set(roles)
+    for permission in collection.field_permissions.values():
+        named.update(permission.read_roles or (), permission.write_roles or ())
+    return any(role.startswith(SPACE_ROLES) for role in named)

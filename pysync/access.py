@@ -128,11 +128,13 @@ class Access:
             self._check_signature(proof, credentials, request, body)
             self._remember(proof)
         for counted in (rule, *others):
-            for limit, bucket in _counters(counted, credentials.caller.identity, request.address):
-                await self.count(limit, bucket)
+            if counted.limit is not None:
+                for limit, bucket in _counters(counted, credentials.caller.identity, request.address):
+                    await self.count(limit, bucket)
         if proof is not None:
-            # The body may have taken its time; from now on the nonce tells a replay.
-            self._check_time(credentials)
+            if body:
+                # It may have taken its time; from now on the nonce tells a replay.
+                self._check_time(credentials)
             if not await self._coordinator.remember_nonce(proof.caller.presenter, credentials.nonce):
                 raise Unauthorized
             if await self._revocations.revoked(proof.certificate):

@@ -13,6 +13,8 @@ from pysync.errors import Conflict, DocumentCorrupt, StoreUnavailable
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
 
 IDEMPOTENCY_TTL_MS = 600_000
+MAX_LATEST = 4096
+"""Versions remembered of what was written last."""
 _ATTEMPTS = 8
 
 
@@ -31,6 +33,7 @@ class Documents:
         self._store = store
         self._coordinator = coordinator
         self.now_ms = now_ms
+        self._latest: dict[str, tuple[str, str]] = {}
 
     async def pull(self, key: str, ttl_ms: int | None = None) -> _core.Document | None:
         """The document at `key`, None where nothing is stored or what is has outlived `ttl_ms`.
@@ -57,15 +60,16 @@ class Documents:
         """
         written = Written(body.hash, self.now_ms() if timestamp_ms is None else timestamp_ms)
         stored = body.stored(written.timestamp_ms)
-        expect: Expect | None = ABSENT if body.base_hash is None else None
+        expect: Expect | None = ABSENT if body.base_hash is None else self._known(key, body.base_hash, ttl_ms)
         for _ in range(_ATTEMPTS):
             if expect is None:
                 expect = self._expectation(await self._store.get(key), body.base_hash, ttl_ms)
             try:
-                await self._store.put(key, stored, expect=expect)
+                etag = await self._store.put(key, stored, expect=expect)
             except EtagMismatch:
                 expect = None
             else:
+                self._remember(key, written.hash, etag)
                 return written
         raise StoreUnavailable
 
@@ -103,6 +107,17 @@ class Documents:
                     continue
                 swept += 1
         return swept
+
+    def _known(self, key: str, base_hash: str, ttl_ms: int | None) -> Expect | None:
+        """What the store must hold for `base_hash` to be right, where this process wrote that version: it
+        need not be read again. None where it is not known."""
+        hash_, etag = self._latest.get(key, ("", ""))
+        return Etag(etag) if hash_ and hash_ == base_hash and ttl_ms is None else None
+
+    def _remember(self, key: str, hash_: str, etag: str) -> None:
+        if len(self._latest) >= MAX_LATEST and key not in self._latest:
+            del self._latest[next(iter(self._latest))]
+        self._latest[key] = hash_, etag
 
     def _expired(self, document: _core.Document, ttl_ms: int | None) -> bool:
         return ttl_ms is not None and document.ts_ms + ttl_ms < self.now_ms()

@@ -85,9 +85,11 @@ class Rule:
             return False
         if self.collection.root_only and "device:root" not in caller.roles:
             return False
-        held = self.roles & self.roles_of(caller, identity)
-        if identity is None or identity == caller.identity:
+        held = self.roles & caller.roles
+        if identity is None:
             return bool(held)
+        if identity == caller.identity:
+            return "self" in self.roles or bool(held)
         return any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held)
 
     def answers(self, caller: Caller, identity: str | None, document_key: str) -> bool:

@@ -1,10 +1,16 @@
 """Documents over time: what a repetition is answered, and what a keyring's age does."""
 
 import aiohttp
+import pytest
 from conftest import Browser, Start
 
+from pysync._core import decode_push
 from pysync.clock import wall_clock_ms
-from pysync.testing import MovedClock
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.documents import Documents
+from pysync.errors import Conflict
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore, MovedClock
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 
@@ -39,3 +45,27 @@ async def test_a_folded_keyring_expires_as_its_own_collection_says(
     clock.now_ms += 1
     folded = await browser.pull("rooms/a?withKeyring=1")
     assert (folded.json["data"], folded.json["keyring"]) == ({"n": 1}, None)
+
+
+async def test_a_push_on_what_was_written_here_reads_nothing_first() -> None:
+    store = FaultyStore(MemoryStore())
+    documents = Documents(store, MemoryCoordinator(), lambda: 1)
+    first = await documents.push("a", decode_push(b'{"data":{"n":1}}'))
+    second = b'{"data":{"n":2},"baseHash":"%b"}'
+    await documents.push("a", decode_push(second % first.hash.encode()))
+    assert (store.calls["get"], store.calls["put"]) == (0, 2)
+    with pytest.raises(Conflict):
+        await documents.push("a", decode_push(second % first.hash.encode()))
+
+
+async def test_what_another_process_wrote_is_noticed() -> None:
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    here, there = (Documents(store, coordinator, lambda: 1) for _ in range(2))
+    first = (await here.push("a", decode_push(b'{"data":{"n":1}}'))).hash.encode()
+    second = (await there.push("a", decode_push(b'{"data":{"n":2},"baseHash":"%b"}' % first))).hash
+    with pytest.raises(Conflict) as refused:
+        await here.push("a", decode_push(b'{"data":{"n":3},"baseHash":"%b"}' % first))
+    assert refused.value.current_hash == second
+    await there.push("a", decode_push(b'{"data":{"n":1},"baseHash":"%b"}' % second.encode()))
+    again = await here.push("a", decode_push(b'{"data":{"n":4},"baseHash":"%b"}' % first))
+    assert (await there.pull("a")).hash == again.hash  # type: ignore[union-attr]

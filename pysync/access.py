@@ -24,6 +24,8 @@ from pysync.rule import Rule
 SKEW_MS = SKEW_S * 1000
 MAX_REMEMBERED_CHARS = 16 * 1024 * 1024
 """Of Authorization headers: some 20,000 callers, whose proofs take a few times that in memory."""
+MAX_DENIES = 64
+"""Of a certificate's paths: each is held against every key of a batch before its signature is checked."""
 
 _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
@@ -281,6 +283,8 @@ def _certificate(authorization: str, now_s: int) -> Certificate:
         caps.verify(certificate, now_s)
         if certificate.kind != "device" and not certificate.paths:
             raise Forbidden
+        if sum(path.startswith("!") for path in certificate.paths or ()) > MAX_DENIES:
+            raise Unauthorized
         caps.check_sharing(certificate)
     except (CapError, ValueError):
         raise Unauthorized from None

@@ -50,7 +50,9 @@ class Bundle:
             StoreUnavailable: nobody can tell what one of them holds.
         """
         readable = [
-            rule for rule in self.rules if rule.answers(caller, identity, f"{path}/{rule.collection.name}")
+            rule
+            for rule in self.rules
+            if rule.owns(key := f"{path}/{rule.collection.name}") and rule.answers(caller, identity, key)
         ]
         found = await asyncio.gather(
             *(documents.pull(f"{path}/{rule.collection.name}", rule.collection.ttl_ms) for rule in readable)

@@ -6,7 +6,7 @@ import orjson
 
 from pysync import _core
 from pysync.config import FieldPermission
-from pysync.errors import Forbidden
+from pysync.errors import DocumentCorrupt, Forbidden
 
 Permissions = Mapping[str, FieldPermission]
 
@@ -26,8 +26,12 @@ def mark(names: frozenset[str]) -> str:
 
 
 def without(data: bytes, names: frozenset[str]) -> bytes:
-    """The JSON object `data` without the members `names`; other members keep their values and order."""
-    members = orjson.loads(data)
+    """The JSON object `data` without the members `names`; other members keep their values and order. Raises
+    DocumentCorrupt where it does not read."""
+    try:
+        members = orjson.loads(data)
+    except ValueError as error:
+        raise DocumentCorrupt from error
     return orjson.dumps({name: value for name, value in members.items() if name not in names})
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pysync.config import Action, Collection, Config, RateRule, Restriction, effective_limit
-from pysync.config.template import params
+from pysync.config.template import matches, params, wins_over
 from pysync.errors import Forbidden
 from pysync.model import ANONYMOUS, Caller
 
@@ -36,6 +36,8 @@ class Rule:
     """Roles that a space's access document gives count (`pysync.spaces`)."""
     restrictions: tuple[Restriction, ...]
     limit: RateRule | None
+    rivals: tuple[str, ...] = ()
+    """Templates of other collections in the namespace that win keys over this one's."""
 
     @classmethod
     def of(cls, config: Config, namespace: str | None, collection: Collection, action: Action) -> "Rule":
@@ -68,7 +70,13 @@ class Rule:
             by_space=config.auth.spaces is not None and _names_space_roles(roles, collection),
             restrictions=restrictions,
             limit=effective_limit(config, collection, action),
+            rivals=_rivals(config, namespace, collection),
         )
+
+    def owns(self, document_key: str) -> bool:
+        """Whether the key, which has the shape of this collection's, is not another collection's. What routes
+        lead to is owned; what is put together from a template need not be."""
+        return not any(matches(rival, document_key) for rival in self.rivals)
 
     def authorize(self, caller: Caller, identity: str | None, document_key: str) -> None:
         """Raise Forbidden unless `permits`."""
@@ -114,6 +122,23 @@ class Rule:
             if restriction.mode == "allow" and not listed:
                 allowed = False
         return not allowed
+
+
+def _rivals(config: Config, namespace: str | None, collection: Collection) -> tuple[str, ...]:
+    siblings = config.collections if namespace is None else config.namespaces[namespace].collections
+    own = _key_template(collection)
+    return tuple(
+        template
+        for other in siblings
+        if other is not collection and not other.push_only
+        for template in {other.storage_path, _key_template(other)}
+        if wins_over(template, own)
+    )
+
+
+def _key_template(collection: Collection) -> str:
+    path = collection.storage_path
+    return path if collection.bundle is None else f"{path}/{collection.name}"
 
 
 def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:

@@ -119,4 +119,4 @@ def _founds(text: bytes, identity: str) -> bool:
     except PysyncError:
         return False
     # A push with another base could overwrite what somebody else creates meanwhile.
-    return not body.base_hash and _data(body.data).get("owner") == identity
+    return not body.base_hash and orjson.loads(body.data).get("owner") == identity

@@ -413,7 +413,7 @@ async def test_readers_who_see_different_fields_get_different_etags(anyone: Brow
     [
         ({"notes": [{"id": "a"}]}, "public, max-age=60"),
         ({"notes": [{"id": "a"}], "rooms": [{"room": "lobby"}]}, "private, max-age=30"),
-        ({"notes": [{"id": "a"}], "cards": [{"id": "a"}]}, "no-cache"),
+        ({"notes": [{"id": "a"}], "cards": [{"id": "a"}]}, "private, no-cache"),
         ({"rooms": [{"room": "lobby"}], "cards": [{"id": "a"}]}, "private, no-cache"),
         ({"notes": [{"id": "a"}], "special": [{}]}, "private, no-cache"),
         ({"notes": [{"id": "a"}, {}]}, "private, no-cache"),

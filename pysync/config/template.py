@@ -19,6 +19,31 @@ def shape(template: str) -> str:
     return "/".join("{}" if PARAM.fullmatch(segment) else segment for segment in template.split("/"))
 
 
+def matches(template: str, key: str) -> bool:
+    """Whether the key has the template's shape, whatever the values of its parameters."""
+    parts, segments = template.split("/"), key.split("/")
+    return len(parts) == len(segments) and all(
+        part == segment or part.startswith("{") for part, segment in zip(parts, segments, strict=True)
+    )
+
+
+def wins_over(other: str, own: str) -> bool:
+    """Whether some keys have the shape of both templates and belong to `other`: literal segments win, the
+    first difference decides."""
+    if other.count("/") != own.count("/"):
+        return False
+    decided = False
+    for theirs, ours in zip(other.split("/"), own.split("/"), strict=True):
+        is_literal, is_own_literal = not theirs.startswith("{"), not ours.startswith("{")
+        if is_literal and is_own_literal and theirs != ours:
+            return False
+        if is_literal != is_own_literal and not decided:
+            if is_own_literal:
+                return False
+            decided = True
+    return decided
+
+
 def faults(template: str) -> Iterator[str]:
     """What keeps the text from being a key template (wire section 1), nothing for a good one."""
     if template.startswith("/") or template.endswith("/"):

@@ -60,7 +60,7 @@ class App:
             callers=callers,
             spaces=spaces,
             handlers=Handlers(documents, access, callers, revocations, spaces, keyrings),
-            lists=Lists(store, callers, spaces, routes),
+            lists=Lists(store, callers, spaces),
             ops=self.ops,
         ).add_all()
         self._middleware = Middleware(routes, metrics, server.cors.origins, server.public_hosts)

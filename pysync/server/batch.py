@@ -1,5 +1,6 @@
 """`GET {ns}/batch/pull`: many documents of one namespace in one answer (wire section 6)."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,6 +19,9 @@ from pysync.server.callers import Callers
 from pysync.server.routes import Match
 from pysync.spaces import Spaces, with_roles
 from pysync.store import Store
+
+IN_THREAD_ABOVE = 64 * 1024
+"""Bytes of documents that are rewritten beside the event loop."""
 
 
 class _Verdict(NamedTuple):
@@ -78,7 +82,7 @@ class BatchPull:
         verdicts = [self._decide(group, caller, known) for group in plan.groups]
         answer = await self._read(plan, verdicts, known)
         version = answer.etag
-        headers = f'{self._cache_lines(named, answer)}ETag: W/"{version}"\r\n'
+        headers = f'{_cache_lines(named, caller, answer)}ETag: W/"{version}"\r\n'
         if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
             return Answer(304, b"", headers)
         return Answer(200, answer.body(), headers)
@@ -95,7 +99,7 @@ class BatchPull:
 
     def _access_key(self, group: tuple[int, str | None, list[str]]) -> str | None:
         row, _, values = group
-        if not self._rules[row].by_space:
+        if not (self._rules[row].by_space and self._rules[row].examines):
             return None
         return self._spaces.key(dict(zip(self._deciding[row], values, strict=True)))
 
@@ -105,7 +109,12 @@ class BatchPull:
         """What single pulls of the group would."""
         row, identity, _ = group
         rule = self._rules[row]
-        if rule.by_space and caller.identity and (key := self._access_key(group)) is not None:
+        if (
+            rule.by_space
+            and rule.examines
+            and caller.identity
+            and (key := self._access_key(group)) is not None
+        ):
             stored = access[key]
             if isinstance(stored, str):
                 return _Verdict(AuthorizationError.text)
@@ -123,26 +132,53 @@ class BatchPull:
     ) -> _core.BatchAnswer:
         """The answer, `known` being read already. Refused entries cost no read."""
         reads = plan.reads
-        wanted = {key for key, group in reads if verdicts[group].refusal is None and key not in known}
+        foreign = self._foreign(plan, reads)
+        wanted = {
+            key
+            for key, group in reads
+            if verdicts[group].refusal is None and key not in known and (key, group) not in foreign
+        }
         found = await read_each(self._store, wanted, at_once=self._reads_at_once)
         if known:
             found |= known
-        if all(verdict is _ADMITTED for verdict in verdicts):
+        if not foreign and all(verdict is _ADMITTED for verdict in verdicts):
             return plan.answer([found[key] for key, _ in reads], self._now_ms())
-        stored = [_visible(found.get(key), verdicts[group]) for key, group in reads]
+
+        def visible() -> list[Outcome]:
+            return [
+                Forbidden.text if (key, group) in foreign else _visible(found.get(key), verdicts[group])
+                for key, group in reads
+            ]
+
+        size = sum(len(body) for body in found.values() if isinstance(body, bytes))
+        stored = await asyncio.to_thread(visible) if size > IN_THREAD_ABOVE else visible()
         hidden = [sorted(verdict.hidden) for verdict in verdicts]
         return plan.answer(stored, self._now_ms(), orjson.dumps(hidden))
 
-    def _cache_lines(self, named: list[Rule], answer: _core.BatchAnswer) -> str:
-        """Wire section 4, of all entries together: the shortest age, and public where every entry is."""
-        private = answer.failed or any("public" not in rule.roles for rule in named)
-        ages_ms = [rule.collection.cache_duration_ms for rule in named]
-        known_ms = [age_ms for age_ms in ages_ms if age_ms is not None]
-        if answer.failed or len(known_ms) < len(ages_ms):
-            control = "private, no-cache" if private else "no-cache"
-        else:
-            control = f"{'private' if private else 'public'}, max-age={min(known_ms) // 1000}"
-        return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
+    def _foreign(self, plan: _core.BatchPlan, reads: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        """The reads whose key is another collection's: a single pull of it would ask for that one's roles."""
+        if not any(self._rules[row].rivals for row in plan.collections):
+            return frozenset()
+        rows = [row for row, _, _ in plan.groups]
+        return frozenset((key, group) for key, group in reads if not self._rules[rows[group]].owns(key))
+
+
+def _cache_lines(named: list[Rule], caller: Caller, answer: _core.BatchAnswer) -> str:
+    """Wire section 4, of all entries together: the shortest age, and public where every entry is, whoever
+    asks."""
+    private = answer.failed or any(
+        "public" not in rule.roles
+        or rule.examines
+        or (bool(caller.identity) and rule.identity_index is not None)
+        for rule in named
+    )
+    ages_ms = [rule.collection.cache_duration_ms for rule in named]
+    known_ms = [age_ms for age_ms in ages_ms if age_ms is not None]
+    if answer.failed or len(known_ms) < len(ages_ms):
+        control = "private, no-cache" if private else "no-cache"
+    else:
+        control = f"{'private' if private else 'public'}, max-age={min(known_ms) // 1000}"
+    return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
 
 
 def _visible(stored: Outcome, verdict: _Verdict) -> Outcome:
@@ -152,11 +188,15 @@ def _visible(stored: Outcome, verdict: _Verdict) -> Outcome:
     if not verdict.hidden or not isinstance(stored, bytes):
         return stored
     try:
-        document = _core.read_document(stored)
+        return _without(_core.read_document(stored), verdict.hidden)
     except DocumentCorrupt:
-        return stored
+        return DocumentCorrupt.text
+
+
+def _without(document: _core.Document, hidden: frozenset[str]) -> bytes:
+    """The document as it would be stored without these members of its data."""
     members: dict[str, object] = {"ts": document.ts_ms, "hash": document.hash}
     if document.author_pubkey is not None and document.author_signature is not None:
         members |= {"authorPubkey": document.author_pubkey, "authorSignature": document.author_signature}
-    data = fields.without(document.data, verdict.hidden)
+    data = fields.without(document.data, hidden)
     return orjson.dumps(members | {"data": orjson.Fragment(data)})

@@ -166,11 +166,15 @@ def _variant(
     headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
     if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
         return Answer(304, b"", headers)
-    body = document.answer(now_ms, keyring and keyring[0])
-    if hidden:
-        members = orjson.loads(body)
-        body = orjson.dumps(members | {"data": orjson.Fragment(fields.without(document.data, hidden))})
-    return Answer(200, body, headers)
+    if not hidden:
+        return Answer(200, document.answer(now_ms, keyring and keyring[0]), headers)
+    data = orjson.Fragment(fields.without(document.data, hidden))
+    members = {"data": data, "hash": document.hash, "timestamp": now_ms}
+    if document.author_pubkey is not None and document.author_signature is not None:
+        members |= {"authorPubkey": document.author_pubkey, "authorSignature": document.author_signature}
+    if keyring is not None:
+        members["keyring"] = orjson.Fragment(keyring[0])
+    return Answer(200, orjson.dumps(members), headers)
 
 
 def _missing(now_ms: int, keyring: tuple[bytes, str] | None) -> bytes:

@@ -8,7 +8,7 @@ from pysync import listing
 from pysync.errors import InvalidAfter, InvalidLimit
 from pysync.server.answer import Answer, json_answer
 from pysync.server.callers import Callers
-from pysync.server.routes import Match, RouteTable, are_parameters, is_parameter
+from pysync.server.routes import Match, are_parameters, is_parameter
 from pysync.spaces import Spaces
 from pysync.store import Store
 
@@ -17,13 +17,12 @@ _LIMIT_DIGITS = len(str(listing.MAX_LIMIT))
 
 
 class Lists:
-    """The list routes of one service. `routes` tells which collection a listed key belongs to."""
+    """The list routes of one service."""
 
-    def __init__(self, store: Store, callers: Callers, spaces: Spaces, routes: RouteTable) -> None:
+    def __init__(self, store: Store, callers: Callers, spaces: Spaces) -> None:
         self._store = store
         self._callers = callers
         self._spaces = spaces
-        self._routes = routes
 
     async def list(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
@@ -36,26 +35,15 @@ class Lists:
         if "?" in request.raw_path:
             limit = _limit(request.query.get("limit"))
             after = _after(request.query.get("after"))
-        others = self._spelled_out(match)
+        prefix = f"{match.key}/" if match.key else ""
 
         def admitted(names: list[str]) -> list[str]:
-            if not others and are_parameters(names):
+            if not rule.rivals and are_parameters(names):
                 return names
-            return [name for name in names if name not in others and is_parameter(name)]
+            return [name for name in names if is_parameter(name) and rule.owns(prefix + name)]
 
         items, has_more = await listing.page(self._store, match.key, after, limit, admitted)
         return json_answer(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
-
-    def _spelled_out(self, match: Match) -> frozenset[str]:
-        """The names under this prefix that other collections own, because their templates spell them out."""
-        head = match.route.template[: match.route.key_from - 1]
-        path = [*head, "pull", *filter(None, match.key.split("/"))]
-        return frozenset(
-            name
-            for name in self._routes.literals(path)
-            if self._routes.match("GET", "/" + "/".join([*path, name])).rule.collection
-            is not match.rule.collection
-        )
 
 
 def _limit(text: str | None) -> int:

@@ -114,14 +114,6 @@ class RouteTable:
             if node.parameter is not None:
                 nodes.append(node.parameter)
 
-    def literals(self, segments: Sequence[str]) -> set[str]:
-        """The names that some template spells out after `segments`, where a GET is served."""
-        nodes = [self._root]
-        for segment in segments:
-            below = [(node.literals.get(segment), node.parameter) for node in nodes]
-            nodes = [found for pair in below for found in pair if found is not None]
-        return {name for node in nodes for name, leaf in node.literals.items() if "GET" in leaf.routes}
-
     def match(self, method: str, path: str) -> Match:
         """The route of `path` (as received, without query).
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Documents:
         self._store = store
         self._coordinator = coordinator
         self.now_ms = now_ms
-        self._latest: dict[str, tuple[str, str]] = {}
+        self._latest: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
     async def pull(self, key: str, ttl_ms: int | None = None) -> _core.Document | None:
         """The document at `key`, None where nothing is stored or what is has outlived `ttl_ms`.
@@ -115,9 +116,9 @@ class Documents:
         return Etag(etag) if hash_ and hash_ == base_hash and ttl_ms is None else None
 
     def _remember(self, key: str, hash_: str, etag: str) -> None:
-        if len(self._latest) >= MAX_LATEST and key not in self._latest:
-            del self._latest[next(iter(self._latest))]
         self._latest[key] = hash_, etag
+        if len(self._latest) > MAX_LATEST:
+            self._latest.popitem(last=False)
 
     def _expired(self, document: _core.Document, ttl_ms: int | None) -> bool:
         return ttl_ms is not None and document.ts_ms + ttl_ms < self.now_ms()

@@ -29,6 +29,14 @@ class Callers:
             return ANONYMOUS
         return await self._access.admit(rule, credentials, self.inbound(request, rule, *others), b"", *others)
 
+    async def writer(
+        self, request: web.BaseRequest, rule: Rule, credentials: Credentials, body: bytes
+    ) -> Caller:
+        """Who sends a request with `body`, whose headers present `credentials`. Raises what `admit` does."""
+        if credentials is NOBODY and rule.limit is None:
+            return ANONYMOUS
+        return await self._access.admit(rule, credentials, self.inbound(request, rule), body)
+
     def claimed(self, request: web.BaseRequest) -> Credentials:
         """The credentials of a request that anybody may send: `NOBODY` where there are none, or bad ones.
         Nothing is proved yet."""

@@ -84,7 +84,7 @@ class Handlers:
         if media_type != JSON_TYPE:
             raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
         text = await read_body(request, collection.max_body_bytes)
-        caller = await self._access.admit(rule, credentials, self._callers.inbound(request, rule), text)
+        caller = await self._callers.writer(request, rule, credentials, text)
         if rule.by_space:
             caller = await self._spaces.pushing(rule, caller, match.params, match.key, text)
         rule.authorize(caller, match.identity, match.key)

@@ -11,6 +11,7 @@ that does not fit the file: its stamp tells, and `open` hashes the file anew.
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import sqlite3
@@ -118,8 +119,13 @@ _ABOVE_ALL_TEXT: Final = b""
 """SQLite orders every blob after every text."""
 
 
+_process = os.urandom(8).hex()
+_numbers = itertools.count()
+
+
 def _new_etag() -> str:
-    return os.urandom(8).hex()
+    """An etag that no other write has: this process by a random name, and a number of its own."""
+    return f"{_process}{next(_numbers):x}"
 
 
 class _FileRow(NamedTuple):

@@ -8,6 +8,7 @@ nonce. What the caller may do is `pysync.rule`'s to say.
 
 import hmac
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -80,7 +81,7 @@ class Access:
         self._coordinator = coordinator
         self._revocations = revocations
         self._now_ms = now_ms
-        self._known: dict[tuple[str, str], Proof] = {}
+        self._known: OrderedDict[tuple[str, str], Proof] = OrderedDict()
         self._known_chars = 0
 
     def present(self, rule: Rule, headers: Mapping[str, str]) -> Credentials:
@@ -214,9 +215,8 @@ class Access:
             self._known[proof.known_as] = proof
             self._known_chars += len(proof.known_as[0])
             while self._known_chars > MAX_REMEMBERED_CHARS:
-                oldest = next(iter(self._known))
-                del self._known[oldest]
-                self._known_chars -= len(oldest[0])
+                (oldest, _), _ = self._known.popitem(last=False)
+                self._known_chars -= len(oldest)
 
     def _caller(self, certificate: Certificate, key: _core.PublicKey) -> Caller:
         """Who presents `certificate` with `key` (clients-and-crypto section 1.5)."""

@@ -5,6 +5,7 @@ The document at `auth.spaces.accessPath` is `{"owner": userId, "members": [userI
 read is trusted on first use unless `trustOnFirstUse` says so. It is read for every request, never remembered.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +14,13 @@ import orjson
 
 from pysync import _core
 from pysync.config import Spaces as Settings
-from pysync.errors import AuthorizationError, PysyncError, StoreUnavailable
+from pysync.errors import AuthorizationError, PysyncError, RolesUnavailable, StoreUnavailable
 from pysync.model import Caller
 from pysync.rule import Rule
 from pysync.store import NotModified, Store
+
+RESOLVE_S = 5.0
+"""How long roles may take to be told (wire section 3)."""
 
 OWNER = "space:owner"
 MEMBER = "space:member"
@@ -67,7 +71,8 @@ class Spaces:
     async def enriched(self, rule: Rule, caller: Caller, params: Mapping[str, str]) -> Caller:
         """`caller` with its roles in the space of `params`, as far as `rule` asks for such roles.
 
-        Raises AuthorizationError where the access document cannot be read.
+        Raises AuthorizationError where the access document cannot be read, RolesUnavailable where that takes
+        longer than 5 s.
         """
         key = self.key(params) if rule.by_space and caller.identity else None
         if key is None:
@@ -90,7 +95,10 @@ class Spaces:
 
     async def _read(self, key: str) -> bytes | None:
         try:
-            found = await self._store.get(key)
+            async with asyncio.timeout(RESOLVE_S):
+                found = await self._store.get(key)
+        except TimeoutError:
+            raise RolesUnavailable from None
         except StoreUnavailable as error:
             raise AuthorizationError from error
         return None if found is None or isinstance(found, NotModified) else found.body

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
 
-from pysync import _core
+from pysync import _core, spaces
 from pysync.config import Spaces as Settings
 from pysync.spaces import Spaces
 from pysync.store import Object
@@ -180,6 +180,17 @@ async def test_a_failing_store_is_an_error_and_is_not_remembered(scene: Scene) -
         scene.store.fail("get")
         assert (await attempt).error == (500, "Authorization error")
     assert (await scene.owner.pull(key)).status == 200
+
+
+async def test_roles_that_take_too_long_are_unavailable(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spaces, "RESOLVE_S", 0.01)
+    assert (await scene.member.pull("spaces/one/plans/a")).status == 200
+    scene.store.delay("get", asyncio.Event())
+    late = await scene.member.pull("spaces/one/plans/a")
+    assert late.error == (503, "Unauthorized")
+    assert int(late.headers["Retry-After"]) >= 1
 
 
 async def test_a_member_who_is_taken_off_is_out_at_once(scene: Scene) -> None:

@@ -4,27 +4,19 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import orjson
 
 from pysync import _core
 from pysync.coordinator import Coordinator
 from pysync.errors import Conflict, DocumentCorrupt, StoreUnavailable
+from pysync.model import Written
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
 
 IDEMPOTENCY_TTL_MS = 600_000
 MAX_LATEST = 4096
 """Versions remembered of what was written last."""
 _ATTEMPTS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a push answers: the document's hash now, and the time of the write."""
-
-    hash: str
-    timestamp_ms: int
 
 
 class Documents:

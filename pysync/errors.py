@@ -4,10 +4,11 @@
     ├── BadRequest 400            ├── Unauthorized 401         ├── Conflict 409 (hash_mismatch)
     │   ├── InvalidPathParameter  ├── Forbidden 403            ├── KeyConflict 409
     │   ├── InvalidJson           │   ├── BadSignature         ├── StaleGeneration 409
-    │   ├── BodyTooDeep           │   └── TooManyIssuers       ├── PayloadTooLarge 413
-    │   ├── BodyNotObject         ├── NotFound 404             ├── UnsupportedMediaType 415
-    │   ├── InvalidData           ├── MethodNotAllowed 405     ├── Misdirected 421
-    │   ├── InvalidBaseHash       ├── RequestTimeout 408       └── RateLimited 429
+    │   ├── BodyTooDeep           │   └── TooManyIssuers       ├── NonMonotonicTimestamp 409
+    │   ├── BodyNotObject         ├── NotFound 404             ├── AppendLimitExceeded 409
+    │   ├── InvalidData           ├── MethodNotAllowed 405     ├── PayloadTooLarge 413
+    │   ├── InvalidBaseHash       ├── RequestTimeout 408       ├── UnsupportedMediaType 415, Misdirected 421
+    │   │                                                      └── RateLimited 429
     │   ├── AuthorProofMissing    ├── DocumentCorrupt 500
     │   ├── SchemaViolation       ├── AuthorizationError 500
     │   ├── InvalidLimit          ├── InternalError 500
@@ -18,7 +19,10 @@
     │   ├── InvalidAppendParams
     │   ├── TooManyCollections
     │   ├── BatchAppendBudgetExceeded
-    │   └── BatchKeyDenied
+    │   ├── BatchKeyDenied
+    │   ├── AppendProofMissing, InvalidTs, TsTooFarAhead
+    │   ├── InvalidCheckpoint, InvalidLast, CheckpointTooOld
+    │   └── PullBoundRequired, FullWithBounds, FullNotAllowed
 
 One middleware turns them into answers (`wire.error_body`), and the client raises the same classes from
 those answers (`from_answer`). Foreign exceptions are translated where they enter.
@@ -120,6 +124,48 @@ class BatchKeyDenied(BadRequest):
     code, text = "batch_key_denied", "batch_key_denied"
 
 
+class AppendProofMissing(BadRequest):
+    code, text = "append_proof_missing", "append requires authorPubkey and authorSignature"
+
+
+class InvalidTs(BadRequest):
+    code, text = "invalid_ts", "ts must be a non-negative integer"
+
+
+class TsTooFarAhead(BadRequest):
+    code, text = "ts_too_far_ahead", "ts is too far in the future"
+
+
+class InvalidCheckpoint(BadRequest):
+    code, text = "invalid_checkpoint", "Invalid checkpoint"
+
+
+class InvalidLast(BadRequest):
+    code, text = "invalid_last", "Invalid last"
+
+
+class CheckpointTooOld(BadRequest):
+    code, text = "checkpoint_too_old", "checkpoint_too_old"
+
+
+class PullBoundRequired(BadRequest):
+    code, text = "pull_bound_required", "pull_bound_required"
+
+
+class FullWithBounds(BadRequest):
+    code, text = "full_with_bounds", "full_with_bounds"
+
+
+class FullNotAllowed(BadRequest):
+    code, text = "full_not_allowed", "full_not_allowed"
+
+
+class AppendParamsNotSupported(BadRequest):
+    """An entry of a batch names append bounds for what is no log."""
+
+    code, text = "append_params_not_supported", "append_params_not_supported"
+
+
 class Unauthorized(PysyncError):
     status, code, text = 401, "unauthorized", "Unauthorized"
 
@@ -159,6 +205,21 @@ class Conflict(PysyncError):
     def __init__(self, current_hash: str) -> None:
         super().__init__(extras={"currentHash": current_hash})
         self.current_hash = current_hash
+
+
+class NonMonotonicTimestamp(PysyncError):
+    """The `ts` of an append is not greater than the last element's."""
+
+    status, code, text = 409, "non_monotonic_timestamp", "non_monotonic_timestamp"
+
+
+class AppendLimitExceeded(PysyncError):
+    """The log holds as many elements as it may (`limit`)."""
+
+    status, code, text = 409, "append_limit_exceeded", "append_limit_exceeded"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(extras={"limit": limit})
 
 
 class KeyConflict(PysyncError):
@@ -258,11 +319,16 @@ def from_entry(text: str) -> PysyncError:
 
 
 _BY_ENTRY: dict[str, type[PysyncError]] = {
-    **{kind.text: kind for kind in (InvalidPathParameter, Forbidden, AuthorizationError, DocumentCorrupt)},
-    StoreUnavailable.text: StoreUnavailable,
+    **{
+        kind.text: kind
+        for kind in (
+            InvalidPathParameter, Forbidden, AuthorizationError, DocumentCorrupt, StoreUnavailable,
+            PullBoundRequired, CheckpointTooOld, AppendParamsNotSupported,
+        )
+    },
     "Collection not found": NotFound,
     "Missing required path parameter": BadRequest,
-}
+}  # fmt: skip
 _BY_STATUS: dict[int, type[PysyncError]] = {
     kind.status: kind
     for kind in (

@@ -5,6 +5,9 @@
 - *certificate* (cap): a signed statement of an issuer that a key may act; its holder is the *presenter*.
 - *hash*: SHA-256 of a document's canonical `data`; the version that clients name in `baseHash`.
 - *etag*: the version that a store names; it differs for every write, equal bytes or not.
+- *log*: an append-only document; its *elements* are counted from 0, their `ts` strictly increases.
+- *head*: the object at a log's key: what is known of the whole log, and its newest elements, the *tail*.
+- *segment*: an immutable object that holds older elements of a log.
 """
 
 from dataclasses import dataclass
@@ -30,3 +33,11 @@ class Caller:
 
 
 ANONYMOUS = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a push or an append answers: the hash of the document or log now, and the time of the write."""
+
+    hash: str
+    timestamp_ms: int

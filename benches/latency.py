@@ -40,6 +40,7 @@ class DistantStore(MemoryStore):
     """A memory store behind a slow network: reads wait, any number of them at once."""
 
     reads_wait: ClassVar[bool] = True
+    light_put_bytes: ClassVar[int] = 4_096
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
         await asyncio.sleep(LATENCY_S)

@@ -7,16 +7,20 @@ from typing import final
 
 __all__ = [
     "SOURCE_DIGEST",
+    "Append",
     "BatchAnswer",
     "BatchPlan",
     "BatchPlanner",
     "Document",
+    "LogHead",
+    "LogNode",
     "PublicKey",
     "PushBody",
     "ReplayWindow",
     "Scope",
     "canonicalize",
     "content_hash",
+    "decode_append",
     "decode_push",
     "read_document",
     "request_message",
@@ -102,6 +106,136 @@ def read_document(stored: bytes) -> Document:
     Raises:
         DocumentCorrupt: not JSON, no `hash` that is a string and not empty, or no `data` that is an object.
     """
+
+@final
+class Append:
+    """An append body, decoded and sanitised in one pass. Its length is that of `data`, in bytes."""
+
+    @property
+    def data(self) -> bytes:
+        """`data` as it is stored and sent back, like `PushBody.data`."""
+    @property
+    def canonical(self) -> bytes:
+        """The canonical text of `data`: what is hashed, and what an author signs."""
+    @property
+    def ts_ms(self) -> int | None:
+        """`ts`, None where it is absent or null."""
+    @property
+    def author_pubkey(self) -> str | None:
+        """`authorPubkey`, unverified; None unless both it and `authorSignature` are strings."""
+    @property
+    def author_signature(self) -> str | None: ...
+    def __len__(self) -> int: ...
+
+def decode_append(body: bytes) -> Append:
+    """Decode an append body (wire section 5). Unknown members, `baseHash` among them, are ignored.
+
+    Raises:
+        InvalidJson, BodyTooDeep, BodyNotObject, InvalidData: as `decode_push`.
+        InvalidTs: `ts` is no integer, negative, or beyond 64 bits.
+    """
+
+@final
+class LogNode:
+    """Where elements of a log lie outside its head: a segment (level 0), or a block of the index."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its object's key."""
+    @property
+    def level(self) -> int: ...
+    @property
+    def start(self) -> int:
+        """The position of the first element, counted from 0."""
+    @property
+    def end(self) -> int:
+        """The position after the last element."""
+    @property
+    def ts_ms(self) -> int:
+        """The first element's."""
+
+@final
+class LogHead:
+    """What is known of a log without its segments: its count, hash and index, and its newest elements, the
+    tail. It does not change: an append, or sealing the tail, gives another.
+
+    Bounds of a read are the elements with a ts above `since`, of those the `newest` n or else the `oldest` n;
+    None stands for all.
+    """
+
+    def __new__(cls, id: str, previous: str | None = None) -> LogHead:
+        """An empty log. `id` (hex) is in the keys of its objects and belongs to no other log; `previous` is
+        that of an expired log at the same key, whose objects are still to be deleted."""
+    @staticmethod
+    def read(stored: bytes, field: str) -> LogHead:
+        """The log whose head these bytes are, or which Starfish wrote as one document with its elements in
+        `data.<field>`; that one has no id. Raises DocumentCorrupt."""
+    @property
+    def is_chunked(self) -> bool:
+        """Whether Starfish keeps the elements in chunks: then this head has none, and `gather` is the log."""
+    def gather(self, chunks: list[bytes]) -> LogHead:
+        """The log with the elements of these chunks, in order. Raises DocumentCorrupt."""
+    def adopted(self, id: str) -> LogHead:
+        """The log under an id of ours."""
+    def without_previous(self) -> LogHead: ...
+    @property
+    def id(self) -> str:
+        """Empty of a log that Starfish wrote."""
+    @property
+    def previous(self) -> str | None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def written_ms(self) -> int:
+        """When the head was written, 0 of an empty log; `ttlMs` counts from here."""
+    @property
+    def hash(self) -> str:
+        """SHA-256 of `{"last":<the last element's data>,"n":<count>}`; `""` of an empty log."""
+    @property
+    def beside(self) -> str:
+        """The members that lie in `data` beside the elements, as a JSON object; `""` for none."""
+    @property
+    def tail_bytes(self) -> int: ...
+    @property
+    def tail_count(self) -> int: ...
+    def append(
+        self, elements: list[tuple[Append, str]], now_ms: int, max_count: int | None
+    ) -> tuple[LogHead, list[tuple[str, int] | str]]:
+        """The log with those of the elements that it admits, in order; and for each of them the log's hash
+        after it and its time, or the code of its refusal: `ts_too_far_ahead`, `append_limit_exceeded` or
+        `non_monotonic_timestamp`. The text beside an element (hex) is what `written` knows it by, `""` for
+        nothing. The log must have an id."""
+    def seal(self, max_bytes: int) -> tuple[LogHead, list[tuple[str, bytes]]]:
+        """The log with an empty tail, and what must be stored before its next head, by name: segments of at
+        most `max_bytes`, or one element, and blocks of the index. A name is never given to other bytes."""
+    def stored(self) -> bytes:
+        """The head object."""
+    def nodes(
+        self, since: int | None = None, newest: int | None = None, oldest: int | None = None
+    ) -> list[LogNode]:
+        """What is to be read, beside the tail, for the elements within these bounds, in the log's order."""
+    def expand(
+        self,
+        block: bytes,
+        node: LogNode,
+        since: int | None = None,
+        newest: int | None = None,
+        oldest: int | None = None,
+    ) -> list[LogNode]:
+        """The same of what lies below a node above level 0. Raises DocumentCorrupt."""
+    def slice(
+        self,
+        segments: list[tuple[LogNode, bytes]],
+        with_tail: bool,
+        since: int | None = None,
+        newest: int | None = None,
+        oldest: int | None = None,
+    ) -> bytes:
+        """The text of the elements within these bounds that lie in the segments, which follow each other, and
+        in the tail, with commas between them. Raises DocumentCorrupt."""
+    def written(self, mark: str, segments: list[tuple[LogNode, bytes]]) -> tuple[str, int] | None:
+        """What `append` answered for the element with this mark, if it is in the tail or one of the segments.
+        Raises DocumentCorrupt."""
 
 @final
 class PublicKey:

@@ -8,12 +8,11 @@ from collections.abc import Callable
 import orjson
 
 from pysync import _core
-from pysync.coordinator import Coordinator
+from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
 from pysync.errors import Conflict, DocumentCorrupt, StoreUnavailable
 from pysync.model import Written
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
 
-IDEMPOTENCY_TTL_MS = 600_000
 MAX_LATEST = 4096
 """Versions remembered of what was written last."""
 _ATTEMPTS = 8

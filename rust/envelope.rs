@@ -9,18 +9,30 @@ use std::fmt;
 use std::ops::Range;
 
 /// Who vouches for a document, unverified.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Author {
     pub pubkey: String,
     pub signature: String,
 }
 
-/// A push body, decoded.
-pub struct Push {
+/// The `data` of a request body.
+pub struct Content {
     /// What is stored and sent back: sanitised, canonical but for its integers of 64 bits, which are exact.
     pub data: Vec<u8>,
     /// The canonical text, where it is not that of `data`.
     rounded: Option<Vec<u8>>,
+}
+
+impl Content {
+    /// What is hashed, and what an author signs.
+    pub fn canonical(&self) -> &[u8] {
+        self.rounded.as_ref().unwrap_or(&self.data)
+    }
+}
+
+/// A push body, decoded.
+pub struct Push {
+    pub content: Content,
     /// SHA-256 of the canonical text.
     pub hash: String,
     pub base_hash: Option<String>,
@@ -29,16 +41,7 @@ pub struct Push {
 
 impl Push {
     pub fn decode(body: &[u8]) -> Result<Self, CoreError> {
-        let mut writer = Writer::with_capacity(body.len(), Integers::Exact);
-        let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
-        if first != Some(&b'{') {
-            canonical::parse(body, writer.value(Keys::Safe))?;
-            return Err(CoreError::BodyNotObject);
-        }
-        let members = canonical::parse(body, Body(&mut writer))?;
-        if writer.out.first() != Some(&b'{') {
-            return Err(CoreError::InvalidData);
-        }
+        let (content, members) = decode_body(body)?;
         let base_hash = match members.base_hash {
             Member::Null => None,
             Member::Text(text) => Some(text),
@@ -49,21 +52,12 @@ impl Push {
             (Member::Text(pubkey), Member::Text(signature)) => Some(Author { pubkey, signature }),
             _ => return Err(CoreError::AuthorProofMissing),
         };
-        let data = writer.out;
-        let canonical = writer.met_large.then(|| canonicalize(&data)).transpose()?;
-        let rounded = canonical.filter(|text| *text != data);
         Ok(Self {
-            hash: hex(&sha256(rounded.as_ref().unwrap_or(&data))),
-            data,
-            rounded,
+            hash: hex(&sha256(content.canonical())),
+            content,
             base_hash,
             author,
         })
-    }
-
-    /// What is hashed, and what an author signs.
-    pub fn canonical(&self) -> &[u8] {
-        self.rounded.as_ref().unwrap_or(&self.data)
     }
 
     /// The text of the stored object up to its `data`, which is followed by `}`.
@@ -80,18 +74,39 @@ impl Push {
     }
 }
 
+/// The `data` of a push or append body, and its other members that count.
+pub fn decode_body(body: &[u8]) -> Result<(Content, Members), CoreError> {
+    let mut writer = Writer::with_capacity(body.len(), Integers::Exact);
+    let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
+    if first != Some(&b'{') {
+        canonical::parse(body, writer.value(Keys::Safe))?;
+        return Err(CoreError::BodyNotObject);
+    }
+    let members = canonical::parse(body, Body(&mut writer))?;
+    if writer.out.first() != Some(&b'{') {
+        return Err(CoreError::InvalidData);
+    }
+    let data = writer.out;
+    let canonical = writer.met_large.then(|| canonicalize(&data)).transpose()?;
+    let rounded = canonical.filter(|text| *text != data);
+    Ok((Content { data, rounded }, members))
+}
+
 /// Writes `data` to the writer, nothing else, and returns the other members that count.
 struct Body<'w>(&'w mut Writer);
 
+/// The members of a body beside `data`.
 #[derive(Default)]
-struct Members {
+pub struct Members {
     base_hash: Member,
-    author_pubkey: Member,
-    author_signature: Member,
+    pub author_pubkey: Member,
+    pub author_signature: Member,
+    /// The text of `ts`, empty where it is absent or null.
+    pub ts: Vec<u8>,
 }
 
 #[derive(Default)]
-enum Member {
+pub enum Member {
     #[default]
     Null,
     Text(String),
@@ -131,6 +146,8 @@ impl<'de> Visitor<'de> for Body<'_> {
                 "baseHash" => members.base_hash = Member::read(text),
                 "authorPubkey" => members.author_pubkey = Member::read(text),
                 "authorSignature" => members.author_signature = Member::read(text),
+                "ts" if text == b"null" => members.ts.clear(),
+                "ts" => members.ts = text.to_vec(),
                 _ => {}
             }
             writer.out.truncate(mark);
@@ -155,7 +172,8 @@ const OWN_PUBKEY: &[u8] = b",\"authorPubkey\":\"";
 const OWN_SIGNATURE: &[u8] = b",\"authorSignature\":\"";
 const OWN_DATA: &[u8] = b",\"data\":";
 
-fn write_author(out: &mut Vec<u8>, author: Option<&Author>) {
+/// Appends the members of an author proof, each with the comma before it.
+pub fn write_author(out: &mut Vec<u8>, author: Option<&Author>) {
     if let Some(author) = author {
         out.extend_from_slice(b",\"authorPubkey\":");
         write_string(out, &author.pubkey);
@@ -250,7 +268,7 @@ impl Document {
     }
 }
 
-fn is_hash(text: &str) -> bool {
+pub fn is_hash(text: &str) -> bool {
     text.len() == 64
         && text
             .bytes()

@@ -1,17 +1,22 @@
 //! The loops over bytes of pysync: no I/O, no clock, no randomness, no threads.
 #![forbid(unsafe_code)]
 
+pub mod applog;
 pub mod batch;
 pub mod canonical;
 pub mod envelope;
 pub mod error;
 pub mod joined;
+pub mod log_text;
 pub mod query;
 pub mod replay;
 pub mod scope;
 pub mod signing;
+pub mod starfish;
 
 #[cfg(feature = "python")]
 mod py;
+#[cfg(feature = "python")]
+mod py_applog;
 #[cfg(feature = "python")]
 mod py_batch;

@@ -1,4 +1,4 @@
-//! Only this file and `py_batch.rs` know Python. The docstrings are in `pysync/_core.pyi`.
+//! Only this file, `py_applog.rs` and `py_batch.rs` know Python. The docstrings are in `pysync/_core.pyi`.
 
 use crate::error::CoreError;
 use pyo3::exceptions::PyValueError;
@@ -15,6 +15,7 @@ mod errors {
     pyo3::import_exception!(pysync.errors, BodyNotObject);
     pyo3::import_exception!(pysync.errors, InvalidData);
     pyo3::import_exception!(pysync.errors, InvalidBaseHash);
+    pyo3::import_exception!(pysync.errors, InvalidTs);
     pyo3::import_exception!(pysync.errors, AuthorProofMissing);
     pyo3::import_exception!(pysync.errors, DocumentCorrupt);
     pyo3::import_exception!(pysync.errors, MissingCollections);
@@ -33,6 +34,7 @@ impl From<CoreError> for PyErr {
             CoreError::BodyNotObject => errors::BodyNotObject::new_err(()),
             CoreError::InvalidData => errors::InvalidData::new_err(()),
             CoreError::InvalidBaseHash => errors::InvalidBaseHash::new_err(()),
+            CoreError::InvalidTs => errors::InvalidTs::new_err(()),
             CoreError::AuthorProofMissing => errors::AuthorProofMissing::new_err(()),
             CoreError::DocumentCorrupt => errors::DocumentCorrupt::new_err(()),
             CoreError::MissingCollections => errors::MissingCollections::new_err(()),
@@ -79,6 +81,9 @@ pub mod _core {
     use crate::replay::{self, DIGEST};
     use crate::{canonical, scope, signing};
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::py_applog::{Append, LogHead, LogNode, decode_append};
 
     #[pymodule_export]
     use crate::py_batch::{BatchAnswer, BatchPlan, BatchPlanner};
@@ -129,16 +134,19 @@ pub mod _core {
 
         #[getter]
         fn data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-            PyBytes::new(py, &self.0.data)
+            PyBytes::new(py, &self.0.content.data)
         }
 
         #[getter]
         fn canonical<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-            PyBytes::new(py, self.0.canonical())
+            PyBytes::new(py, self.0.content.canonical())
         }
 
         fn stored<'py>(&self, py: Python<'py>, ts_ms: u64) -> PyResult<Bound<'py, PyBytes>> {
-            join(py, &[&self.0.stored_head(ts_ms), &self.0.data, b"}"])
+            join(
+                py,
+                &[&self.0.stored_head(ts_ms), &self.0.content.data, b"}"],
+            )
         }
     }
 

@@ -241,7 +241,7 @@ fn a_stored_push_reads_back_with_its_author() {
     let body =
         br#" {"authorSignature":"s\"","data":{"a":0},"authorPubkey":"p","data":{"b":1,"a":2}} "#;
     let push = Push::decode(body).expect("a push");
-    let stored = [&push.stored_head(12)[..], &push.data, b"}"].concat();
+    let stored = [&push.stored_head(12)[..], &push.content.data, b"}"].concat();
     let document = Document::locate(&stored).expect("a document");
     assert_eq!(&stored[document.data.clone()], br#"{"a":2,"b":1}"#);
     assert_eq!(
@@ -270,16 +270,16 @@ fn integers_of_64_bits_are_stored_exactly_and_hashed_as_doubles() {
         let push = Push::decode(body.as_bytes()).expect("a push");
         let exact = format!(r#"{{"a":{integer},"b":[{integer}]}}"#);
         let canonical = format!(r#"{{"a":{rounded},"b":[{rounded}]}}"#);
-        assert_eq!(String::from_utf8_lossy(&push.data), exact);
-        assert_eq!(String::from_utf8_lossy(push.canonical()), canonical);
+        assert_eq!(String::from_utf8_lossy(&push.content.data), exact);
+        assert_eq!(String::from_utf8_lossy(push.content.canonical()), canonical);
         assert_eq!(push.hash, hex(&sha256(canonical.as_bytes())));
         // One text is kept where the two are alike.
         assert_eq!(
             exact == canonical,
-            std::ptr::eq(push.canonical(), &push.data[..])
+            std::ptr::eq(push.content.canonical(), &push.content.data[..])
         );
 
-        let stored = [&push.stored_head(12)[..], &push.data, b"}"].concat();
+        let stored = [&push.stored_head(12)[..], &push.content.data, b"}"].concat();
         let document = Document::locate(&stored).expect("a document");
         assert_eq!(
             String::from_utf8_lossy(&stored[document.data.clone()]),
@@ -300,10 +300,10 @@ fn what_no_integer_of_64_bits_holds_is_stored_as_a_double() {
         let body = format!(r#"{{"data":{{"a":{number}}}}}"#);
         let push = Push::decode(body.as_bytes()).expect("a push");
         assert_eq!(
-            String::from_utf8_lossy(&push.data),
+            String::from_utf8_lossy(&push.content.data),
             format!(r#"{{"a":{double}}}"#)
         );
-        assert_eq!(push.data, push.canonical());
+        assert_eq!(push.content.data, push.content.canonical());
     }
 }
 

@@ -15,6 +15,10 @@ MAX_LIVE_NONCES: Final = 4_000_000
 """Nonces remembered at one time by default; beyond it signed requests are refused."""
 
 
+IDEMPOTENCY_TTL_MS: Final = 600_000
+"""For how long a write is recognised again by its Idempotency-Key (wire section 4)."""
+
+
 def nonce_epoch(now_ms: int) -> int:
     """The number of the epoch in which a nonce arrives now."""
     return now_ms // EPOCH_MS

@@ -109,6 +109,8 @@ class Store(Protocol):
 
     reads_wait: ClassVar[bool]
     """Whether `get` waits for others, as behind a network: then many are worth asking for at once."""
+    light_put_bytes: ClassVar[int]
+    """How many bytes a `put` carries at about the price of none."""
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
         """The object at `key`, None where there is none. Never stale: a `put` that returned is seen."""

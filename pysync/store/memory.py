@@ -32,6 +32,7 @@ class MemoryStore:
     """A `Store` that forgets everything when it is dropped. Document keys and file keys never conflict."""
 
     reads_wait: ClassVar[bool] = False
+    light_put_bytes: ClassVar[int] = 4_096
 
     def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._now_ms = now_ms

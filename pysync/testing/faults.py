@@ -39,6 +39,7 @@ class FaultyStore:
     """
 
     reads_wait: ClassVar[bool] = True
+    light_put_bytes: ClassVar[int] = 4_096
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,0 +1,13 @@
+"""Append-only logs (wire section 5): `Logs` appends to them and reads them.
+
+A log is a head at its key and, below `_pysync/logs/<id>/`, immutable segments and blocks of its index. An
+append is one conditional put of the head, which holds the newest elements; what has become too much for it is
+stored as a segment first. So whatever a crash cuts short, the head says what the log is, and nothing that it
+names is missing.
+"""
+
+from pysync.applog.logs import Logs
+from pysync.applog.rules import LogRules
+from pysync.applog.tail import Bounds, Tail
+
+__all__ = ["Bounds", "LogRules", "Logs", "Tail"]

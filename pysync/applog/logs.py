@@ -1,0 +1,176 @@
+"""The verbs of append-only logs: append, read, sweep."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import orjson
+
+from pysync import _core
+from pysync.applog.commit import Commits, Waiting, discard
+from pysync.applog.heads import Heads, chunk_names, gathered
+from pysync.applog.rules import LogRules
+from pysync.applog.tail import SEGMENTS_AT_ONCE, Bounds, Nodes, Tail
+from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
+from pysync.errors import DocumentCorrupt, PysyncError, StoreUnavailable, TsTooFarAhead
+from pysync.model import Written
+from pysync.store import Etag, EtagMismatch, Object, Store
+
+MAX_AHEAD_MS: Final = 300_000
+ATTEMPT_S: Final = 5.0
+"""How long after its claim an append with an Idempotency-Key may still be written."""
+SETTLED_AFTER_MS: Final = 7_000
+"""When a repetition may be sure of that, on another node's clock too."""
+
+
+class Logs:
+    """Append-only logs on top of a store; any number of nodes may share it. `now_ms` is the clock of every
+    time; `tail_bytes` is what a head holds before its tail is sealed, by default what suits the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        now_ms: Callable[[], int],
+        *,
+        tail_bytes: int | None = None,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self.now_ms = now_ms
+        self._heads = Heads(store)
+        self._commits = Commits(
+            store,
+            self._heads,
+            now_ms,
+            store.light_put_bytes if tail_bytes is None else tail_bytes,
+            self._blame,
+        )
+
+    async def append(self, key: str, element: _core.Append, rules: LogRules) -> Written:
+        """Add an element to the log at `key`, durably, in an order that all readers see, each with a later
+        time than the one before.
+
+        Raises:
+            TsTooFarAhead, NonMonotonicTimestamp, AppendLimitExceeded: the element is not added.
+            DocumentCorrupt: what is stored there is no log.
+            StoreUnavailable: nobody can tell whether it is added.
+        """
+        if not rules.persist:
+            return self._unstored(element)
+        return await self._commits.submit(key, Waiting(element, rules, _future()))
+
+    async def append_once(
+        self, key: str, element: _core.Append, rules: LogRules, request_key: str
+    ) -> Written:
+        """`append`, answered as the first append with this `request_key` was, for ten minutes.
+
+        Who comes first claims the key, and marks the element with it. A repetition looks for the mark, in
+        what the log has got since; where it does not find it, it waits until the first attempt can no longer
+        be written. Until then it raises StoreUnavailable.
+        """
+        name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
+        if not rules.persist:
+            fresh = self._unstored(element)
+            return Written(*orjson.loads(await self._claim(name, [fresh.hash, fresh.timestamp_ms])))
+        until_s = asyncio.get_running_loop().time() + ATTEMPT_S
+        held = self._heads.known(key, rules.field) or await self._heads.read(key, rules.field)
+        id_, count = ("", 0) if held is None else (held.head.id, held.head.count)
+        own: list[str | int] = [os.urandom(8).hex(), self.now_ms(), id_, count]
+        claim = orjson.loads(await self._claim(name, own))
+        mark = name[:16]
+        if claim == own:
+            return await self._commits.submit(key, Waiting(element, rules, _future(), mark, until_s))
+        _, claimed_ms, *log = claim
+        claimed = log[0], log[1]
+        found = await self._find(key, mark, claimed, rules)
+        if found is not None:
+            return found
+        wait_ms = claimed_ms + SETTLED_AFTER_MS - self.now_ms()
+        if wait_ms > 0:
+            age_ms = SETTLED_AFTER_MS - wait_ms
+            raise StoreUnavailable(retry_after_s=1 if age_ms < 1000 else -(-wait_ms // 1000))
+        return await self._commits.submit(key, Waiting(element, rules, _future(), mark, claimed=claimed))
+
+    async def read(self, key: str, bounds: Bounds, rules: LogRules) -> Tail:
+        """The elements of the log at `key` within `bounds`, as it is now; none where nothing is stored or it
+        has expired. Raises DocumentCorrupt, StoreUnavailable."""
+        held = await self._heads.read(key, rules.field) if rules.persist else None
+        if held is None or rules.expired(held.head, self.now_ms()):
+            return Tail(None, bounds, None, is_long=False)
+        head = held.head
+        if head.is_chunked:
+            head = await gathered(self._store, key, head, bounds.since, bounds.newest)
+        nodes = Nodes(self._store, head, bounds, self._blame(key, rules.field))
+        is_long = bounds.oldest is None and await nodes.more_than(SEGMENTS_AT_ONCE)
+        return Tail(head, bounds, nodes, is_long=is_long)
+
+    async def sweep(self, prefix: str, is_log: Callable[[str], bool], rules: LogRules) -> int:
+        """Delete the logs below `prefix` that have expired; how many there were."""
+        swept = 0
+        async for listed in self._store.walk(prefix):
+            if rules.ttl_ms is None or listed.modified_ms + rules.ttl_ms >= self.now_ms():
+                continue
+            if is_log(listed.key):
+                swept += await self._sweep_log(listed.key, listed.etag, rules.field)
+        return swept
+
+    async def close(self) -> None:
+        """Finish the appends that wait."""
+        await self._commits.close()
+
+    def _unstored(self, element: _core.Append) -> Written:
+        now_ms = self.now_ms()
+        if element.ts_ms is not None and element.ts_ms > now_ms + MAX_AHEAD_MS:
+            raise TsTooFarAhead
+        return Written(
+            _core.content_hash(element.canonical), now_ms if element.ts_ms is None else element.ts_ms
+        )
+
+    async def _claim(self, name: str, value: list[str | int]) -> bytes:
+        return await self._coordinator.claim(name, orjson.dumps(value), IDEMPOTENCY_TTL_MS)
+
+    async def _find(self, key: str, mark: str, claimed: tuple[str, int], rules: LogRules) -> Written | None:
+        """What the append with this mark was answered, if it has been made since it was `claimed`."""
+        held = await self._heads.read(key, rules.field)
+        if held is None or held.head.is_chunked:
+            return None
+        found = await self._commits.written(key, held.head, mark, claimed, rules)
+        return None if found is None else Written(*found)
+
+    async def _sweep_log(self, key: str, etag: str, field: str) -> int:
+        """Delete the log whose head has this etag: its segments first, since only the head leads to them."""
+        found = await self._store.get(key)
+        if not isinstance(found, Object) or found.etag != etag:
+            return 0
+        try:
+            head = _core.LogHead.read(found.body, field)
+        except DocumentCorrupt:
+            return 0
+        for id_ in filter(None, (head.id, head.previous)):
+            await discard(self._store, id_)
+        if head.is_chunked:
+            for name in await chunk_names(self._store, key):
+                await self._store.delete(f"{key}__seg/{name}")
+        try:
+            await self._store.delete(key, expect=Etag(etag))
+        except EtagMismatch:
+            return 0
+        return 1
+
+    def _blame(self, key: str, field: str) -> Callable[[_core.LogHead], Awaitable[PysyncError]]:
+        """Why an object of the log at `key` is missing."""
+
+        async def blame(head: _core.LogHead) -> PysyncError:
+            held = await self._heads.read(key, field)
+            if held is not None and held.head.id == head.id:
+                return DocumentCorrupt()
+            return StoreUnavailable()  # the log has expired meanwhile
+
+        return blame
+
+
+def _future() -> asyncio.Future[Written]:
+    return asyncio.get_running_loop().create_future()

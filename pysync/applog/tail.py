@@ -1,0 +1,131 @@
+"""Reading a log: which objects a tail takes, and its elements as the text of an answer."""
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from pysync import _core
+from pysync.batch import read_each
+from pysync.errors import PysyncError, StoreUnavailable
+from pysync.store import Store
+
+SEGMENTS_AT_ONCE: Final = 64
+"""Segments in memory at one time; a longer tail is better sent piece by piece."""
+
+Segment = tuple[_core.LogNode, bytes]
+Blame = Callable[[_core.LogHead], Awaitable[PysyncError]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The elements with a ts above `since`, of those the `newest` or else the `oldest` so many; None: all."""
+
+    since: int | None = None
+    newest: int | None = None
+    oldest: int | None = None
+
+
+ALL: Final = Bounds()
+
+
+class Nodes:
+    """The objects that hold the elements of a log within `bounds`, beside its tail, the oldest first. Where
+    one is missing, `blame` says what that means."""
+
+    def __init__(self, store: Store, head: _core.LogHead, bounds: Bounds, blame: Blame) -> None:
+        self._store = store
+        self._head = head
+        self._blame = blame
+        self._bounds = (bounds.since, bounds.newest, bounds.oldest)
+        self._waiting = deque(head.nodes(*self._bounds))
+        self._ready: list[_core.LogNode] = []
+
+    async def more_than(self, count: int) -> bool:
+        """Whether more than `count` segments are left."""
+        while self._waiting and len(self._ready) <= count:
+            node = self._waiting.popleft()
+            if node.level == 0:
+                self._ready.append(node)
+            else:
+                ((_, block),) = await self._read([node])
+                self._waiting.extendleft(reversed(self._head.expand(block, node, *self._bounds)))
+        return len(self._ready) > count
+
+    async def next(self, count: int = SEGMENTS_AT_ONCE) -> list[Segment]:
+        """The next segments, at most `count`; none when none are left."""
+        await self.more_than(count)
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        return await self._read(taken)
+
+    async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
+        keys = [object_key(self._head.id, node.name) for node in nodes]
+        found = await read_each(self._store, keys)
+        segments = []
+        for node, key in zip(nodes, keys, strict=True):
+            stored = found[key]
+            if stored is None:
+                raise await self._blame(self._head)
+            if isinstance(stored, str):
+                raise StoreUnavailable
+            segments.append((node, stored))
+        return segments
+
+
+class Tail:
+    """Elements of a log as it was at one moment: whatever is appended meanwhile is not among them."""
+
+    def __init__(
+        self, head: _core.LogHead | None, bounds: Bounds, nodes: Nodes | None, *, is_long: bool
+    ) -> None:
+        self._head = head
+        self._bounds = bounds
+        self._nodes = nodes
+        self.is_long = is_long
+        self.hash = "" if head is None else head.hash
+
+    async def text(self) -> bytes:
+        """The elements, with commas between them. Raises DocumentCorrupt, StoreUnavailable."""
+        if self._head is None or self._nodes is None:
+            return b""
+        segments: list[Segment] = []
+        while more := await self._nodes.next():
+            segments += more
+        return self._slice(self._head, segments, with_tail=True)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """`text` in pieces, each of some segments. Not for bounds with `oldest`."""
+        if self._head is None or self._nodes is None:
+            return
+        comma = b""
+        is_last = False
+        while not is_last:
+            segments = await self._nodes.next()
+            is_last = not await self._nodes.more_than(0)
+            text = self._slice(self._head, segments, with_tail=is_last)
+            if text:
+                yield comma + text
+                comma = b","
+
+    def around(self, field: str) -> tuple[bytes, bytes]:
+        """What stands before and after the elements in the text of `data`."""
+        beside = (
+            self._head.beside[1:-1].encode() + b"," if self._head is not None and self._head.beside else b""
+        )
+        return b"{%b%b:[" % (beside, orjson.dumps(field)), b"]}"
+
+    def _slice(self, head: _core.LogHead, segments: list[Segment], *, with_tail: bool) -> bytes:
+        bounds = self._bounds
+        return head.slice(segments, with_tail, bounds.since, bounds.newest, bounds.oldest)
+
+
+def object_key(id_: str, name: str) -> str:
+    """The key of an object of the log with this id."""
+    return f"{folder(id_)}/{name}"
+
+
+def folder(id_: str) -> str:
+    """What all objects of a log are below."""
+    return f"_pysync/logs/{id_}"

@@ -1,0 +1,483 @@
+//! Append-only logs (wire section 5): what an append makes of a log's head, and which elements a read takes.
+//!
+//! A log is a head, which holds its newest elements (the tail) and an index, and immutable objects: segments,
+//! which hold the elements before the tail, and blocks, which hold entries of the index. Positions count from 0.
+
+use crate::canonical::{hex, sha256};
+use crate::envelope::{Author, Content, Member, decode_body, write_author};
+use crate::error::CoreError;
+use crate::log_text::{self, Entry, Lines, SEPARATOR};
+use std::fmt::Write;
+
+/// Entries of the index that a list holds before it becomes a block.
+pub const FAN_OUT: usize = 16;
+/// How far ahead of the clock an element may be dated.
+pub const MAX_AHEAD_MS: u64 = 300_000;
+
+/// An append body, decoded.
+pub struct Append {
+    pub content: Content,
+    pub ts_ms: Option<u64>,
+    /// Unverified, and None unless both members are strings.
+    pub author: Option<Author>,
+}
+
+impl Append {
+    pub fn decode(body: &[u8]) -> Result<Self, CoreError> {
+        let (content, members) = decode_body(body)?;
+        let ts_ms = match str::from_utf8(&members.ts) {
+            Ok("") => None,
+            Ok(text) => Some(text.parse().map_err(|_| CoreError::InvalidTs)?),
+            Err(_) => return Err(CoreError::InvalidTs),
+        };
+        let author = match (members.author_pubkey, members.author_signature) {
+            (Member::Text(pubkey), Member::Text(signature)) => Some(Author { pubkey, signature }),
+            _ => None,
+        };
+        Ok(Self {
+            content,
+            ts_ms,
+            author,
+        })
+    }
+}
+
+/// Why an element was not appended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Refusal {
+    TooFarAhead,
+    NonMonotonic,
+    Full,
+}
+
+/// What became of an element that was appended: the log's hash after it, and its time.
+pub type Written = (String, u64);
+
+/// Elements with a ts above `since`, of those the `newest` or else the `oldest`.
+#[derive(Clone, Copy, Default)]
+pub struct Bounds {
+    pub since: Option<u64>,
+    pub newest: Option<u64>,
+    pub oldest: Option<u64>,
+}
+
+/// A segment (level 0), or a block of the index: the elements from `start` up to `end`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub level: usize,
+    pub start: u64,
+    pub end: u64,
+    /// The first element's.
+    pub ts_ms: u64,
+    /// Of the first element after it, where that is known.
+    next_ts_ms: Option<u64>,
+}
+
+impl Node {
+    /// The last part of its object's key.
+    pub fn name(&self) -> String {
+        match self.level {
+            0 => format!("{}-{}", self.start, self.end),
+            level => format!("index{level}-{}-{}", self.start, self.end),
+        }
+    }
+}
+
+/// What is known of a log without its segments.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Head {
+    /// In the keys of its segments; empty of a log that Starfish wrote.
+    pub id: String,
+    /// The id of an expired log at the same key, whose segments are still to be deleted.
+    pub previous: Option<String>,
+    pub count: u64,
+    /// The newest element's.
+    pub ts_ms: Option<u64>,
+    pub written_ms: u64,
+    /// Empty of an empty log.
+    pub hash: String,
+    /// Members of `data` beside the elements, as an object; empty for none.
+    pub beside: String,
+    /// For each level the entries that lie before the next lower level's.
+    index: Vec<Vec<Entry>>,
+    /// Of the tail's elements.
+    marks: Vec<(u64, String)>,
+    pub tail: Vec<u8>,
+    pub tail_count: u64,
+}
+
+impl Head {
+    pub fn read(stored: &[u8]) -> Result<Self, CoreError> {
+        log_text::read(stored, |header, elements| {
+            let tail_count = header.to.checked_sub(header.from)?;
+            Some(Self {
+                id: header.log.into(),
+                previous: header.previous.map(Into::into),
+                count: header.to,
+                ts_ms: (header.to > 0).then_some(header.ts),
+                written_ms: header.at,
+                hash: header.hash.into(),
+                beside: header.beside.map_or("", |text| text.get()).into(),
+                index: header.index,
+                marks: header.marks,
+                tail: elements.into(),
+                tail_count,
+            })
+        })
+    }
+
+    /// The object to store.
+    pub fn stored(&self) -> Vec<u8> {
+        let mut header = String::with_capacity(256 + 24 * FAN_OUT * self.index.len());
+        let _ = write!(
+            header,
+            "\"log\":\"{}\",\"from\":{},\"to\":{},\"ts\":{},\"at\":{},\"hash\":\"{}\"",
+            self.id,
+            self.tail_start(),
+            self.count,
+            self.ts_ms.unwrap_or(0),
+            self.written_ms,
+            self.hash,
+        );
+        if let Some(previous) = &self.previous {
+            let _ = write!(header, ",\"previous\":\"{previous}\"");
+        }
+        if !self.beside.is_empty() {
+            let _ = write!(header, ",\"beside\":{}", self.beside);
+        }
+        for (level, entries) in self.index.iter().enumerate() {
+            header.push_str(if level == 0 { ",\"index\":[" } else { "," });
+            log_text::write_entries(&mut header, entries);
+        }
+        if !self.index.is_empty() {
+            header.push(']');
+        }
+        log_text::write_marks(&mut header, &self.marks);
+        log_text::write(&header, Some(&self.tail))
+    }
+
+    fn tail_start(&self) -> u64 {
+        self.count - self.tail_count
+    }
+
+    /// Appends those of `elements`, each with its mark (empty: none), that the log admits, in order.
+    pub fn append(
+        &mut self,
+        elements: &[(&Append, &str)],
+        now_ms: u64,
+        max_count: Option<u64>,
+    ) -> Vec<Result<Written, Refusal>> {
+        self.written_ms = now_ms;
+        let add = |(element, mark): &(&Append, &str)| {
+            let ts_ms = self.admit(element.ts_ms, now_ms, max_count)?;
+            let mut author = Vec::new();
+            write_author(&mut author, element.author.as_ref());
+            log_text::write_element(&mut self.tail, ts_ms, &element.content.data, &author);
+            if !mark.is_empty() {
+                self.marks.push((self.count, (*mark).into()));
+            }
+            self.count += 1;
+            self.tail_count += 1;
+            self.ts_ms = Some(ts_ms);
+            self.hash = hash(self.count, element.content.canonical());
+            Ok((self.hash.clone(), ts_ms))
+        };
+        elements.iter().map(add).collect()
+    }
+
+    /// The time of the next element, which asks for `wanted`.
+    fn admit(
+        &self,
+        wanted: Option<u64>,
+        now_ms: u64,
+        max_count: Option<u64>,
+    ) -> Result<u64, Refusal> {
+        if wanted.is_some_and(|ts_ms| ts_ms > now_ms.saturating_add(MAX_AHEAD_MS)) {
+            return Err(Refusal::TooFarAhead);
+        }
+        if max_count.is_some_and(|max_count| self.count >= max_count) {
+            return Err(Refusal::Full);
+        }
+        let earliest = self.ts_ms.map_or(0, |last| last + 1);
+        match wanted {
+            Some(ts_ms) if ts_ms < earliest => Err(Refusal::NonMonotonic),
+            Some(ts_ms) => Ok(ts_ms),
+            None => Ok(now_ms.max(earliest)),
+        }
+    }
+
+    /// Empties the tail, and returns the objects, by name, that must be stored before the next head.
+    ///
+    /// A name is never given to other bytes: a segment's elements are stored already, and a block's entries are
+    /// those of a stored head. Only a log that has just got its id spills entries at once that it has just made.
+    pub fn seal(&mut self, max_bytes: usize) -> Vec<(String, Vec<u8>)> {
+        let mut objects = Vec::new();
+        let is_new = self.index.is_empty();
+        let mut start = self.tail_start();
+        self.spill(0, start, &mut objects);
+        let (tail, marks) = (
+            std::mem::take(&mut self.tail),
+            std::mem::take(&mut self.marks),
+        );
+        let mut rest = &tail[..];
+        while !rest.is_empty() {
+            let (text, count, after) = cut(rest, max_bytes, u64::MAX);
+            let end = start + count;
+            let mut header = format!("\"log\":\"{}\",\"from\":{start},\"to\":{end}", self.id);
+            let own = marks.iter().filter(|(at, _)| (start..end).contains(at));
+            log_text::write_marks(&mut header, &own.cloned().collect::<Vec<_>>());
+            if is_new {
+                self.spill(0, start, &mut objects);
+            }
+            let entry = Entry(start, log_text::ts_of(text).unwrap_or(0));
+            objects.push((
+                self.push(0, entry, end).name(),
+                log_text::write(&header, Some(text)),
+            ));
+            (rest, start) = (after, end);
+        }
+        self.tail_count = 0;
+        objects
+    }
+
+    /// Makes the entries of `level`, which end at `end`, a block where they are as many as a list may hold.
+    fn spill(&mut self, level: usize, end: u64, objects: &mut Vec<(String, Vec<u8>)>) {
+        let Some(entries) = self
+            .index
+            .get(level)
+            .filter(|entries| entries.len() >= FAN_OUT)
+        else {
+            return;
+        };
+        let first = entries[0];
+        let mut header = format!(
+            "\"log\":\"{}\",\"level\":{},\"from\":{},\"to\":{end},\"entries\":",
+            self.id,
+            level + 1,
+            first.0,
+        );
+        log_text::write_entries(&mut header, entries);
+        self.spill(level + 1, first.0, objects);
+        self.index[level].clear();
+        let name = self.push(level + 1, first, end).name();
+        objects.push((name, log_text::write(&header, None)));
+    }
+
+    fn push(&mut self, level: usize, entry: Entry, end: u64) -> Node {
+        if self.index.len() == level {
+            self.index.push(Vec::new());
+        }
+        self.index[level].push(entry);
+        Node {
+            level,
+            start: entry.0,
+            end,
+            ts_ms: entry.1,
+            next_ts_ms: None,
+        }
+    }
+
+    /// The nodes to read, beside the tail, for the elements within `bounds`, in the log's order.
+    pub fn nodes(&self, bounds: Bounds) -> Vec<Node> {
+        let levels = self.index.iter().enumerate().rev();
+        let entries =
+            levels.flat_map(|(level, entries)| entries.iter().map(move |&entry| (level, entry)));
+        let nodes = nodes(entries, self.tail_start(), log_text::ts_of(&self.tail));
+        self.select(nodes, bounds)
+    }
+
+    /// The same of what lies below `node`, whose object is `block`.
+    pub fn expand(
+        &self,
+        block: &[u8],
+        node: &Node,
+        bounds: Bounds,
+    ) -> Result<Vec<Node>, CoreError> {
+        log_text::read(block, |header, _| {
+            let is_it = header.log == self.id
+                && (header.level, header.from, header.to) == (node.level, node.start, node.end);
+            let below = node.level.checked_sub(1).filter(|_| is_it)?;
+            let entries = header.entries.into_iter().map(|entry| (below, entry));
+            Some(self.select(nodes(entries, node.end, node.next_ts_ms), bounds))
+        })
+    }
+
+    fn select(&self, mut nodes: Vec<Node>, bounds: Bounds) -> Vec<Node> {
+        let first = self.first(bounds);
+        nodes.retain(|node| {
+            let is_before = |since: u64| node.next_ts_ms.is_some_and(|next| next <= since);
+            node.end > first && !bounds.since.is_some_and(is_before)
+        });
+        if let Some(oldest) = bounds.oldest {
+            // Of the first node nobody knows yet how much of it is wanted.
+            let mut sure = 0;
+            let needed = nodes.iter().enumerate().take_while(|(at, node)| {
+                let is_needed = *at == 0 || sure < oldest;
+                sure += if *at == 0 { 0 } else { node.end - node.start };
+                is_needed
+            });
+            let needed = needed.count();
+            nodes.truncate(needed);
+        }
+        nodes
+    }
+
+    /// The first position that the number of the newest elements allows.
+    fn first(&self, bounds: Bounds) -> u64 {
+        bounds
+            .newest
+            .map_or(0, |newest| self.count.saturating_sub(newest))
+    }
+
+    /// The elements of a segment, whose object is `stored`.
+    fn elements<'a>(&self, stored: &'a [u8], node: &Node) -> Result<&'a [u8], CoreError> {
+        log_text::read(stored, |header, elements| {
+            let is_it = header.log == self.id
+                && (header.from, header.to) == (node.start, node.end)
+                && node.level == 0;
+            is_it.then_some(elements)
+        })
+    }
+
+    /// The text of the elements within `bounds` that lie in `segments`, which follow each other, and in the tail
+    /// if `with_tail`: pieces that belong together with a separator between any two.
+    pub fn slice<'a>(
+        &'a self,
+        segments: &[(Node, &'a [u8])],
+        with_tail: bool,
+        bounds: Bounds,
+    ) -> Result<Vec<&'a [u8]>, CoreError> {
+        let mut pieces = Vec::with_capacity(segments.len() + 1);
+        let mut left = bounds.oldest;
+        let mut add = |start: u64, text: &'a [u8]| {
+            let text = after(text, self.first(bounds).saturating_sub(start), bounds.since);
+            let text = match &mut left {
+                None => text,
+                Some(left) => {
+                    let (text, count, _) = cut(text, usize::MAX, *left);
+                    *left -= count;
+                    text
+                }
+            };
+            if !text.is_empty() {
+                pieces.push(text);
+            }
+        };
+        for (node, stored) in segments {
+            add(node.start, self.elements(stored, node)?);
+        }
+        if with_tail {
+            add(self.tail_start(), &self.tail);
+        }
+        Ok(pieces)
+    }
+
+    /// What `append` answered for the element with this mark, in `segments` or the tail; None where it is not.
+    pub fn written(
+        &self,
+        mark: &str,
+        segments: &[(Node, &[u8])],
+    ) -> Result<Option<Written>, CoreError> {
+        let in_tail = written(mark, &self.marks, self.tail_start(), &self.tail)?;
+        if in_tail.is_some() {
+            return Ok(in_tail);
+        }
+        for (node, stored) in segments {
+            let elements = self.elements(stored, node)?;
+            let marks = log_text::read(stored, |header, _| Some(header.marks))?;
+            let found = written(mark, &marks, node.start, elements)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The hash of a log of `count` elements, `last` being the canonical text of the last one's data.
+pub fn hash(count: u64, last: &[u8]) -> String {
+    let mut text = Vec::with_capacity(last.len() + 40);
+    text.extend_from_slice(b"{\"last\":");
+    text.extend_from_slice(last);
+    text.extend_from_slice(b",\"n\":");
+    text.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
+    text.push(b'}');
+    hex(&sha256(&text))
+}
+
+/// The nodes of entries that follow each other, `end` and `end_ts_ms` being what follows the last.
+fn nodes(
+    entries: impl Iterator<Item = (usize, Entry)>,
+    end: u64,
+    end_ts_ms: Option<u64>,
+) -> Vec<Node> {
+    let mut nodes: Vec<Node> = Vec::new();
+    for (level, Entry(start, ts_ms)) in entries {
+        if let Some(before) = nodes.last_mut() {
+            (before.end, before.next_ts_ms) = (start, Some(ts_ms));
+        }
+        nodes.push(Node {
+            level,
+            start,
+            end,
+            ts_ms,
+            next_ts_ms: end_ts_ms,
+        });
+    }
+    nodes
+}
+
+/// The text without its first `skip` elements, and those that are not after `since`.
+fn after(text: &[u8], skip: u64, since: Option<u64>) -> &[u8] {
+    let mut lines = Lines::of(text);
+    for _ in 0..skip {
+        if lines.next().is_none() {
+            break;
+        }
+    }
+    if let Some(since) = since {
+        while log_text::ts_of(lines.rest()).is_some_and(|ts_ms| ts_ms <= since) {
+            lines.next();
+        }
+    }
+    lines.rest()
+}
+
+/// The first elements of a text, at most `max_count` and `max_bytes` of them but at least one where any are
+/// allowed; how many they are; and the rest.
+fn cut(text: &[u8], max_bytes: usize, max_count: u64) -> (&[u8], u64, &[u8]) {
+    let mut lines = Lines::of(text);
+    let (mut end, mut count) = (0, 0);
+    while count < max_count {
+        let Some(line) = lines.next() else {
+            break;
+        };
+        let start = if count == 0 { 0 } else { end + SEPARATOR.len() };
+        if count > 0 && start + line.len() > max_bytes {
+            break;
+        }
+        end = start + line.len();
+        count += 1;
+    }
+    let rest = text.get(end + SEPARATOR.len()..).unwrap_or(b"");
+    (&text[..end], count, if count == 0 { text } else { rest })
+}
+
+/// What became of the element with this mark, among `elements`, of which the first is at `start`.
+fn written(
+    mark: &str,
+    marks: &[(u64, String)],
+    start: u64,
+    elements: &[u8],
+) -> Result<Option<Written>, CoreError> {
+    let Some(&(position, _)) = marks.iter().find(|(_, known)| known == mark) else {
+        return Ok(None);
+    };
+    let found = || {
+        let at = usize::try_from(position.checked_sub(start)?).ok()?;
+        let element = Lines::of(elements).nth(at)?;
+        let data = crate::canonical::canonicalize(log_text::data_of(element)?).ok()?;
+        Some((hash(position + 1, &data), log_text::ts_of(element)?))
+    };
+    found().map(Some).ok_or(CoreError::DocumentCorrupt)
+}

@@ -1,0 +1,200 @@
+//! The objects of an append-only log as text: head, segments, blocks of the index.
+//!
+//! Each is one JSON object, `{"v":1,"xxh3":"<16 hex digits>",<header>,"items":[<newline><elements><newline>]}`, the
+//! checksum being of all that follows it. Elements are one a line, and no line break is within one, so that a
+//! slice of them is a slice of the text, and goes into an answer as it is. A block has no items.
+
+use crate::error::CoreError;
+use memchr::memmem;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::fmt::Write;
+use xxhash_rust::xxh3::xxh3_64;
+
+const START: &[u8] = b"{\"v\":1,\"xxh3\":\"";
+const CHECKSUM: usize = 16;
+const AFTER_CHECKSUM: &[u8] = b"\",";
+const ITEMS: &[u8] = b",\"items\":[\n";
+const END: &[u8] = b"\n]}";
+/// What is between two elements.
+pub const SEPARATOR: &[u8] = b",\n";
+const ELEMENT_START: &[u8] = b"{\"ts\":";
+
+/// Where elements lie in a log: positions `from` up to `to`, the first written at `ts_ms`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct Entry(pub u64, pub u64);
+
+/// What an object says of itself and its elements. Members that an object does not have are empty.
+#[derive(Deserialize)]
+pub struct Header<'a> {
+    pub log: &'a str,
+    #[serde(default)]
+    pub level: usize,
+    pub from: u64,
+    pub to: u64,
+    /// Of a head: when it was written.
+    #[serde(default)]
+    pub at: u64,
+    /// Of a head: the newest element's.
+    #[serde(default)]
+    pub ts: u64,
+    #[serde(default)]
+    pub hash: &'a str,
+    pub previous: Option<&'a str>,
+    /// Of a head: the members that lie beside the elements in `data`.
+    #[serde(borrow)]
+    pub beside: Option<&'a RawValue>,
+    /// Of a head: for each level the entries that lie before the next lower level's.
+    #[serde(default)]
+    pub index: Vec<Vec<Entry>>,
+    /// Of a block.
+    #[serde(default)]
+    pub entries: Vec<Entry>,
+    /// Positions of elements that are to be recognised, and what by.
+    #[serde(default)]
+    pub marks: Vec<(u64, String)>,
+}
+
+/// Whether these bytes were meant to be an object of ours.
+pub fn is_own(stored: &[u8]) -> bool {
+    stored.starts_with(START)
+}
+
+/// The object of a header, which is the inside of a JSON object, and elements; None for a block.
+pub fn write(header: &str, elements: Option<&[u8]>) -> Vec<u8> {
+    let length = elements.map_or(0, <[u8]>::len);
+    let mut out = Vec::with_capacity(header.len() + length + 64);
+    out.extend_from_slice(START);
+    out.extend_from_slice(&[b'0'; CHECKSUM]);
+    out.extend_from_slice(AFTER_CHECKSUM);
+    let checked = out.len();
+    out.extend_from_slice(header.as_bytes());
+    match elements {
+        Some(elements) => {
+            out.extend_from_slice(ITEMS);
+            out.extend_from_slice(elements);
+            out.extend_from_slice(END);
+        }
+        None => out.push(b'}'),
+    }
+    let checksum = format!("{:016x}", xxh3_64(&out[checked..]));
+    out[START.len()..START.len() + CHECKSUM].copy_from_slice(checksum.as_bytes());
+    out
+}
+
+/// The text of an object's header, a JSON object that lacks its closing brace where elements follow, and the
+/// elements. None where the bytes are not an object that `write` made.
+fn split(stored: &[u8]) -> Option<(&[u8], &[u8])> {
+    let rest = stored.strip_prefix(START)?;
+    let (checksum, rest) = rest.split_at_checked(CHECKSUM)?;
+    let rest = rest.strip_prefix(AFTER_CHECKSUM)?;
+    if checksum != format!("{:016x}", xxh3_64(rest)).as_bytes() {
+        return None;
+    }
+    match memmem::find(rest, ITEMS) {
+        Some(at) => Some((&rest[..at], rest[at + ITEMS.len()..].strip_suffix(END)?)),
+        None => Some((rest.strip_suffix(b"}")?, b"")),
+    }
+}
+
+/// What `with` makes of an object's header and the text of its elements.
+pub fn read<'a, T>(
+    stored: &'a [u8],
+    with: impl FnOnce(Header<'_>, &'a [u8]) -> Option<T>,
+) -> Result<T, CoreError> {
+    let found = || {
+        let (header, elements) = split(stored)?;
+        let mut text = Vec::with_capacity(header.len() + 2);
+        text.push(b'{');
+        text.extend_from_slice(header);
+        text.push(b'}');
+        with(serde_json::from_slice(&text).ok()?, elements)
+    };
+    found().ok_or(CoreError::DocumentCorrupt)
+}
+
+/// Appends `"<name>":[[12,1763740000000],..]`.
+pub fn write_entries(out: &mut String, entries: &[Entry]) {
+    out.push('[');
+    for (at, Entry(start, ts_ms)) in entries.iter().enumerate() {
+        let comma = if at > 0 { "," } else { "" };
+        let _ = write!(out, "{comma}[{start},{ts_ms}]");
+    }
+    out.push(']');
+}
+
+/// Appends the member `marks`, with the comma before it; nothing where there are none. Marks are hex.
+pub fn write_marks(out: &mut String, marks: &[(u64, String)]) {
+    for (at, (position, mark)) in marks.iter().enumerate() {
+        let before = if at > 0 { "," } else { ",\"marks\":[" };
+        let _ = write!(out, "{before}[{position},\"{mark}\"]");
+    }
+    if !marks.is_empty() {
+        out.push(']');
+    }
+}
+
+/// Appends an element. `author` is the text of its proof's members.
+pub fn write_element(out: &mut Vec<u8>, ts_ms: u64, data: &[u8], author: &[u8]) {
+    if !out.is_empty() {
+        out.extend_from_slice(SEPARATOR);
+    }
+    out.extend_from_slice(ELEMENT_START);
+    out.extend_from_slice(itoa::Buffer::new().format(ts_ms).as_bytes());
+    out.extend_from_slice(b",\"data\":");
+    out.extend_from_slice(data);
+    out.extend_from_slice(author);
+    out.push(b'}');
+}
+
+/// The time of the element that `text` starts with.
+pub fn ts_of(text: &[u8]) -> Option<u64> {
+    let rest = text.strip_prefix(ELEMENT_START)?;
+    let end = rest.iter().position(|byte| !byte.is_ascii_digit())?;
+    str::from_utf8(&rest[..end]).ok()?.parse().ok()
+}
+
+/// The `data` of one element.
+pub fn data_of(element: &[u8]) -> Option<&[u8]> {
+    #[derive(Deserialize)]
+    struct Element<'a> {
+        #[serde(borrow)]
+        data: &'a RawValue,
+    }
+    let element: Element<'_> = serde_json::from_slice(element).ok()?;
+    Some(element.data.get().as_bytes())
+}
+
+/// The elements of a text, one after another.
+pub struct Lines<'a> {
+    text: &'a [u8],
+    at: Option<usize>,
+}
+
+impl<'a> Lines<'a> {
+    pub fn of(text: &'a [u8]) -> Self {
+        Self {
+            text,
+            at: (!text.is_empty()).then_some(0),
+        }
+    }
+
+    /// The text from the next element on.
+    pub fn rest(&self) -> &'a [u8] {
+        self.at.map_or(b"", |at| &self.text[at..])
+    }
+}
+
+impl<'a> Iterator for Lines<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let start = self.at?;
+        let length = memchr::memchr(b'\n', &self.text[start..]);
+        self.at = length.map(|length| start + length + 1);
+        // Before a line break stands the comma of `SEPARATOR`.
+        Some(length.map_or(&self.text[start..], |length| {
+            &self.text[start..start + length.saturating_sub(1)]
+        }))
+    }
+}

@@ -1,0 +1,288 @@
+//! Append-only logs as Python sees them.
+
+use crate::applog::{self, Bounds, Head, Refusal};
+use crate::py::{join, over};
+use crate::{log_text, starfish};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+#[pyclass(frozen, module = "pysync._core")]
+pub struct Append(applog::Append);
+
+#[pymethods]
+impl Append {
+    #[getter]
+    fn data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.content.data)
+    }
+
+    #[getter]
+    fn canonical<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.0.content.canonical())
+    }
+
+    #[getter]
+    fn ts_ms(&self) -> Option<u64> {
+        self.0.ts_ms
+    }
+
+    #[getter]
+    fn author_pubkey(&self) -> Option<&str> {
+        self.0.author.as_ref().map(|author| author.pubkey.as_str())
+    }
+
+    #[getter]
+    fn author_signature(&self) -> Option<&str> {
+        self.0
+            .author
+            .as_ref()
+            .map(|author| author.signature.as_str())
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.content.data.len()
+    }
+}
+
+#[pyfunction]
+pub fn decode_append(py: Python<'_>, body: &[u8]) -> PyResult<Append> {
+    Ok(Append(over(py, body.len(), || {
+        applog::Append::decode(body)
+    })?))
+}
+
+#[pyclass(frozen, module = "pysync._core")]
+pub struct LogNode(applog::Node);
+
+#[pymethods]
+impl LogNode {
+    #[getter]
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    #[getter]
+    fn level(&self) -> usize {
+        self.0.level
+    }
+
+    #[getter]
+    fn start(&self) -> u64 {
+        self.0.start
+    }
+
+    #[getter]
+    fn end(&self) -> u64 {
+        self.0.end
+    }
+
+    #[getter]
+    fn ts_ms(&self) -> u64 {
+        self.0.ts_ms
+    }
+}
+
+#[pyclass(frozen, module = "pysync._core")]
+pub struct LogHead {
+    head: Head,
+    #[pyo3(get)]
+    is_chunked: bool,
+}
+
+impl From<Head> for LogHead {
+    fn from(head: Head) -> Self {
+        Self {
+            head,
+            is_chunked: false,
+        }
+    }
+}
+
+/// A segment's node and its object.
+type Segment<'py> = (PyRef<'py, LogNode>, Bound<'py, PyBytes>);
+
+#[pymethods]
+impl LogHead {
+    #[new]
+    #[pyo3(signature = (id, previous=None))]
+    fn new(id: String, previous: Option<String>) -> Self {
+        let mut head = Head::default();
+        (head.id, head.previous) = (id, previous);
+        Self::from(head)
+    }
+
+    #[staticmethod]
+    fn read(py: Python<'_>, stored: &[u8], field: &str) -> PyResult<Self> {
+        if log_text::is_own(stored) {
+            return Ok(Self::from(Head::read(stored)?));
+        }
+        let (head, is_chunked) = over(py, stored.len(), || starfish::read(stored, field))?;
+        Ok(Self { head, is_chunked })
+    }
+
+    fn gather(&self, py: Python<'_>, chunks: Vec<Bound<'_, PyBytes>>) -> PyResult<Self> {
+        let chunks: Vec<&[u8]> = chunks.iter().map(|chunk| chunk.as_bytes()).collect();
+        let size = chunks.iter().map(|chunk| chunk.len()).sum();
+        let head = self.head.clone();
+        let gathered = over(py, size, || starfish::gather(head, &chunks))?;
+        Ok(Self::from(gathered))
+    }
+
+    fn adopted(&self, id: String) -> Self {
+        let mut head = self.head.clone();
+        head.id = id;
+        Self::from(head)
+    }
+
+    fn without_previous(&self) -> Self {
+        let mut head = self.head.clone();
+        head.previous = None;
+        Self::from(head)
+    }
+
+    #[getter]
+    fn id(&self) -> &str {
+        &self.head.id
+    }
+
+    #[getter]
+    fn previous(&self) -> Option<&str> {
+        self.head.previous.as_deref()
+    }
+
+    #[getter]
+    fn count(&self) -> u64 {
+        self.head.count
+    }
+
+    #[getter]
+    fn written_ms(&self) -> u64 {
+        self.head.written_ms
+    }
+
+    #[getter]
+    fn hash(&self) -> &str {
+        &self.head.hash
+    }
+
+    #[getter]
+    fn beside(&self) -> &str {
+        &self.head.beside
+    }
+
+    #[getter]
+    fn tail_bytes(&self) -> usize {
+        self.head.tail.len()
+    }
+
+    #[getter]
+    fn tail_count(&self) -> u64 {
+        self.head.tail_count
+    }
+
+    fn append<'py>(
+        &self,
+        py: Python<'py>,
+        elements: Vec<(PyRef<'py, Append>, Bound<'py, PyString>)>,
+        now_ms: u64,
+        max_count: Option<u64>,
+    ) -> PyResult<(Self, Vec<Bound<'py, PyAny>>)> {
+        let mut head = self.head.clone();
+        let mut group = Vec::with_capacity(elements.len());
+        for (element, mark) in &elements {
+            group.push((&element.0, mark.to_str()?));
+        }
+        let outcomes = head.append(&group, now_ms, max_count);
+        let outcomes = outcomes.into_iter().map(|outcome| match outcome {
+            Ok(written) => written.into_pyobject(py).map(Bound::into_any),
+            Err(refusal) => Ok(PyString::new(py, code(refusal)).into_any()),
+        });
+        let outcomes = outcomes.collect::<PyResult<_>>()?;
+        Ok((Self::from(head), outcomes))
+    }
+
+    fn seal<'py>(
+        &self,
+        py: Python<'py>,
+        max_bytes: usize,
+    ) -> (Self, Vec<(String, Bound<'py, PyBytes>)>) {
+        let mut head = self.head.clone();
+        let objects = over(py, head.tail.len(), || head.seal(max_bytes));
+        let objects = objects.into_iter();
+        let objects = objects.map(|(name, body)| (name, PyBytes::new(py, &body)));
+        (Self::from(head), objects.collect())
+    }
+
+    fn stored<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.head.stored())
+    }
+
+    #[pyo3(signature = (since=None, newest=None, oldest=None))]
+    fn nodes(&self, since: Option<u64>, newest: Option<u64>, oldest: Option<u64>) -> Vec<LogNode> {
+        let bounds = bounds(since, newest, oldest);
+        self.head.nodes(bounds).into_iter().map(LogNode).collect()
+    }
+
+    #[pyo3(signature = (block, node, since=None, newest=None, oldest=None))]
+    fn expand(
+        &self,
+        block: &[u8],
+        node: &LogNode,
+        since: Option<u64>,
+        newest: Option<u64>,
+        oldest: Option<u64>,
+    ) -> PyResult<Vec<LogNode>> {
+        let bounds = bounds(since, newest, oldest);
+        let nodes = self.head.expand(block, &node.0, bounds)?;
+        Ok(nodes.into_iter().map(LogNode).collect())
+    }
+
+    #[pyo3(signature = (segments, with_tail, since=None, newest=None, oldest=None))]
+    fn slice<'py>(
+        &self,
+        py: Python<'py>,
+        segments: Vec<Segment<'py>>,
+        with_tail: bool,
+        since: Option<u64>,
+        newest: Option<u64>,
+        oldest: Option<u64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let bounds = bounds(since, newest, oldest);
+        let pieces = self.head.slice(&located(&segments), with_tail, bounds)?;
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(2 * pieces.len());
+        for piece in pieces {
+            if !parts.is_empty() {
+                parts.push(log_text::SEPARATOR);
+            }
+            parts.push(piece);
+        }
+        join(py, &parts)
+    }
+
+    fn written(&self, mark: &str, segments: Vec<Segment<'_>>) -> PyResult<Option<applog::Written>> {
+        Ok(self.head.written(mark, &located(&segments))?)
+    }
+}
+
+fn bounds(since: Option<u64>, newest: Option<u64>, oldest: Option<u64>) -> Bounds {
+    Bounds {
+        since,
+        newest,
+        oldest,
+    }
+}
+
+fn located<'a>(segments: &'a [Segment<'_>]) -> Vec<(applog::Node, &'a [u8])> {
+    let located = segments.iter();
+    located
+        .map(|(node, stored)| (node.0.clone(), stored.as_bytes()))
+        .collect()
+}
+
+fn code(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::TooFarAhead => "ts_too_far_ahead",
+        Refusal::NonMonotonic => "non_monotonic_timestamp",
+        Refusal::Full => "append_limit_exceeded",
+    }
+}

@@ -270,8 +270,10 @@ async def test_every_accepted_nonce_survives_a_kill(tmp_path: Path) -> None:
     for _ in range(500):
         await asyncio.to_thread(process.stdout.readline)
     process.kill()
-    rest, _ = await asyncio.to_thread(process.communicate)
-    accepted = 500 + len([line for line in rest.splitlines(keepends=True) if line.endswith("\n")])
+    # Not `communicate`, which would begin in the middle of a line: `readline` has read ahead.
+    rest = await asyncio.to_thread(process.stdout.readlines)
+    process.communicate()
+    accepted = 500 + len([line for line in rest if line.endswith("\n")])
     coordinator = await LocalCoordinator.at(tmp_path)
     for n in range(accepted):
         assert not await coordinator.remember_nonce("aa", f"{n}")

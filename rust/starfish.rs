@@ -16,10 +16,8 @@ struct Stored<'a> {
     data: BTreeMap<String, &'a RawValue>,
     #[serde(default)]
     seg: bool,
-    #[serde(default)]
-    ts: u64,
-    #[serde(default)]
-    hash: String,
+    ts: Option<&'a RawValue>,
+    hash: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -42,16 +40,19 @@ pub fn read(stored: &[u8], field: &str) -> Result<(Head, bool), CoreError> {
     };
     let mut head = Head::default();
     head.beside = beside(&stored.data)?;
-    head.written_ms = stored.ts;
+    head.written_ms = said(stored.ts).unwrap_or(0);
     let last = add(&mut head, elements)?;
     if stored.seg || head.count > 0 {
-        head.hash = if is_hash(&stored.hash) {
-            stored.hash
-        } else {
-            last
-        };
+        head.hash = said(stored.hash)
+            .filter(|hash: &String| is_hash(hash))
+            .unwrap_or(last);
     }
     Ok((head, stored.seg))
+}
+
+/// A member's value, where it is there and of this kind.
+fn said<T: serde::de::DeserializeOwned>(member: Option<&RawValue>) -> Option<T> {
+    serde_json::from_str(member?.get()).ok()
 }
 
 /// The log of a head of `read` with the elements of these chunks, in order.

@@ -159,7 +159,7 @@ class Commits:
             return False
         if after.count > head.count:
             etag = await self._store.put(key, after.stored(), expect=expect)
-            self._heads.keep(key, rules.field, Held(after, etag))
+            self._heads.keep(key, rules.field, Held(self._without_discarded(after), etag))
         for waiting, outcome in zip(open_, outcomes, strict=True):
             _tell(waiting, outcome)
         return True
@@ -171,6 +171,7 @@ class Commits:
             return _core.LogHead(self._random(16).hex())
         head = held.head
         if rules.expired(head, now_ms):
+            self._without_discarded(head)
             return _core.LogHead(self._random(16).hex(), head.id or None)
         if head.is_chunked:
             head = await gathered(self._store, key, head)

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 #[derive(Deserialize)]
 struct Stored<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     data: BTreeMap<String, &'a RawValue>,
     #[serde(default)]
     seg: bool,

@@ -1,8 +1,5 @@
 """Handlers: decode the request, ask access, call the verb, encode the answer."""
 
-import asyncio
-import re
-
 import orjson
 from aiohttp import web
 
@@ -10,24 +7,19 @@ from pysync import _core, fields, wire
 from pysync.access import Access
 from pysync.config import Limit
 from pysync.documents import Documents
-from pysync.errors import BadRequest, Conflict, Forbidden, UnsupportedMediaType
+from pysync.errors import Conflict
 from pysync.model import Caller
 from pysync.revocation import Revocations
-from pysync.schema import Check
 from pysync.server.answer import NO_STORE, Answer, version_matches
 from pysync.server.body import read_body
 from pysync.server.callers import Callers
 from pysync.server.keyrings import Keyrings
 from pysync.server.routes import Match
-from pysync.signing import DOCUMENT_AUTHOR
+from pysync.server.writes import apply, check_author, receive, request_key
 from pysync.spaces import Spaces
-from pysync.store import JSON_TYPE
 
 MAX_REVOCATION_BYTES = 262_144
 REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
-CHECK_IN_THREAD_ABOVE = 64 * 1024
-
-_is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 
 
 class Handlers:
@@ -79,26 +71,21 @@ class Handlers:
         """`POST {ns}/push/<key>` (wire section 4)."""
         rule = match.rule
         collection = rule.collection
-        credentials = self._access.present(rule, request.headers)
-        media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if media_type != JSON_TYPE:
-            raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
-        text = await read_body(request, collection.max_body_bytes)
-        caller = await self._callers.writer(request, rule, credentials, text)
+        caller, text = await receive(request, rule, self._access, self._callers)
         if rule.by_space:
             caller = await self._spaces.pushing(rule, caller, match.params, match.key, text)
         rule.authorize(caller, match.identity, match.key)
         body = _core.decode_push(text)
-        _check_author(body, caller, match.key)
+        check_author("document", body, caller, match.key)
         if collection.field_permissions:
             body = await self._guarded(match, caller, body)
         if match.route.check is not None:
-            await _apply(match.route.check, body.data)
-        request_key = _request_key(request, caller, match.key)
-        if request_key is None:
+            await apply(match.route.check, body.data)
+        once = request_key(request, caller, match.key)
+        if once is None:
             written = await self._documents.push(match.key, body, collection.ttl_ms)
         else:
-            written = await self._documents.push_once(match.key, body, request_key, collection.ttl_ms)
+            written = await self._documents.push_once(match.key, body, once, collection.ttl_ms)
         return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:
@@ -117,37 +104,6 @@ class Handlers:
         data = None if current is None else current.data
         roles = match.rule.roles_of(caller, match.identity)
         return fields.guarded(collection.field_permissions, roles, body, data)
-
-
-async def _apply(check: Check, data: bytes) -> None:
-    """Run a schema's check, beside the event loop where there is much to look at."""
-    if len(data) > CHECK_IN_THREAD_ABOVE:
-        await asyncio.to_thread(check, data)
-    else:
-        check(data)
-
-
-def _request_key(request: web.BaseRequest, caller: Caller, key: str) -> str | None:
-    """Under what a repetition of this push is recognised: it belongs to one caller and one document."""
-    sent = request.headers.get(wire.HEADER_IDEMPOTENCY_KEY)
-    if sent is None:
-        return None
-    if not _is_idempotency_key(sent):
-        raise BadRequest("Idempotency-Key must be 1 to 128 printable ASCII characters")
-    holder = caller.presenter or ("admin" if "admin" in caller.roles else "")
-    return f"{holder} {key} {sent}"
-
-
-def _check_author(body: _core.PushBody, caller: Caller, key: str) -> None:
-    """Refuse an author proof that does not hold, or that another key than the presenter's made."""
-    if body.author_pubkey is None or body.author_signature is None:
-        return
-    if caller.presenter and body.author_pubkey != caller.presenter:
-        raise Forbidden("document author must be the request presenter")
-    if not _core.verify_author(
-        DOCUMENT_AUTHOR, key, body.canonical, body.author_pubkey, body.author_signature
-    ):
-        raise Forbidden("invalid document author signature")
 
 
 def _variant(

@@ -1,0 +1,75 @@
+"""What writes of JSON have in common: how a body comes in, who made it, how it is known again."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from aiohttp import web
+
+from pysync import _core, wire
+from pysync.access import Access
+from pysync.errors import BadRequest, Forbidden, UnsupportedMediaType
+from pysync.model import Caller
+from pysync.rule import Rule
+from pysync.schema import Check
+from pysync.server.body import read_body
+from pysync.server.callers import Callers
+from pysync.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
+from pysync.store import JSON_TYPE
+
+Authored = Literal["document", "append"]
+"""What an author proof is of."""
+
+_TAGS: Mapping[Authored, str] = {"document": DOCUMENT_AUTHOR, "append": APPEND_AUTHOR}
+
+CHECK_IN_THREAD_ABOVE = 64 * 1024
+
+_is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
+
+
+async def receive(
+    request: web.BaseRequest, rule: Rule, access: Access, callers: Callers
+) -> tuple[Caller, bytes]:
+    """Who sends a write under `rule`, and its body. What the headers tell is refused before the body is read.
+
+    Raises UnsupportedMediaType for what is not JSON, and what `Access.present`, `read_body` and
+    `Callers.writer` do.
+    """
+    credentials = access.present(rule, request.headers)
+    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type != JSON_TYPE:
+        raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
+    text = await read_body(request, rule.collection.max_body_bytes)
+    return await callers.writer(request, rule, credentials, text), text
+
+
+def check_author(kind: Authored, body: _core.PushBody | _core.Append, caller: Caller, key: str) -> None:
+    """Refuse an author proof that does not hold, or that another key than the presenter's made; a body
+    without one is anybody's (clients-and-crypto section 5). Raises Forbidden."""
+    if body.author_pubkey is None or body.author_signature is None:
+        return
+    if caller.presenter and body.author_pubkey != caller.presenter:
+        raise Forbidden(f"{kind} author must be the request presenter")
+    if not _core.verify_author(_TAGS[kind], key, body.canonical, body.author_pubkey, body.author_signature):
+        raise Forbidden(f"invalid {kind} author signature")
+
+
+async def apply(check: Check, data: bytes) -> None:
+    """Run a schema's check, beside the event loop where there is much to look at."""
+    if len(data) > CHECK_IN_THREAD_ABOVE:
+        await asyncio.to_thread(check, data)
+    else:
+        check(data)
+
+
+def request_key(request: web.BaseRequest, caller: Caller, key: str) -> str | None:
+    """Under what a repetition of this write is recognised: it belongs to one caller and one document. None
+    where the client asks for nothing. Raises BadRequest for an unusable Idempotency-Key."""
+    sent = request.headers.get(wire.HEADER_IDEMPOTENCY_KEY)
+    if sent is None:
+        return None
+    if not _is_idempotency_key(sent):
+        raise BadRequest("Idempotency-Key must be 1 to 128 printable ASCII characters")
+    holder = caller.presenter or ("admin" if "admin" in caller.roles else "")
+    return f"{holder} {key} {sent}"

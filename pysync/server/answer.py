@@ -15,11 +15,12 @@ from pysync import wire
 from pysync.errors import PysyncError
 
 NO_STORE = "Cache-Control: no-store\r\n"
+DRAIN_ABOVE = 64 * 1024
+"""Bytes that a connection holds back before an answer waits for its client."""
 
 _REASONS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 _LINGER_BYTES = 64 * 1024
 _LINGER_S = 2.0
-_DRAIN_ABOVE = 64 * 1024
 
 
 class Answer(web.StreamResponse):
@@ -45,25 +46,21 @@ class Answer(web.StreamResponse):
         self.header_text = headers
         self.media_type = content_type
         self.close = close
+        self.request_id = ""
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write head and body to the connection of `request`."""
         if self._eof_sent:
             return None
-        self._eof_sent = True
-        self._keep_alive = request.keep_alive and not self.close
-        transport = request.transport
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client has gone")
-        self._req = request
+        transport = self._begin(request)
         head = self._head(request.version)
         body = b"" if request.method == "HEAD" else self.content
-        if len(body) <= _DRAIN_ABOVE:
+        if len(body) <= DRAIN_ABOVE:
             transport.write(head + body)
         else:
             transport.write(head)
             transport.write(body)
-        if transport.get_write_buffer_size() > _DRAIN_ABOVE:
+        if transport.get_write_buffer_size() > DRAIN_ABOVE:
             await request.writer.drain()
         return None
 
@@ -77,11 +74,25 @@ class Answer(web.StreamResponse):
         self._keep_alive = False
         return self._head(HttpVersion11) + self.content
 
+    def _begin(self, request: web.BaseRequest) -> asyncio.Transport:
+        """Take the connection of `request`. Raises ConnectionResetError where there is none any more."""
+        self._eof_sent = True
+        self._keep_alive = request.keep_alive and not self.close
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        self._req = request
+        return transport
+
+    def _length(self, version: HttpVersion) -> str:
+        """The header line that says where the body ends."""
+        return f"Content-Length: {len(self.content)}\r\n"
+
     def _head(self, version: HttpVersion) -> bytes:
         if self.status in (204, 304):
             length = ""
         else:
-            length = f"Content-Type: {self.media_type}\r\nContent-Length: {len(self.content)}\r\n"
+            length = f"Content-Type: {self.media_type}\r\n{self._length(version)}"
         if not self._keep_alive:
             connection = "Connection: close\r\n"
         elif version == HttpVersion10:

@@ -77,6 +77,7 @@ class Middleware:
             log.exception("unhandled error", extra={"request_id": request_id})
             unforeseen = InternalError(extras={"requestId": request_id})
             answer = error_answer(unforeseen, close=not request.content.is_eof())
+        answer.request_id = request_id
         answer.header_text += f"{wire.HEADER_REQUEST_ID}: {request_id}\r\n"
         if self.draining:
             answer.close = True

@@ -1,0 +1,112 @@
+"""Answers that are too long to be held: written piece by piece, as the client takes them."""
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import HttpVersion, HttpVersion11
+
+from pysync.errors import PysyncError
+from pysync.server.answer import DRAIN_ABOVE, Answer
+
+log = logging.getLogger("pysync.server")
+
+WRITE_BYTES = 256 * 1024
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class StreamedAnswer(Answer):
+    """A 200 whose body is `first` and then `pieces`: in memory there is one piece, and the little that the
+    connection holds back, however slowly the client reads. It is sent in chunks; to a client of HTTP/1.0,
+    which knows none, it ends where the connection does.
+
+    Where a piece fails the head has long been sent: the connection is cut, so that the client sees that the
+    body is incomplete. `pieces` is closed in any case.
+    """
+
+    def __init__(self, first: bytes, pieces: AsyncGenerator[bytes, None], headers: str = "") -> None:
+        super().__init__(200, first, headers)
+        self._pieces = pieces
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Write head and body to the connection of `request`."""
+        if self._eof_sent:
+            return None
+        try:
+            await self._write(request)
+        finally:
+            await self._pieces.aclose()
+        return None
+
+    async def _write(self, request: web.BaseRequest) -> None:
+        transport = self._begin(request)
+        chunked = request.version >= HttpVersion11
+        self._keep_alive = self._keep_alive and chunked
+        transport.write(self._head(request.version))
+        if request.method == "HEAD":
+            return
+        try:
+            first, self.content = self.content, b""
+            await self._send(request, transport, first, chunked)
+            del first
+            async for piece in self._pieces:
+                await self._send(request, transport, piece, chunked)
+        except BaseException as error:
+            _cut(transport, reset=not chunked)
+            if isinstance(error, PysyncError):
+                log.warning(
+                    "an answer was cut off: %s", error.code,
+                    extra={"request_id": self.request_id}, exc_info=error.__cause__,
+                )  # fmt: skip
+            elif isinstance(error, Exception) and not isinstance(error, ConnectionError):
+                log.exception("an answer was cut off", extra={"request_id": self.request_id})
+            else:
+                raise
+            raise ConnectionResetError("the answer was cut off") from None
+        if chunked:
+            transport.write(b"0\r\n\r\n")
+
+    async def _send(
+        self, request: web.BaseRequest, transport: asyncio.Transport, piece: bytes, chunked: bool
+    ) -> None:
+        """Write one piece, and let others have their turn. Raises ConnectionResetError for a client that has
+        gone."""
+        if chunked and piece:
+            transport.write(b"%x\r\n" % len(piece))
+        text = memoryview(piece)
+        for start in range(0, len(piece), WRITE_BYTES):
+            transport.write(text[start : start + WRITE_BYTES])
+            if transport.get_write_buffer_size() > DRAIN_ABOVE:
+                await request.writer.drain()
+            await asyncio.sleep(0)
+            if transport.is_closing():
+                raise ConnectionResetError("the client has gone")
+        if chunked and piece:
+            transport.write(b"\r\n")
+
+    def _length(self, version: HttpVersion) -> str:
+        return "Transfer-Encoding: chunked\r\n" if version >= HttpVersion11 else ""
+
+
+async def streamed(
+    request: web.BaseRequest, pieces: AsyncGenerator[bytes, None], headers: str = ""
+) -> StreamedAnswer:
+    """The answer that `pieces` make. The first is awaited here, so that what fails at once is refused like
+    anything else; for HEAD none is."""
+    first = b"" if request.method == "HEAD" else await anext(pieces, b"")
+    return StreamedAnswer(first, pieces, headers)
+
+
+def _cut(transport: asyncio.Transport, *, reset: bool) -> None:
+    """End the connection as it is. A body that only the connection's end completes needs a `reset`: it would
+    look complete otherwise."""
+    connection = transport.get_extra_info("socket")
+    if reset and connection is not None:
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    transport.abort()

@@ -1,0 +1,215 @@
+"""Long answers are written piece by piece, on either event loop."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+from aiohttp import web
+
+from pysync.errors import StoreUnavailable
+from pysync.server.connection import listen
+from pysync.server.streamed import WRITE_BYTES, StreamedAnswer
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+PIECES = [b"a" * 10, b"", b"b" * (WRITE_BYTES + 1), b"c"]
+WHOLE = b"first" + b"".join(PIECES)
+HEADERS = 'ETag: "x"\r\n'
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a test on one kind of event loop."""
+    chosen: Run = request.param
+    return chosen
+
+
+class Source:
+    """Pieces, and what became of them."""
+
+    def __init__(self, pieces: list[bytes], error: BaseException | None = None) -> None:
+        self._pieces = pieces
+        self._error = error
+        self.made = 0
+        self.closed = asyncio.Event()
+        self.transport: asyncio.Transport | None = None
+
+    async def handle(self, request: web.BaseRequest) -> StreamedAnswer:
+        self.transport = request.transport
+        answer = StreamedAnswer(b"first", self._generate(), HEADERS)
+        answer.request_id = "find-me"
+        return answer
+
+    async def _generate(self) -> AsyncGenerator[bytes, None]:
+        try:
+            for piece in self._pieces:
+                self.made += 1
+                yield piece
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.closed.set()
+
+
+@contextlib.asynccontextmanager
+async def connected(source: Source) -> AsyncIterator[Streams]:
+    """A connection to a service that answers everything from `source`."""
+    runner = web.ServerRunner(listen(source.handle))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection(*runner.addresses[0])
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await runner.cleanup()
+
+
+async def head(reader: asyncio.StreamReader) -> str:
+    return (await reader.readuntil(b"\r\n\r\n")).decode()
+
+
+async def unchunked(reader: asyncio.StreamReader) -> bytes:
+    """A body in chunks. Raises IncompleteReadError where it ends before its last chunk."""
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += await reader.readexactly(size)
+        assert await reader.readexactly(2) == b"\r\n"
+    assert await reader.readexactly(2) == b"\r\n"
+    return body
+
+
+def test_pieces_are_sent_in_chunks_and_the_connection_serves_on(run: Run) -> None:
+    async def scenario() -> None:
+        async with connected(Source(PIECES)) as (reader, writer):
+            for _ in range(2):
+                writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+                told = await head(reader)
+                assert told.startswith("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
+                assert "\r\nTransfer-Encoding: chunked\r\n" in told
+                assert HEADERS in told
+                assert "Content-Length" not in told
+                assert "Connection" not in told
+                assert await unchunked(reader) == WHOLE
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("wish", [b"", b"Connection: keep-alive\r\n"])
+def test_a_client_of_http_1_0_gets_the_body_until_the_end_of_the_connection(run: Run, wish: bytes) -> None:
+    async def scenario() -> None:
+        async with connected(Source(PIECES)) as (reader, writer):
+            writer.write(b"GET / HTTP/1.0\r\n" + wish + b"\r\n")
+            told = await head(reader)
+            assert "Transfer-Encoding" not in told
+            assert "Content-Length" not in told
+            assert "\r\nConnection: close\r\n" in told
+            assert await reader.read() == WHOLE
+
+    run(scenario())
+
+
+def test_head_is_answered_without_making_a_piece(run: Run) -> None:
+    async def scenario() -> None:
+        source = Source(PIECES)
+        async with connected(source) as (reader, writer):
+            for _ in range(2):
+                writer.write(b"HEAD / HTTP/1.1\r\nHost: h\r\n\r\n")
+                assert "\r\nTransfer-Encoding: chunked\r\n" in await head(reader)
+            assert source.made == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable(), RuntimeError("unforeseen")])
+def test_a_piece_that_fails_leaves_the_body_incomplete(
+    run: Run, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        source = Source(PIECES, error)
+        async with connected(source) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            await head(reader)
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+                await unchunked(reader)
+            assert source.closed.is_set()
+
+    run(scenario())
+    (record,) = [each for each in caplog.records if each.name == "pysync.server"]
+    assert record.levelno == (logging.WARNING if isinstance(error, StoreUnavailable) else logging.ERROR)
+    assert record.__dict__["request_id"] == "find-me"
+    assert "store_unavailable" in record.getMessage() or "unforeseen" in str(record.exc_info)
+
+
+def test_a_piece_that_fails_resets_a_connection_whose_end_would_complete_the_body(run: Run) -> None:
+    async def scenario() -> None:
+        async with connected(Source([b"x"], StoreUnavailable())) as (reader, writer):
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+
+    run(scenario())
+
+
+def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Run) -> None:
+    async def scenario() -> None:
+        piece = b"x" * 300_000
+        source = Source([piece] * 1000)
+        runner = web.ServerRunner(listen(source.handle))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        with socket.create_connection(runner.addresses[0]) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            made, turns = -1, 0
+            while turns < 200 or source.made == 0:
+                turns = turns + 1 if made == source.made else 0
+                made = source.made
+                await asyncio.sleep(0)
+            assert made < 200, "the rest waits for the client"
+            assert source.transport is not None
+            assert source.transport.get_write_buffer_size() <= 64 * 1024 + WRITE_BYTES
+            assert not source.closed.is_set()
+        await asyncio.wait_for(source.closed.wait(), 10)
+        await runner.cleanup()
+
+    run(scenario())
+
+
+def test_others_have_their_turn_between_pieces(run: Run) -> None:
+    async def scenario() -> None:
+        source, turns = Source([b"x"] * 200), 0
+        async with connected(source) as (reader, writer):
+
+            async def take_turns() -> None:
+                nonlocal turns
+                while not source.closed.is_set():
+                    turns += source.made > 0
+                    await asyncio.sleep(0)
+
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            await asyncio.gather(take_turns(), head(reader))
+            await unchunked(reader)
+            assert turns >= 200
+
+    run(scenario())
+
+
+def test_a_client_that_leaves_ends_the_pieces(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        source = Source([b"x" * 300_000] * 1000)
+        async with connected(source) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            await head(reader)
+            writer.transport.abort()
+            await asyncio.wait_for(source.closed.wait(), 10)
+            assert source.made < 1000
+
+    run(scenario())
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

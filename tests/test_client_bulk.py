@@ -48,7 +48,7 @@ COLLECTIONS: list[dict[str, Any]] = [
         "storagePath": "log/{id}",
         "appendOnly": {"field": "entries"},
         "ttlMs": 5,
-        "pullOnly": True,
+        "pushOnly": True,
     },
     {"name": "title", "storagePath": "boards/{id}", "bundle": "board", **OPEN},
     {"name": "plan", "storagePath": "boards/{id}", "bundle": "board", **OPEN},
@@ -217,7 +217,7 @@ async def test_the_manifest_tells_every_member_that_applies(start: Start) -> Non
         1_048_576,
         "none",
         ("application/json",),
-        pull_only=True,
+        push_only=True,
         append_only={"type": "by_timestamp", "field": "entries"},
         ttl_ms=5,
     )

@@ -27,6 +27,54 @@ def test_listable_is_refused_in_the_words_of_the_specification(members: Any, mes
     assert only(config(collection(listable=True, **members))) == ("collections[0].listable", message)
 
 
+NOTHING_STORED = "cannot be used with persist=false: nothing is stored"
+
+
+@pytest.mark.parametrize(
+    ("log", "members", "path", "message"),
+    [
+        (True, {"pullOnly": True}, "appendOnly", "appendOnly cannot be used with pullOnly"),
+        (
+            True,
+            {"bundle": "b"},
+            "appendOnly",
+            "appendOnly cannot be used with bundle, unless with persist=false",
+        ),
+        (
+            True,
+            {"allowedMimeTypes": ["image/png"]},
+            "appendOnly",
+            "appendOnly needs application/json in allowedMimeTypes",
+        ),
+        ({"persist": False, "maxItems": 5}, {}, "appendOnly.maxItems", NOTHING_STORED),
+        ({"persist": False, "chunkSize": 5}, {}, "appendOnly.chunkSize", NOTHING_STORED),
+        ({"persist": False, "maxPullLimit": 5}, {}, "appendOnly.maxPullLimit", NOTHING_STORED),
+        ({"persist": False, "maxCheckpointAgeMs": 5}, {}, "appendOnly.maxCheckpointAgeMs", NOTHING_STORED),
+        ({"maxItems": -1}, {}, "appendOnly.maxItems", "must be at least 1"),
+        ({"chunkSize": 0}, {}, "appendOnly.chunkSize", "must be at least 1"),
+        ({"maxPullLimit": 0}, {}, "appendOnly.maxPullLimit", "must be at least 1"),
+        ({"maxCheckpointAgeMs": 0}, {}, "appendOnly.maxCheckpointAgeMs", "must be at least 1"),
+        ({"maxItems": 1.5}, {}, "appendOnly.maxItems", "must be an integer, not a fraction"),
+    ],
+)
+def test_a_log_that_cannot_work_is_refused(log: Any, members: Any, path: str, message: str) -> None:
+    fault = only(config(collection(appendOnly=log, **members)))
+    assert fault == (f"collections[0].{path}", message)
+
+
+@pytest.mark.parametrize(
+    ("log", "members"),
+    [
+        ({"persist": False, "maxItems": 0}, {"bundle": "b"}),
+        ({"persist": False, "allowFull": False, "requireAuthorSignature": False}, {"ttlMs": 5}),
+        ({"maxItems": 5, "chunkSize": 50, "maxPullLimit": 1}, {"listable": True, "forceFullFetch": True}),
+        (True, {"pushOnly": True, "encryption": "delegated"}),
+    ],
+)
+def test_a_log_that_can_work_is_accepted(log: Any, members: Any) -> None:
+    assert parse(config(collection(appendOnly=log, **members)))
+
+
 @pytest.mark.parametrize("name", ["pull", "push", "health", "batch", "list", "config", "events"])
 def test_a_namespace_cannot_take_a_routes_name(name: str) -> None:
     path, message = only({"namespaces": {name: {"collections": [collection()]}}})

@@ -19,6 +19,7 @@ from pysync.config.tree import (
     Projection,
     RateLimit,
     Server,
+    wire_name,
 )
 
 Place = Callable[[object], str]
@@ -26,6 +27,7 @@ Place = Callable[[object], str]
 Fault = tuple[str, str]
 """The member at fault, relative to its object, and the message."""
 
+_OF_STORED_LOGS = ("max_items", "chunk_size", "max_pull_limit", "max_checkpoint_age_ms")
 RESERVED_NAMESPACES = frozenset({"pull", "push", "health", "batch", "list", "config", "events"})
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/([A-Za-z0-9!#$&^_.+-]+|\*)|\*/\*")
@@ -160,9 +162,27 @@ def _collection(collection: Collection) -> Iterator[Fault]:
         for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
             if "public" in roles:
                 yield member, "rootOnly cannot be used with the role public"
+    yield from _append_only(collection)
     yield from _listable(collection)
     yield from _keyring(collection)
     yield from _schema(collection.object_schema)
+
+
+def _append_only(collection: Collection) -> Iterator[Fault]:
+    log = collection.append_only
+    if log is None:
+        return
+    if collection.pull_only:
+        yield "appendOnly", "appendOnly cannot be used with pullOnly"
+    if "application/json" not in collection.allowed_mime_types:
+        yield "appendOnly", "appendOnly needs application/json in allowedMimeTypes"
+    if log.persist is not False:
+        if collection.bundle is not None:
+            yield "appendOnly", "appendOnly cannot be used with bundle, unless with persist=false"
+        return
+    for member in _OF_STORED_LOGS:
+        if getattr(log, member) is not None:
+            yield f"appendOnly.{wire_name(member)}", "cannot be used with persist=false: nothing is stored"
 
 
 def _listable(collection: Collection) -> Iterator[Fault]:

@@ -35,6 +35,27 @@ def without(data: bytes, names: frozenset[str]) -> bytes:
     return orjson.dumps({name: value for name, value in members.items() if name not in names})
 
 
+def without_in_each(elements: bytes, names: frozenset[str]) -> bytes:
+    """Elements of a log (JSON objects, separated by commas), their `data` without the members `names`. Raises
+    DocumentCorrupt where they do not read."""
+    try:
+        found = orjson.loads(b"[%b]" % elements)
+    except ValueError as error:
+        raise DocumentCorrupt from error
+    for element in found:
+        element["data"] = {name: value for name, value in element["data"].items() if name not in names}
+    return orjson.dumps(found)[1:-1]
+
+
+def check_appended(permissions: Permissions, roles: frozenset[str], data: bytes) -> None:
+    """Raise Forbidden where `data`, the JSON object of a new element, has a member that a writer with `roles`
+    may not write: nothing was there before that it could keep."""
+    locked = _locked(permissions, roles)
+    named = locked.keys() & orjson.loads(data).keys() if locked else ()
+    if named:
+        raise _refusal(min(named), locked[min(named)])
+
+
 def guarded(
     permissions: Permissions, roles: frozenset[str], body: _core.PushBody, current: bytes | None
 ) -> _core.PushBody:
@@ -43,11 +64,7 @@ def guarded(
 
     Raises Forbidden where the push gives such a member another value.
     """
-    locked = {
-        name: permission.write_roles
-        for name, permission in permissions.items()
-        if permission.write_roles is not None and roles.isdisjoint(permission.write_roles)
-    }
+    locked = _locked(permissions, roles)
     if not locked:
         return body
     pushed = orjson.loads(body.data)
@@ -65,6 +82,15 @@ def guarded(
     if body.author_signature is not None:
         raise _refusal(min(kept), locked[min(kept)])
     return _core.decode_push(b'{"data":%b,"baseHash":%b}' % (merged, orjson.dumps(body.base_hash)))
+
+
+def _locked(permissions: Permissions, roles: frozenset[str]) -> dict[str, tuple[str, ...]]:
+    """The members that a writer with `roles` may not write, and whose they are."""
+    return {
+        name: permission.write_roles
+        for name, permission in permissions.items()
+        if permission.write_roles is not None and roles.isdisjoint(permission.write_roles)
+    }
 
 
 def _canonical(value: object) -> bytes:

@@ -27,6 +27,20 @@ def test_the_lines_to_try_are_of_a_collection_that_is_open_and_served_alone() ->
     assert tried[2].strip() == "curl -s http://127.0.0.1:8080/v1/list/notes"
 
 
+def test_the_lines_to_try_append_where_no_author_proof_is_needed() -> None:
+    unsigned = {"requireAuthorSignature": False}
+    told = lines(
+        collection(name="signed", storagePath="signed/{id}", appendOnly=True, **OPEN),
+        collection(name="gone", storagePath="g/{id}", appendOnly={**unsigned, "persist": False}, **OPEN),
+        collection(name="log", storagePath="log/{id}", appendOnly=unsigned, **OPEN),
+    )
+    tried = [line.strip() for line in told if "curl" in line]
+    assert tried[0].startswith("curl -s http://127.0.0.1:8080/push/log/hello-")
+    assert tried[1].startswith("curl -s 'http://127.0.0.1:8080/pull/log/hello-")
+    assert tried[1].endswith("?last=10'")
+    assert tried[2] == "curl -s http://127.0.0.1:8080/health"
+
+
 def test_a_list_at_the_top_has_no_slash_at_its_end() -> None:
     told = lines(collection(storagePath="{id}", listable=True, **OPEN))
     assert "  curl -s http://127.0.0.1:8080/list" in told
@@ -38,6 +52,8 @@ def test_each_collection_is_told_with_who_may_use_it() -> None:
             name="title", storagePath="boards/{id}", bundle="board", readRoles=["a", "b"], pullOnly=True
         ),
         collection(name="log", storagePath="log/{id}", appendOnly=True),
+        collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/png"]),
     )
+    assert "  log    log/{id}     read nobody; write nobody" in told
     assert "  title  boards/{id}  read a, b; not pushed; in bundle board" in told
-    assert "  collections[1] (log): not served by this version" in told
+    assert "  collections[2] (img): not served by this version" in told

@@ -92,13 +92,12 @@ def test_what_is_not_served_yet_is_named() -> None:
     assert list(unserved(read)) == [
         Problem(path, "not served by this version", name)
         for path, name in (
-            ("collections[1]", "log"),
             ("collections[2]", "img"),
             ("collections[3]", "taps"),
             ("events", ""),
         )
     ]
-    assert {route.collection for route in routes_table(read)} == {"notes"}
+    assert {route.collection for route in routes_table(read)} == {"notes", "log"}
 
 
 @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose(
     example = load(EXAMPLE, {})
     assert (example.store.url, example.server.port) == ("file:./data", 8080)
     warned = {problem.path.split(".")[0] for problem in lint(example)}
-    open_on_purpose = {"notes", "rooms", "title", "cards", "scratch"}
+    open_on_purpose = {"notes", "rooms", "title", "cards", "journal", "scratch"}
     assert warned == {
         f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_on_purpose
     }

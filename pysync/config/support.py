@@ -11,15 +11,11 @@ _NO_START = "the server will not start: this version "
 
 
 def served(config: Config, collections: Iterable[Collection]) -> Iterator[Collection]:
-    """Those of the collections that this version serves: JSON documents. What `events` turns
-    into Parquet is not: stored as documents, its batches would stay for good."""
+    """Those of the collections that this version serves: JSON documents and logs. What `events` turns into
+    Parquet is not: stored as documents, its batches would stay for good."""
     batched = {plugin.collection for plugin in config.events}
     for collection in collections:
-        if (
-            collection.append_only is None
-            and "application/json" in collection.allowed_mime_types
-            and collection.name not in batched
-        ):
+        if "application/json" in collection.allowed_mime_types and collection.name not in batched:
             yield collection
 
 

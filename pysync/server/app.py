@@ -1,7 +1,8 @@
 """The service, wired: start here. `create_app` builds everything from its arguments and holds it together.
 
-A request goes: aiohttp -> `connection` -> `middleware` -> `routes` -> a handler (`handlers`, `batch`,
-`listing`, ...) -> `access` -> `documents` -> the store. `wiring` says which route leads where.
+A request goes: aiohttp -> `connection` -> `middleware` -> `routes` -> a handler (`handlers`, `applogs`,
+`batch`, `listing`, ...) -> `access` -> `documents` or `applog` -> the store. `wiring` says which route leads
+where.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from aiohttp import web
 
 from pysync import __version__
 from pysync.access import Access
+from pysync.applog import Logs
 from pysync.clock import wall_clock_ms
 from pysync.config import Config, effective_coordinator
 from pysync.coordinator import Coordinator, open_coordinator
@@ -45,6 +47,7 @@ class App:
         metrics = Metrics(__version__)
         self.ops = Ops(store, metrics, now_ms)
         documents = Documents(store, coordinator, now_ms)
+        self._logs = Logs(store, coordinator, now_ms)
         revocations = Revocations(store, now_ms, config.auth.trusted_issuers or ())
         access = Access(config, coordinator, revocations, now_ms)
         callers = Callers(access, server.mount_path, server.trusted_proxy_hops)
@@ -56,6 +59,7 @@ class App:
             routes=routes,
             store=store,
             documents=documents,
+            logs=self._logs,
             access=access,
             callers=callers,
             spaces=spaces,
@@ -64,7 +68,7 @@ class App:
             ops=self.ops,
         ).add_all()
         self._middleware = Middleware(routes, metrics, server.cors.origins, server.public_hosts)
-        self.expiry = Expiry(documents, routes)
+        self.expiry = Expiry(documents, self._logs, routes)
 
     async def handle(self, request: web.BaseRequest) -> Answer:
         """Answer one request."""
@@ -78,6 +82,7 @@ class App:
     async def close(self) -> None:
         """Finish the writes under way and let go of store and coordinator."""
         self.expiry.close()
+        await self._logs.close()
         await self._coordinator.close()
         await self.store.close()
 

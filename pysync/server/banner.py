@@ -20,9 +20,13 @@ def banner(config: Config, port: int) -> str:
         "",
         f"  health {base}/health   metrics {address}/metrics",
     ]
-    example = _open_to_all(config)
-    if example is not None:
-        lines += ["", "Try it from another terminal:", *_try_lines(base, example)]
+    examples = _open_to_all(config)
+    document = next((found for found in examples if found.append_only is None), None)
+    log = next(filter(_is_plain_log, examples), None)
+    tried = [] if document is None else _try_lines(base, document)
+    tried += [] if log is None else _try_log_lines(base, log)
+    if tried:
+        lines += ["", "Try it from another terminal:", *tried, f"  curl -s {base}/health"]
     return "\n".join(lines) + "\n"
 
 
@@ -55,23 +59,43 @@ def _access(collection: Collection) -> str:
     return f"{reads}; {writes}{bundled}"
 
 
-def _open_to_all(config: Config) -> Collection | None:
-    """A root collection that anybody may read and write, and that takes any data."""
-    for collection in served(config, config.collections):
+def _open_to_all(config: Config) -> list[Collection]:
+    """The root collections that anybody may read and write, and that take any data."""
+    return [
+        collection
+        for collection in served(config, config.collections)
         if (
             collection.bundle is None
             and not (collection.pull_only or collection.push_only or collection.require_auth)
             and "public" in collection.read_roles
             and "public" in collection.write_roles
             and collection.object_schema is None
-        ):
-            return collection
-    return None
+        )
+    ]
+
+
+def _is_plain_log(collection: Collection) -> bool:
+    """Whether appends need no author proof, and are there to be pulled."""
+    log = collection.append_only
+    return log is not None and log.require_author_signature is False and log.persist is not False
+
+
+def _fresh_key(collection: Collection) -> str:
+    fresh = f"hello-{int(time.time())}"
+    return "/".join(fresh if part.startswith("{") else part for part in collection.storage_path.split("/"))
+
+
+def _try_log_lines(base: str, log: Collection) -> list[str]:
+    key = _fresh_key(log)
+    return [
+        f"  curl -s {base}/push/{key} -H 'Content-Type: application/json' "
+        """-d '{"data":{"text":"hello"}}'""",
+        f"  curl -s '{base}/pull/{key}?last=10'",
+    ]
 
 
 def _try_lines(base: str, collection: Collection) -> list[str]:
-    fresh = f"hello-{int(time.time())}"
-    key = "/".join(fresh if part.startswith("{") else part for part in collection.storage_path.split("/"))
+    key = _fresh_key(collection)
     lines = [
         f"  curl -s {base}/push/{key} -H 'Content-Type: application/json' "
         """-d '{"data":{"text":"hello"},"baseHash":null}'""",
@@ -79,4 +103,4 @@ def _try_lines(base: str, collection: Collection) -> list[str]:
     ]
     if collection.listable:
         lines.append(f"  curl -s {base}/list/{key.rpartition('/')[0]}".rstrip("/"))
-    return [*lines, f"  curl -s {base}/health"]
+    return lines

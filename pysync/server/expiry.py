@@ -1,9 +1,11 @@
-"""Deletes documents that have outlived their collection's `ttlMs`; reads never showed them anyway."""
+"""Deletes documents and logs that have outlived their collection's `ttlMs`; reads never show them anyway."""
 
 import asyncio
 import logging
 from itertools import takewhile
 
+from pysync.applog import LogRules, Logs
+from pysync.config import Collection
 from pysync.documents import Documents
 from pysync.errors import PysyncError
 from pysync.server.routes import Route, RouteTable
@@ -16,14 +18,15 @@ log = logging.getLogger("pysync.server")
 class Expiry:
     """The background sweep of one service, under way from the first collection that has a `ttlMs`."""
 
-    def __init__(self, documents: Documents, routes: RouteTable) -> None:
+    def __init__(self, documents: Documents, logs: Logs, routes: RouteTable) -> None:
         self._documents = documents
+        self._logs = logs
         self._routes = routes
         self._expiring = [
-            (method, route, route.rule.collection.ttl_ms)
+            (method, route, route.rule.collection, route.rule.collection.ttl_ms)
             for method, route in routes
             if route.rule is not None
-            and route.action in ("pull", "push")
+            and route.action in ("pull", "push", "append")
             and not route.alias
             and route.rule.collection.ttl_ms is not None
         ]
@@ -35,10 +38,10 @@ class Expiry:
             self._task.cancel()
 
     async def sweep(self) -> int:
-        """Delete what has expired; how many documents there were."""
+        """Delete what has expired; how many documents and logs there were."""
         return sum([await self._sweep_route(*expiring) for expiring in self._expiring])
 
-    async def _sweep_route(self, method: str, route: Route, ttl_ms: int) -> int:
+    async def _sweep_route(self, method: str, route: Route, collection: Collection, ttl_ms: int) -> int:
         head = "/" + "/".join(route.template[: route.key_from])
         literal = takewhile(lambda part: not part.startswith("{"), route.template[route.key_from : -1])
 
@@ -48,7 +51,10 @@ class Expiry:
             except PysyncError:
                 return False
 
-        return await self._documents.sweep("/".join(literal), is_owned, ttl_ms)
+        prefix = "/".join(literal)
+        if collection.append_only is not None:
+            return await self._logs.sweep(prefix, is_owned, LogRules.of(collection))
+        return await self._documents.sweep(prefix, is_owned, ttl_ms)
 
     async def _run(self) -> None:
         while True:
@@ -56,4 +62,4 @@ class Expiry:
             try:
                 await self.sweep()
             except PysyncError as error:
-                log.warning("sweeping expired documents: %s", error)
+                log.warning("sweeping what has expired: %s", error)

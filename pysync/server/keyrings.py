@@ -53,9 +53,14 @@ class Keyrings:
 
     async def _reader(self, owner: Match, caller: Caller) -> Caller | None:
         """`caller` with its roles in the space that the key belongs to; None where a pull of its own would
-        not give it what `owner` holds."""
+        not give it a document of `owner`."""
         rule = owner.rule
-        if rule.collection.push_only or (caller is ANONYMOUS and not rule.admits_anonymous):
+        collection = rule.collection
+        if (
+            collection.push_only
+            or collection.append_only is not None
+            or (caller is ANONYMOUS and not rule.admits_anonymous)
+        ):
             return None
         reader = await self._spaces.enriched(rule, caller, owner.params) if rule.by_space else caller
         return reader if rule.permits(reader, owner.identity, owner.key) else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from pysync.access import Access
+from pysync.applog import LogRules, Logs
 from pysync.bundles import Bundle
 from pysync.config import Action, Collection, Config
 from pysync.config.support import served
@@ -15,6 +16,7 @@ from pysync.errors import NotFound
 from pysync.rule import Rule
 from pysync.schema import compile_schema
 from pysync.server.answer import Answer
+from pysync.server.applogs import LogHandlers
 from pysync.server.batch import BatchPull
 from pysync.server.bundles import BundlePull
 from pysync.server.callers import Callers
@@ -36,6 +38,7 @@ class Wiring:
     routes: RouteTable
     store: Store
     documents: Documents
+    logs: Logs
     access: Access
     callers: Callers
     spaces: Spaces
@@ -56,13 +59,20 @@ class Wiring:
     def _add_collection(self, namespace: str | None, collection: Collection) -> None:
         path = collection.storage_path
         key = path if collection.bundle is None else f"{path}/{collection.name}"
+        pull, push, pushes = self.handlers.pull, self.handlers.push, "push"
+        if collection.append_only is not None:
+            log = self._log(collection)
+            pull, push, pushes = log.pull, log.append, "append"
         if not collection.push_only and collection.bundle is None:
-            self._add_action("pull", "GET", self.handlers.pull, namespace, collection, key)
+            self._add_action("pull", "GET", pull, namespace, collection, key)
         if not collection.pull_only:
-            self._add_action("push", "POST", self.handlers.push, namespace, collection, key)
+            self._add_action("push", "POST", push, namespace, collection, key, named=pushes)
         if collection.listable:
             prefix = path.rpartition("/")[0]
             self._add_action("list", "GET", self.lists.list, namespace, collection, prefix)
+
+    def _log(self, collection: Collection) -> LogHandlers:
+        return LogHandlers(LogRules.of(collection), self.logs, self.access, self.callers, self.spaces)
 
     def _add_action(
         self,
@@ -72,8 +82,10 @@ class Wiring:
         namespace: str | None,
         collection: Collection,
         path: str,
+        named: str = "",
     ) -> None:
-        """Serve `action` on `collection` at `path`, a template below the action."""
+        """Serve `action` on `collection` at `path`, a template below the action. The route is `named`
+        otherwise where it does something else than the action does to a document."""
         rule = Rule.of(self.config, namespace, collection, action)
         schema = collection.object_schema
         check = None if schema is None else compile_schema(schema)
@@ -83,7 +95,7 @@ class Wiring:
                 handler,
                 head + (tuple(path.split("/")) if path else ()),
                 params(path),
-                action,
+                named or action,
                 _qualified(namespace, collection.name),
                 rule,
                 len(head),
@@ -123,7 +135,9 @@ class Wiring:
         config = self.config
         collections = config.collections if namespace is None else config.namespaces[namespace].collections
         batched = {
-            id(found) for found in served(config, collections) if not (found.bundle or found.push_only)
+            id(found)
+            for found in served(config, collections)
+            if not (found.bundle or found.push_only or found.append_only)
         }
         rules = [
             (Rule.of(config, namespace, collection, "pull"), id(collection) in batched)

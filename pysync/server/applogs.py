@@ -1,0 +1,169 @@
+"""Append-only logs over HTTP: append, and pulls of their tails (wire section 5)."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping
+
+from aiohttp import web
+
+from pysync import _core, fields, wire
+from pysync.access import Access
+from pysync.applog import Bounds, LogRules, Logs, Tail
+from pysync.errors import (
+    AppendProofMissing,
+    BadRequest,
+    CheckpointTooOld,
+    FullNotAllowed,
+    FullWithBounds,
+    InvalidCheckpoint,
+    InvalidLast,
+    InvalidLimit,
+    PullBoundRequired,
+)
+from pysync.server.answer import NO_STORE, Answer, version_matches
+from pysync.server.callers import Callers
+from pysync.server.routes import Match
+from pysync.server.streamed import streamed
+from pysync.server.writes import apply, check_author, receive, request_key
+from pysync.spaces import Spaces
+
+STRIP_IN_THREAD_ABOVE = 64 * 1024
+MAX_BOUND = 2**63 - 1
+"""The largest bound that the core takes; nothing lies beyond it."""
+
+_is_bound = re.compile(r"0|[1-9][0-9]*").fullmatch
+
+
+class LogHandlers:
+    """The routes of one append-only collection, whose logs follow `rules`."""
+
+    def __init__(self, rules: LogRules, logs: Logs, access: Access, callers: Callers, spaces: Spaces) -> None:
+        self._rules = rules
+        self._logs = logs
+        self._access = access
+        self._callers = callers
+        self._spaces = spaces
+
+    async def append(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`POST {ns}/push/<key>`: one element at the log's end."""
+        rule = match.rule
+        permissions = rule.collection.field_permissions
+        caller, text = await receive(request, rule, self._access, self._callers)
+        if rule.by_space:
+            caller = await self._spaces.enriched(rule, caller, match.params)
+        rule.authorize(caller, match.identity, match.key)
+        element = _core.decode_append(text)
+        if self._rules.require_author_signature:
+            if element.author_pubkey is None:
+                raise AppendProofMissing
+            check_author("append", element, caller, match.key)
+        if permissions:
+            fields.check_appended(permissions, rule.roles_of(caller, match.identity), element.data)
+        if match.route.check is not None:
+            await apply(match.route.check, element.data)
+        once = request_key(request, caller, match.key)
+        if once is None:
+            written = await self._logs.append(match.key, element, self._rules)
+        else:
+            written = await self._logs.append_once(match.key, element, self._rules, once)
+        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+
+    async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`GET {ns}/pull/<key>`: the elements within the bounds of the query."""
+        rule = match.rule
+        caller = await self._callers.reader(request, rule)
+        if rule.by_space:
+            caller = await self._spaces.enriched(rule, caller, match.params)
+        rule.authorize(caller, match.identity, match.key)
+        now_ms = self._logs.now_ms()
+        query = request.query if "?" in request.raw_path else {}
+        tail = await self._logs.read(match.key, bounds(query, self._rules, now_ms), self._rules)
+        if not tail.hash:
+            return Answer(200, self._pulled(tail, b"", now_ms), match.route.read_headers)
+        permissions = rule.collection.field_permissions
+        hidden: frozenset[str] = frozenset()
+        if permissions:
+            hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
+        version = tail.hash + fields.mark(hidden)
+        headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
+        if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
+            return Answer(304, b"", headers)
+        if tail.is_long:
+            return await streamed(request, self._pieces(tail, hidden, now_ms), headers)
+        text = await tail.text()
+        if hidden:
+            text = await _stripped(text, hidden)
+        return Answer(200, self._pulled(tail, text, now_ms), headers)
+
+    def _pulled(self, tail: Tail, text: bytes, now_ms: int) -> bytes:
+        """The answer with the elements of `tail`, whose text is `text`."""
+        before, after = self._around(tail, now_ms)
+        return b"".join((before, text, after))
+
+    async def _pieces(self, tail: Tail, hidden: frozenset[str], now_ms: int) -> AsyncGenerator[bytes, None]:
+        """The same, piece by piece."""
+        before, after = self._around(tail, now_ms)
+        comma = b""
+        async for chunk in tail.chunks():
+            if hidden:
+                yield before + comma + await _stripped(chunk.removeprefix(b","), hidden)
+                comma = b","
+            else:
+                yield before + chunk if before else chunk
+            before = b""
+        yield before + after
+
+    def _around(self, tail: Tail, now_ms: int) -> tuple[bytes, bytes]:
+        """What stands before and after the elements in an answer."""
+        before, after = tail.around(self._rules.field)
+        return b'{"data":' + before, b'%b,"hash":"%b","timestamp":%d}' % (after, tail.hash.encode(), now_ms)
+
+
+def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
+    """What a pull with this query asks for, as far as `rules` allow it: at most the newest `maxPullLimit`.
+    A log that stores nothing asks for no bounds.
+
+    Raises:
+        InvalidCheckpoint, InvalidLimit, InvalidLast: not an integer in canonical decimal.
+        PullBoundRequired, FullWithBounds, FullNotAllowed, CheckpointTooOld.
+    """
+    if not rules.persist:
+        return Bounds()
+    since = _bound(query.get("checkpoint", query.get("since")), InvalidCheckpoint)
+    limit = _bound(query.get("limit"), _invalid_limit)
+    last = _bound(query.get("last"), InvalidLast)
+    newest = last if limit is None else limit
+    is_full = query.get("full", "").lower() in ("1", "true")
+    if since is None and newest is None:
+        if not is_full:
+            raise PullBoundRequired
+        if not rules.allow_full:
+            raise FullNotAllowed
+        return Bounds()
+    if is_full:
+        raise FullWithBounds
+    oldest_ms = None if rules.max_checkpoint_age_ms is None else now_ms - rules.max_checkpoint_age_ms
+    if since is not None and oldest_ms is not None and since < oldest_ms:
+        raise CheckpointTooOld
+    if rules.max_pull_limit is not None:
+        newest = rules.max_pull_limit if newest is None else min(newest, rules.max_pull_limit)
+    return Bounds(since, newest)
+
+
+def _bound(text: str | None, refused: Callable[[], BadRequest]) -> int | None:
+    if text is None:
+        return None
+    if not _is_bound(text):
+        raise refused()
+    return MAX_BOUND if len(text) > len(str(MAX_BOUND)) else min(int(text), MAX_BOUND)
+
+
+def _invalid_limit() -> BadRequest:
+    return InvalidLimit("Invalid limit")
+
+
+async def _stripped(elements: bytes, hidden: frozenset[str]) -> bytes:
+    """The elements without their hidden members, made beside the event loop where there are many."""
+    if len(elements) > STRIP_IN_THREAD_ABOVE:
+        return await asyncio.to_thread(fields.without_in_each, elements, hidden)
+    return fields.without_in_each(elements, hidden)

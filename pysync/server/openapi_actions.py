@@ -10,6 +10,7 @@ from pysync.server.routes import Route
 
 _STORE = frozenset({503})
 _PUSH = frozenset({403, 409, 413, 415, 503})
+_PROOF = ("authorPubkey", "authorSignature")
 
 
 class Operation(NamedTuple):
@@ -39,6 +40,9 @@ def credentials(config: Config) -> list[Json]:
 
 
 def _pull(service: Service, route: Route) -> Operation:
+    log = _collection(route).append_only
+    if log is not None:
+        return _pull_log(route, log.field or "items")
     return Operation(
         f"Read a document of {_named(route)}",
         _cached(component("schemas", "Document")),
@@ -47,24 +51,32 @@ def _pull(service: Service, route: Route) -> Operation:
     )
 
 
+def _pull_log(route: Route, field: str) -> Operation:
+    elements = object_of({field: array(component("schemas", "Element"))})
+    entry = {"data": elements, "hash": component("schemas", "Hash")}
+    bounds = ("checkpoint", "since", "newest", "last", "full", "ifNoneMatch")
+    return Operation(
+        f"Read the elements of a log of {_named(route)} that are within the bounds",
+        _cached(object_of(entry | {"timestamp": component("schemas", "Timestamp")})),
+        _STORE,
+        tuple(component("parameters", name) for name in bounds),
+    )
+
+
 def _push(service: Service, route: Route) -> Operation:
-    data: Json = {"type": "object"}
-    if route.check is not None:
-        data = {"allOf": [data, component("schemas", schema_name(route))]}
-    proof = ("authorPubkey", "authorSignature")
     body = object_of(
         {
-            "data": data,
+            "data": _pushed(route),
             "baseHash": {
                 "type": ["string", "null"],
                 "description": 'The hash that this write replaces; null: nothing is stored; "": nothing, or '
                 "bytes that do not read as a document.",
             },
         }
-        | {name: {"type": "string"} for name in proof},
+        | {name: {"type": "string"} for name in _PROOF},
         required=["data"],
     )
-    body["dependentRequired"] = {proof[0]: [proof[1]], proof[1]: [proof[0]]}
+    body["dependentRequired"] = {_PROOF[0]: [_PROOF[1]], _PROOF[1]: [_PROOF[0]]}
     return Operation(
         f"Write a document of {_named(route)}, at most {_collection(route).max_body_bytes} bytes",
         {"200": answer("Written.", component("schemas", "Written"))},
@@ -72,6 +84,40 @@ def _push(service: Service, route: Route) -> Operation:
         (component("parameters", "idempotencyKey"),),
         body,
     )
+
+
+def _append(service: Service, route: Route) -> Operation:
+    collection = _collection(route)
+    log = collection.append_only
+    needs_proof = log is None or log.require_author_signature is not False
+    body = object_of(
+        {
+            "data": _pushed(route),
+            "ts": {
+                "type": ["integer", "null"],
+                "minimum": 0,
+                "description": "The element's time, greater than the last one's, at most 300 s ahead; absent "
+                "or null: the server's.",
+            },
+        }
+        | {name: {"type": "string"} for name in _PROOF},
+        required=["data", *_PROOF] if needs_proof else ["data"],
+    )
+    return Operation(
+        f"Append an element to a log of {_named(route)}, at most {collection.max_body_bytes} bytes",
+        {"200": answer("Appended.", component("schemas", "Written"))},
+        _PUSH,
+        (component("parameters", "idempotencyKey"),),
+        body,
+    )
+
+
+def _pushed(route: Route) -> Json:
+    """The `data` that a write sends."""
+    data: Json = {"type": "object"}
+    if route.check is None:
+        return data
+    return {"allOf": [data, component("schemas", schema_name(route))]}
 
 
 def _bundle(service: Service, route: Route) -> Operation:
@@ -242,6 +288,7 @@ def schema_name(route: Route) -> str:
 ACTIONS: Mapping[str, Callable[[Service, Route], Operation]] = {
     "pull": _pull,
     "push": _push,
+    "append": _append,
     "list": _list,
     "bundle": _bundle,
     "batch": _batch,

@@ -85,6 +85,11 @@ HEADERS: Json = {
 _COUNT: Json = {"type": "integer", "minimum": 0}
 _BOUNDS = ("since", "last", "limit")
 
+
+def _bound(name: str, description: str) -> Json:
+    return {"name": name, "in": "query", "description": description, "schema": _COUNT}
+
+
 PARAMETERS: Json = {
     "limit": {
         "name": "limit",
@@ -97,6 +102,16 @@ PARAMETERS: Json = {
         "in": "query",
         "description": "Only names after this one.",
         "schema": component("schemas", "PathParameter"),
+    },
+    "checkpoint": _bound("checkpoint", "Only elements with a greater time, in ms."),
+    "since": _bound("since", "The same; `checkpoint` wins."),
+    "newest": _bound("limit", "Only that many, the newest."),
+    "last": _bound("last", "The same; `limit` wins."),
+    "full": {
+        "name": "full",
+        "in": "query",
+        "description": "The whole log, in place of the bounds above.",
+        "schema": {"enum": ["1", "true"]},
     },
     "withKeyring": {
         "name": "withKeyring",
@@ -140,6 +155,7 @@ SCHEMAS: Json = {
             "error": _TEXT,
             "code": {"enum": list(errors.table())},
             "currentHash": {"type": "string", "description": "Of 409 hash_mismatch."},
+            "limit": {"type": "integer", "description": "Of 409 append_limit_exceeded."},
             "path": {"type": "string", "description": "Of 400 schema_violation: a JSON pointer into data."},
             "validator": {"type": "string", "description": "Of 400 schema_violation: the keyword."},
             "requestId": {"type": "string", "description": "Of 500 internal_error."},
@@ -162,6 +178,9 @@ SCHEMAS: Json = {
     "Document": object_of(
         _ENTRY | _PROOF | {"keyring": {"anyOf": [component("schemas", "Entry"), {"type": "null"}]}},
         required=list(_ENTRY),
+    ),
+    "Element": object_of(
+        {"ts": component("schemas", "Timestamp"), "data": {"type": "object"}} | _PROOF, ["ts", "data"]
     ),
     "BatchEntry": {"anyOf": [component("schemas", "Entry"), object_of({"error": _TEXT})]},
     "Member": object_of({"data": {"type": "object"}, "hash": component("schemas", "Hash")}),

@@ -99,13 +99,17 @@ class AppendOnly:
 
     type: Literal["by_timestamp"] = member("The only type there is.", "by_timestamp")
     field: str | None = member("Member of `data` that holds the elements; absent: `items`.", None)
-    persist: bool | None = member("False: announced, and not stored.", None)
+    persist: bool | None = member("False: announced, and not stored: pulls find nothing.", None)
     max_items: int | None = member("Elements a log may hold; 0 or absent: any number.", None)
-    chunk_size: int | None = member("Elements per segment.", None)
+    chunk_size: int | None = member("Elements per segment at most.", None)
     require_author_signature: bool | None = member("Appends carry an author proof; absent: true.", None)
     allow_full: bool | None = member("`full=true` may be asked for; absent: true.", None)
-    max_pull_limit: int | None = member("Elements one pull returns at most.", None)
-    max_checkpoint_age_ms: int | None = member("How far back a checkpoint may lie.", None)
+    max_pull_limit: int | None = member(
+        "Elements one pull returns at most, the newest; `full` returns all.", None
+    )
+    max_checkpoint_age_ms: int | None = member(
+        "How far back a checkpoint may lie; older ones are refused.", None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +132,9 @@ class Collection:
     push_only: bool = member("No pull route.", False)
     append_only: AppendOnly | None = member("An append-only log; `true` takes every default.", None)
     ttl_ms: int | None = member(
-        "A document older than this reads as missing; 0 or absent: none is too old.", None
+        "A document older than this, or a log whose last append is, reads as missing; 0 or absent: none is "
+        "too old.",
+        None,
     )
     force_full_fetch: bool = member("Tells clients not to sync by checkpoint.", False)
     listable: bool = member("Serves the list route.", False)

@@ -61,6 +61,8 @@ SERVICE: dict[str, Any] = {
     "auth": {"adminToken": "a-token-for-these-tests", "trustedIssuers": [ISSUER.ed_pub]},
     "configEndpoint": {"auth": "role-filtered"},
     "collections": [
+        {"name": "log", "storagePath": "log/{id}", "appendOnly": {"requireAuthorSignature": False}, **OPEN},
+        {"name": "chat", "storagePath": "rooms/{room}/chat", "appendOnly": {"field": "said"}, **ROOMS},
         {"name": "notes", "storagePath": "notes/{id}", "listable": True, "cacheDurationMs": 1000, **OPEN},
         {"name": "typed", "storagePath": "typed/{x}/{y}", "objectSchema": AGE, "listable": True, **OPEN},
         {"name": "rooms", "storagePath": "rooms/{room}", "listable": True, **ROOMS},

@@ -12,6 +12,7 @@ from pysync.errors import table
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
+LOG = {"requireAuthorSignature": False, "maxItems": 2}
 OPERATORS = {"/health", "/health/ready", "/metrics", "/version", "/openapi.json"}
 
 
@@ -120,6 +121,7 @@ async def test_what_is_stored_is_answered_as_described(start: Start, session: ai
                 {**NOTES, "name": "keys", "storagePath": "notes/{id}/_keyring"},
                 {**page, "name": "title"},
                 {**page, "name": "body"},
+                {**NOTES, "name": "log", "storagePath": "log/{id}", "appendOnly": LOG},
             ],
             "namespaces": {"acme": {"collections": [NOTES]}},
             "configEndpoint": {"auth": "public"},
@@ -151,6 +153,14 @@ async def test_what_is_stored_is_answered_as_described(start: Start, session: ai
     sets = quote('{"notes":[{"id":"a"},{"id":"b"},{}]}')
     entries = await checked("/batch/pull", f"/batch/pull?collections=notes&params={sets}")
     assert len(entries["collections"]["notes"]) == 3
+    await checked("/push/log/{id}", "/push/log/a", body=first)
+    await checked(
+        "/push/log/{id}", "/push/log/a", body={**first, "authorPubkey": "p", "authorSignature": "s"}
+    )
+    await checked("/push/log/{id}", "/push/log/a", 409, first)
+    assert len((await checked("/pull/log/{id}", "/pull/log/a?last=5"))["data"]["items"]) == 2
+    assert (await checked("/pull/log/{id}", "/pull/log/b?full=true"))["hash"] == ""
+    await checked("/pull/log/{id}", "/pull/log/a", 400)
     assert set((await checked("/config", "/config"))["namespaces"]) == {"acme"}
     await checked("/acme/config", "/acme/config")
 
@@ -253,6 +263,38 @@ async def test_a_push_is_described_with_the_schema_of_its_collection(
     assert found["name"]["$ref"] == f"{own}/$defs/name"
     assert found["parts"]["items"]["$ref"] == own
     assert body["required"] == ["data"]
+
+
+async def test_a_log_is_described_with_its_bounds_and_elements(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    log = {**NOTES, "appendOnly": {"field": "entries"}, "objectSchema": {"minProperties": 1}}
+    plain = {
+        **NOTES,
+        "name": "plain",
+        "storagePath": "p/{id}",
+        "appendOnly": {"requireAuthorSignature": False},
+    }
+    document = await described(start, session, log, plain)
+    paths, parameters = document["paths"], document["components"]["parameters"]
+    pull = paths["/pull/notes/{id}"]["get"]
+    asked = [parameters[each["$ref"].rpartition("/")[2]] for each in pull["parameters"] if "$ref" in each]
+    assert [each["name"] for each in asked] == [
+        "checkpoint", "since", "limit", "last", "full", "If-None-Match"
+    ]  # fmt: skip
+    found = pull["responses"]["200"]["content"]["application/json"]["schema"]["properties"]["data"]
+    assert found["properties"]["entries"]["items"] == {"$ref": "#/components/schemas/Element"}
+    assert refused(pull) == {"400", "408", "500", "503"}
+
+    append = paths["/push/notes/{id}"]["post"]
+    body = append["requestBody"]["content"]["application/json"]["schema"]
+    assert body["required"] == ["data", "authorPubkey", "authorSignature"]
+    assert body["properties"]["data"]["allOf"][1] == {"$ref": "#/components/schemas/Data.notes"}
+    assert "baseHash" not in body["properties"]
+    assert {"403", "409", "413", "415", "503"} <= refused(append)
+    assert {"$ref": "#/components/parameters/idempotencyKey"} in append["parameters"]
+    unsigned = paths["/push/p/{id}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert unsigned["required"] == ["data"]
 
 
 async def test_a_schema_with_an_id_keeps_its_references(start: Start, session: aiohttp.ClientSession) -> None:

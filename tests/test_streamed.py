@@ -12,6 +12,7 @@ import uvloop
 from aiohttp import web
 
 from pysync.errors import StoreUnavailable
+from pysync.server import connection
 from pysync.server.connection import listen
 from pysync.server.streamed import WRITE_BYTES, StreamedAnswer
 
@@ -38,6 +39,8 @@ class Source:
         self._error = error
         self.made = 0
         self.closed = asyncio.Event()
+        self.release = asyncio.Event()
+        self.release.set()
         self.transport: asyncio.Transport | None = None
 
     async def handle(self, request: web.BaseRequest) -> StreamedAnswer:
@@ -49,6 +52,7 @@ class Source:
     async def _generate(self) -> AsyncGenerator[bytes, None]:
         try:
             for piece in self._pieces:
+                await self.release.wait()
                 self.made += 1
                 yield piece
             if self._error is not None:
@@ -178,6 +182,53 @@ def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Ru
             assert not source.closed.is_set()
         await asyncio.wait_for(source.closed.wait(), 10)
         await runner.cleanup()
+
+    run(scenario())
+
+
+def test_an_answer_under_way_is_finished_when_the_service_stops(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CANCEL_S", 0.001)
+
+    async def scenario() -> None:
+        source = Source(PIECES)
+        source.release.clear()
+        runner = web.ServerRunner(listen(source.handle), shutdown_timeout=30)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        await head(reader)
+        stopping = asyncio.create_task(runner.cleanup())
+        for _ in range(2000):
+            await asyncio.sleep(0)
+        source.release.set()
+        assert await unchunked(reader) == WHOLE
+        await stopping
+        assert await reader.read() == b""
+        writer.close()
+
+    run(scenario())
+
+
+def test_half_a_head_that_follows_does_not_break_into_an_answer(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(connection, "CHECK_EVERY_S", 0.001)
+
+    async def scenario() -> None:
+        source = Source(PIECES)
+        source.release.clear()
+        async with connected(source) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            await head(reader)
+            writer.write(b"GET / HTT")
+            for _ in range(2000):
+                await asyncio.sleep(0)
+            source.release.set()
+            assert await unchunked(reader) == WHOLE
 
     run(scenario())
 

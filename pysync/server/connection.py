@@ -39,8 +39,8 @@ class Connection(web.RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has come that is still to be answered."""
-        return self._current_request is None and not self._messages
+        """Whether no request has come that is still to be answered, its answer written to the end."""
+        return not self._request_in_progress and not self._messages
 
     def expire(self) -> None:
         """Answer 408 to a head that never came, and close."""

@@ -144,12 +144,12 @@ async def test_a_time_too_far_ahead_is_refused(anyone: Browser, unique: Unique) 
     assert await elements(anyone, key) == []
 
 
-@pytest.mark.parametrize("ts", ["-1", '"1"', "1.5", "true", "[]", "{}", "1e400", "9" * 30])
+@pytest.mark.parametrize("ts", ["-1", '"1"', "1.5", "true", "[]", "{}", "9" * 30])
 async def test_a_time_that_is_none_is_refused(anyone: Browser, unique: Unique, ts: str) -> None:
     body = b'{"data":{},"ts":%b}' % ts.encode()
     refused = await anyone.request("POST", f"/push/{unique('log')}", body)
-    assert refused.status == 400
-    assert refused.json["code"] == "invalid_json" or refused.error[1] == "ts must be a non-negative integer"
+    assert refused.error == (400, "ts must be a non-negative integer")
+    assert refused.json["code"] == "invalid_ts"
 
 
 async def test_unsafe_keys_are_dropped_but_not_inside_arrays(anyone: Browser, unique: Unique) -> None:

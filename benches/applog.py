@@ -15,6 +15,7 @@ import statistics
 import struct
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
@@ -224,11 +225,11 @@ def read_all(base_url: str, request: bytes, at_least: int) -> float:
     return took
 
 
-def read_full(server: Running, answer_bytes: int, times: int) -> Reading:
-    """All of `full`, read `times` times by a server that has read nothing of it before."""
+def read_full(server: Running, name: str, answer_bytes: int, times: int) -> Reading:
+    """All of a log, read `times` times from a server that has read nothing of it before."""
     author = Author(server.url)
-    read_all(server.url, author.request("/pull/logs/full?last=1", headers="Connection: close\r\n"), 1)
-    request = author.request("/pull/logs/full?full=true", headers="Connection: close\r\n")
+    read_all(server.url, author.request(f"/pull/logs/{name}?last=1", headers="Connection: close\r\n"), 1)
+    request = author.request(f"/pull/logs/{name}?full=true", headers="Connection: close\r\n")
     server.forget_peak()
     before = server.memory().rss_mb
     seconds = [read_all(server.url, request, answer_bytes)]
@@ -268,21 +269,34 @@ def append_table(rounds: list[Round], long: int) -> str:
     return "\n".join(lines)
 
 
-def full_table(reading: Reading, elements: int) -> str:
-    rates = [reading.answer_bytes / took / 1e6 for took in reading.seconds]
-    megabytes = reading.answer_bytes / 1e6
+def full_table(many: Reading, singly: Reading, elements: int) -> str:
+    def line(what: str, of: Callable[[Reading], str], goal: str = "") -> str:
+        return f"| {what} | {of(many)} | {of(singly)} | {goal} |"
 
-    def growth(grown_mb: float) -> str:
-        return f"{grown_mb:.1f} MB, {grown_mb / megabytes:.2f} of the answer | below {GOAL_GROWTH} |"
+    def rate(reading: Reading) -> str:
+        return spread([reading.answer_bytes / took / 1e6 for took in reading.seconds], ".0f")
+
+    def growth(grown_mb: float, reading: Reading) -> str:
+        megabytes = reading.answer_bytes / 1e6
+        return f"{grown_mb:.1f} MB, {grown_mb / megabytes:.2f} of the answer"
 
     return "\n".join(
         (
-            f"| all of {elements:,} elements, {len(rates)} times | measured | goal |",
-            "|---|---:|---:|",
-            f"| answer | {megabytes:.1f} MB | |",
-            f"| rate | {spread(rates, '.0f')} MB/s | {GOAL_MB_PER_SECOND} MB/s |",
-            f"| growth of RSS at its peak, first time | {growth(reading.first_grown_mb)}",
-            f"| the same over all times | {growth(reading.grown_mb)}",
+            f"| all of {elements:,} elements, {len(many.seconds)} times"
+            f" | appended by {FILL_CONNECTIONS} connections | by one | goal |",
+            "|---|---:|---:|---:|",
+            line("answer, MB", lambda reading: f"{reading.answer_bytes / 1e6:.1f}"),
+            line("MB/s", rate, f"{GOAL_MB_PER_SECOND}"),
+            line(
+                "growth of RSS at its peak, first time",
+                lambda reading: growth(reading.first_grown_mb, reading),
+                f"below {GOAL_GROWTH} of the answer",
+            ),
+            line(
+                "the same over all times",
+                lambda reading: growth(reading.grown_mb, reading),
+                f"below {GOAL_GROWTH} of the answer",
+            ),
         )
     )
 
@@ -301,16 +315,19 @@ def main() -> None:
         with servers.serving(folder, SERVER_CORE) as server:
             filled = fill(server, "fill-log", logged, FILL_CONNECTIONS)
             fill(server, "fill-full", full, FILL_CONNECTIONS)
-            answer_bytes = check_full(server.url, "full", full)
+            fill(server, "fill-singly", full, connections=1)
+            sizes = {name: check_full(server.url, name, full) for name in ("full", "singly")}
         os.sched_setaffinity(0, {LOAD_CORE})
-        # Started anew, for the memory that filling took is not to hide what reading takes.
-        with servers.serving(folder, SERVER_CORE) as server:
-            reading = read_full(server, answer_bytes, times)
-            appends = Appends(server, folder)
+        readings = {}
+        for name, answer_bytes in sizes.items():
+            # Started anew, for the memory that was taken before is not to hide what reading takes.
+            with servers.serving(folder, SERVER_CORE) as server:
+                readings[name] = read_full(server, name, answer_bytes, times)
+        with servers.serving(folder, SERVER_CORE) as server, closing(Appends(server, folder)) as appends:
             found = [appends.round(pairs) for _ in range(rounds)]
-            appends.close()
     head = f"{machine()}; {rounds} rounds of {pairs:,} appends to each."
-    print(head, how_filled(filled), append_table(found, logged), full_table(reading, full), sep="\n\n")
+    reading = full_table(readings["full"], readings["singly"], full)
+    print(head, how_filled(filled), append_table(found, logged), reading, sep="\n\n")
 
 
 if __name__ == "__main__":

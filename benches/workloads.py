@@ -36,7 +36,7 @@ COLLECTIONS: Final = 50
 # `data` of a log's element; the element as it is read back, without proof: '{"ts":...,"data":...}'.
 ELEMENT_DATA_BYTES: Final = 200
 ELEMENT_BYTES: Final = len('{"ts":1700000000000,"data":}') + ELEMENT_DATA_BYTES
-# The logs of `append-1000`, the elements of `fill-log` and `fill-full`, and those of them that a tail has.
+# The logs of `append-1000`; the elements of `fill-log`, of `fill-full` and of `fill-singly`, and of a tail.
 LOGS: Final = 1_000
 LOGGED: Final = 1_000_000
 FULL: Final = 100_000
@@ -353,6 +353,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
         Workload("signed-append", _signed_append, count=30_000),
         Workload("fill-log", _fill("long"), count=LOGGED),
         Workload("fill-full", _fill("full"), count=FULL),
+        Workload("fill-singly", _fill("singly"), count=FULL),
         Workload("log-last", _log_last, count=120_000, at_least=TAIL * ELEMENT_BYTES),
         Workload("log-checkpoint", _log_checkpoint, count=120_000, at_least=TAIL * ELEMENT_BYTES),
         Workload("config", _config, count=100_000, at_least=COLLECTIONS * len('{"name":"notes"},')),

@@ -45,7 +45,9 @@ def test_elements_have_the_size_that_the_figures_name(number: int) -> None:
     assert len(append_body(data)) == 209
 
 
-@pytest.mark.parametrize("name", ["append", "append-1000", "signed-append", "fill-log", "fill-full"])
+@pytest.mark.parametrize(
+    "name", ["append", "append-1000", "signed-append", "fill-log", "fill-full", "fill-singly"]
+)
 def test_every_append_brings_an_element_of_its_own(name: str) -> None:
     numbers = []
     for request in WORKLOADS[name].requests(Author(BASE), 30):
@@ -119,7 +121,7 @@ def test_all_of_a_log_is_read_and_what_is_missing_noticed(filled: tuple[servers.
     server, _ = filled
     answer_bytes = applog.check_full(server.url, "full", 300)
     assert answer_bytes > 300 * ELEMENT_BYTES
-    reading = applog.read_full(server, answer_bytes, times=2)
+    reading = applog.read_full(server, "full", answer_bytes, times=2)
     assert (reading.answer_bytes, len(reading.seconds)) == (answer_bytes, 2)
     assert 0 <= reading.first_grown_mb <= reading.grown_mb
     with pytest.raises(RuntimeError, match="does not hold what was appended"):
@@ -215,3 +217,15 @@ def test_bytes_are_shown_as_means_and_times_as_medians() -> None:
     assert "| server's CPU, µs | 50 | 70 | 1.40 (1.40 to 1.40) |  |" in table
     assert "| into the write-ahead log, bytes | 100 | 200 | 2.00 (2.00 to 2.00) | at most 1.3 |" in table
     assert "| written as the kernel counts, bytes | 400 | 600 | 1.50 (1.50 to 1.50) | at most 1.3 |" in table
+
+
+def test_a_log_appended_by_many_and_one_appended_singly_are_beside_each_other() -> None:
+    many = applog.Reading(20_000_000, [0.1, 0.2, 0.1], 10.0, 20.0)
+    singly = applog.Reading(20_000_000, [0.2, 0.2, 0.4], 5.0, 50.0)
+    table = applog.full_table(many, singly, elements=90_000)
+    assert "| all of 90,000 elements, 3 times | appended by 256 connections | by one | goal |" in table
+    assert "| MB/s | 200 (100 to 200) | 100 (50 to 100) | 200 |" in table
+    assert (
+        "| the same over all times | 20.0 MB, 1.00 of the answer | 50.0 MB, 2.50 of the answer"
+        " | below 2 of the answer |" in table
+    )

@@ -20,16 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benches import servers
-from benches.load import Measured
+from benches.load import CONNECTIONS, Measured
 from benches.servers import CHECKOUT, Memory, Running
-from benches.workloads import LISTED
+from benches.workloads import LISTED, LOGGED
 
 SERVER_CORE, LOAD_CORE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a workload must reach: a `share` of the rate of the bare workload `of`, or `mb_per_second`."""
+    """What a workload must reach: a `share` of the rate of the bare workload `of`, or `mb_per_second`.
+    Neither: its share is shown for information."""
 
     workload: str
     of: str
@@ -50,7 +51,17 @@ GOALS = (
     Goal("list-first", "bare-get", share=0.05),
     Goal("list-last", "bare-get", share=0.05),
     Goal("config", "bare-get", share=0.5),
+    Goal("append", "bare-post", share=0.25),
+    Goal("append-1000", "bare-post", share=0.25),
+    Goal("signed-append", "bare-post"),
+    Goal("log-last", "bare-get", share=0.40),
+    Goal("log-checkpoint", "bare-get", share=0.35),
 )
+
+# With as many appends under way, the server commits more of them at once.
+FILL_CONNECTIONS = 256
+FILL_LIMIT_S = 900
+QUICK_LOGGED = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +98,18 @@ def rounds(bare: Running, ours: Running, goals: Sequence[Goal], count: int, seco
     return found
 
 
-def load(server: Running, workload: str, seconds: float, count: int | None = None) -> Measured:
+def load(
+    server: Running,
+    workload: str,
+    seconds: float,
+    count: int | None = None,
+    connections: int = CONNECTIONS,
+) -> Measured:
     """One run of the generator in its own process. Raises RuntimeError when it fails, or an answer was wrong:
     a figure over refused requests would mean nothing."""
     command = [sys.executable, "-m", "benches.load", "--json", "--url", server.url, "--workload", workload]
     command += ["--seconds", str(seconds), "--core", str(LOAD_CORE), "--server-pid", str(server.pid)]
+    command += ["--connections", str(connections)]
     command += ["--count", str(count)] if count else []
     done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, check=False)
     if done.returncode:
@@ -99,12 +117,14 @@ def load(server: Running, workload: str, seconds: float, count: int | None = Non
     return Measured(**json.loads(done.stdout))
 
 
-def fill(server: Running) -> None:
-    """Store what the list workloads read. Takes about half a minute, once per server. Raises RuntimeError
-    where it is not done in ten minutes."""
-    print(f"storing {LISTED:,} documents", file=sys.stderr)
-    if load(server, "fill-list", seconds=600).answers < LISTED:
-        raise RuntimeError("the documents to list cannot be stored")
+def fill(server: Running, workload: str, count: int, connections: int = CONNECTIONS) -> Measured:
+    """Store what other workloads read, once per server, and tell how that went. Raises RuntimeError where it
+    is not done in FILL_LIMIT_S."""
+    print(f"{workload}: {count:,} requests", file=sys.stderr)
+    filled = load(server, workload, FILL_LIMIT_S, count, connections)
+    if filled.answers < count:
+        raise RuntimeError(f"{workload} stored {filled.answers:,} of {count:,} in {FILL_LIMIT_S} s")
+    return filled
 
 
 def footprint(starts: int, requests: int) -> Footprint:
@@ -142,12 +162,13 @@ def table(found: Turns) -> str:
     for goal in goals:
         turns = found[goal.workload]
         runs = [turn.ours for turn in turns]
-        if goal.share is not None:
-            share = _spread([turn.ours.per_second / turn.bare.per_second for turn in turns], ".3f")
+        if goal.mb_per_second is None:
+            share = spread([turn.ours.per_second / turn.bare.per_second for turn in turns], ".3f")
             cpu = statistics.median(_cpu_us(turn.bare) / _cpu_us(turn.ours) for turn in turns)
-            lines.append(_line(runs, share, f"{goal.share:.3g}", f"{cpu:.3f}"))
+            must = "" if goal.share is None else f"{goal.share:.3g}"
+            lines.append(_line(runs, share, must, f"{cpu:.3f}"))
         else:
-            speed = _spread([run.mb_per_second for run in runs], ".0f")
+            speed = spread([run.mb_per_second for run in runs], ".0f")
             lines.append(_line(runs, f"{speed} MB/s", f"{goal.mb_per_second:.0f} MB/s", ""))
     return "\n".join(lines)
 
@@ -156,10 +177,18 @@ def last_page_beside_first(found: Turns) -> str:
     """How much longer the last page of a list takes than the first, and how much longer it may."""
     pages = zip(found["list-last"], found["list-first"], strict=True)
     times = [first.ours.per_second / last.ours.per_second for last, first in pages]
-    return f"The last page takes {_spread(times, '.2f')} times the first page's time; goal: at most 1.2."
+    return f"The last page takes {spread(times, '.2f')} times the first page's time; goal: at most 1.2."
 
 
-def _spread(values: Sequence[float], form: str) -> str:
+def how_filled(filled: Measured) -> str:
+    """How long it took to make the log that tails are read of."""
+    return (
+        f"The log of {filled.answers:,} elements took {filled.seconds:.0f} s to append"
+        f" ({filled.per_second:,.0f}/s, {FILL_CONNECTIONS} connections)."
+    )
+
+
+def spread(values: Sequence[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
@@ -222,18 +251,25 @@ def main() -> None:
     goals = [goal for goal in GOALS if not options.workload or goal.workload in options.workload]
     with servers.bare(SERVER_CORE) as bare, servers.pysync(SERVER_CORE) as ours:
         if any(goal.workload.startswith("list-") for goal in goals):
-            fill(ours)
+            fill(ours, "fill-list", LISTED)
+        filled = None
+        if any(goal.workload.startswith("log-") for goal in goals):
+            filled = fill(ours, "fill-log", QUICK_LOGGED if options.quick else LOGGED, FILL_CONNECTIONS)
         found = rounds(bare, ours, goals, count, seconds)
     parts = [f"{machine()}; {count} rounds of {seconds:g} s.", table(found)]
     if {"list-first", "list-last"} <= found.keys():
         parts.append(last_page_beside_first(found))
+    if filled is not None:
+        parts.append(how_filled(filled))
     measured = None if options.workload else footprint(starts, requests)
     if measured is not None:
         parts.append(footprint_table(measured))
     print(*parts, sep="\n\n")
     if options.json:
         turns = {name: [dataclasses.asdict(turn) for turn in taken] for name, taken in found.items()}
-        report = {"machine": machine(), "turns": turns}
+        report: dict[str, object] = {"machine": machine(), "turns": turns}
+        if filled is not None:
+            report["filled"] = dataclasses.asdict(filled)
         if measured is not None:
             report["footprint"] = dataclasses.asdict(measured)
         options.json.write_text(json.dumps(report, indent=1))

@@ -31,17 +31,29 @@ class Running:
         """What the process holds now."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         lines = dict(line.split(":", 1) for line in status.splitlines())
-        rss, own = (int(lines[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "RssAnon"))
-        return Memory(rss, own)
+        rss, own, peak = (int(lines[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "RssAnon", "VmHWM"))
+        return Memory(rss, own, peak)
+
+    def forget_peak(self) -> None:
+        """Let `peak_mb` begin anew, at what the process holds now."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def written_bytes(self) -> int:
+        """What the process has had written to disk, all its threads: pages of files, counted whole each time
+        that a clean one is written to."""
+        counts = Path(f"/proc/{self.pid}/io").read_text().splitlines()
+        return next(int(line.split(": ")[1]) for line in counts if line.startswith("write_bytes"))
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What a process holds, in MB: all of it, and without the pages of files that it maps. A database that is
-    read through such a mapping counts in `rss` as it grows, and is let go of when memory is short."""
+    read through such a mapping counts in `rss` as it grows, and is let go of when memory is short. `peak` is
+    the most that `rss` has been."""
 
     rss_mb: float
     own_mb: float
+    peak_mb: float
 
 
 @contextmanager
@@ -54,15 +66,28 @@ def bare(core: int | None = None) -> Iterator[Running]:
 
 @contextmanager
 def pysync(core: int | None = None) -> Iterator[Running]:
-    """Our server with `service.json`, its documents in a fresh folder beside the build: the usual place for
-    temporary files may be memory, where a flush costs nothing."""
-    port = free_port()
+    """Our server with `service.json`, its documents in a folder of its own."""
+    with fresh_folder() as folder, serving(folder, core) as server:
+        yield server
+
+
+@contextmanager
+def fresh_folder() -> Iterator[Path]:
+    """A folder for documents, beside the build: the usual place for temporary files may be memory, where a
+    flush costs nothing."""
     BUILD.mkdir(exist_ok=True)
-    with TemporaryDirectory(prefix="bench-", dir=BUILD) as folder:
-        command = ["-m", "pysync", "serve", "--config", str(SERVICE)]
-        command += ["--port", str(port), "--store", f"file:{folder}/data"]
-        with _running(command, port, "/health", core) as server:
-            yield server
+    with TemporaryDirectory(prefix="bench-", dir=BUILD) as name:
+        yield Path(name) / "data"
+
+
+@contextmanager
+def serving(folder: Path, core: int | None = None) -> Iterator[Running]:
+    """Our server with `service.json` and the documents in `folder`."""
+    port = free_port()
+    command = ["-m", "pysync", "serve", "--config", str(SERVICE)]
+    command += ["--port", str(port), "--store", f"file:{folder}"]
+    with _running(command, port, "/health", core) as server:
+        yield server
 
 
 def free_port() -> int:

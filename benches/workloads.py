@@ -1,14 +1,15 @@
 """What the load generator sends: one row of `WORKLOADS` per workload.
 
 The paths belong to the collections of `service.json`; `bare-get` and `bare-post` to the application of
-`bare.py`. The list workloads read what `fill-list` stores, once per server.
+`bare.py`. The list workloads read what `fill-list` stores, the tails are of the log that `fill-log` appends
+to, once per server.
 """
 
 import http.client
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Final
@@ -32,6 +33,16 @@ LISTED: Final = 100_000
 PAGE: Final = 1_000
 # Of `service.json`.
 COLLECTIONS: Final = 50
+# `data` of a log's element; the element as it is read back, without proof: '{"ts":...,"data":...}'.
+ELEMENT_DATA_BYTES: Final = 200
+ELEMENT_BYTES: Final = len('{"ts":1700000000000,"data":}') + ELEMENT_DATA_BYTES
+# The logs of `append-1000`; the elements of `fill-log`, of `fill-full` and of `fill-singly`, and of a tail.
+LOGS: Final = 1_000
+LOGGED: Final = 1_000_000
+FULL: Final = 100_000
+TAIL: Final = 20
+
+_WORDS: Final = "Sow the peas, turn the compost, mend the gate before the frost comes back. "
 
 
 class Author:
@@ -80,19 +91,35 @@ class Author:
         lines = "".join(f"{name}: {value}\r\n" for name, value in signature.items())
         return self.request(path, body, f"Authorization: {self._authorization}\r\n{lines}")
 
+    def proof(self, key: str, data: bytes) -> dict[str, str]:
+        """The members of an append to the log at `key` that prove who wrote `data`."""
+        return signing.sign_author(self._keys, signing.APPEND_AUTHOR, key, data)
+
     def etag(self, path: str) -> str:
         """The ETag of the server's answer to a GET of `path` now. Raises RuntimeError where it has none."""
+        etag, _ = self._ask(path)
+        if etag is None:
+            raise RuntimeError(f"{path[:60]} is answered without an ETag")
+        return etag
+
+    def times(self, path: str) -> list[int]:
+        """The times of a log's elements, as a GET of `path` tells them now. Raises RuntimeError where it is
+        refused."""
+        _, body = self._ask(path)
+        return [element["ts"] for element in orjson.loads(body)["data"]["items"]]
+
+    def _ask(self, path: str) -> tuple[str | None, bytes]:
+        """ETag and body of the answer to a GET. Raises RuntimeError where it is refused."""
         connection = http.client.HTTPConnection(self._netloc, timeout=30)
         try:
             connection.request("GET", self._mount + path)
             answer = connection.getresponse()
-            answer.read()
+            body = answer.read()
         finally:
             connection.close()
-        etag = answer.getheader("ETag")
-        if answer.status != 200 or etag is None:
-            raise RuntimeError(f"{path[:60]} is answered {answer.status}, ETag {etag}")
-        return etag
+        if answer.status != 200:
+            raise RuntimeError(f"{path[:60]} is answered {answer.status}")
+        return answer.getheader("ETag"), body
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +139,18 @@ class Workload:
 def note(name: str, revision: int = 0) -> bytes:
     """A document of 1 KB, as canonical text."""
     head = f'{{"done":false,"id":"{name}","revision":{revision},"tags":["garden","spring"],"text":"'
-    words = "Sow the peas, turn the compost, mend the gate before the frost comes back. "
-    room = DOCUMENT_BYTES - len(head) - len('"}')
-    return (head + (words * (room // len(words) + 1))[:room] + '"}').encode()
+    return _filled(head, DOCUMENT_BYTES)
+
+
+def element_data(number: int) -> bytes:
+    """`data` of an element of a log, 200 bytes, as canonical text."""
+    return _filled(f'{{"n":{number},"text":"', ELEMENT_DATA_BYTES)
+
+
+def _filled(head: str, size: int) -> bytes:
+    """An object whose last member, a text that `head` opens, makes it `size` bytes long."""
+    room = size - len(head) - len('"}')
+    return (head + (_WORDS * (room // len(_WORDS) + 1))[:room] + '"}').encode()
 
 
 def big_document(seed: int) -> bytes:
@@ -141,6 +177,10 @@ def big_document(seed: int) -> bytes:
 def push_body(data: bytes, base_hash: str | None = None) -> bytes:
     base = b"null" if base_hash is None else b'"' + base_hash.encode() + b'"'
     return b'{"data":' + data + b',"baseHash":' + base + b"}"
+
+
+def append_body(data: bytes, proof: Mapping[str, str] | None = None) -> bytes:
+    return orjson.dumps({"data": orjson.Fragment(data), **(proof or {})})
 
 
 def _note_paths(author: Author, route: str) -> list[str]:
@@ -245,6 +285,42 @@ def _list_last(author: Author, count: int) -> list[bytes]:
     return [author.request(f"/list/listed?limit={PAGE}&after={LISTED - PAGE - 1:06}")] * count
 
 
+def _append(author: Author, count: int) -> list[bytes]:
+    path = f"/push/logs/{author.tag}"
+    return [author.request(path, append_body(element_data(n))) for n in range(count)]
+
+
+def _begin_logs(author: Author) -> list[bytes]:
+    return _append_in_turn(author, LOGS)
+
+
+def _append_in_turn(author: Author, count: int) -> list[bytes]:
+    paths = [f"/push/logs/{author.tag}-{n}" for n in range(LOGS)]
+    return [author.request(paths[n % LOGS], append_body(element_data(n))) for n in range(count)]
+
+
+def _signed_append(author: Author, count: int) -> list[bytes]:
+    key = f"signed-logs/{author.identity}/{author.tag}"
+    elements = map(element_data, range(count))
+    return [author.signed(f"/push/{key}", append_body(data, author.proof(key, data))) for data in elements]
+
+
+def _fill(name: str) -> Callable[[Author, int], Iterator[bytes]]:
+    """Appends to one log, made while the run goes on."""
+    return lambda author, count: (
+        author.request(f"/push/logs/{name}", append_body(element_data(n))) for n in range(count)
+    )
+
+
+def _log_last(author: Author, count: int) -> list[bytes]:
+    return [author.request(f"/pull/logs/long?last={TAIL}")] * count
+
+
+def _log_checkpoint(author: Author, count: int) -> list[bytes]:
+    before, *_ = author.times(f"/pull/logs/long?last={TAIL + 1}")
+    return [author.request(f"/pull/logs/long?checkpoint={before}")] * count
+
+
 def _config(author: Author, count: int) -> list[bytes]:
     return [author.request("/config")] * count
 
@@ -272,6 +348,14 @@ WORKLOADS: Final[dict[str, Workload]] = {
         Workload("fill-list", _fill_list, count=LISTED),
         Workload("list-first", _list_first, at_least=PAGE * len('"000000",')),
         Workload("list-last", _list_last, at_least=PAGE * len('"000000",')),
+        Workload("append", _append, count=80_000),
+        Workload("append-1000", _append_in_turn, prepare=_begin_logs, count=80_000),
+        Workload("signed-append", _signed_append, count=30_000),
+        Workload("fill-log", _fill("long"), count=LOGGED),
+        Workload("fill-full", _fill("full"), count=FULL),
+        Workload("fill-singly", _fill("singly"), count=FULL),
+        Workload("log-last", _log_last, count=120_000, at_least=TAIL * ELEMENT_BYTES),
+        Workload("log-checkpoint", _log_checkpoint, count=120_000, at_least=TAIL * ELEMENT_BYTES),
         Workload("config", _config, count=100_000, at_least=COLLECTIONS * len('{"name":"notes"},')),
     )
 }

@@ -118,7 +118,7 @@ def test_an_answer_without_a_length_is_refused() -> None:
         read_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n")
 
 
-@pytest.mark.parametrize("name", ["signed-pull", "signed-push", "batch-100-signed"])
+@pytest.mark.parametrize("name", ["signed-pull", "signed-push", "batch-100-signed", "signed-append"])
 def test_signed_requests_hold_and_no_nonce_is_used_twice(name: str) -> None:
     author = Author(BASE)
     workload = WORKLOADS[name]

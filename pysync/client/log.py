@@ -69,7 +69,10 @@ class LogCursor:
 
         `verify` checks every author proof; `authors` are the public keys that alone may have written. Where
         one does not hold, a pull raises BadAuthorProof and takes in nothing, or with `skip_bad_proofs` leaves
-        the element out. Raises ValueError for bounds that are none, and a `since` below what is known.
+        the element out. A proof covers the data and the log, not the time: for that, and for nothing being
+        held back, the server is trusted.
+
+        Raises ValueError for bounds that are none, and for a `since` below what is known.
         """
         newest = max((element.ts_ms for element in known), default=None)
         if since is not None and since < (newest or 0):

@@ -1,4 +1,4 @@
-"""A cursor gives each element of a log once, whatever the server leaves out: against the service."""
+"""Logs through the client, against the service: a cursor gives each element once and leaves none out."""
 
 import asyncio
 import random
@@ -8,8 +8,25 @@ import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Start, root_device
 from scripted import Answer, Waits, client, serving
 
-from pysync.client import Backoff, BadAuthorProof, Client, LogCursor, LogElement, LogGap, Unreachable
-from pysync.errors import CheckpointTooOld, Forbidden, FullNotAllowed, RateLimited, Unavailable
+from pysync.client import (
+    Backoff,
+    BadAuthorProof,
+    Client,
+    LogCursor,
+    LogElement,
+    LogGap,
+    TailRequest,
+    Unreachable,
+)
+from pysync.errors import (
+    CheckpointTooOld,
+    Forbidden,
+    FullNotAllowed,
+    InvalidPathParameter,
+    PullBoundRequired,
+    RateLimited,
+    Unavailable,
+)
 from pysync.testing import MovedClock
 
 OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
@@ -35,6 +52,10 @@ SERVICE: dict[str, Any] = {
 }
 
 
+def signer(base: str, keys: Any) -> Client:
+    return Client(base, keys=keys, certificate=root_device(keys))
+
+
 async def appended(client: Client, key: str, *times: int) -> list[int]:
     for ts_ms in times:
         await client.append(key, {"n": ts_ms}, ts_ms=ts_ms)
@@ -43,6 +64,37 @@ async def appended(client: Client, key: str, *times: int) -> list[int]:
 
 def times(elements: list[LogElement]) -> list[int]:
     return [element.ts_ms for element in elements]
+
+
+async def test_an_append_that_is_repeated_under_its_key_is_one_element(start: Start) -> None:
+    base = await start(SERVICE)
+    async with signer(base, ISSUER) as mine, Client(base) as anyone:
+        for append, key in ((mine.append, "a"), (anyone.append, "b"), (mine.append_anonymous, "c")):
+            first = await append("log/a", {"n": 1}, idempotency_key=key)
+            assert await append("log/a", {"n": 1}, idempotency_key=key) == first
+        assert await mine.append("log/a", {"n": 1}) != await mine.append("log/a", {"n": 1})
+        assert len((await anyone.pull("log/a", full=True)).elements()) == 5
+
+
+async def test_parts_of_many_logs_come_in_one_batch(start: Start) -> None:
+    async with Client(await start(SERVICE)) as anyone:
+        await appended(anyone, "small/a", *range(1, 9))
+        await appended(anyone, "small/b", 4)
+        newest, oldest, none, wrong = await anyone.batch_pull_many_append(
+            "small",
+            [
+                TailRequest({"id": "a"}, last=2),
+                TailRequest({"id": "a"}, since=1),
+                TailRequest({"id": "b"}, since=4),
+                TailRequest({"id": "no such id"}, last=2),
+            ],
+        )
+        assert isinstance(newest, list)
+        assert isinstance(oldest, list)
+        assert (times(newest), times(oldest), none) == ([7, 8], [2, 3, 4, 5, 6], [])
+        assert isinstance(wrong, InvalidPathParameter)
+        (bare,) = (await anyone.batch_pull(["small"], {"small": [{"id": "a"}]}))["small"]
+        assert isinstance(bare, PullBoundRequired)
 
 
 async def test_the_first_pull_takes_all_and_later_ones_what_is_new(start: Start) -> None:
@@ -213,10 +265,6 @@ async def test_bursts_of_any_length_come_whole(
                 cursor = LogCursor(anyone, key, since=cursor.checkpoint_ms, **where)
         found += times(await cursor.pull())
     assert found == wanted
-
-
-def signer(base: str, keys: Any) -> Client:
-    return Client(base, keys=keys, certificate=root_device(keys))
 
 
 async def test_proofs_that_hold_pass_for_the_authors_who_are_expected(start: Start) -> None:

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
+from shell import Shell
 from yarl import URL
 
 from pysync import config, minting, signing
@@ -192,3 +193,11 @@ def unique() -> Callable[[str], str]:
     """Keys that no other test, and no earlier run against a service that stays, has used."""
     mark = os.urandom(6).hex()
     return lambda prefix: f"{prefix}/{mark}"
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    for name in ("PYSYNC_URL", "PYSYNC_ADMIN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    return Shell(capsys, monkeypatch)

@@ -1,7 +1,5 @@
 """The command line as scripts meet it: what it prints, where, and how it ends."""
 
-import asyncio
-import io
 import json
 import socket
 import subprocess
@@ -11,8 +9,9 @@ from typing import Any
 
 import pytest
 from conftest import Start
+from shell import Shell
 
-from pysync import __version__, caps, cli
+from pysync import __version__, caps
 from pysync.keys import Keys
 
 ADMIN_TOKEN = "token-of-the-tests"
@@ -41,43 +40,6 @@ SERVICE: dict[str, Any] = {
 }
 
 
-class Shell:
-    """Runs command lines in a folder of their own, standard output and error kept apart."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capsys = capsys
-        self._monkeypatch = monkeypatch
-
-    def run(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        """Exit status, output, errors."""
-        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        self._capsys.readouterr()
-        try:
-            status = cli.main(arguments)
-        except SystemExit as ended:
-            status = int(str(ended.code or 0))
-        output, errors = self._capsys.readouterr()
-        return status, output, errors
-
-    def json(self, *arguments: str, stdin: str = "") -> Any:
-        """What a command that succeeds prints."""
-        status, output, errors = self.run(*arguments, stdin=stdin)
-        assert (status, errors) == (0, "")
-        return json.loads(output)
-
-    async def ask(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        """`run`, while a service in this process answers."""
-        return await asyncio.to_thread(self.run, *arguments, stdin=stdin)
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    for name in ("PYSYNC_URL", "PYSYNC_ADMIN_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    return Shell(capsys, monkeypatch)
-
-
 def test_the_version_is_told(shell: Shell) -> None:
     assert shell.run("--version") == (0, f"pysync {__version__}\n", "")
 
@@ -85,8 +47,9 @@ def test_the_version_is_told(shell: Shell) -> None:
 def test_help_names_every_command_and_exit_status(shell: Shell) -> None:
     status, output, _ = shell.run("--help")
     assert status == 0
-    for word in ("serve", "check", "keys", "cap", "pull", "push", "list", "batch", "bench", "exit status"):
+    for word in ("serve", "check", "keys", "cap", "pull", "push", "append", "tail", "list", "batch", "bench"):
         assert word in output
+    assert "exit status" in output
 
 
 @pytest.mark.parametrize(
@@ -191,6 +154,10 @@ def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
         (["cap", "device", "--key", "absent.json"], "absent.json: No such file or directory"),
         (["cap", "device", "--key", "-"], "standard input: not a key file: a JSON object is expected"),
         (["push", "public/a", "-"], "standard input: a JSON object is expected"),
+        (["append", "log/a"], "standard input: a JSON object is expected"),
+        (["append", "log/a", "[1]"], "DATA: a JSON object is expected"),
+        (["tail", "log/a", "-n", "-1"], "-n must be 0 or more"),
+        (["tail", "log/a", "-f", "--since", "-1"], "--since must be 0 or more"),
         (["cap", "revoke", "--key", "k", "--generation", "-1"], "--generation must be 0 or more"),
         (["pull", "public/a", "--cap", "c.json"], "--cap needs --key"),
         (["pull", "public/a", "--server", "http://"], "not the http or https address of a server: 'http://'"),

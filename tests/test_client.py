@@ -1,9 +1,7 @@
 """What the client sends, what it repeats, and what it raises: against a small server of the test's own."""
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -11,9 +9,10 @@ import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from scripted import DEVICE, KEYS, NOW_MS, PULLED, PUSHED, Answer, Waits, client, is_signed, serving
 
 from pysync import caps, minting, wire
-from pysync._core import PublicKey, content_hash, verify_author, verify_request
+from pysync._core import content_hash, verify_author
 from pysync.client import Backoff, Client, Unreachable
 from pysync.errors import (
     Conflict,
@@ -26,69 +25,6 @@ from pysync.errors import (
 )
 from pysync.keys import Keys
 from pysync.signing import DOCUMENT_AUTHOR
-
-KEYS = Keys.from_private(bytes([1]) * 32, bytes([2]) * 32)
-NOW_MS = 1_700_000_000_000
-DEVICE = minting.device(KEYS, KEYS.ed_pub, KEYS.kem_pub, now_s=NOW_MS // 1000, nonce=bytes(16))
-PULLED = {"data": {"a": 1}, "hash": "h1", "timestamp": 5}
-PUSHED = {"hash": "h2", "timestamp": 6}
-
-Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
-
-
-class Server:
-    """Answers each request with its next answer and keeps the requests. None drops the connection, upon which
-    aiohttp by itself sends a GET once more."""
-
-    def __init__(self, *answers: Answer) -> None:
-        self._answers = list(answers)
-        self.requests: list[tuple[web.BaseRequest, bytes]] = []
-        self.url = ""
-
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.requests.append((request, await request.read()))
-        answer = self._answers.pop(0)
-        if answer is None:
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
-        body = answer[1] if isinstance(answer[1], bytes) else orjson.dumps(answer[1])
-        return web.Response(status=answer[0], body=body, headers=answer[2] if len(answer) > 2 else None)
-
-    def headers(self, name: str) -> list[str | None]:
-        return [request.headers.get(name) for request, _ in self.requests]
-
-
-@asynccontextmanager
-async def serving(*answers: Answer) -> AsyncIterator[Server]:
-    server = Server(*answers)
-    test_server = TestServer(web.Application())
-    test_server.app.router.add_route("*", "/{path:.*}", server.answer)
-    async with test_server:
-        server.url = str(test_server.make_url("/"))
-        yield server
-    assert not server._answers, "answers that nobody asked for"
-
-
-class Waits:
-    """A sleep that takes no time and remembers how long it was asked for."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    async def __call__(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-
-
-def client(url: str, **options: Any) -> Client:
-    fresh = itertools.count()
-    defaults: dict[str, Any] = {
-        "now_ms": lambda: NOW_MS,
-        "random": lambda size: next(fresh).to_bytes(size, "big"),
-        "chance": lambda: 0.0,
-        "sleep": Waits(),
-    }
-    return Client(url, **{**defaults, **options})
 
 
 async def test_a_pull_is_what_the_server_holds() -> None:
@@ -120,21 +56,6 @@ async def test_paths_of_other_clients_name_the_same_document() -> None:
         await anonymous.pull("/pull/notes/n1")
         await anonymous.push("/push/notes/n1", {})
     assert [request.raw_path for request, _ in server.requests] == ["/pull/notes/n1", "/push/notes/n1"]
-
-
-def is_signed(request: web.BaseRequest, body: bytes, target: str) -> bool:
-    host = request.headers["Host"]
-    headers = request.headers
-    return verify_request(
-        PublicKey(KEYS.ed_pub),
-        headers[wire.HEADER_SIGNATURE],
-        request.method,
-        [target],
-        body,
-        host,
-        int(headers[wire.HEADER_TIMESTAMP]),
-        headers[wire.HEADER_NONCE],
-    )
 
 
 async def test_a_signed_request_verifies_over_the_target_that_arrives() -> None:

@@ -1,8 +1,8 @@
 """The command line: `pysync serve`, and a small client for people and scripts.
 
-Results are JSON on standard output (of `list`: names, one a line), a problem is one line on standard error.
-Each command is a function of a module beside this one, imported when it runs: `pysync --help` and `pysync
-serve` pay for no other.
+Results are JSON on standard output (`list` prints names, `tail` elements, one a line), a problem is one line
+on standard error. Each command is a function of a module beside this one, imported when it runs: `pysync
+--help` and `pysync serve` pay for no other.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status(error: Exception) -> int:
     """The exit status for an error that a caller may meet; raises every other again."""
     from pysync.caps import CapError
-    from pysync.client import Unreachable
+    from pysync.client import LogGap, Unreachable
     from pysync.config import ConfigError
     from pysync.errors import Conflict, Forbidden, PysyncError, RateLimited, Unauthorized, Unavailable
 
@@ -61,7 +61,7 @@ def _status(error: Exception) -> int:
             return REFUSED
         case Unreachable() | Unavailable() | RateLimited():
             return UNREACHABLE
-        case PysyncError() | CapError() | ConfigError() | ValueError() | OSError():
+        case PysyncError() | CapError() | ConfigError() | LogGap() | ValueError() | OSError():
             return PROBLEM
     raise error
 
@@ -127,6 +127,24 @@ def _parser() -> argparse.ArgumentParser:
     base.add_argument("--force", action="store_true", help="replace whatever is there")
     _add_client(push)
     push.set_defaults(run=("documents", "push"))
+
+    append = commands.add_parser("append", help="add an element to a log, with a proof of who wrote it")
+    append.add_argument("log", metavar="KEY", help="its path after /push/")
+    append.add_argument(
+        "element", metavar="DATA", nargs="?", default="-", help="a JSON object (default: -, stdin)"
+    )
+    append.add_argument("--ts", metavar="MS", type=int, help="its time (default: the server's)")
+    _add_client(append)
+    append.set_defaults(run=("logs", "append"))
+
+    tail = commands.add_parser("tail", help="print the newest elements of a log, one a line")
+    tail.add_argument("log", metavar="KEY", help="its path after /pull/")
+    tail.add_argument("-f", "--follow", action="store_true", help="go on with those that come")
+    tail.add_argument("-n", metavar="N", type=int, help="so many (default: 10; with --since: all)")
+    tail.add_argument("--since", metavar="MS", type=int, help="only elements after this time")
+    tail.add_argument("--field", metavar="NAME", default="items", help="what the log calls its elements")
+    _add_client(tail)
+    tail.set_defaults(run=("logs", "tail"))
 
     names = commands.add_parser("list", help="print what a collection holds, one name a line")
     names.add_argument(

@@ -1,21 +1,36 @@
-"""A client of the protocol: `Client` speaks to a server, `SyncDocument` keeps one document in step."""
+"""A client of the protocol: `Client` speaks to a server, `SyncDocument` keeps one document in step,
+`LogCursor` follows a log."""
 
 from pysync.client.client import Client, fetch_server_config
 from pysync.client.connection import Backoff, Unreachable
-from pysync.client.results import BatchEntry, CollectionInfo, PullResult, PushResult, ServerConfig
+from pysync.client.log import BadAuthorProof, LogCursor, LogGap
+from pysync.client.results import (
+    BatchEntry,
+    CollectionInfo,
+    LogElement,
+    PullResult,
+    PushResult,
+    ServerConfig,
+)
 from pysync.client.spaces import SpacesAccess, read_spaces_access
 from pysync.client.sync import SyncDocument, merge_remote_wins
+from pysync.client.tails import TailRequest
 
 __all__ = [
     "Backoff",
+    "BadAuthorProof",
     "BatchEntry",
     "Client",
     "CollectionInfo",
+    "LogCursor",
+    "LogElement",
+    "LogGap",
     "PullResult",
     "PushResult",
     "ServerConfig",
     "SpacesAccess",
     "SyncDocument",
+    "TailRequest",
     "Unreachable",
     "fetch_server_config",
     "merge_remote_wins",

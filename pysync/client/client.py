@@ -12,6 +12,7 @@ from pysync.caps import RevocationList
 from pysync.client.connection import Connection
 from pysync.client.results import (
     BatchEntry,
+    LogElement,
     PullResult,
     PushResult,
     ServerConfig,
@@ -22,25 +23,50 @@ from pysync.client.results import (
     push_result,
     server_config,
 )
+from pysync.client.tails import Bounds, ParamSet, TailRequest, check_batch_bounds, pull_query
+from pysync.errors import PysyncError
+from pysync.signing import Signer
 
 MAX_PAGE = 1000
 
-ParamSet = Mapping[str, str | int]
 Entries = list[BatchEntry]
+Tails = list[list[LogElement] | PysyncError]
+"""For each log that was asked for its elements, or the refusal that a pull would raise."""
 
 
 class Client(Connection):
     """One server, and who speaks to it: a key with its certificate, an admin token, or nobody.
 
-    An async context manager; usable by many tasks at once. Every attempt is signed afresh. Pulls and pushes
-    are repeated when the connection fails and on 429 and 503; a push carries an Idempotency-Key, so that the
-    server applies it once. Refusals are the classes of `pysync.errors`, and `Unreachable` where none came.
+    An async context manager; usable by many tasks at once. Every attempt is signed afresh. Pulls, pushes and
+    appends are repeated when the connection fails and on 429 and 503; what writes carries an Idempotency-Key,
+    so that the server applies it once. Refusals are the classes of `pysync.errors`, and `Unreachable` where
+    none came.
     """
 
-    async def pull(self, key: str, *, with_keyring: bool = False) -> PullResult:
-        """The document at `key`, empty where nothing is stored."""
-        query = "?withKeyring=1" if with_keyring else ""
-        return await self._repeat("GET", self._target("pull", key) + query, pull_result)
+    async def pull(
+        self,
+        key: str,
+        *,
+        with_keyring: bool = False,
+        since: int | None = None,
+        last: int | None = None,
+        full: bool = False,
+    ) -> PullResult:
+        """The document at `key`, empty where nothing is stored.
+
+        A log is pulled with bounds, and `PullResult.elements` are its elements: those with a time above
+        `since`, of those the newest `last`, or `full`: all. Without `full` a server gives no more than its
+        `maxPullLimit`, the newest ones, and does not say what it left out: a `LogCursor` notices.
+
+        Raises ValueError for bounds that no server takes, and for `with_keyring` beside them.
+        """
+        query = pull_query(since, last, full)
+        if with_keyring and query:
+            raise ValueError("a log has no keyring: with_keyring excludes since, last and full")
+        if with_keyring:
+            query = {"withKeyring": "1"}
+        target = self._target("pull", key)
+        return await self._repeat("GET", f"{target}?{urlencode(query)}" if query else target, pull_result)
 
     async def push(
         self,
@@ -58,12 +84,47 @@ class Client(Connection):
         """
         body = orjson.dumps({"data": data, "baseHash": base_hash})
         if sign_author:
-            body = orjson.dumps({"data": data, "baseHash": base_hash, **self._author_proof(key, body)})
-        headers = {
-            "Content-Type": "application/json",
-            wire.HEADER_IDEMPOTENCY_KEY: idempotency_key or self._random(16).hex(),
-        }
+            proof = _author_proof(self._keys, signing.DOCUMENT_AUTHOR, key, body)
+            body = orjson.dumps({"data": data, "baseHash": base_hash, **proof})
+        headers = self._write_headers(idempotency_key)
         return await self._repeat("POST", self._target("push", key), push_result, body, headers)
+
+    async def append(
+        self,
+        key: str,
+        data: Mapping[str, Any],
+        *,
+        ts_ms: int | None = None,
+        idempotency_key: str | None = None,
+        sign_author: bool | None = None,
+    ) -> PushResult:
+        """Append `data` to the log at `key`: the answer tells the time that it got. Appends never conflict.
+
+        `ts_ms` asks for a time of the caller's own: NonMonotonicTimestamp unless it is greater than the last
+        element's. `idempotency_key` is as for `push`. `sign_author` proves who wrote the element, as most
+        logs require; None: where the client has keys. Raises AppendLimitExceeded where the log is full.
+        """
+        keys = self._keys
+        if sign_author is None:
+            sign_author = keys is not None
+        body = _append_body(key, data, ts_ms, keys, sign_author)
+        headers = self._write_headers(idempotency_key)
+        return await self._repeat("POST", self._target("push", key), push_result, body, headers)
+
+    async def append_anonymous(
+        self,
+        key: str,
+        data: Mapping[str, Any],
+        keys: Signer | None = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> PushResult:
+        """`append` as nobody: no certificate, signature or token of this client goes along. `keys`, which may
+        be made for this one element, prove that who wrote it holds them; None: no proof."""
+        body = _append_body(key, data, None, keys, keys is not None)
+        headers = self._write_headers(idempotency_key)
+        target = self._target("push", key)
+        return await self._repeat("POST", target, push_result, body, headers, anonymous=True)
 
     async def pull_bundle(self, key: str) -> dict[str, PullResult]:
         """The members of the bundle at `key` that the caller may read, by their names; a member that was
@@ -71,28 +132,48 @@ class Client(Connection):
         return await self._repeat("GET", self._target("pull", key), bundle_result)
 
     async def batch_pull(
-        self, names: Sequence[str], params: Mapping[str, Sequence[ParamSet]] | None = None
+        self,
+        names: Sequence[str],
+        params: Mapping[str, Sequence[ParamSet]] | None = None,
+        append_params: Mapping[str, Sequence[Bounds | None]] | None = None,
     ) -> dict[str, Entries]:
         """Documents of the collections `names`, in one request: for each the entries of its `params`, in
         their order; one where it has none, of the caller's own. An entry is a document, or the refusal that a
         pull of it would raise.
 
-        Raises TooManyCollections for more names, or entries, than the server takes at once.
+        Logs want bounds: `append_params` has, for each of the `params` of a log, `since` or `last` or both
+        (`TailRequest` says what they give).
+
+        Raises TooManyCollections for more names, or entries, than the server takes at once,
+        BatchAppendBudgetExceeded for more elements, and ValueError for bounds that no server takes.
         """
-        return await self._repeat("GET", self._batch_target(names, params or {}), batch_result)
+        target = self._batch_target(names, params or {}, append_params or {})
+        return await self._repeat("GET", target, batch_result)
 
     async def batch_pull_many(self, name: str, params: Sequence[ParamSet]) -> Entries:
         """`batch_pull` of one collection: an entry for each of `params`. None of them asks for nothing."""
 
-        def aligned(answer: dict[str, Any]) -> Entries:
-            entries = batch_result(answer)[name]
-            if len(entries) != len(params):
-                raise ValueError("an entry for each parameter set was asked for")
-            return entries
-
         if not params:
             return []
-        return await self._repeat("GET", self._batch_target([name], {name: params}), aligned)
+        target = self._batch_target([name], {name: params})
+        return await self._repeat("GET", target, lambda answer: _aligned(answer, name, len(params)))
+
+    async def batch_pull_many_append(
+        self, name: str, requests: Sequence[TailRequest], *, field: str = "items"
+    ) -> Tails:
+        """Parts of logs of one collection, in one request: for each of `requests` the elements, or the
+        refusal that a pull would raise. `field` is as for `PullResult.elements`. None of them asks for
+        nothing."""
+
+        def tails(answer: dict[str, Any]) -> Tails:
+            entries = _aligned(answer, name, len(requests))
+            return [entry if isinstance(entry, PysyncError) else entry.elements(field) for entry in entries]
+
+        if not requests:
+            return []
+        params = {name: [request.params for request in requests]}
+        bounds = {name: [request.bounds for request in requests]}
+        return await self._repeat("GET", self._batch_target([name], params, bounds), tails)
 
     async def list(
         self, prefix: str = "", *, after: str | None = None, page_size: int = MAX_PAGE
@@ -127,22 +208,55 @@ class Client(Connection):
         return await self._attempt("GET", "/health", lambda answer: answer)
 
     def _target(self, action: str, key: str) -> str:
-        return f"{self._prefix}/{action}/{quote(_document_key(key), safe='/:@')}"
+        return f"{self._prefix}/{action}/{quote(document_key(key), safe='/:@')}"
 
-    def _batch_target(self, names: Sequence[str], params: Mapping[str, Sequence[ParamSet]]) -> str:
+    def _batch_target(
+        self,
+        names: Sequence[str],
+        params: Mapping[str, Sequence[ParamSet]],
+        append_params: Mapping[str, Sequence[Bounds | None]] | None = None,
+    ) -> str:
         query = {"collections": ",".join(names)}
         if params:
             query["params"] = orjson.dumps(params).decode()
+        if append_params:
+            check_batch_bounds(append_params)
+            query["appendParams"] = orjson.dumps(append_params).decode()
         return f"{self._prefix}/batch/pull?{urlencode(query, safe=',:', quote_via=quote)}"
 
-    def _author_proof(self, key: str, body: bytes) -> dict[str, str]:
-        if self._keys is None:
-            raise ValueError("an author proof needs keys")
-        data = decode_push(body).data
-        return signing.sign_author(self._keys, signing.DOCUMENT_AUTHOR, _document_key(key), data)
+    def _write_headers(self, idempotency_key: str | None) -> dict[str, str]:
+        return {
+            "Content-Type": "application/json",
+            wire.HEADER_IDEMPOTENCY_KEY: idempotency_key or self._random(16).hex(),
+        }
 
 
-def _document_key(key: str) -> str:
+def _append_body(
+    key: str, data: Mapping[str, Any], ts_ms: int | None, keys: Signer | None, sign_author: bool
+) -> bytes:
+    members: dict[str, Any] = {"data": data}
+    if sign_author:
+        members |= _author_proof(keys, signing.APPEND_AUTHOR, key, orjson.dumps(members))
+    if ts_ms is not None:
+        members["ts"] = ts_ms
+    return orjson.dumps(members)
+
+
+def _author_proof(keys: Signer | None, tag: str, key: str, body: bytes) -> dict[str, str]:
+    """The members that prove who wrote the `data` of `body`, as the server will store it."""
+    if keys is None:
+        raise ValueError("an author proof needs keys")
+    return signing.sign_author(keys, tag, document_key(key), decode_push(body).data)
+
+
+def _aligned(answer: dict[str, Any], name: str, count: int) -> Entries:
+    entries = batch_result(answer)[name]
+    if len(entries) != count:
+        raise ValueError("an entry for each parameter set was asked for")
+    return entries
+
+
+def document_key(key: str) -> str:
     """The key of a document, also from the paths that other clients of the protocol take."""
     return key.removeprefix("/pull/").removeprefix("/push/")
 

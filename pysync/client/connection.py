@@ -107,14 +107,16 @@ class Connection:
         decode: Callable[[dict[str, Any]], T],
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
+        *,
+        anonymous: bool = False,
     ) -> T:
         attempt = 0
         while True:
             attempt += 1
             try:
-                return await self._attempt(method, target, decode, body, headers)
+                return await self._attempt(method, target, decode, body, headers, anonymous=anonymous)
             except (Unreachable, RateLimited, Unavailable) as error:
-                wait_s = self._backoff.wait_s(attempt, _retry_after_s(error), self._chance())
+                wait_s = self._backoff.wait_s(attempt, retry_after_s(error), self._chance())
                 if wait_s is None:
                     raise
             await self._sleep(wait_s)
@@ -126,6 +128,8 @@ class Connection:
         decode: Callable[[dict[str, Any]], T],
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
+        *,
+        anonymous: bool = False,
     ) -> T:
         if self._session is None:
             raise RuntimeError("the client is not open: use `async with Client(...)`")
@@ -134,7 +138,8 @@ class Connection:
             request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
         ) -> aiohttp.ClientResponse:
             # Here, because aiohttp sends a GET again by itself when a kept connection turns out to be closed.
-            request.headers.update(self._credentials(method, target, body))
+            if not anonymous:
+                request.headers.update(self._credentials(method, target, body))
             return await send(request)
 
         try:
@@ -188,7 +193,8 @@ def _failure(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _retry_after_s(error: Exception) -> float:
+def retry_after_s(error: Exception) -> float:
+    """How long the refusal asks the caller to wait; 0 where it does not say."""
     text = error.headers.get("Retry-After", "") if isinstance(error, PysyncError) else ""
     return float(text) if text.isdecimal() else 0.0
 

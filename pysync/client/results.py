@@ -8,6 +8,17 @@ from pysync.errors import PysyncError, from_entry
 
 
 @dataclass(frozen=True, slots=True)
+class LogElement:
+    """An element of a log. `ts_ms` is its time, greater than that of every element before it. Who wrote it is
+    what the server tells: `LogCursor` checks it."""
+
+    ts_ms: int
+    data: dict[str, Any]
+    author_pubkey: str | None = None
+    author_signature: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PullResult:
     """A document as the server holds it: `hash` is `""` and `data` empty where nothing is stored.
     `timestamp_ms` is the time of the pull. `keyring` is None where it was not asked for, is not stored, or
@@ -20,10 +31,22 @@ class PullResult:
     author_signature: str | None = None
     keyring: "PullResult | None" = None
 
+    def elements(self, field: str = "items") -> list[LogElement]:
+        """The elements of a log that were pulled, in its order; `field` is what its collection calls them.
+        Raises ValueError where something is stored that has no such elements."""
+        found = self.data.get(field, () if self.hash else [])
+        try:
+            if isinstance(found, list):
+                return [_element(members_of(element)) for element in found]
+        except (KeyError, TypeError):
+            pass
+        raise ValueError(f"what is stored is no log with its elements in {field!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """A push that was applied: `hash` is the base of the next one."""
+    """A push that was applied: `hash` is the base of the next one. Of an append, `timestamp_ms` is the time
+    of its element, and `hash` that of the log."""
 
     hash: str
     timestamp_ms: int
@@ -103,6 +126,15 @@ def server_config(answer: dict[str, Any]) -> ServerConfig:
     return ServerConfig(
         collections=_infos(answer),
         namespaces={name: _infos(space) for name, space in spaces.items()},
+    )
+
+
+def _element(told: dict[str, Any]) -> LogElement:
+    return LogElement(
+        ts_ms=told["ts"],
+        data=members_of(told["data"]),
+        author_pubkey=told.get("authorPubkey"),
+        author_signature=told.get("authorSignature"),
     )
 
 

@@ -1,0 +1,82 @@
+"""`pysync append` and `pysync tail`."""
+
+import argparse
+import asyncio
+import json
+import select
+import sys
+from typing import Any
+
+import orjson
+
+from pysync.cli.documents import client_of
+from pysync.cli.files import print_json, read_object
+from pysync.client import LogCursor, LogElement, PushResult
+
+DEFAULT_COUNT = 10
+
+
+def append(options: argparse.Namespace) -> int:
+    data = read_object("-") if options.element == "-" else _object(options.element)
+    appended = asyncio.run(_append(options, data))
+    print_json({"hash": appended.hash, "timestamp": appended.timestamp_ms})
+    return 0
+
+
+def tail(options: argparse.Namespace) -> int:
+    for name, value in (("-n", options.n), ("--since", options.since)):
+        if value is not None and value < 0:
+            raise ValueError(f"{name} must be 0 or more")
+    asyncio.run(_tail(options))
+    return 0
+
+
+async def _append(options: argparse.Namespace, data: dict[str, Any]) -> PushResult:
+    async with client_of(options) as client:
+        return await client.append(options.log, data, ts_ms=options.ts)
+
+
+async def _tail(options: argparse.Namespace) -> None:
+    count = DEFAULT_COUNT if options.n is None and options.since is None else options.n
+    async with client_of(options) as client:
+        cursor = LogCursor(
+            client, options.log, field=options.field, first=count, since=options.since, sleep=_wait
+        )
+        if options.follow:
+            async for elements in cursor.follow(lost=_lost):
+                _print(elements)
+        else:
+            _print(await cursor.pull())
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"DATA: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("DATA: a JSON object is expected")
+    return value
+
+
+def _print(elements: list[LogElement]) -> None:
+    for element in elements:
+        proof = {"authorPubkey": element.author_pubkey, "authorSignature": element.author_signature}
+        told = {"ts": element.ts_ms, "data": element.data}
+        told |= {name: value for name, value in proof.items() if value is not None}
+        print(json.dumps(told, ensure_ascii=False))
+    sys.stdout.flush()
+
+
+def _lost(error: Exception) -> None:
+    print(f"pysync: {error}; trying again", file=sys.stderr)
+
+
+async def _wait(seconds: float) -> None:
+    """Sleep, and raise BrokenPipeError when nobody reads our output any more: a log may be quiet for hours
+    before the next line would tell."""
+    await asyncio.sleep(seconds)
+    reader = select.poll()
+    reader.register(sys.stdout, 0)  # asks for nothing but errors, among them that the other end is closed
+    if reader.poll(0):
+        raise BrokenPipeError

@@ -1,0 +1,93 @@
+"""A server that answers as it is told to, and a client of it whose clock, chance and waits are the test's."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from pysync import minting, wire
+from pysync._core import PublicKey, verify_request
+from pysync.client import Client
+from pysync.keys import Keys
+
+KEYS = Keys.from_private(bytes([1]) * 32, bytes([2]) * 32)
+NOW_MS = 1_700_000_000_000
+DEVICE = minting.device(KEYS, KEYS.ed_pub, KEYS.kem_pub, now_s=NOW_MS // 1000, nonce=bytes(16))
+PULLED = {"data": {"a": 1}, "hash": "h1", "timestamp": 5}
+PUSHED = {"hash": "h2", "timestamp": 6}
+
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
+
+
+class Server:
+    """Answers each request with its next answer and keeps the requests. None drops the connection, upon which
+    aiohttp by itself sends a GET once more."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+        self.requests: list[tuple[web.BaseRequest, bytes]] = []
+        self.url = ""
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.requests.append((request, await request.read()))
+        answer = self._answers.pop(0)
+        if answer is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        body = answer[1] if isinstance(answer[1], bytes) else orjson.dumps(answer[1])
+        return web.Response(status=answer[0], body=body, headers=answer[2] if len(answer) > 2 else None)
+
+    def headers(self, name: str) -> list[str | None]:
+        return [request.headers.get(name) for request, _ in self.requests]
+
+
+@asynccontextmanager
+async def serving(*answers: Answer) -> AsyncIterator[Server]:
+    server = Server(*answers)
+    test_server = TestServer(web.Application())
+    test_server.app.router.add_route("*", "/{path:.*}", server.answer)
+    async with test_server:
+        server.url = str(test_server.make_url("/"))
+        yield server
+    assert not server._answers, "answers that nobody asked for"
+
+
+class Waits:
+    """A sleep that takes no time and remembers how long it was asked for."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def client(url: str, **options: Any) -> Client:
+    fresh = itertools.count()
+    defaults: dict[str, Any] = {
+        "now_ms": lambda: NOW_MS,
+        "random": lambda size: next(fresh).to_bytes(size, "big"),
+        "chance": lambda: 0.0,
+        "sleep": Waits(),
+    }
+    return Client(url, **{**defaults, **options})
+
+
+def is_signed(request: web.BaseRequest, body: bytes, target: str) -> bool:
+    host = request.headers["Host"]
+    headers = request.headers
+    return verify_request(
+        PublicKey(KEYS.ed_pub),
+        headers[wire.HEADER_SIGNATURE],
+        request.method,
+        [target],
+        body,
+        host,
+        int(headers[wire.HEADER_TIMESTAMP]),
+        headers[wire.HEADER_NONCE],
+    )

@@ -1,0 +1,40 @@
+"""The command line, run in this process."""
+
+import asyncio
+import io
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from pysync import cli
+
+
+class Shell:
+    """Runs command lines in a folder of their own, standard output and error kept apart."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+
+    def run(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        """Exit status, output, errors."""
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        self._capsys.readouterr()
+        try:
+            status = cli.main(arguments)
+        except SystemExit as ended:
+            status = int(str(ended.code or 0))
+        output, errors = self._capsys.readouterr()
+        return status, output, errors
+
+    def json(self, *arguments: str, stdin: str = "") -> Any:
+        """What a command that succeeds prints."""
+        status, output, errors = self.run(*arguments, stdin=stdin)
+        assert (status, errors) == (0, "")
+        return json.loads(output)
+
+    async def ask(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        """`run`, while a service in this process answers."""
+        return await asyncio.to_thread(self.run, *arguments, stdin=stdin)

@@ -195,7 +195,8 @@ class LogHead:
     def beside(self) -> str:
         """The members that lie in `data` beside the elements, as a JSON object; `""` for none."""
     @property
-    def tail_bytes(self) -> int: ...
+    def size(self) -> int:
+        """About how many bytes `stored` has, rather too many than too few."""
     @property
     def tail_count(self) -> int: ...
     def append(

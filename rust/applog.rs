@@ -156,6 +156,12 @@ impl Head {
         log_text::write(&header, Some(&self.tail))
     }
 
+    /// About how many bytes `stored` has, rather too many than too few.
+    pub fn size(&self) -> usize {
+        let entries: usize = self.index.iter().map(Vec::len).sum();
+        self.tail.len() + self.beside.len() + 28 * (entries + self.marks.len()) + 280
+    }
+
     fn tail_start(&self) -> u64 {
         self.count - self.tail_count
     }

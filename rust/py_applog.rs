@@ -171,8 +171,8 @@ impl LogHead {
     }
 
     #[getter]
-    fn tail_bytes(&self) -> usize {
-        self.head.tail.len()
+    fn size(&self) -> usize {
+        self.head.size()
     }
 
     #[getter]

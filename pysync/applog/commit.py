@@ -53,14 +53,14 @@ class Waiting:
 
 
 class Commits:
-    """The appends to all logs of a store. `tail_bytes` is what a head holds before its tail is sealed."""
+    """The appends to all logs of a store. `head_bytes` is how large a head may be before its tail is sealed."""
 
     def __init__(
         self,
         store: Store,
         heads: Heads,
         now_ms: Callable[[], int],
-        tail_bytes: int,
+        head_bytes: int,
         blame: Callable[[str, str], Callable[[_core.LogHead], Awaitable[PysyncError]]],
         random: Callable[[int], bytes] = os.urandom,
         chance: Callable[[], float] = random_module.random,
@@ -69,7 +69,7 @@ class Commits:
         self._store = store
         self._heads = heads
         self._now_ms = now_ms
-        self._tail_bytes = tail_bytes
+        self._head_bytes = head_bytes
         self._blame = blame
         self._random = random
         self._chance = chance
@@ -151,7 +151,7 @@ class Commits:
         if not open_:
             return True
         if self._is_full(head, open_, rules):
-            head, objects = head.seal(max(SEGMENT_BYTES, self._tail_bytes))
+            head, objects = head.seal(max(SEGMENT_BYTES, self._head_bytes))
             await self._put_all(head.id, objects)
         elements = [(waiting.element, waiting.mark) for waiting in open_]
         after, outcomes = head.append(elements, now_ms, rules.max_items)
@@ -181,7 +181,7 @@ class Commits:
         if not head.tail_count:
             return False
         added = sum(len(waiting.element) + ELEMENT_OVERHEAD_BYTES for waiting in group)
-        return head.tail_bytes + added > self._tail_bytes or (
+        return head.size + added > self._head_bytes or (
             rules.chunk_size is not None and head.tail_count >= rules.chunk_size
         )
 

@@ -9,7 +9,7 @@ from pysync.errors import DocumentCorrupt
 from pysync.store import NotModified, Store
 
 HELD_BYTES: Final = 16 * 1024 * 1024
-"""Tails of all heads that are kept, roughly."""
+"""Bytes of all heads that are kept, roughly."""
 _HELD_AT_MOST: Final = HELD_BYTES // 16
 _OVERHEAD_BYTES: Final = 1024
 _STARFISH_DIGITS: Final = 16
@@ -52,7 +52,7 @@ class Heads:
     def keep(self, key: str, field: str, held: Held) -> None:
         """Know that this is the head at `key`."""
         self.forget(key, field)
-        if held.head.tail_bytes > _HELD_AT_MOST or held.head.is_chunked:
+        if held.head.size > _HELD_AT_MOST or held.head.is_chunked:
             return
         self._held[key, field] = held
         self._bytes += _size(held)
@@ -68,7 +68,7 @@ class Heads:
 
 
 def _size(held: Held) -> int:
-    return held.head.tail_bytes + _OVERHEAD_BYTES
+    return held.head.size + _OVERHEAD_BYTES
 
 
 def adopted(key: str, held: Held) -> LogHead:

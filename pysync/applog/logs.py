@@ -27,7 +27,7 @@ SETTLED_AFTER_MS: Final = 7_000
 
 class Logs:
     """Append-only logs on top of a store; any number of nodes may share it. `now_ms` is the clock of every
-    time; `tail_bytes` is what a head holds before its tail is sealed, by default what suits the store."""
+    time; `head_bytes` is how large a head may be before its tail is sealed, by default what suits the store."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Logs:
         coordinator: Coordinator,
         now_ms: Callable[[], int],
         *,
-        tail_bytes: int | None = None,
+        head_bytes: int | None = None,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
@@ -45,7 +45,7 @@ class Logs:
             store,
             self._heads,
             now_ms,
-            store.light_put_bytes if tail_bytes is None else tail_bytes,
+            store.light_put_bytes if head_bytes is None else head_bytes,
             self._blame,
         )
 

@@ -59,7 +59,7 @@ class BatchPull:
         self._planner = _core.BatchPlanner(
             [
                 (rule.collection.name, rule.collection.storage_path, served, rule.examines,
-                 rule.collection.ttl_ms, deciding)
+                 rule.collection.ttl_ms, deciding, None)
                 for (rule, served), deciding in zip(rules, self._deciding, strict=True)
             ],
             config.max_collections_per_batch,

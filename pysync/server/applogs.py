@@ -92,7 +92,7 @@ class LogHandlers:
             return await streamed(request, self._pieces(tail, hidden, now_ms), headers)
         text = await tail.text()
         if hidden:
-            text = await _stripped(text, hidden)
+            text = await stripped(text, hidden)
         return Answer(200, self._pulled(tail, text, now_ms), headers)
 
     def _pulled(self, tail: Tail, text: bytes, now_ms: int) -> bytes:
@@ -106,7 +106,7 @@ class LogHandlers:
         comma = b""
         async for chunk in tail.chunks():
             if hidden:
-                yield before + comma + await _stripped(chunk.removeprefix(b","), hidden)
+                yield before + comma + await stripped(chunk.removeprefix(b","), hidden)
                 comma = b","
             else:
                 yield before + chunk if before else chunk
@@ -142,12 +142,17 @@ def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
         return Bounds()
     if is_full:
         raise FullWithBounds
-    oldest_ms = None if rules.max_checkpoint_age_ms is None else now_ms - rules.max_checkpoint_age_ms
-    if since is not None and oldest_ms is not None and since < oldest_ms:
-        raise CheckpointTooOld
+    check_age(since, rules, now_ms)
     if rules.max_pull_limit is not None:
         newest = rules.max_pull_limit if newest is None else min(newest, rules.max_pull_limit)
     return Bounds(since, newest)
+
+
+def check_age(since: int | None, rules: LogRules, now_ms: int) -> None:
+    """Raise CheckpointTooOld where `since` lies further back than `rules` allow."""
+    age_ms = rules.max_checkpoint_age_ms
+    if since is not None and age_ms is not None and since < now_ms - age_ms:
+        raise CheckpointTooOld
 
 
 def _bound(text: str | None, refused: Callable[[], BadRequest]) -> int | None:
@@ -162,7 +167,7 @@ def _invalid_limit() -> BadRequest:
     return InvalidLimit("Invalid limit")
 
 
-async def _stripped(elements: bytes, hidden: frozenset[str]) -> bytes:
+async def stripped(elements: bytes, hidden: frozenset[str]) -> bytes:
     """The elements without their hidden members, made beside the event loop where there are many."""
     if len(elements) > STRIP_IN_THREAD_ABOVE:
         return await asyncio.to_thread(fields.without_in_each, elements, hidden)

@@ -462,6 +462,22 @@ async def test_hidden_members_are_left_out_of_each_element(anyone: Browser, stor
     assert b'"pay":{"pay":2}' not in less.body
 
 
+async def test_hidden_members_of_what_starfish_wrote_are_left_out(
+    anyone: Browser, store: FaultyStore
+) -> None:
+    """Beside the elements too; what is no object has none."""
+    odd = [{"ts": 1, "data": ["pay"]}, {"ts": 2, "data": None}, {"ts": 3, "data": {"pay": 1, "n": 1}}]
+    data = {"pay": 1, "title": "T", "items": odd}
+    document = {"v": 1, "data": data, "ts": 3, "hash": "ab" * 32}
+    await store.put("cards/a", json.dumps(document).encode())
+    [entry] = await tails(anyone, "cards", {"last": 3})
+    visible = [*odd[:2], {"ts": 3, "data": {"n": 1}}]
+    assert entry["data"] == {"title": "T", "items": visible}
+    assert (await anyone.pull("cards/a?last=3")).json["data"] == entry["data"]
+    [whole] = await tails(editor(anyone), "cards", {"last": 3})
+    assert whole["data"] == data
+
+
 async def test_many_hidden_members_are_left_out_too(anyone: Browser, store: FaultyStore) -> None:
     held = [{"ts": n + 1, "data": {"pay": "p" * 900, "n": n}} for n in range(100)]
     await append(store, "cards", "cards/a", held)

@@ -93,16 +93,16 @@ class LogHandlers:
         text = await tail.text()
         if hidden:
             text = await stripped(text, hidden)
-        return Answer(200, self._pulled(tail, text, now_ms), headers)
+        return Answer(200, self._pulled(tail, text, now_ms, hidden), headers)
 
-    def _pulled(self, tail: Tail, text: bytes, now_ms: int) -> bytes:
+    def _pulled(self, tail: Tail, text: bytes, now_ms: int, hidden: frozenset[str] = frozenset()) -> bytes:
         """The answer with the elements of `tail`, whose text is `text`."""
-        before, after = self._around(tail, now_ms)
+        before, after = self._around(tail, now_ms, hidden)
         return b"".join((before, text, after))
 
     async def _pieces(self, tail: Tail, hidden: frozenset[str], now_ms: int) -> AsyncGenerator[bytes, None]:
         """The same, piece by piece."""
-        before, after = self._around(tail, now_ms)
+        before, after = self._around(tail, now_ms, hidden)
         comma = b""
         async for chunk in tail.chunks():
             if hidden:
@@ -113,9 +113,9 @@ class LogHandlers:
             before = b""
         yield before + after
 
-    def _around(self, tail: Tail, now_ms: int) -> tuple[bytes, bytes]:
+    def _around(self, tail: Tail, now_ms: int, hidden: frozenset[str]) -> tuple[bytes, bytes]:
         """What stands before and after the elements in an answer."""
-        before, after = tail.around(self._rules.field)
+        before, after = around(tail, self._rules.field, hidden)
         return b'{"data":' + before, b'%b,"hash":"%b","timestamp":%d}' % (after, tail.hash.encode(), now_ms)
 
 
@@ -165,6 +165,16 @@ def _bound(text: str | None, refused: Callable[[], BadRequest]) -> int | None:
 
 def _invalid_limit() -> BadRequest:
     return InvalidLimit("Invalid limit")
+
+
+def around(tail: Tail, field: str, hidden: frozenset[str]) -> tuple[bytes, bytes]:
+    """What stands before and after the elements in the text of `data`, without the hidden members that
+    Starfish kept beside them."""
+    before, after = tail.around(field)
+    if not hidden:
+        return before, after
+    visible = fields.without(before + after, hidden - {field})
+    return visible.removesuffix(after), after
 
 
 async def stripped(elements: bytes, hidden: frozenset[str]) -> bytes:

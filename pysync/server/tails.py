@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pysync.applog import Bounds, LogRules, Logs
 from pysync.errors import BadRequest, DocumentCorrupt, PullBoundRequired, StoreUnavailable
 from pysync.rule import Rule
-from pysync.server.applogs import check_age, stripped
+from pysync.server.applogs import around, check_age, stripped
 
 Told = tuple[str, bytes] | str
 """What became of the read of a log: its hash and the text of `data`, or the text of an error."""
@@ -41,7 +41,7 @@ class Tails:
             text = await tail.text()
             if hidden:
                 text = await stripped(text, hidden)
+            before, after = around(tail, rules.field, hidden)
         except (BadRequest, DocumentCorrupt, StoreUnavailable) as error:
             return error.text
-        before, after = tail.around(rules.field)
         return tail.hash, before + text + after

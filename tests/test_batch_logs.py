@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import aiohttp
 import pytest
@@ -51,6 +52,7 @@ SERVICE: dict[str, Any] = {
         log("mine", "mine/{identity}/{id}", "self"),
         log("chat", "spaces/{spaceId}/chat", "space:member", fields={"pay": {"readRoles": ["space:owner"]}}),
         log("cards", "cards/{id}", fields={"pay": {"readRoles": ["editor"]}}),
+        log("lists", "lists/{id}", fields={"items": {"readRoles": ["editor"]}}),
         log("rooms", "rooms/{room}", "cap:read:rooms"),
     ],
     "namespaces": {"acme": {"collections": [log("log", "acme/{id}")]}},
@@ -148,6 +150,80 @@ async def test_an_entry_holds_the_elements_within_its_bounds(
     hash_ = await append(store, "log", "log/a", ALL)
     [entry] = await tails(anyone, "log", bounds)
     assert entry == {"data": {"items": expected}, "hash": hash_, "timestamp": NOW_MS}
+
+
+IDS = [{"id": name} for name in ("a", "b", "gone", "a/b", "")]
+OWNED = [{"identity": who, "id": "a"} for who in (ME, SUBJECT.user_id)]
+SETS: dict[str, list[dict[str, str]]] = {
+    **dict.fromkeys(("log", "deep", "lines", "recent", "fleeting", "echo", "fading", "cards"), IDS),
+    "mine": OWNED,
+    "chat": [{"spaceId": name} for name in ("one", "two", "gone", "a.b")],
+    "rooms": [{"room": name} for name in ("lobby", "a/b")],
+}
+PULLED = [
+    {}, {"last": 0}, {"last": 3}, {"limit": 2, "last": 5}, {"since": 15}, {"since": 300},
+    {"since": 25, "last": 1}, {"since": OLDEST_MS}, {"since": OLDEST_MS + 1, "limit": 9},
+]  # fmt: skip
+
+
+async def fill(store: FaultyStore) -> None:
+    """Logs, whole and broken, of all that `SETS` names."""
+    paid = [{"ts": 10 * n, "data": {"n": n, "pay": n}} for n in range(1, 6)]
+    for name in ("log", "deep", "lines", "recent", "fleeting", "fading", "cards"):
+        if RULES[name].persist:
+            await append(store, name, f"{name}/a", paid, NOW_MS - 1000)
+        await store.put(f"{name}/b", b"no log")
+    await append(store, "mine", f"mine/{ME}/a", paid)
+    await append(store, "rooms", "rooms/lobby", paid)
+    await store.put("spaces/one/_access", stored({"v": 1, "owner": ME, "members": [SUBJECT.user_id]}))
+    await store.put("spaces/two/_access", stored({"v": 1, "owner": SUBJECT.user_id, "members": []}))
+    for space in ("one", "two"):
+        await append(store, "chat", f"spaces/{space}/chat", paid)
+
+
+async def single(browser: Browser, name: str, params: dict[str, str], bounds: dict[str, int]) -> bytes:
+    """The batch entry that a single pull amounts to."""
+    key = next(found["storagePath"] for found in SERVICE["collections"] if found["name"] == name)
+    for param, value in params.items():
+        key = key.replace(f"{{{param}}}", quote(value, safe=""))
+    wanted = urlencode({"checkpoint" if bound == "since" else bound: n for bound, n in bounds.items()})
+    pulled = await browser.pull(f"{key}?{wanted}" if wanted else key)
+    if pulled.status == 200:
+        return pulled.body
+    refusal = "Forbidden" if pulled.status == 401 else pulled.json["error"]
+    return json.dumps({"error": refusal}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("asking", ["nobody", "root", "editor"])
+@pytest.mark.parametrize("seed", range(4))
+async def test_an_entry_is_what_a_single_pull_answers(
+    start: Start, session: aiohttp.ClientSession, store: FaultyStore, asking: str, seed: int
+) -> None:
+    """The same bytes, where no log is longer than a checkpoint gives of it."""
+    await fill(store)
+    roomy = SERVICE | {"maxBatchAppendElements": 100_000}
+    anyone = Browser(await start(roomy, store=store, now_ms=lambda: NOW_MS), session)
+    browser = {"nobody": anyone, "root": root(anyone), "editor": editor(anyone)}[asking]
+    draw = random.Random(seed)
+    for _ in range(4):
+        names = draw.sample(list(SETS), draw.randint(1, 6))
+        params = {name: draw.choices(SETS[name], k=draw.randint(1, 6)) for name in names}
+        bounds = {name: draw.choices(PULLED, k=len(params[name])) for name in names}
+        answer = await batch(browser, *names, params=params, append=bounds)
+        expected = [
+            b'"%b":[%b]'
+            % (
+                name.encode(),
+                b",".join(
+                    [
+                        await single(browser, name, *one)
+                        for one in zip(params[name], bounds[name], strict=True)
+                    ]
+                ),
+            )
+            for name in names
+        ]
+        assert answer.body == b'{"collections":{%b}}' % b",".join(expected)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -476,6 +552,13 @@ async def test_hidden_members_of_what_starfish_wrote_are_left_out(
     assert (await anyone.pull("cards/a?last=3")).json["data"] == entry["data"]
     [whole] = await tails(editor(anyone), "cards", {"last": 3})
     assert whole["data"] == data
+
+
+async def test_the_member_that_holds_the_elements_is_not_hidden(anyone: Browser, store: FaultyStore) -> None:
+    """Permissions are for members of the elements' data, also where they have its name."""
+    await append(store, "lists", "lists/a", [{"ts": 1, "data": {"items": [1], "n": 1}}])
+    [entry] = await tails(anyone, "lists", {"last": 1})
+    assert entry["data"] == {"items": [{"ts": 1, "data": {"n": 1}}]}
 
 
 async def test_many_hidden_members_are_left_out_too(anyone: Browser, store: FaultyStore) -> None:

@@ -121,7 +121,7 @@ def measure() -> list[Row]:
     scope, document_key = core.Scope(paths, "me"), "notes/10ba682c8ad13513/settings"
     window, seen = core.ReplayWindow(), set[bytes]()
 
-    row: reference.BatchRow = ("notes", "notes/{id}", True, False, None, [])
+    row: reference.BatchRow = ("notes", "notes/{id}", True, False, None, [], None)
     query = "collections=notes&params=" + quote(
         json.dumps({"notes": [{"id": f"n{n}"} for n in range(BATCH)]}, separators=(",", ":")), safe=""
     )

@@ -291,13 +291,14 @@ class BatchPlanner:
 
     def __new__(
         cls,
-        rows: list[tuple[str, str, bool, bool, int | None, list[str]]],
+        rows: list[tuple[str, str, bool, bool, int | None, list[str], int | None]],
         max_reads: int,
         max_append_elements: int,
         deny_suffixes: list[str],
     ) -> BatchPlanner:
         """A row is a collection: its name; its storagePath; whether batches serve it; whether the caller's
-        scope counts; its `ttlMs`; and the parameters whose values, beside `{identity}`, decide who may read.
+        scope counts; its `ttlMs`; the parameters whose values, beside `{identity}`, decide who may read; and
+        None where it is no log, else how many elements a read returns at most (0: as many as it asks for).
 
         `max_reads` bounds the names of a batch as well as its reads.
         """
@@ -314,7 +315,7 @@ class BatchPlanner:
 
 @final
 class BatchPlan:
-    """What a batch pull asks for: entries in its order, each an error already or a read."""
+    """What a batch pull asks for: entries in its order, each an error already, a document or a log."""
 
     @property
     def collections(self) -> list[int]:
@@ -325,23 +326,35 @@ class BatchPlan:
         deciding parameters in the order of its storagePath."""
     @property
     def reads(self) -> list[tuple[str, int]]:
-        """Keys to read, each with the group that decides on it, no pair twice. A key is in two groups only
-        where two collections hold it."""
+        """Keys of documents to read, each with the group that decides on it, no pair twice. A key is in two
+        groups only where two collections hold it."""
+    @property
+    def tails(self) -> list[tuple[str, int, int | None, int | None, int | None]]:
+        """Logs to read, none twice: key, group, `since`, `newest` and `oldest`. Asked for are the elements
+        with a time above `since`, of those the `newest` or else the `oldest`; all three are None where the
+        request names no bound. The counts are within what a read may return."""
     def answer(
-        self, stored: list[bytes | str | None], now_ms: int, variant: bytes | None = None
+        self,
+        stored: list[bytes | str | None],
+        now_ms: int,
+        variant: bytes | None = None,
+        tails: list[tuple[str, bytes] | str] | None = None,
     ) -> BatchAnswer:
         """The answer, where `stored` says of each of `reads` what the store holds: bytes, None for nothing,
         or the text of an error. Bytes that are no document are `document_corrupt`, and a document that has
         outlived its `ttlMs` is missing. `variant` tells apart answers to callers who see different parts.
+        `tails` says of each of `self.tails` what became of it: the log's hash and the text of `data`, or the
+        text of an error; it may be left out where there are none.
 
-        Raises ValueError where `stored` has another length than `reads`.
+        Raises ValueError where `stored` has another length than `reads`, or `tails` than `self.tails`.
         """
 
 @final
 class BatchAnswer:
     @property
     def etag(self) -> str:
-        """16 hex digits of XXH3 over the names, keys, hashes and errors of the entries, and the variant."""
+        """16 hex digits of XXH3 over the names, keys, bounds, hashes and errors of the entries, and the
+        variant."""
     @property
     def failed(self) -> bool:
         """Whether any entry is an error."""

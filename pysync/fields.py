@@ -36,14 +36,15 @@ def without(data: bytes, names: frozenset[str]) -> bytes:
 
 
 def without_in_each(elements: bytes, names: frozenset[str]) -> bytes:
-    """Elements of a log (JSON objects, separated by commas), their `data` without the members `names`. Raises
-    DocumentCorrupt where they do not read."""
+    """Elements of a log (JSON objects, separated by commas), their `data` without the members `names`; data
+    that is no object stays as it is. Raises DocumentCorrupt where they do not read."""
     try:
         found = orjson.loads(b"[%b]" % elements)
     except ValueError as error:
         raise DocumentCorrupt from error
     for element in found:
-        element["data"] = {name: value for name, value in element["data"].items() if name not in names}
+        if isinstance(data := element["data"], dict):
+            element["data"] = {name: value for name, value in data.items() if name not in names}
     return orjson.dumps(found)[1:-1]
 
 

@@ -1,5 +1,6 @@
 //! Batch pulls (wire section 6): what a request asks for. `joined` is the way back.
 
+use crate::bounds::Bounds;
 use crate::canonical::canonicalize;
 use crate::error::CoreError;
 use crate::query::parameter;
@@ -12,8 +13,6 @@ use std::ops::Range;
 const MAX_VALUE_BYTES: usize = 255;
 const MAX_KEY_BYTES: usize = 1000;
 const RESERVED_SEGMENT: &str = "_pysync";
-/// What a read after a checkpoint counts for where it names no count.
-const UNBOUNDED_ELEMENTS: u64 = 1000;
 
 const MISSING_PARAMETER: &str = "Missing required path parameter";
 const INVALID_PARAMETER: &str = "Invalid path parameter";
@@ -31,6 +30,14 @@ pub struct Collection {
     ttl_ms: Option<u64>,
     /// Parameters whose values tell apart who may read.
     grouped_by: Vec<String>,
+    log: Option<Log>,
+}
+
+/// A collection of logs.
+#[derive(Clone, Copy)]
+pub struct Log {
+    /// How many elements a read returns at most; None: as many as are asked for.
+    pub max_elements: Option<u64>,
 }
 
 enum Segment {
@@ -45,6 +52,7 @@ impl Collection {
         scoped: bool,
         ttl_ms: Option<u64>,
         grouped_by: Vec<String>,
+        log: Option<Log>,
     ) -> Self {
         let segment = |text: &str| match text
             .strip_prefix('{')
@@ -59,6 +67,7 @@ impl Collection {
             scoped,
             ttl_ms,
             grouped_by,
+            log,
         }
     }
 }
@@ -100,11 +109,20 @@ pub struct Read {
     pub group: usize,
 }
 
+/// One log to read, and how much of it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Tail {
+    pub key: String,
+    pub group: usize,
+    pub bounds: Bounds,
+}
+
 /// One entry of the answer: an error already, or a read.
 #[derive(Clone, Copy)]
 pub enum Entry {
     Failed(&'static str),
     Read(usize),
+    Tail(usize),
 }
 
 /// What a request asks for, in its order.
@@ -119,6 +137,7 @@ pub struct Plan {
     pub reads: Vec<Read>,
     /// By read.
     pub ttls_ms: Vec<Option<u64>>,
+    pub tails: Vec<Tail>,
 }
 
 type ParamSet = Map<String, Value>;
@@ -157,27 +176,39 @@ impl Planner {
             return Err(CoreError::TooManyCollections);
         }
         let mut elements: u64 = 0;
+        let mut bounds: HashMap<&str, Vec<Option<Bounds>>> = HashMap::new();
         for name in &names {
-            if let Some(bounds) = append.get(name) {
-                if bounds.len() != sets_of(name).len() {
+            if let Some(named) = append.get(name) {
+                if named.len() != sets_of(name).len() {
                     return Err(CoreError::InvalidAppendParams);
                 }
-                for bound in bounds.iter().flatten() {
-                    let counted = elements_of(bound).ok_or(CoreError::InvalidAppendParams)?;
-                    elements = elements.saturating_add(counted);
-                }
+                let read = self
+                    .bounds(name, named)
+                    .ok_or(CoreError::InvalidAppendParams)?;
+                let counted = read.iter().flatten().map(Bounds::elements);
+                elements = counted.fold(elements, u64::saturating_add);
+                bounds.insert(name, read);
             }
         }
         if elements > self.limits.max_append_elements {
             return Err(CoreError::BatchAppendBudgetExceeded);
         }
         let mut draft = Draft::new(self, asker);
-        for name in names {
-            let bounds = append.get(&name);
-            let is_append = |at: usize| bounds.is_some_and(|bounds| bounds[at].is_some());
-            draft.add(&name, sets_of(&name), is_append)?;
+        for name in &names {
+            draft.add(name, sets_of(name), bounds.get(name.as_str()))?;
         }
         Ok(draft.plan)
+    }
+
+    /// The bounds of a collection's entries; None where one of them is not usable.
+    fn bounds(&self, name: &str, named: &[Option<ParamSet>]) -> Option<Vec<Option<Bounds>>> {
+        let row = self.by_name.get(name).map(|&at| &self.collections[at]);
+        let max_elements = row.and_then(|row| row.log?.max_elements);
+        let read = |one: &Option<ParamSet>| match one {
+            Some(one) => Bounds::read(one, max_elements).map(Some),
+            None => Some(None),
+        };
+        named.iter().map(read).collect()
     }
 
     fn is_denied(&self, text: &str) -> bool {
@@ -195,6 +226,7 @@ struct Draft<'a> {
     plan: Plan,
     group_index: HashMap<Group, usize>,
     read_index: HashMap<Read, usize>,
+    tail_index: HashMap<Tail, usize>,
 }
 
 impl<'a> Draft<'a> {
@@ -205,6 +237,7 @@ impl<'a> Draft<'a> {
             plan: Plan::default(),
             group_index: HashMap::new(),
             read_index: HashMap::new(),
+            tail_index: HashMap::new(),
         }
     }
 
@@ -212,7 +245,7 @@ impl<'a> Draft<'a> {
         &mut self,
         name: &str,
         sets: &[ParamSet],
-        is_append: impl Fn(usize) -> bool,
+        bounds: Option<&Vec<Option<Bounds>>>,
     ) -> Result<(), CoreError> {
         let start = self.plan.entries.len();
         let known = self.planner.by_name.get(name).copied();
@@ -223,10 +256,13 @@ impl<'a> Draft<'a> {
             }
             Some(collection) => {
                 self.plan.collections.push(collection);
+                let is_log = self.planner.collections[collection].log.is_some();
                 for (at, set) in sets.iter().enumerate() {
+                    let bounds = bounds.and_then(|bounds| bounds[at]);
                     let entry = match self.resolve(collection, set)? {
                         Err(text) => Entry::Failed(text),
-                        Ok(_) if is_append(at) => Entry::Failed(NOT_A_LOG),
+                        Ok((key, group)) if is_log => self.tail(key, group, bounds),
+                        Ok(_) if bounds.is_some() => Entry::Failed(NOT_A_LOG),
                         Ok((key, group)) => self.read(key, group),
                     };
                     self.plan.entries.push(entry);
@@ -288,24 +324,50 @@ impl<'a> Draft<'a> {
     }
 
     fn read(&mut self, key: String, group: Group) -> Entry {
-        let row = &self.planner.collections[group.collection];
-        if row.scoped && self.asker.scope.is_some_and(|scope| !scope.allows(&key)) {
+        let ttl_ms = self.planner.collections[group.collection].ttl_ms;
+        let Some(group) = self.admit(&key, group) else {
             return Entry::Failed(OUT_OF_SCOPE);
-        }
+        };
         let plan = &mut self.plan;
-        let group = *self.group_index.entry(group).or_insert_with_key(|group| {
-            plan.groups.push(group.clone());
-            plan.groups.len() - 1
-        });
         let at = *self
             .read_index
             .entry(Read { key, group })
             .or_insert_with_key(|read| {
                 plan.reads.push(read.clone());
-                plan.ttls_ms.push(row.ttl_ms);
+                plan.ttls_ms.push(ttl_ms);
                 plan.reads.len() - 1
             });
         Entry::Read(at)
+    }
+
+    fn tail(&mut self, key: String, group: Group, bounds: Option<Bounds>) -> Entry {
+        let Some(group) = self.admit(&key, group) else {
+            return Entry::Failed(OUT_OF_SCOPE);
+        };
+        let bounds = bounds.unwrap_or_default();
+        let plan = &mut self.plan;
+        let at = *self
+            .tail_index
+            .entry(Tail { key, group, bounds })
+            .or_insert_with_key(|tail| {
+                plan.tails.push(tail.clone());
+                plan.tails.len() - 1
+            });
+        Entry::Tail(at)
+    }
+
+    /// Where the group is among the plan's; None where the caller's scope does not cover the key.
+    fn admit(&mut self, key: &str, group: Group) -> Option<usize> {
+        let row = &self.planner.collections[group.collection];
+        if row.scoped && self.asker.scope.is_some_and(|scope| !scope.allows(key)) {
+            return None;
+        }
+        let plan = &mut self.plan;
+        let at = *self.group_index.entry(group).or_insert_with_key(|group| {
+            plan.groups.push(group.clone());
+            plan.groups.len() - 1
+        });
+        Some(at)
     }
 }
 
@@ -355,22 +417,4 @@ fn is_parameter(value: &str) -> bool {
         && value
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"._:@-".contains(&byte))
-}
-
-/// How many elements an append read counts for; None where its bounds are not usable.
-fn elements_of(bounds: &ParamSet) -> Option<u64> {
-    if bounds.contains_key("full") {
-        return None;
-    }
-    let bound = |name| {
-        bounds
-            .get(name)
-            .map_or(Some(None), |value| value.as_u64().map(Some))
-    };
-    let (since, last, limit) = (bound("since")?, bound("last")?, bound("limit")?);
-    Some(limit.or(last).unwrap_or(if since.is_some() {
-        UNBOUNDED_ELEMENTS
-    } else {
-        0
-    }))
 }

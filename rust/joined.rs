@@ -1,6 +1,6 @@
 //! The answer to a batch pull, joined from stored bytes (wire section 6).
 
-use crate::batch::{Entry, Plan};
+use crate::batch::{Entry, Plan, Tail};
 use crate::canonical::write_string;
 use crate::envelope::Document;
 use xxhash_rust::xxh3::Xxh3;
@@ -13,11 +13,20 @@ pub enum Stored<'a> {
     Failed(&'a str),
 }
 
-/// What became of a read.
+/// What became of the read of a document.
 pub enum Found {
     Missing,
     Document(Document),
     Failed(String),
+}
+
+/// What became of the read of a log: its hash, or the text of an error.
+pub type Told = Result<String, String>;
+
+/// What became of a plan's reads.
+pub struct Outcomes {
+    pub reads: Vec<Found>,
+    pub tails: Vec<Told>,
 }
 
 impl Found {
@@ -46,8 +55,8 @@ impl Plan {
             .collect()
     }
 
-    /// A number for what the entries are: names, keys, hashes, errors and `variant`.
-    pub fn version(&self, found: &[Found], variant: &[u8]) -> u64 {
+    /// A number for what the entries are: names, keys, bounds, hashes, errors and `variant`.
+    pub fn version(&self, outcomes: &Outcomes, variant: &[u8]) -> u64 {
         let mut state = Xxh3::new();
         let mut add = |mark: u8, text: &[u8]| {
             state.update(&[mark]);
@@ -61,10 +70,22 @@ impl Plan {
                     Entry::Failed(text) => add(0xFA, text.as_bytes()),
                     Entry::Read(at) => {
                         add(0xFB, self.reads[*at].key.as_bytes());
-                        match &found[*at] {
+                        match &outcomes.reads[*at] {
                             Found::Missing => add(0xFC, b""),
                             Found::Document(document) => add(0xFD, document.hash.as_bytes()),
                             Found::Failed(text) => add(0xFA, text.as_bytes()),
+                        }
+                    }
+                    Entry::Tail(at) => {
+                        let Tail { key, bounds, .. } = &self.tails[*at];
+                        add(0xFB, key.as_bytes());
+                        for bound in [bounds.since, bounds.newest, bounds.oldest] {
+                            let digits = bound.map(|bound| bound.to_string());
+                            add(0xFE, digits.unwrap_or_default().as_bytes());
+                        }
+                        match &outcomes.tails[*at] {
+                            Ok(hash) => add(0xFD, hash.as_bytes()),
+                            Err(text) => add(0xFA, text.as_bytes()),
                         }
                     }
                 }
@@ -74,15 +95,16 @@ impl Plan {
     }
 
     /// Whether any entry is an error.
-    pub fn failed(&self, found: &[Found]) -> bool {
+    pub fn failed(&self, outcomes: &Outcomes) -> bool {
         self.entries.iter().any(|entry| match entry {
             Entry::Failed(_) => true,
-            Entry::Read(at) => matches!(found[*at], Found::Failed(_)),
+            Entry::Read(at) => matches!(outcomes.reads[*at], Found::Failed(_)),
+            Entry::Tail(at) => outcomes.tails[*at].is_err(),
         })
     }
 
-    /// The answer's text, but for the `data` of documents.
-    pub fn frame(&self, found: &[Found], now_ms: u64) -> Frame {
+    /// The answer's text, but for the `data` of documents and logs.
+    pub fn frame(&self, outcomes: &Outcomes, now_ms: u64) -> Frame {
         let mut frame = Frame::default();
         frame.text.extend_from_slice(b"{\"collections\":{");
         for (at, (name, range)) in self.names.iter().enumerate() {
@@ -93,7 +115,8 @@ impl Plan {
                 frame.separate(at);
                 match entry {
                     Entry::Failed(text) => frame.error(text),
-                    Entry::Read(at) => frame.entry(*at, &found[*at], now_ms),
+                    Entry::Read(at) => frame.document(*at, &outcomes.reads[*at], now_ms),
+                    Entry::Tail(at) => frame.log(*at, &outcomes.tails[*at], now_ms),
                 }
             }
             frame.text.push(b']');
@@ -107,8 +130,15 @@ impl Plan {
 #[derive(Default)]
 pub struct Frame {
     text: Vec<u8>,
-    /// Where in `text`, and of which read.
-    gaps: Vec<(usize, usize)>,
+    /// Where in `text`, and whose.
+    gaps: Vec<(usize, Gap)>,
+}
+
+/// Whose `data` fills a gap.
+#[derive(Clone, Copy)]
+pub enum Gap {
+    Read(usize),
+    Tail(usize),
 }
 
 impl Frame {
@@ -124,32 +154,54 @@ impl Frame {
         self.text.push(b'}');
     }
 
-    fn entry(&mut self, at: usize, found: &Found, now_ms: u64) {
+    fn document(&mut self, at: usize, found: &Found, now_ms: u64) {
         match found {
             Found::Failed(text) => return self.error(text),
             Found::Missing => {
                 self.text
                     .extend_from_slice(b"{\"data\":{},\"hash\":\"\",\"timestamp\":");
-                let mut digits = itoa::Buffer::new();
-                self.text
-                    .extend_from_slice(digits.format(now_ms).as_bytes());
+                self.number(now_ms);
             }
             Found::Document(document) => {
-                self.text.extend_from_slice(b"{\"data\":");
-                self.gaps.push((self.text.len(), at));
+                self.data(Gap::Read(at));
                 document.write_answer_tail(&mut self.text, now_ms);
             }
         }
         self.text.push(b'}');
     }
 
-    /// The pieces of the whole text, the `data` of a read being what `data` says.
-    pub fn pieces<'a>(&'a self, data: impl Fn(usize) -> &'a [u8]) -> Vec<&'a [u8]> {
+    fn log(&mut self, at: usize, told: &Told, now_ms: u64) {
+        match told {
+            Err(text) => return self.error(text),
+            Ok(hash) => {
+                self.data(Gap::Tail(at));
+                self.text.extend_from_slice(b",\"hash\":");
+                write_string(&mut self.text, hash);
+                self.text.extend_from_slice(b",\"timestamp\":");
+                self.number(now_ms);
+            }
+        }
+        self.text.push(b'}');
+    }
+
+    fn data(&mut self, gap: Gap) {
+        self.text.extend_from_slice(b"{\"data\":");
+        self.gaps.push((self.text.len(), gap));
+    }
+
+    fn number(&mut self, number: u64) {
+        let mut digits = itoa::Buffer::new();
+        self.text
+            .extend_from_slice(digits.format(number).as_bytes());
+    }
+
+    /// The pieces of the whole text, what fills a gap being what `data` says.
+    pub fn pieces<'a>(&'a self, data: impl Fn(Gap) -> &'a [u8]) -> Vec<&'a [u8]> {
         let mut pieces = Vec::with_capacity(2 * self.gaps.len() + 1);
         let mut start = 0;
-        for &(end, read) in &self.gaps {
+        for &(end, gap) in &self.gaps {
             pieces.push(&self.text[start..end]);
-            pieces.push(data(read));
+            pieces.push(data(gap));
             start = end;
         }
         pieces.push(&self.text[start..]);

@@ -3,6 +3,7 @@
 
 pub mod applog;
 pub mod batch;
+pub mod bounds;
 pub mod canonical;
 pub mod envelope;
 pub mod error;

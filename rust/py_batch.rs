@@ -1,5 +1,6 @@
 //! Batch pulls as Python sees them.
 
+use crate::bounds::Bounds;
 use crate::py::_core::Scope;
 use crate::py::{join, over};
 use crate::{batch, joined};
@@ -7,8 +8,20 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-/// A collection as Python describes it: name, template, servable, scoped, ttl_ms, grouped_by.
-type Row = (String, String, bool, bool, Option<u64>, Vec<String>);
+/// A collection as Python describes it: name, template, servable, scoped, ttl_ms, grouped_by, and what a read
+/// of it returns at most where it is a log (0: as much as is asked for).
+type Row = (
+    String,
+    String,
+    bool,
+    bool,
+    Option<u64>,
+    Vec<String>,
+    Option<u64>,
+);
+
+/// A log to read as Python sees it: key, group, since, newest, oldest.
+type Tail<'a> = (&'a str, usize, Option<u64>, Option<u64>, Option<u64>);
 
 #[pyclass(frozen, module = "pysync._core")]
 pub struct BatchPlanner(batch::Planner);
@@ -22,8 +35,11 @@ impl BatchPlanner {
         max_append_elements: u64,
         deny_suffixes: Vec<String>,
     ) -> Self {
-        let collection = |(name, template, servable, scoped, ttl_ms, grouped_by): Row| {
-            let row = batch::Collection::new(&template, servable, scoped, ttl_ms, grouped_by);
+        let collection = |(name, template, servable, scoped, ttl_ms, grouped_by, most): Row| {
+            let log = most.map(|most| batch::Log {
+                max_elements: (most > 0).then_some(most),
+            });
+            let row = batch::Collection::new(&template, servable, scoped, ttl_ms, grouped_by, log);
             (name, row)
         };
         let limits = batch::Limits {
@@ -69,15 +85,31 @@ impl BatchPlan {
         reads.map(|read| (read.key.as_str(), read.group)).collect()
     }
 
-    #[pyo3(signature = (stored, now_ms, variant=None))]
+    #[getter]
+    fn tails(&self) -> Vec<Tail<'_>> {
+        let mut tails = Vec::with_capacity(self.0.tails.len());
+        for tail in &self.0.tails {
+            let Bounds {
+                since,
+                newest,
+                oldest,
+            } = tail.bounds;
+            tails.push((tail.key.as_str(), tail.group, since, newest, oldest));
+        }
+        tails
+    }
+
+    #[pyo3(signature = (stored, now_ms, variant=None, tails=None))]
     fn answer(
         slf: Bound<'_, Self>,
         stored: Vec<Bound<'_, PyAny>>,
         now_ms: u64,
         variant: Option<&[u8]>,
+        tails: Option<Vec<Told<'_>>>,
     ) -> PyResult<BatchAnswer> {
         let plan = &slf.get().0;
-        if stored.len() != plan.reads.len() {
+        let tails = tails.unwrap_or_default();
+        if stored.len() != plan.reads.len() || tails.len() != plan.tails.len() {
             return Err(PyValueError::new_err("one outcome for each read"));
         }
         let outcomes = stored.iter().map(outcome).collect::<PyResult<Vec<_>>>()?;
@@ -85,15 +117,34 @@ impl BatchPlan {
             joined::Stored::Bytes(bytes) => bytes.len(),
             _ => 0,
         });
-        let found = over(slf.py(), size.sum(), || plan.find(&outcomes, now_ms));
+        let reads = over(slf.py(), size.sum(), || plan.find(&outcomes, now_ms));
+        let (told, elements) = tails.into_iter().map(Told::parts).unzip();
+        let outcomes = joined::Outcomes { reads, tails: told };
         Ok(BatchAnswer {
-            version: plan.version(&found, variant.unwrap_or_default()),
-            failed: plan.failed(&found),
-            found,
+            version: plan.version(&outcomes, variant.unwrap_or_default()),
+            failed: plan.failed(&outcomes),
+            outcomes,
             now_ms,
             plan: slf.clone().unbind(),
             stored: stored.into_iter().map(Bound::unbind).collect(),
+            elements,
         })
+    }
+}
+
+/// What became of the read of a log: its hash and the text of `data`, or the text of an error.
+#[derive(FromPyObject)]
+enum Told<'py> {
+    Tail(String, Bound<'py, PyBytes>),
+    Failed(String),
+}
+
+impl Told<'_> {
+    fn parts(self) -> (joined::Told, Option<Py<PyBytes>>) {
+        match self {
+            Self::Tail(hash, data) => (Ok(hash), Some(data.unbind())),
+            Self::Failed(text) => (Err(text), None),
+        }
     }
 }
 
@@ -111,7 +162,9 @@ fn outcome<'a>(stored: &'a Bound<'_, PyAny>) -> PyResult<joined::Stored<'a>> {
 pub struct BatchAnswer {
     plan: Py<BatchPlan>,
     stored: Vec<Py<PyAny>>,
-    found: Vec<joined::Found>,
+    /// The text of `data` by tail.
+    elements: Vec<Option<Py<PyBytes>>>,
+    outcomes: joined::Outcomes,
     now_ms: u64,
     version: u64,
     #[pyo3(get)]
@@ -126,16 +179,21 @@ impl BatchAnswer {
     }
 
     fn body<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let frame = self.plan.get().0.frame(&self.found, self.now_ms);
-        let data = |read: usize| {
-            let stored = self.stored[read].bind(py).cast::<PyBytes>();
-            match (stored, &self.found[read]) {
+        let frame = self.plan.get().0.frame(&self.outcomes, self.now_ms);
+        let read = |at: usize| {
+            let stored = self.stored[at].bind(py).cast::<PyBytes>();
+            match (stored, &self.outcomes.reads[at]) {
                 (Ok(stored), joined::Found::Document(document)) => {
-                    &stored.as_bytes()[document.data.clone()]
+                    Some(&stored.as_bytes()[document.data.clone()])
                 }
-                _ => b"{}",
+                _ => None,
             }
         };
-        join(py, &frame.pieces(data))
+        let tail = |at: usize| Some(self.elements[at].as_ref()?.as_bytes(py));
+        let data = |gap| match gap {
+            joined::Gap::Read(at) => read(at),
+            joined::Gap::Tail(at) => tail(at),
+        };
+        join(py, &frame.pieces(|gap| data(gap).unwrap_or(b"{}")))
     }
 }

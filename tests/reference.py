@@ -255,13 +255,16 @@ def scope_allows(paths: list[str], identity: str, key: str) -> bool:
     )
 
 
-BatchRow = tuple[str, str, bool, bool, int | None, list[str]]
+Bounds = tuple[int | None, int | None, int | None]
+"""`since`, `newest` and `oldest` of a log's elements."""
+BatchRow = tuple[str, str, bool, bool, int | None, list[str], int | None]
 
 
 def batch_entries(
     rows: list[BatchRow], limits: tuple[int, int, list[str]], query: str, identity: str, paths: list[str]
 ) -> dict[str, list[tuple[str, str]]]:
-    """What a batch pull asks for: by name, in order, `("read", key)` or `("error", text)`."""
+    """What a batch pull asks for: by name, in order, `("read", key)`, `("tail", "<key> <since> <newest>
+    <oldest>")` or `("error", text)`."""
     max_reads, max_elements, suffixes = limits
     given: dict[str, str] = {}
     for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
@@ -276,11 +279,18 @@ def batch_entries(
     sets = {name: params.get(name) or [{}] for name in names}
     if len(names) > max_reads or sum(map(len, sets.values())) > max_reads:
         raise TooManyCollections
+    maxima = {row[0]: row[6] for row in rows}
     elements = 0
+    bounds: dict[str, list[Bounds | None]] = {}
     for name in names:
-        if name in append and len(append[name]) != len(sets[name]):
+        if name not in append:
+            continue
+        if len(append[name]) != len(sets[name]):
             raise InvalidAppendParams
-        elements += sum(_elements(bounds) for bounds in append.get(name, ()) if bounds is not None)
+        bounds[name] = [
+            None if named is None else _bounds(named, maxima.get(name) or None) for named in append[name]
+        ]
+        elements += sum(newest or oldest or 0 for _, newest, oldest in filter(None, bounds[name]))
     if elements > max_elements:
         raise BatchAppendBudgetExceeded
     by_name = {row[0]: row for row in rows if row[2]}
@@ -290,12 +300,16 @@ def batch_entries(
         for at, params_of_one in enumerate(sets[name]):
             entry = ("error", "Collection not found")
             if name in by_name:
-                _, template, _, scoped, _, _ = by_name[name]
+                _, template, _, scoped, _, _, most = by_name[name]
                 entry = _batch_entry(template, params_of_one, identity, suffixes)
-                if entry[0] == "read" and name in append and append[name][at] is not None:
+                asked = bounds[name][at] if name in bounds else None
+                if entry[0] == "read" and most is None and asked is not None:
                     entry = ("error", "append_params_not_supported")
                 elif entry[0] == "read" and scoped and not scope_allows(paths, identity, entry[1]):
                     entry = ("error", "Forbidden")
+                elif entry[0] == "read" and most is not None:
+                    since, newest, oldest = asked or (None, None, None)
+                    entry = ("tail", f"{entry[1]} {since} {newest} {oldest}")
             found[name].append(entry)
     return found
 
@@ -316,13 +330,16 @@ def _listed(text: str | None, kinds: tuple[type, ...], refusal: type[Exception])
     return checked
 
 
-def _elements(bounds: dict[str, Any]) -> int:
-    counts = [bounds[name] for name in ("since", "last", "limit") if name in bounds]
-    if "full" in bounds or any(type(count) is not int or count < 0 for count in counts):
+def _bounds(named: dict[str, Any], most: int | None) -> Bounds:
+    counts = [named[name] for name in ("since", "last", "limit") if name in named]
+    if "full" in named or any(type(count) is not int or not 0 <= count < 2**64 for count in counts):
         raise InvalidAppendParams
-    by_default = 1000 if "since" in bounds else 0
-    elements: int = bounds.get("limit", bounds.get("last", by_default))
-    return elements
+    since, newest = named.get("since"), named.get("limit", named.get("last"))
+    if since is not None:
+        since = min(since, 2**63 - 1)
+    if newest is None:
+        return since, None, None if since is None else most or 1000
+    return since, newest if most is None else min(newest, most), None
 
 
 def _batch_entry(

@@ -287,7 +287,7 @@ async def test_namespaces_keep_to_themselves(anyone: Browser) -> None:
 
 
 async def test_what_a_batch_does_not_serve_is_not_found_once_per_set(anyone: Browser) -> None:
-    names = ("gone", "dropbox", "files", "log", "part")
+    names = ("gone", "dropbox", "files", "part")
     answer = await batch(anyone, *names, params={name: [{"id": "a"}, {}] for name in names})
     assert answer.json["collections"] == {name: [{"error": "Collection not found"}] * 2 for name in names}
 

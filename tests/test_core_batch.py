@@ -10,13 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pysync._core as core
-from pysync.errors import BatchKeyDenied, DocumentCorrupt, InvalidParams, MissingCollections, PysyncError
+from pysync.errors import (
+    BatchAppendBudgetExceeded,
+    BatchKeyDenied,
+    DocumentCorrupt,
+    InvalidParams,
+    MissingCollections,
+    PysyncError,
+)
 
 ROWS: list[reference.BatchRow] = [
-    ("notes", "notes/{id}", True, False, None, []),
-    ("mine", "users/{identity}/{id}", True, True, None, []),
-    ("rooms", "{room}/x/{id}", True, True, 1000, ["room"]),
-    ("log", "log/{id}", False, True, None, []),
+    ("notes", "notes/{id}", True, False, None, [], None),
+    ("mine", "users/{identity}/{id}", True, True, None, [], None),
+    ("rooms", "{room}/x/{id}", True, True, 1000, ["room"], None),
+    ("files", "files/{id}", False, True, None, [], None),
+    ("log", "log/{id}", True, True, None, [], 0),
+    ("short", "users/{identity}/log/{id}", True, True, 1000, [], 7),
 ]
 LIMITS = (5, 2000, ["_keyring", "_members"])
 PLANNER = core.BatchPlanner(ROWS, *LIMITS)
@@ -26,11 +35,11 @@ values = st.sampled_from(
      7, -1, 2**63, 2**64, 1.5, -0.0, 1e21, True, None, ["a"]]
 )  # fmt: skip
 param_sets = st.dictionaries(st.sampled_from(["id", "identity", "room", "other"]), values, max_size=3)
-names = st.sampled_from(["notes", "mine", "rooms", "log", "gone", "", "a_members"])
+names = st.sampled_from(["notes", "mine", "rooms", "files", "log", "short", "gone", "", "a_members"])
 bounds = st.none() | st.dictionaries(
     st.sampled_from(["since", "last", "limit", "full", "field"]),
-    st.sampled_from([0, 3, 900, 1000, -1, 1.5, "1"]),
-    max_size=2,
+    st.sampled_from([0, 3, 7, 8, 900, 1000, 2**63, 2**64 - 1, 2**64, -1, 1.5, "1"]),
+    max_size=3,
 )
 
 
@@ -39,16 +48,21 @@ def asked(collections: str, **members: object) -> str:
 
 
 def entries(query: str, identity: str, paths: list[str]) -> dict[str, list[tuple[str, str]]]:
-    """What the core plans, told by answering each read with its own key."""
+    """What the core plans, told by answering each read with its own key and bounds."""
     plan = PLANNER.plan(query.encode(), identity, core.Scope(paths, identity))
-    body = plan.answer([f"read:{key}" for key, _ in plan.reads], 0).body()
-    found = {}
-    for name, answers in json.loads(body)["collections"].items():
-        texts = [entry["error"] for entry in answers]
-        found[name] = [
-            ("read", text[len("read:") :]) if text.startswith("read:") else ("error", text) for text in texts
-        ]
-    return found
+    tails: list[tuple[str, bytes] | str] = [
+        f"tail:{key} {since} {newest} {oldest}" for key, _, since, newest, oldest in plan.tails
+    ]
+    body = plan.answer([f"read:{key}" for key, _ in plan.reads], 0, tails=tails).body()
+
+    def told(text: str) -> tuple[str, str]:
+        kind, colon, rest = text.partition(":")
+        return (kind, rest) if colon else ("error", text)
+
+    return {
+        name: [told(entry["error"]) for entry in answers]
+        for name, answers in json.loads(body)["collections"].items()
+    }
 
 
 def outcome(plan: Any, *args: Any) -> object:
@@ -62,7 +76,7 @@ def outcome(plan: Any, *args: Any) -> object:
 @given(
     st.lists(names, max_size=4).map(",".join),
     st.dictionaries(names, st.lists(param_sets, max_size=3), max_size=3),
-    st.dictionaries(names, st.lists(bounds, max_size=2), max_size=1),
+    st.dictionaries(names, st.lists(bounds, max_size=2), max_size=2),
     st.sampled_from(["", "ab"]),
     st.sampled_from([[], ["users/ab/**"], ["**", "!b.c/**"]]),
 )
@@ -122,7 +136,7 @@ def test_entries_are_grouped_by_what_decides_on_them() -> None:
     mine = [{"identity": "x", "id": "1"}, {"id": "2"}, {"identity": "x", "id": "3"}]
     rooms = [{"room": "r", "id": "1"}, {"room": "s", "id": "1"}]
     planner = core.BatchPlanner(ROWS, 7, 0, [])
-    plan = planner.plan(asked("rooms,mine,gone,log", params={"mine": mine, "rooms": rooms}).encode(), "me")
+    plan = planner.plan(asked("rooms,mine,gone,files", params={"mine": mine, "rooms": rooms}).encode(), "me")
     assert plan.collections == [2, 1]
     assert plan.groups == [(2, None, ["r"]), (2, None, ["s"]), (1, "x", []), (1, "me", [])]
     assert [group for _, group in plan.reads] == [0, 1, 2, 3, 2]
@@ -195,8 +209,96 @@ def test_the_etag_tells_keys_and_variants_apart() -> None:
     assert plans[0].answer([None], 0).etag == plans[0].answer([None], 7, b"").etag
 
 
+def tailing(bounds: list[object], ids: list[str] | None = None) -> str:
+    """A query for the log `a`, or those of `ids`, once for each of `bounds`."""
+    sets = [{"id": name} for name in ids or ["a"] * len(bounds)]
+    return asked("log", params={"log": sets}, appendParams={"log": bounds})
+
+
+def test_a_log_is_read_once_for_each_of_its_bounds() -> None:
+    named = [{"last": 3}, {"since": 5}, {"limit": 3, "last": 9}, {"since": 5, "last": 3}, {"last": 3, "x": 1}]
+    plan = core.BatchPlanner(ROWS, 9, 5000, []).plan(tailing([*named]).encode(), "")
+    assert plan.reads == []
+    assert plan.tails == [("log/a", 0, None, 3, None), ("log/a", 0, 5, None, 1000), ("log/a", 0, 5, 3, None)]
+    tails: list[tuple[str, bytes] | str] = [
+        ("h", b'{"items":[1]}'),
+        "store_unavailable",
+        ('"', b'{"items":[]}'),
+    ]
+    answer = plan.answer([], 7, tails=tails)
+    first = b'{"data":{"items":[1]},"hash":"h","timestamp":7}'
+    failed = b'{"error":"store_unavailable"}'
+    third = b'{"data":{"items":[]},"hash":"\\"","timestamp":7}'
+    entries = (first, failed, first, third, first)
+    assert answer.body() == b'{"collections":{"log":[%b]}}' % b",".join(entries)
+    assert answer.failed
+    assert not plan.answer([], 7, tails=[tails[0]] * 3).failed
+
+
+def test_logs_and_documents_are_answered_side_by_side() -> None:
+    query = asked(
+        "log,notes,short",
+        params={"log": [{"id": "a"}], "notes": [{"id": "a"}], "short": [{"id": "b"}]},
+        appendParams={"log": [{"last": 1}], "short": [{"since": 0}]},
+    )
+    plan = PLANNER.plan(query.encode(), "me")
+    assert plan.reads == [("notes/a", 1)]
+    assert plan.tails == [("log/a", 0, None, 1, None), ("users/me/log/b", 2, 0, None, 7)]
+    assert plan.groups == [(4, None, []), (0, None, []), (5, "me", [])]
+    body = plan.answer(["gone"], 7, None, [("h", b"{}"), "lost"]).body()
+    assert json.loads(body)["collections"] == {
+        "log": [{"data": {}, "hash": "h", "timestamp": 7}],
+        "notes": [{"error": "gone"}],
+        "short": [{"error": "lost"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds", "budget"),
+    [
+        ("log", [{"last": 1}, {"limit": 2, "last": 9}, {"since": 3, "last": 4}, {"since": 3, "limit": 0}], 7),
+        ("log", [{"since": 0}, {"since": 9}], 2000),
+        ("log", [{}, None, {"last": 0}], 0),
+        ("short", [{"last": 900}, {"limit": 3}, {"since": 0}], 17),
+        ("notes", [{"last": 900}, {"since": 3}], 1900),
+        ("gone", [{"last": 900}, {"since": 3}], 1900),
+    ],
+)
+def test_bounds_count_what_they_may_return(name: str, bounds: list[object], budget: int) -> None:
+    sets = [{"id": f"{n}"} for n in range(len(bounds))]
+    query = asked(name, params={name: sets}, appendParams={name: bounds}).encode()
+    core.BatchPlanner(ROWS, 9, budget, []).plan(query, "me")
+    if budget:
+        with pytest.raises(BatchAppendBudgetExceeded):
+            core.BatchPlanner(ROWS, 9, budget - 1, []).plan(query, "me")
+
+
+def test_the_etag_tells_logs_bounds_and_hashes_apart() -> None:
+    def etag(bounds: object, told: tuple[str, bytes] | str, log: str = "a") -> str:
+        return PLANNER.plan(tailing([bounds], [log]).encode(), "").answer([], 0, tails=[told]).etag
+
+    empty, tail = ("", b""), ("h", b"1")
+    distinct = [
+        etag({"last": 1}, tail),
+        etag({"last": 2}, tail),
+        etag({"since": 1}, tail),
+        etag({"since": 1, "last": 1}, tail),
+        etag({"last": 1}, ("i", b"1")),
+        etag({"last": 1}, empty),
+        etag({"last": 1}, "h"),
+        etag({"last": 1}, tail, "b"),
+    ]
+    assert len(set(distinct)) == len(distinct)
+    assert etag({"last": 1}, tail) == etag({"limit": 1}, ("h", b"2"))
+
+
 def test_each_read_has_one_outcome() -> None:
     plan = PLANNER.plan(asked("notes", params={"notes": [{"id": "a"}]}).encode(), "")
     for count in (0, 2):
         with pytest.raises(ValueError, match="one outcome"):
             plan.answer([None] * count, 0)
+    log = PLANNER.plan(tailing([{"last": 1}]).encode(), "")
+    wrong: list[list[tuple[str, bytes] | str] | None] = [None, [], ["a", "b"]]
+    for tails in wrong:
+        with pytest.raises(ValueError, match="one outcome"):
+            log.answer([], 0, None, tails)

@@ -92,30 +92,30 @@ class LogHandlers:
             return await streamed(request, self._pieces(tail, hidden, now_ms), headers)
         text = await tail.text()
         if hidden:
-            text = await _stripped(text, hidden)
-        return Answer(200, self._pulled(tail, text, now_ms), headers)
+            text = await stripped(text, hidden)
+        return Answer(200, self._pulled(tail, text, now_ms, hidden), headers)
 
-    def _pulled(self, tail: Tail, text: bytes, now_ms: int) -> bytes:
+    def _pulled(self, tail: Tail, text: bytes, now_ms: int, hidden: frozenset[str] = frozenset()) -> bytes:
         """The answer with the elements of `tail`, whose text is `text`."""
-        before, after = self._around(tail, now_ms)
+        before, after = self._around(tail, now_ms, hidden)
         return b"".join((before, text, after))
 
     async def _pieces(self, tail: Tail, hidden: frozenset[str], now_ms: int) -> AsyncGenerator[bytes, None]:
         """The same, piece by piece."""
-        before, after = self._around(tail, now_ms)
+        before, after = self._around(tail, now_ms, hidden)
         comma = b""
         async for chunk in tail.chunks():
             if hidden:
-                yield before + comma + await _stripped(chunk.removeprefix(b","), hidden)
+                yield before + comma + await stripped(chunk.removeprefix(b","), hidden)
                 comma = b","
             else:
                 yield before + chunk if before else chunk
             before = b""
         yield before + after
 
-    def _around(self, tail: Tail, now_ms: int) -> tuple[bytes, bytes]:
+    def _around(self, tail: Tail, now_ms: int, hidden: frozenset[str]) -> tuple[bytes, bytes]:
         """What stands before and after the elements in an answer."""
-        before, after = tail.around(self._rules.field)
+        before, after = around(tail, self._rules.field, hidden)
         return b'{"data":' + before, b'%b,"hash":"%b","timestamp":%d}' % (after, tail.hash.encode(), now_ms)
 
 
@@ -142,12 +142,17 @@ def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
         return Bounds()
     if is_full:
         raise FullWithBounds
-    oldest_ms = None if rules.max_checkpoint_age_ms is None else now_ms - rules.max_checkpoint_age_ms
-    if since is not None and oldest_ms is not None and since < oldest_ms:
-        raise CheckpointTooOld
+    check_age(since, rules, now_ms)
     if rules.max_pull_limit is not None:
         newest = rules.max_pull_limit if newest is None else min(newest, rules.max_pull_limit)
     return Bounds(since, newest)
+
+
+def check_age(since: int | None, rules: LogRules, now_ms: int) -> None:
+    """Raise CheckpointTooOld where `since` lies further back than `rules` allow."""
+    age_ms = rules.max_checkpoint_age_ms
+    if since is not None and age_ms is not None and since < now_ms - age_ms:
+        raise CheckpointTooOld
 
 
 def _bound(text: str | None, refused: Callable[[], BadRequest]) -> int | None:
@@ -162,7 +167,17 @@ def _invalid_limit() -> BadRequest:
     return InvalidLimit("Invalid limit")
 
 
-async def _stripped(elements: bytes, hidden: frozenset[str]) -> bytes:
+def around(tail: Tail, field: str, hidden: frozenset[str]) -> tuple[bytes, bytes]:
+    """What stands before and after the elements in the text of `data`, without the hidden members that
+    Starfish kept beside them."""
+    before, after = tail.around(field)
+    if not hidden:
+        return before, after
+    visible = fields.without(before + after, hidden - {field})
+    return visible.removesuffix(after), after
+
+
+async def stripped(elements: bytes, hidden: frozenset[str]) -> bytes:
     """The elements without their hidden members, made beside the event loop where there are many."""
     if len(elements) > STRIP_IN_THREAD_ABOVE:
         return await asyncio.to_thread(fields.without_in_each, elements, hidden)

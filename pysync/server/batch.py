@@ -1,15 +1,17 @@
-"""`GET {ns}/batch/pull`: many documents of one namespace in one answer (wire section 6)."""
+"""`GET {ns}/batch/pull`: many documents and logs of one namespace in one answer (wire section 6)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import orjson
 from aiohttp import web
 
 from pysync import _core, fields, wire
-from pysync.batch import MAX_READS_AT_ONCE, Outcome, read_each
+from pysync.applog import Bounds, Logs
+from pysync.batch import MAX_READS_AT_ONCE, Outcome, Read, read_each
 from pysync.config import Config
 from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden
 from pysync.model import Caller
@@ -17,6 +19,7 @@ from pysync.rule import Rule
 from pysync.server.answer import Answer, version_matches
 from pysync.server.callers import Callers
 from pysync.server.routes import Match
+from pysync.server.tails import Tails, Told, max_elements
 from pysync.spaces import Spaces, with_roles
 from pysync.store import Store
 
@@ -31,6 +34,9 @@ class _Verdict(NamedTuple):
     hidden: frozenset[str] = frozenset()
 
 
+_Tail = tuple[str, int, int | None, int | None, int | None]
+"""A log to read, as a plan tells it: key, group, and the bounds."""
+
 _ADMITTED = _Verdict(None)
 _FORBIDDEN = _Verdict(Forbidden.text)
 
@@ -44,6 +50,7 @@ class BatchPull:
         config: Config,
         rules: Sequence[tuple[Rule, bool]],
         store: Store,
+        logs: Logs,
         callers: Callers,
         spaces: Spaces,
         now_ms: Callable[[], int],
@@ -51,6 +58,7 @@ class BatchPull:
     ) -> None:
         self._rules = [rule for rule, _ in rules]
         self._store = store
+        self._tails = Tails(logs, self._rules)
         self._callers = callers
         self._spaces = spaces
         self._now_ms = now_ms
@@ -59,7 +67,7 @@ class BatchPull:
         self._planner = _core.BatchPlanner(
             [
                 (rule.collection.name, rule.collection.storage_path, served, rule.examines,
-                 rule.collection.ttl_ms, deciding)
+                 rule.collection.ttl_ms, deciding, max_elements(rule))
                 for (rule, served), deciding in zip(rules, self._deciding, strict=True)
             ],
             config.max_collections_per_batch,
@@ -80,7 +88,8 @@ class BatchPull:
         caller = replace(caller, scope=None)  # the plan saw to it
         known = await self._read_access(plan, caller)
         verdicts = [self._decide(group, caller, known) for group in plan.groups]
-        answer = await self._read(plan, verdicts, known)
+        tails = plan.tails if any(rule.collection.append_only is not None for rule in named) else []
+        answer = await self._read(plan, tails, verdicts, known)
         version = answer.etag
         headers = f'{_cache_lines(named, caller, answer)}ETag: W/"{version}"\r\n'
         if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
@@ -128,21 +137,23 @@ class BatchPull:
         return _Verdict(None, hidden) if hidden else _ADMITTED
 
     async def _read(
-        self, plan: _core.BatchPlan, verdicts: list[_Verdict], known: dict[str, Outcome]
+        self, plan: _core.BatchPlan, tails: list[_Tail], verdicts: list[_Verdict], known: dict[str, Outcome]
     ) -> _core.BatchAnswer:
         """The answer, `known` being read already. Refused entries cost no read."""
         reads = plan.reads
-        foreign = self._foreign(plan, reads)
+        foreign = self._foreign(plan, reads + [tail[:2] for tail in tails] if tails else reads)
         wanted = {
             key
             for key, group in reads
             if verdicts[group].refusal is None and key not in known and (key, group) not in foreign
         }
-        found = await read_each(self._store, wanted, at_once=self._reads_at_once)
+        told: list[Told] = []
+        beside = self._tail_reads(plan, tails, verdicts, foreign, told) if tails else []
+        found = await read_each(self._store, wanted, beside, at_once=self._reads_at_once)
         if known:
             found |= known
         if not foreign and all(verdict is _ADMITTED for verdict in verdicts):
-            return plan.answer([found[key] for key, _ in reads], self._now_ms())
+            return plan.answer([found[key] for key, _ in reads], self._now_ms(), None, told)
 
         def visible() -> list[Outcome]:
             return [
@@ -153,7 +164,31 @@ class BatchPull:
         size = sum(len(body) for body in found.values() if isinstance(body, bytes))
         stored = await asyncio.to_thread(visible) if size > IN_THREAD_ABOVE else visible()
         hidden = [sorted(verdict.hidden) for verdict in verdicts]
-        return plan.answer(stored, self._now_ms(), orjson.dumps(hidden))
+        return plan.answer(stored, self._now_ms(), orjson.dumps(hidden), told)
+
+    def _tail_reads(
+        self,
+        plan: _core.BatchPlan,
+        tails: list[_Tail],
+        verdicts: list[_Verdict],
+        foreign: frozenset[tuple[str, int]],
+        told: list[Told],
+    ) -> list[Read]:
+        """The reads after which `told` says what became of each of `tails`."""
+
+        async def read(at: int, row: int, key: str, bounds: Bounds, hidden: frozenset[str]) -> None:
+            told[at] = await self._tails.read(row, key, bounds, hidden)
+
+        rows = [row for row, _, _ in plan.groups]
+        reads: list[Read] = []
+        for key, group, *bounds in tails:
+            refusal, hidden = verdicts[group]
+            if (key, group) in foreign:
+                refusal = Forbidden.text
+            if refusal is None:
+                reads.append(partial(read, len(told), rows[group], key, Bounds(*bounds), hidden))
+            told.append(refusal or "")
+        return reads
 
     def _foreign(self, plan: _core.BatchPlan, reads: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
         """The reads whose key is another collection's: a single pull of it would ask for that one's roles."""

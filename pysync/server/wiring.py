@@ -135,15 +135,15 @@ class Wiring:
         config = self.config
         collections = config.collections if namespace is None else config.namespaces[namespace].collections
         batched = {
-            id(found)
-            for found in served(config, collections)
-            if not (found.bundle or found.push_only or found.append_only)
+            id(found) for found in served(config, collections) if not (found.bundle or found.push_only)
         }
         rules = [
             (Rule.of(config, namespace, collection, "pull"), id(collection) in batched)
             for collection in collections
         ]
-        batch = BatchPull(config, rules, self.store, self.callers, self.spaces, self.documents.now_ms)
+        batch = BatchPull(
+            config, rules, self.store, self.logs, self.callers, self.spaces, self.documents.now_ms
+        )
         for prefix in _prefixes(config, namespace):
             template = segments(f"{prefix}/batch/pull")
             alias = prefix != _prefix(config, namespace)

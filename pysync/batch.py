@@ -4,10 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator
 
 from pysync.errors import StoreUnavailable
-from pysync.store import NotModified, Store
-
-MAX_READS_AT_ONCE = 64
-"""Reads of one batch that wait for the store together: 100 entries at 20 ms each take two rounds."""
+from pysync.store import READS_AT_ONCE, NotModified, Store
 
 Read = Callable[[], Awaitable[None]]
 """A read that keeps what it finds, and its own failure, to itself."""
@@ -21,7 +18,7 @@ async def read_each(
     keys: Collection[str],
     beside: Collection[Read] = (),
     *,
-    at_once: int = MAX_READS_AT_ONCE,
+    at_once: int = READS_AT_ONCE,
 ) -> dict[str, Outcome]:
     """What is stored at each of `keys`, which are distinct; the reads `beside` are made with them. A failing
     read fails alone.

@@ -13,9 +13,9 @@ from test_batch import batch, collection, entries, stored
 
 from pysync import _core, config, minting
 from pysync.applog import LogRules, Logs
-from pysync.batch import MAX_READS_AT_ONCE
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.store import READS_AT_ONCE
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -77,7 +77,7 @@ async def append(
     store: FaultyStore, name: str, key: str, elements: list[dict[str, Any]], now_ms: int = NOW_MS
 ) -> str:
     """Append them, and return the hash of the log then."""
-    logs = Logs(store, MemoryCoordinator(), lambda: now_ms, tail_bytes=200)
+    logs = Logs(store, MemoryCoordinator(), lambda: now_ms, head_bytes=200)
     hash_ = ""
     for one in elements:
         written = await logs.append(key, _core.decode_append(json.dumps(one).encode()), RULES[name])
@@ -621,14 +621,14 @@ async def test_logs_wait_for_the_store_with_documents(anyone: Browser, store: Fa
             append={"log": [{"last": 1}] * len(ids)},
         )
     )
-    for event in arrived[:MAX_READS_AT_ONCE]:
+    for event in arrived[:READS_AT_ONCE]:
         await event.wait()
-    assert store.most_reads_at_once == MAX_READS_AT_ONCE
+    assert store.most_reads_at_once == READS_AT_ONCE
     release.set()
     answer = await asking
     assert len(entries(answer, "notes")) == len(entries(answer, "log")) == 40
     assert store.calls["get"] == 80
-    assert store.most_reads_at_once == MAX_READS_AT_ONCE
+    assert store.most_reads_at_once == READS_AT_ONCE
 
 
 async def test_each_named_log_counts_once(start: Start, session: aiohttp.ClientSession) -> None:

@@ -53,7 +53,8 @@ class Waiting:
 
 
 class Commits:
-    """The appends to all logs of a store. `head_bytes` is how large a head may be before its tail is sealed."""
+    """The appends to all logs of a store. `head_bytes` is how large a head may get before its tail is
+    sealed."""
 
     def __init__(
         self,

@@ -27,7 +27,8 @@ SETTLED_AFTER_MS: Final = 7_000
 
 class Logs:
     """Append-only logs on top of a store; any number of nodes may share it. `now_ms` is the clock of every
-    time; `head_bytes` is how large a head may be before its tail is sealed, by default what suits the store."""
+    time; `head_bytes` is how large a head may get before its tail is sealed, by default what suits the
+    store."""
 
     def __init__(
         self,

@@ -8,8 +8,7 @@ from typing import Final
 import orjson
 
 from pysync import _core
-from pysync.batch import read_each
-from pysync.errors import PysyncError, StoreUnavailable
+from pysync.errors import PysyncError
 from pysync.store import Store
 
 SEGMENTS_AT_ONCE: Final = 64
@@ -62,15 +61,11 @@ class Nodes:
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
         keys = [object_key(self._head.id, node.name) for node in nodes]
-        found = await read_each(self._store, keys)
         segments = []
-        for node, key in zip(nodes, keys, strict=True):
-            stored = found[key]
-            if stored is None:
+        for node, found in zip(nodes, await self._store.get_many(keys), strict=True):
+            if found is None:
                 raise await self._blame(self._head)
-            if isinstance(stored, str):
-                raise StoreUnavailable
-            segments.append((node, stored))
+            segments.append((node, found.body))
         return segments
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from pysync import _core, fields, wire
 from pysync.applog import Bounds, Logs
-from pysync.batch import MAX_READS_AT_ONCE, Outcome, Read, read_each
+from pysync.batch import Outcome, Read, read_each
 from pysync.config import Config
 from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden
 from pysync.model import Caller
@@ -21,7 +21,7 @@ from pysync.server.callers import Callers
 from pysync.server.routes import Match
 from pysync.server.tails import Tails, Told, max_elements
 from pysync.spaces import Spaces, with_roles
-from pysync.store import Store
+from pysync.store import READS_AT_ONCE, Store
 
 IN_THREAD_ABOVE = 64 * 1024
 """Bytes of documents that are rewritten beside the event loop."""
@@ -54,7 +54,7 @@ class BatchPull:
         callers: Callers,
         spaces: Spaces,
         now_ms: Callable[[], int],
-        reads_at_once: int = MAX_READS_AT_ONCE,
+        reads_at_once: int = READS_AT_ONCE,
     ) -> None:
         self._rules = [rule for rule, _ in rules]
         self._store = store

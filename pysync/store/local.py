@@ -11,13 +11,17 @@ that does not fit the file: its stamp tells, and `open` hashes the file anew.
 """
 
 import asyncio
+import builtins
 import itertools
 import logging
 import os
 import sqlite3
+from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
+
+import orjson
 
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
@@ -76,6 +80,9 @@ SCHEMA: Final = Schema(
 _GET = """
     SELECT etag, content_type, modified_ms, sha256 IS NULL, CASE WHEN etag = ? THEN NULL ELSE body END
     FROM object WHERE parent = ? AND name = ?"""
+_GET_MANY = """
+    SELECT name, etag, content_type, modified_ms, body FROM object
+    WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND sha256 IS NULL"""
 _GET_FILE = """
     SELECT etag, content_type, modified_ms, sha256, size, mtime_ns, inode
     FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"""
@@ -218,6 +225,20 @@ class LocalStore:
         found = Object(body, etag, content_type, modified_ms)
         self._recent.keep(key, found)
         return found
+
+    async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
+        names: defaultdict[str, builtins.list[str]] = defaultdict(list)
+        for key in keys:
+            parent, name = split_key(key)
+            names[parent].append(name)
+        found: dict[str, Object] = {}
+        for parent, those in names.items():
+            prefix = f"{parent}/" if parent else ""
+            for name, etag, content_type, modified_ms, body in self._read(
+                _GET_MANY, parent, orjson.dumps(those).decode()
+            ):
+                found[prefix + name] = Object(body, etag, content_type, modified_ms)
+        return [found.get(key) for key in keys]
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         parent, name = split_key(key)

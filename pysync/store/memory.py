@@ -1,9 +1,10 @@
 """The store in memory, for tests: the promises of `Store` for one process, and nothing kept."""
 
 import bisect
+import builtins
 import hashlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from pysync.store import (
     NotModified,
     Object,
     check_expectation,
+    get_each,
     split_key,
 )
 
@@ -46,6 +48,9 @@ class MemoryStore:
         if stored is None or stored.sha256 is not None:
             return None
         return NOT_MODIFIED if stored.object.etag == if_none_match else stored.object
+
+    async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
+        return await get_each(self, keys)
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         return self._keep(key, bytes(body), content_type, expect, None)

@@ -1,9 +1,10 @@
 """A store that fails on demand."""
 
 import asyncio
+import builtins
 import itertools
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 from pysync.errors import StoreUnavailable
@@ -16,6 +17,7 @@ from pysync.store import (
     NotModified,
     Object,
     Store,
+    get_each,
 )
 
 T = TypeVar("T")
@@ -70,6 +72,9 @@ class FaultyStore:
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
         return await self._call("get", lambda: self._store.get(key, if_none_match))
+
+    async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
+        return await get_each(self, keys)
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         return await self._call("put", lambda: self._store.put(key, body, content_type, expect))

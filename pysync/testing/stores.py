@@ -58,6 +58,24 @@ class StoreContract:
             assert isinstance(found, Object)
             assert found.body == body
 
+    async def test_many_are_got_as_each_would_be(self, store: Store) -> None:
+        await store.put("a/x", b"ax")
+        await store.put("a/z", b"az")
+        await store.put("b/x", b"bx")
+        await store.put("top", b"top")
+        await store.write("a/file", chunks_of(b"file"), "text/plain")
+        keys = ["a/z", "top", "a/none", "b/x", "a/x", "a/file", "c/x"]
+        assert await store.get_many(keys) == [await store.get(key) for key in keys]
+        assert await store.get_many([]) == []
+        many = [f"many/{n}" for n in range(200)]
+        for key in many:
+            await store.put(key, key.encode())
+        assert [found and found.body for found in await store.get_many(many[::-1])] == [
+            key.encode() for key in many[::-1]
+        ]
+        await store.delete("a/x")
+        assert await store.get_many(["a/x"]) == [None]
+
     async def test_a_known_etag_is_not_modified_until_the_next_write(self, store: Store) -> None:
         etag = await store.put("a", b"same")
         assert await store.get("a", etag) is NOT_MODIFIED

@@ -319,10 +319,10 @@ async def test_a_log_may_refuse_to_be_read_as_a_whole(anyone: Browser, unique: U
 
 @pytest.mark.parametrize(
     ("query", "numbers"),
-    [("last=4", [3, 4]), ("limit=1", [4]), ("checkpoint=0", [3, 4]), ("checkpoint=0&last=3", [3, 4]),
-     ("checkpoint=3000", [4])],
+    [("last=4", [3, 4]), ("limit=1", [4]), ("checkpoint=0", [1, 2]), ("checkpoint=0&last=3", [3, 4]),
+     ("checkpoint=2000", [3, 4]), ("checkpoint=3000", [4])],
 )  # fmt: skip
-async def test_a_larger_tail_than_the_log_gives_is_its_newest_part(
+async def test_of_a_larger_tail_than_the_log_gives_a_count_gets_the_newest_a_checkpoint_the_oldest(
     anyone: Browser, unique: Unique, query: str, numbers: list[int]
 ) -> None:
     key = unique("few")

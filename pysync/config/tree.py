@@ -104,9 +104,7 @@ class AppendOnly:
     chunk_size: int | None = member("Elements per segment at most.", None)
     require_author_signature: bool | None = member("Appends carry an author proof; absent: true.", None)
     allow_full: bool | None = member("`full=true` may be asked for; absent: true.", None)
-    max_pull_limit: int | None = member(
-        "Elements one pull returns at most, the newest; `full` returns all.", None
-    )
+    max_pull_limit: int | None = member("Elements one pull returns at most, except with `full`.", None)
     max_checkpoint_age_ms: int | None = member(
         "How far back a checkpoint may lie; older ones are refused.", None
     )

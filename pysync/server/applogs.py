@@ -120,7 +120,8 @@ class LogHandlers:
 
 
 def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
-    """What a pull with this query asks for, as far as `rules` allow it: at most the newest `maxPullLimit`.
+    """What a pull with this query asks for, as far as `rules` allow it: at most `maxPullLimit` elements, the
+    newest where a number is asked for, else the oldest, so that who goes on from the last one misses none.
     A log that stores nothing asks for no bounds.
 
     Raises:
@@ -143,9 +144,9 @@ def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
     if is_full:
         raise FullWithBounds
     check_age(since, rules, now_ms)
-    if rules.max_pull_limit is not None:
-        newest = rules.max_pull_limit if newest is None else min(newest, rules.max_pull_limit)
-    return Bounds(since, newest)
+    if newest is None:
+        return Bounds(since, oldest=rules.max_pull_limit)
+    return Bounds(since, newest if rules.max_pull_limit is None else min(newest, rules.max_pull_limit))
 
 
 def check_age(since: int | None, rules: LogRules, now_ms: int) -> None:

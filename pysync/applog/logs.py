@@ -98,7 +98,7 @@ class Logs:
             if rules.ttl_ms is None or listed.modified_ms + rules.ttl_ms >= self.now_ms():
                 continue
             if is_log(listed.key):
-                swept += await self._sweep_log(listed.key, listed.etag, rules.field)
+                swept += await self._sweep_log(listed.key, listed.etag, rules)
         return swept
 
     async def close(self) -> None:
@@ -116,24 +116,34 @@ class Logs:
     async def _claim(self, name: str, value: list[str | int]) -> bytes:
         return await self._coordinator.claim(name, orjson.dumps(value), IDEMPOTENCY_TTL_MS)
 
-    async def _sweep_log(self, key: str, etag: str, field: str) -> int:
-        """Delete the log whose head has this etag: its segments first, since only the head leads to them."""
+    async def _sweep_log(self, key: str, etag: str, rules: LogRules) -> int:
+        """Delete the log whose head has this etag, if it has expired by what the head says."""
         found = await self._store.get(key)
         if not isinstance(found, Object) or found.etag != etag:
             return 0
         try:
-            head = _core.LogHead.read(found.body, field)
+            head = _core.LogHead.read(found.body, rules.field)
         except DocumentCorrupt:
             return 0
-        for id_ in filter(None, (head.id, head.previous)):
-            await discard(self._store, id_)
-        if head.is_chunked:
-            for name in await chunk_names(self._store, key):
-                await self._store.delete(f"{key}__seg/{name}")
+        if not rules.expired(head, self.now_ms()):
+            return 0
+        if head.previous is not None:
+            await discard(self._store, head.previous)
         try:
+            if head.nodes():
+                # Another node's clock may be behind: nothing may be appended to what loses its segments, and
+                # until they are gone a head must lead to them.
+                grave = _core.LogHead(os.urandom(16).hex(), head.id)
+                etag = await self._store.put(key, grave.stored(), expect=Etag(etag))
+                await discard(self._store, head.id)
             await self._store.delete(key, expect=Etag(etag))
         except EtagMismatch:
             return 0
+        if head.id:  # what a crash stored before a head led to it
+            await discard(self._store, head.id)
+        if head.is_chunked:
+            for name in await chunk_names(self._store, key):
+                await self._store.delete(f"{key}__seg/{name}")
         return 1
 
     def _blame(self, key: str, field: str) -> Callable[[_core.LogHead], Awaitable[PysyncError]]:

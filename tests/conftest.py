@@ -229,8 +229,8 @@ async def make_node(store: Store, clock: MovedClock) -> AsyncIterator[MakeNode]:
     coordinator = MemoryCoordinator(clock)
     nodes: list[Node] = []
 
-    def make(tail_bytes: int | None = 300, ahead_ms: int = 0) -> Node:
-        nodes.append(Node(store, coordinator, clock, tail_bytes, ahead_ms))
+    def make(head_bytes: int | None = 700, ahead_ms: int = 0) -> Node:
+        nodes.append(Node(store, coordinator, clock, head_bytes, ahead_ms))
         return nodes[-1]
 
     yield make

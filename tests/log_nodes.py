@@ -29,13 +29,13 @@ class Node(FaultyStore):
         store: Store,
         coordinator: Coordinator,
         clock: MovedClock,
-        tail_bytes: int | None = 300,
+        head_bytes: int | None = 700,
         ahead_ms: int = 0,
     ) -> None:
         super().__init__(store)
         self.put_bytes = 0
         self.got: list[str] = []
-        self.logs = Logs(self, coordinator, lambda: clock() + ahead_ms, tail_bytes=tail_bytes)
+        self.logs = Logs(self, coordinator, lambda: clock() + ahead_ms, head_bytes=head_bytes)
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
         self.got.append(key)

@@ -168,7 +168,7 @@ async def test_logs_do_not_wait_for_each_other(node: Node) -> None:
 
 
 async def test_an_append_reads_nothing_and_puts_as_much_at_any_length(make_node: MakeNode) -> None:
-    node = make_node(tail_bytes=None)
+    node = make_node(head_bytes=None)
     costs = []
     for length in (200, 12_000):
         while (missing := length - len(await node.elements())) > 0:
@@ -207,7 +207,7 @@ async def test_what_is_sealed_is_never_written_again(node: Node, store: Store) -
 
 
 async def test_a_chunk_size_bounds_the_tail(make_node: MakeNode, store: Store) -> None:
-    node = make_node(tail_bytes=100_000)
+    node = make_node(head_bytes=100_000)
     await node.append(*numbered(21), rules=LogRules(chunk_size=5))
     assert len(await keys_below(store, "_pysync/logs")) == 4
 
@@ -284,7 +284,8 @@ async def test_a_tail_is_read_from_the_segments_that_hold_it(node: Node, make_no
             read, holding = await cost(since, count)
             assert read <= holding + 1
             read, holding = await cost(since, None, count)
-            assert read <= holding + 2
+            # Nobody knows before how many of the first segment's elements are among them.
+            assert read <= holding + max(end - start for start, end in spans)
 
 
 async def test_a_read_of_an_unchanged_log_costs_one_get(node: Node) -> None:

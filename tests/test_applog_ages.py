@@ -102,7 +102,7 @@ async def test_a_takeover_that_crashes_is_made_by_the_next_append(
     for after in range(6):
         for done in (False, True):
             await store_values(store, starfish(log, layout))
-            dying, other = make_node(tail_bytes=100), make_node(tail_bytes=100)
+            dying, other = make_node(head_bytes=100), make_node(head_bytes=100)
             dying.crash(after, done=done)
             told = await asyncio.gather(dying.append({"n": 30}), return_exceptions=True)
             found = await other.datas()

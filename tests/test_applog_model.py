@@ -31,7 +31,7 @@ from pysync.testing import FaultyStore, MovedClock
 
 KEY = "logs/a"
 TTL_MS = 2 * IDEMPOTENCY_TTL_MS
-TAIL_BYTES = 200
+HEAD_BYTES = 600
 AHEAD_MS = 10_000
 """What the second node's clock is ahead of the first one's."""
 REFUSALS = (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead)
@@ -78,7 +78,7 @@ class Node:
         self.ahead_ms = ahead_ms
         self.clock: Callable[[], int] = lambda: machine.clock() + ahead_ms
         self.store = FaultyStore(machine.shared)
-        self.logs = Logs(self.store, machine.coordinator, self.clock, tail_bytes=TAIL_BYTES)
+        self.logs = Logs(self.store, machine.coordinator, self.clock, head_bytes=HEAD_BYTES)
 
     def meet(self, fault: Fault) -> None:
         match fault.kind:
@@ -131,7 +131,7 @@ class LogMachine(RuleBasedStateMachine):
         self.said = LogRules(ttl_ms=TTL_MS if ttl else None)
         self.nodes = [Node(self, 0), Node(self, AHEAD_MS)]
         if isinstance(start, int):
-            for element in self.make([(TAIL_BYTES, None)] * start, 0):
+            for element in self.make([(HEAD_BYTES, None)] * start, 0):
                 self.runner.run(self.nodes[0].logs.append(KEY, decode_append(element.body), self.said))
             self.elements = self.stored()
         elif start != "nothing":

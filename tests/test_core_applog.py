@@ -36,10 +36,11 @@ class Kept:
         self.head, made = self.head.seal(max_bytes)
         for name, body in made:
             assert self.objects.setdefault(name, body) == body, "a name was given to other bytes"
-        assert (self.head.tail_bytes, self.head.tail_count) == (0, 0)
+        assert self.head.tail_count == 0
 
     def reread(self) -> None:
         stored = self.head.stored()
+        assert len(stored) <= self.head.size < len(stored) + 500
         self.head = core.LogHead.read(stored, "items")
         assert self.head.stored() == stored
 

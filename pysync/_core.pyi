@@ -174,7 +174,8 @@ class LogHead:
     def is_chunked(self) -> bool:
         """Whether Starfish keeps the elements in chunks: then this head has none, and `gather` is the log."""
     def gather(self, chunks: list[bytes]) -> LogHead:
-        """The log with the elements of these chunks, in order. Raises DocumentCorrupt."""
+        """The log with the elements of these chunks, in order, the newest chunk among them. Raises
+        DocumentCorrupt."""
     def adopted(self, id: str) -> LogHead:
         """The log under an id of ours."""
     def without_previous(self) -> LogHead: ...

@@ -204,7 +204,8 @@ impl Head {
         if max_count.is_some_and(|max_count| self.count >= max_count) {
             return Err(Refusal::Full);
         }
-        let earliest = self.ts_ms.map_or(0, |last| last + 1);
+        let earliest = self.ts_ms.map_or(Some(0), |last| last.checked_add(1));
+        let earliest = earliest.ok_or(Refusal::NonMonotonic)?;
         match wanted {
             Some(ts_ms) if ts_ms < earliest => Err(Refusal::NonMonotonic),
             Some(ts_ms) => Ok(ts_ms),
@@ -311,7 +312,11 @@ impl Head {
     fn select(&self, mut nodes: Vec<Node>, bounds: Bounds) -> Vec<Node> {
         let first = self.first(bounds);
         nodes.retain(|node| {
-            let is_before = |since: u64| node.next_ts_ms.is_some_and(|next| next <= since);
+            // Times strictly increase, so those of the node are below `next`, and `since + 1` is the first wanted.
+            let is_before = |since: u64| {
+                node.next_ts_ms
+                    .is_some_and(|next| next.saturating_sub(1) <= since)
+            };
             node.end > first && !bounds.since.is_some_and(is_before)
         });
         if let Some(oldest) = bounds.oldest {

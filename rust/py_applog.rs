@@ -85,15 +85,14 @@ impl LogNode {
 #[pyclass(frozen, module = "pysync._core")]
 pub struct LogHead {
     head: Head,
-    #[pyo3(get)]
-    is_chunked: bool,
+    chunked: Option<starfish::Chunked>,
 }
 
 impl From<Head> for LogHead {
     fn from(head: Head) -> Self {
         Self {
             head,
-            is_chunked: false,
+            chunked: None,
         }
     }
 }
@@ -116,15 +115,23 @@ impl LogHead {
         if log_text::is_own(stored) {
             return Ok(Self::from(Head::read(stored)?));
         }
-        let (head, is_chunked) = over(py, stored.len(), || starfish::read(stored, field))?;
-        Ok(Self { head, is_chunked })
+        let (head, chunked) = over(py, stored.len(), || starfish::read(stored, field))?;
+        Ok(Self { head, chunked })
+    }
+
+    #[getter]
+    fn is_chunked(&self) -> bool {
+        self.chunked.is_some()
     }
 
     fn gather(&self, py: Python<'_>, chunks: Vec<Bound<'_, PyBytes>>) -> PyResult<Self> {
         let chunks: Vec<&[u8]> = chunks.iter().map(|chunk| chunk.as_bytes()).collect();
         let size = chunks.iter().map(|chunk| chunk.len()).sum();
         let head = self.head.clone();
-        let gathered = over(py, size, || starfish::gather(head, &chunks))?;
+        let Some(chunked) = self.chunked else {
+            return Ok(Self::from(head));
+        };
+        let gathered = over(py, size, || starfish::gather(head, chunked, &chunks))?;
         Ok(Self::from(gathered))
     }
 

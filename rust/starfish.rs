@@ -5,7 +5,7 @@ use crate::applog::{Head, hash};
 use crate::canonical::{self, Integers, Keys, Writer};
 use crate::envelope::{Author, is_hash, write_author};
 use crate::error::CoreError;
-use crate::log_text::write_element;
+use crate::log_text::{Lines, data_of, ts_of, write_element};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -16,6 +16,8 @@ struct Stored<'a> {
     data: BTreeMap<String, &'a RawValue>,
     #[serde(default)]
     seg: bool,
+    /// How many elements a head of chunks knows of; `ts` is that of the newest.
+    n: Option<&'a RawValue>,
     ts: Option<&'a RawValue>,
     hash: Option<&'a RawValue>,
 }
@@ -30,8 +32,15 @@ struct Element<'a> {
     author_signature: Option<String>,
 }
 
-/// A log whose elements are in `data.<field>`, and whether they are in chunks instead.
-pub fn read(stored: &[u8], field: &str) -> Result<(Head, bool), CoreError> {
+/// What a head knows of elements that are in chunks.
+#[derive(Clone, Copy)]
+pub struct Chunked {
+    count: u64,
+    ts_ms: u64,
+}
+
+/// A log whose elements are in `data.<field>`, or what its head knows of them where they are in chunks instead.
+pub fn read(stored: &[u8], field: &str) -> Result<(Head, Option<Chunked>), CoreError> {
     let mut stored: Stored<'_> =
         serde_json::from_slice(stored).map_err(|_| CoreError::DocumentCorrupt)?;
     let elements = match stored.data.remove(field) {
@@ -47,7 +56,11 @@ pub fn read(stored: &[u8], field: &str) -> Result<(Head, bool), CoreError> {
             .filter(|hash: &String| is_hash(hash))
             .unwrap_or(last);
     }
-    Ok((head, stored.seg))
+    let chunked = Chunked {
+        count: said(stored.n).unwrap_or(0),
+        ts_ms: head.written_ms,
+    };
+    Ok((head, stored.seg.then_some(chunked)))
 }
 
 /// A member's value, where it is there and of this kind.
@@ -55,11 +68,19 @@ fn said<T: serde::de::DeserializeOwned>(member: Option<&RawValue>) -> Option<T> 
     serde_json::from_str(member?.get()).ok()
 }
 
-/// The log of a head of `read` with the elements of these chunks, in order.
-pub fn gather(mut head: Head, chunks: &[&[u8]]) -> Result<Head, CoreError> {
+/// The log of a head of `read` with the elements of these chunks, in order; the newest chunk is among them.
+///
+/// A crash may have kept the head from knowing the newest elements. Then its hash is not the log's.
+pub fn gather(mut head: Head, chunked: Chunked, chunks: &[&[u8]]) -> Result<Head, CoreError> {
     for chunk in chunks {
         let text = str::from_utf8(chunk).map_err(|_| CoreError::DocumentCorrupt)?;
         add(&mut head, text)?;
+    }
+    let unknown = Lines::of(&head.tail).filter(|line| ts_of(line) > Some(chunked.ts_ms));
+    if let Some((at, newest)) = unknown.enumerate().last() {
+        let data = data_of(newest).ok_or(CoreError::DocumentCorrupt)?;
+        let count = chunked.count + at as u64 + 1;
+        head.hash = hash(count, &canonical::canonicalize(data)?);
     }
     Ok(head)
 }

@@ -13,16 +13,21 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
+from log_nodes import Node
 from shell import Shell
 from yarl import URL
 
 from pysync import config, minting, signing
 from pysync.caps import Certificate
 from pysync.clock import wall_clock_ms
+from pysync.coordinator.memory import MemoryCoordinator
 from pysync.keys import Keys
 from pysync.server.app import App, create_app
 from pysync.server.run import listening
 from pysync.store import Store
+from pysync.store.local import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import MovedClock
 
 # On a cold or busy machine examples are slow to make; each test has a time limit of its own.
 settings.register_profile("pysync", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -131,6 +136,7 @@ def encoded(members: dict[str, Any]) -> str:
 
 
 Start = Callable[..., Awaitable[str]]
+MakeNode = Callable[..., Node]
 
 
 @pytest_asyncio.fixture
@@ -201,3 +207,37 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     for name in ("PYSYNC_URL", "PYSYNC_ADMIN_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     return Shell(capsys, monkeypatch)
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+@pytest_asyncio.fixture(params=["memory", "local"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: MovedClock) -> AsyncIterator[Store]:
+    """An empty store, of each kind in turn, dated by `clock`."""
+    local = request.param == "local"
+    store: Store = await LocalStore.at(tmp_path / "data", clock) if local else MemoryStore(clock)
+    yield store
+    await store.close()
+
+
+@pytest_asyncio.fixture
+async def make_node(store: Store, clock: MovedClock) -> AsyncIterator[MakeNode]:
+    """Makes nodes over one store; at the end what they have under way is finished."""
+    coordinator = MemoryCoordinator(clock)
+    nodes: list[Node] = []
+
+    def make(head_bytes: int | None = 700, ahead_ms: int = 0) -> Node:
+        nodes.append(Node(store, coordinator, clock, head_bytes, ahead_ms))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        await node.logs.close()
+
+
+@pytest.fixture
+def node(make_node: MakeNode) -> Node:
+    return make_node()

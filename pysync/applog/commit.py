@@ -40,16 +40,14 @@ ELEMENT_OVERHEAD_BYTES: Final = 48
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """An append that waits. `mark` recognises its element; `until_s` (of the loop's clock) is when it may no
-    longer be written; and after `claimed`, the id and count of the log at that time, an earlier attempt may
-    have written it already."""
+    """An append that waits. With a `mark` it recognises its element: another attempt may have written that
+    since the log had the id and count `claimed`."""
 
     element: _core.Append
     rules: LogRules
     done: asyncio.Future[Written]
     mark: str = ""
-    until_s: float | None = None
-    claimed: tuple[str, int] | None = None
+    claimed: tuple[str, int] = ("", 0)
 
 
 class Commits:
@@ -191,42 +189,36 @@ class Commits:
             await self._store.put(object_key(id_, name), body)
 
     async def _open(self, key: str, head: _core.LogHead, group: list[Waiting]) -> list[Waiting]:
-        """Those of the group that are still to be written: repetitions are told what the first one got."""
+        """Those of the group that are still to be written; others are told what another attempt was."""
         if not any(waiting.mark for waiting in group):
             return group
         open_ = []
         marks = set()
-        now_s = asyncio.get_running_loop().time()
         for waiting in group:
             if waiting.done.done():
                 continue
-            if waiting.until_s is not None and now_s > waiting.until_s:
+            if waiting.mark in marks:
                 _refuse([waiting], StoreUnavailable())
                 continue
-            if waiting.claimed is not None:
-                if waiting.mark in marks:
-                    _refuse([waiting], StoreUnavailable())
-                    continue
-                found = await self.written(key, head, waiting.mark, waiting.claimed, waiting.rules)
+            if waiting.mark:
+                found = await self._written(key, head, waiting)
                 if found is not None:
                     _tell(waiting, found)
                     continue
-            marks.add(waiting.mark)
+                marks.add(waiting.mark)
             open_.append(waiting)
         return open_
 
-    async def written(
-        self, key: str, head: _core.LogHead, mark: str, claimed: tuple[str, int], rules: LogRules
-    ) -> tuple[str, int] | None:
-        """The hash and time of the element with this mark, if it was written after `claimed`."""
-        found = head.written(mark, [])
+    async def _written(self, key: str, head: _core.LogHead, waiting: Waiting) -> tuple[str, int] | None:
+        """What another attempt was answered, if it has written the element."""
+        found = head.written(waiting.mark, [])
         if found is not None:
             return found
-        id_, count = claimed
+        id_, count = waiting.claimed
         bounds = Bounds(newest=max(head.count - (count if id_ == head.id else 0), 0))
-        nodes = Nodes(self._store, head, bounds, self._blame(key, rules.field))
+        nodes = Nodes(self._store, head, bounds, self._blame(key, waiting.rules.field))
         while found is None and (segments := await nodes.next()):
-            found = head.written(mark, segments)
+            found = head.written(waiting.mark, segments)
         return found
 
     def _without_discarded(self, head: _core.LogHead) -> _core.LogHead:

@@ -88,7 +88,7 @@ async def gathered(
     chunks: list[bytes] = []
     count = 0
     for name in reversed(names):
-        if newest is not None and count >= newest:
+        if chunks and newest is not None and count >= newest:
             break
         found = await store.get(f"{key}__seg/{name}")
         if found is None or isinstance(found, NotModified):

@@ -19,10 +19,6 @@ from pysync.model import Written
 from pysync.store import Etag, EtagMismatch, Object, Store
 
 MAX_AHEAD_MS: Final = 300_000
-ATTEMPT_S: Final = 5.0
-"""How long after its claim an append with an Idempotency-Key may still be written."""
-SETTLED_AFTER_MS: Final = 7_000
-"""When a repetition may be sure of that, on another node's clock too."""
 
 
 class Logs:
@@ -68,32 +64,20 @@ class Logs:
     ) -> Written:
         """`append`, answered as the first append with this `request_key` was, for ten minutes.
 
-        Who comes first claims the key, and marks the element with it. A repetition looks for the mark, in
-        what the log has got since; where it does not find it, it waits until the first attempt can no longer
-        be written. Until then it raises StoreUnavailable.
+        Who comes first claims the key for a mark of its own. Every attempt appends under that mark, to a log
+        that did not have it: of two attempts at once one finds, on its turn, what the other has written.
+        Raises as `append` does.
         """
         name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
         if not rules.persist:
             fresh = self._unstored(element)
             return Written(*orjson.loads(await self._claim(name, [fresh.hash, fresh.timestamp_ms])))
-        until_s = asyncio.get_running_loop().time() + ATTEMPT_S
-        held = self._heads.known(key, rules.field) or await self._heads.read(key, rules.field)
+        # As it is now, not as this node knows it: repetitions look through all that came since.
+        held = await self._heads.read(key, rules.field)
         id_, count = ("", 0) if held is None else (held.head.id, held.head.count)
-        own: list[str | int] = [os.urandom(8).hex(), self.now_ms(), id_, count]
-        claim = orjson.loads(await self._claim(name, own))
-        mark = name[:16]
-        if claim == own:
-            return await self._commits.submit(key, Waiting(element, rules, _future(), mark, until_s))
-        _, claimed_ms, *log = claim
-        claimed = log[0], log[1]
-        found = await self._find(key, mark, claimed, rules)
-        if found is not None:
-            return found
-        wait_ms = claimed_ms + SETTLED_AFTER_MS - self.now_ms()
-        if wait_ms > 0:
-            age_ms = SETTLED_AFTER_MS - wait_ms
-            raise StoreUnavailable(retry_after_s=1 if age_ms < 1000 else -(-wait_ms // 1000))
-        return await self._commits.submit(key, Waiting(element, rules, _future(), mark, claimed=claimed))
+        own: list[str | int] = [os.urandom(8).hex(), id_, count]
+        mark, id_, count = orjson.loads(await self._claim(name, own))
+        return await self._commits.submit(key, Waiting(element, rules, _future(), mark, (id_, count)))
 
     async def read(self, key: str, bounds: Bounds, rules: LogRules) -> Tail:
         """The elements of the log at `key` within `bounds`, as it is now; none where nothing is stored or it
@@ -115,7 +99,7 @@ class Logs:
             if rules.ttl_ms is None or listed.modified_ms + rules.ttl_ms >= self.now_ms():
                 continue
             if is_log(listed.key):
-                swept += await self._sweep_log(listed.key, listed.etag, rules.field)
+                swept += await self._sweep_log(listed.key, listed.etag, rules)
         return swept
 
     async def close(self) -> None:
@@ -133,32 +117,34 @@ class Logs:
     async def _claim(self, name: str, value: list[str | int]) -> bytes:
         return await self._coordinator.claim(name, orjson.dumps(value), IDEMPOTENCY_TTL_MS)
 
-    async def _find(self, key: str, mark: str, claimed: tuple[str, int], rules: LogRules) -> Written | None:
-        """What the append with this mark was answered, if it has been made since it was `claimed`."""
-        held = await self._heads.read(key, rules.field)
-        if held is None or held.head.is_chunked:
-            return None
-        found = await self._commits.written(key, held.head, mark, claimed, rules)
-        return None if found is None else Written(*found)
-
-    async def _sweep_log(self, key: str, etag: str, field: str) -> int:
-        """Delete the log whose head has this etag: its segments first, since only the head leads to them."""
+    async def _sweep_log(self, key: str, etag: str, rules: LogRules) -> int:
+        """Delete the log whose head has this etag, if it has expired by what the head says."""
         found = await self._store.get(key)
         if not isinstance(found, Object) or found.etag != etag:
             return 0
         try:
-            head = _core.LogHead.read(found.body, field)
+            head = _core.LogHead.read(found.body, rules.field)
         except DocumentCorrupt:
             return 0
-        for id_ in filter(None, (head.id, head.previous)):
-            await discard(self._store, id_)
-        if head.is_chunked:
-            for name in await chunk_names(self._store, key):
-                await self._store.delete(f"{key}__seg/{name}")
+        if not rules.expired(head, self.now_ms()):
+            return 0
+        if head.previous is not None:
+            await discard(self._store, head.previous)
         try:
+            if head.nodes():
+                # Another node's clock may be behind: nothing may be appended to what loses its segments, and
+                # until they are gone a head must lead to them.
+                grave = _core.LogHead(os.urandom(16).hex(), head.id)
+                etag = await self._store.put(key, grave.stored(), expect=Etag(etag))
+                await discard(self._store, head.id)
             await self._store.delete(key, expect=Etag(etag))
         except EtagMismatch:
             return 0
+        if head.id:  # what a crash stored before a head led to it
+            await discard(self._store, head.id)
+        if head.is_chunked:
+            for name in await chunk_names(self._store, key):
+                await self._store.delete(f"{key}__seg/{name}")
         return 1
 
     def _blame(self, key: str, field: str) -> Callable[[_core.LogHead], Awaitable[PysyncError]]:

@@ -41,17 +41,28 @@ class Nodes:
         self._bounds = (bounds.since, bounds.newest, bounds.oldest)
         self._waiting = deque(head.nodes(*self._bounds))
         self._ready: list[_core.LogNode] = []
+        self._sure: int | None = None
+        """Elements of the segments met so far that are wanted for sure: all but the first one's."""
 
     async def more_than(self, count: int) -> bool:
         """Whether more than `count` segments are left."""
         while self._waiting and len(self._ready) <= count:
             node = self._waiting.popleft()
             if node.level == 0:
-                self._ready.append(node)
+                self._meet(node)
             else:
                 ((_, block),) = await self._read([node])
                 self._waiting.extendleft(reversed(self._head.expand(block, node, *self._bounds)))
         return len(self._ready) > count
+
+    def _meet(self, segment: _core.LogNode) -> None:
+        oldest = self._bounds[2]
+        if oldest is not None and self._sure is not None and self._sure >= oldest:
+            # A block tells only what it may hold of the oldest, not how many lie before it.
+            self._waiting.clear()
+            return
+        self._sure = 0 if self._sure is None else self._sure + segment.end - segment.start
+        self._ready.append(segment)
 
     async def next(self, count: int = SEGMENTS_AT_ONCE) -> list[Segment]:
         """The next segments, at most `count`; none when none are left."""

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 Verb = Literal["get", "put", "open", "write", "list", "walk", "delete", "probe"]
 _READS = ("get", "open", "list", "walk")
+_WRITES = ("put", "write", "delete")
 
 
 class _Delay(NamedTuple):
@@ -31,7 +32,7 @@ class _Delay(NamedTuple):
     release: asyncio.Event
 
 
-Fault = Literal["fail", "lose_reply", "tear"] | _Delay
+Fault = Literal["fail", "lose_reply", "tear", "none"] | _Delay
 
 
 class FaultyStore:
@@ -46,27 +47,41 @@ class FaultyStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._faults: defaultdict[Verb, deque[Fault]] = defaultdict(deque)
+        self._writes_left: int | None = None
+        self._does_last = False
         self._reading = 0
         self.calls: Counter[Verb] = Counter()
         self.most_reads_at_once = 0
 
-    def fail(self, *verbs: Verb, times: int = 1) -> None:
-        """Raise StoreUnavailable, nothing done."""
+    def fail(self, *verbs: Verb, times: int = 1, after: int = 0) -> None:
+        """Raise StoreUnavailable, nothing done, `after` calls that go well."""
         for verb in verbs:
+            self._faults[verb].extend(itertools.repeat("none", after))
             self._faults[verb].extend(itertools.repeat("fail", times))
 
-    def lose_reply(self, *verbs: Verb, times: int = 1) -> None:
-        """Do it, and raise StoreUnavailable all the same."""
+    def lose_reply(self, *verbs: Verb, times: int = 1, after: int = 0) -> None:
+        """Do it, and raise StoreUnavailable all the same, `after` calls that go well."""
         for verb in verbs:
+            self._faults[verb].extend(itertools.repeat("none", after))
             self._faults[verb].extend(itertools.repeat("lose_reply", times))
+
+    def heal(self) -> None:
+        """Forget the faults that no call has met."""
+        self._faults.clear()
+
+    def crash(self, after: int, *, done: bool) -> None:
+        """Be what a process sees of its store that is killed at a write (put, write, delete), `after` more of
+        them: that one is `done` or not, nobody hears of it, and no later call does anything."""
+        self._writes_left, self._does_last = after, done
 
     def tear(self, times: int = 1) -> None:
         """Return the first half of the body from `get`."""
         self._faults["get"].extend(itertools.repeat("tear", times))
 
-    def delay(self, verb: Verb, release: asyncio.Event) -> asyncio.Event:
-        """Keep the call waiting for `release`. The returned event is set once the call has come."""
+    def delay(self, verb: Verb, release: asyncio.Event, after: int = 0) -> asyncio.Event:
+        """Keep the call waiting for `release`, `after` others. The returned event is set once it has come."""
         arrived = asyncio.Event()
+        self._faults[verb].extend(itertools.repeat("none", after))
         self._faults[verb].append(_Delay(arrived, release))
         return arrived
 
@@ -107,6 +122,13 @@ class FaultyStore:
     async def _call(self, verb: Verb, call: Callable[[], Awaitable[T]]) -> T:
         self.calls[verb] += 1
         fault = self._faults[verb].popleft() if self._faults[verb] else None
+        if self._writes_left is not None:
+            if self._writes_left < 0:
+                fault = "fail"
+            elif verb in _WRITES:
+                if self._writes_left == 0:
+                    fault = "lose_reply" if self._does_last else "fail"
+                self._writes_left -= 1
         reads = verb in _READS
         self._reading += reads
         self.most_reads_at_once = max(self.most_reads_at_once, self._reading)

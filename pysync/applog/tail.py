@@ -68,10 +68,11 @@ class Nodes:
         """The next segments, about a piece of them; none when none are left."""
         await self.more_than(self._at_once)
         taken, self._ready = self._ready[: self._at_once], self._ready[self._at_once :]
+        if not taken:
+            return []
         segments = await self._read(taken)
-        if segments:
-            average = sum(len(stored) for _, stored in segments) // len(segments)
-            self._at_once = min(max(PIECE_BYTES // max(average, 1), 1), READS_AT_ONCE)
+        average = sum(len(stored) for _, stored in segments) // len(segments)
+        self._at_once = min(max(PIECE_BYTES // average, 1), READS_AT_ONCE)
         return segments
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:

@@ -21,6 +21,12 @@ OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 SERVICE: dict[str, Any] = {
     "collections": [
         {"name": "log", "storagePath": "log/{id}", "appendOnly": {"requireAuthorSignature": False}, **OPEN},
+        {
+            "name": "small",
+            "storagePath": "small/{id}",
+            "appendOnly": {"requireAuthorSignature": False, "maxPullLimit": 5},
+            **OPEN,
+        },
         {"name": "diary", "storagePath": "diary/{id}", "appendOnly": {"field": "entries"}, **OPEN},
     ]
 }
@@ -49,9 +55,10 @@ async def test_a_tail_is_as_long_as_asked(shell: Shell, start: Start) -> None:
     async with Client(base) as anyone:
         for ts_ms in range(1, 31):
             await anyone.append("log/a", {}, ts_ms=ts_ms)
+            await anyone.append("small/a", {}, ts_ms=ts_ms)
 
-    async def printed(*options: str) -> list[int]:
-        status, output, errors = await shell.ask("tail", "log/a", *options, "--server", base)
+    async def printed(*options: str, key: str = "log/a") -> list[int]:
+        status, output, errors = await shell.ask("tail", key, *options, "--server", base)
         assert (status, errors) == (0, "")
         return [told["ts"] for told in lines(output)]
 
@@ -60,6 +67,7 @@ async def test_a_tail_is_as_long_as_asked(shell: Shell, start: Start) -> None:
     assert await printed("-n", "0") == []
     assert await printed("--since", "5") == [*range(6, 31)]
     assert await printed("--since", "5", "-n", "2") == [29, 30]
+    assert await printed("--since", "5", key="small/a") == [*range(6, 31)]
 
 
 async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status(error: Exception) -> int:
     """The exit status for an error that a caller may meet; raises every other again."""
     from pysync.caps import CapError
-    from pysync.client import LogGap, Unreachable
+    from pysync.client import Unreachable
     from pysync.config import ConfigError
     from pysync.errors import Conflict, Forbidden, PysyncError, RateLimited, Unauthorized, Unavailable
 
@@ -61,7 +61,7 @@ def _status(error: Exception) -> int:
             return REFUSED
         case Unreachable() | Unavailable() | RateLimited():
             return UNREACHABLE
-        case PysyncError() | CapError() | ConfigError() | LogGap() | ValueError() | OSError():
+        case PysyncError() | CapError() | ConfigError() | ValueError() | OSError():
             return PROBLEM
     raise error
 

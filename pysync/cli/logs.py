@@ -45,8 +45,11 @@ async def _tail(options: argparse.Namespace) -> None:
         if options.follow:
             async for elements in cursor.follow(lost=_lost):
                 _print(elements)
-        else:
+        elif count is not None:
             _print(await cursor.pull())
+        else:
+            while elements := await cursor.pull():  # a server may give only some at once
+                _print(elements)
 
 
 def _object(text: str) -> dict[str, Any]:

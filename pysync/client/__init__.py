@@ -3,7 +3,7 @@
 
 from pysync.client.client import Client, fetch_server_config
 from pysync.client.connection import Backoff, Unreachable
-from pysync.client.log import BadAuthorProof, LogCursor, LogGap
+from pysync.client.log import BadAuthorProof, LogCursor
 from pysync.client.results import (
     BatchEntry,
     CollectionInfo,
@@ -24,7 +24,6 @@ __all__ = [
     "CollectionInfo",
     "LogCursor",
     "LogElement",
-    "LogGap",
     "PullResult",
     "PushResult",
     "ServerConfig",

@@ -55,8 +55,9 @@ class Client(Connection):
         """The document at `key`, empty where nothing is stored.
 
         A log is pulled with bounds, and `PullResult.elements` are its elements: those with a time above
-        `since`, of those the newest `last`, or `full`: all. Without `full` a server gives no more than its
-        `maxPullLimit`, the newest ones, and does not say what it left out: a `LogCursor` notices.
+        `since`, of those the newest `last`, or `full`: all. Without `full` a server may give no more than the
+        log's `maxPullLimit`: of `last` the newest, of `since` alone the oldest, so that asking again, since
+        the newest of them, until none come, misses none: a `LogCursor` does.
 
         Raises ValueError for bounds that no server takes, and for `with_keyring` beside them.
         """

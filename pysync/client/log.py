@@ -2,26 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import NamedTuple
+from contextlib import suppress
 
 import orjson
 
-from pysync._core import canonicalize, content_hash, verify_author
+from pysync._core import canonicalize, verify_author
 from pysync.client.client import Client, document_key
 from pysync.client.connection import Unreachable, retry_after_s
 from pysync.client.results import LogElement
-from pysync.client.tails import ParamSet, TailRequest
-from pysync.errors import CheckpointTooOld, FullNotAllowed, PysyncError, RateLimited, Unavailable
+from pysync.errors import CheckpointTooOld, FullNotAllowed, RateLimited, Unavailable
 from pysync.signing import APPEND_AUTHOR
 
-FIRST_LOOK_BACK = 100
-"""How many of the newest elements are asked for where a checkpoint does not say enough; then ten times so
-many."""
-
-
-class LogGap(Exception):
-    """Elements lie between the cursor and the newest ones that the server gives, out of the cursor's reach.
-    Nothing was taken in. A new cursor begins where the caller says: `first` takes the newest."""
+QUIET_LOOK_BACK = 100
+"""How many of the newest elements are asked for where the server finds a checkpoint too old: of a log that is
+quiet for so long, few are new."""
 
 
 class BadAuthorProof(ValueError):
@@ -36,13 +30,11 @@ class BadAuthorProof(ValueError):
 class LogCursor:
     """A place in the log at `key`: each `pull` gives what was appended after it and moves it on.
 
-    No element is left out, and none comes twice. A single pull does not promise that: it gives the newest
-    `maxPullLimit` elements and keeps quiet about older ones. So a cursor asks from just before its place: an
-    answer that holds the element there, or all that the log has by the log's hash, lacks nothing. When it
-    does lack some, the cursor reads them page by page from the oldest on, where it knows the log's
-    `collection` and `params` there (batch pulls), else it looks further back, as far as the server lets it,
-    and asks for the whole log; it raises LogGap where the server gives neither. A log that expired and began
-    anew goes on after the place, as times do.
+    No element is left out, and none comes twice. Where a server gives no more than `maxPullLimit` elements at
+    once, those are the oldest after the place, and the next pull goes on from there: there may be more until
+    a pull leaves `checkpoint_ms` where it was. A log that expired and began anew goes on after the place, as
+    times do. Where the first look found nothing and the server refuses `full`, an element at time 0 (no
+    server's clock gives it) is out of reach.
 
     The elements are the caller's: the cursor keeps none. Pulls of several tasks wait for each other.
     """
@@ -59,8 +51,6 @@ class LogCursor:
         verify: bool = False,
         authors: Iterable[str] | None = None,
         skip_bad_proofs: bool = False,
-        collection: str | None = None,
-        params: ParamSet | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """The first pull takes all of the log, which a server may refuse (FullNotAllowed), or the newest
@@ -88,8 +78,6 @@ class LogCursor:
         self._authors = None if authors is None else frozenset(author.lower() for author in authors)
         self._verify = verify or authors is not None
         self._skip = skip_bad_proofs
-        self._collection = collection
-        self._params = params or {}
         self._sleep = sleep
         self._turn = asyncio.Lock()
 
@@ -100,8 +88,14 @@ class LogCursor:
         return self._place
 
     async def pull(self) -> list[LogElement]:
-        """What is new, in the log's order. Raises what `Client.pull` does, LogGap and BadAuthorProof; the
-        cursor then stays where it was."""
+        """What is new, in the log's order; where the server gives only some of it (`maxPullLimit`), the
+        oldest, and the next pull goes on from there.
+
+        Raises what `Client.pull` does, and BadAuthorProof; the cursor then stays where it was. It raises
+        CheckpointTooOld where its place is further back than the log's `maxCheckpointAgeMs` and neither the
+        newest elements nor `full` reach back to it: a new cursor begins where the caller says, `first` takes
+        the newest.
+        """
         async with self._turn:
             place = -1 if self._place is None else self._place
             found = await (self._newer(place) if self._pulled else self._first_look())
@@ -124,15 +118,17 @@ class LogCursor:
         most_s: float = 2.0,
         lost: Callable[[Exception], None] = lambda _: None,
     ) -> AsyncIterator[list[LogElement]]:
-        """What each pull that finds something gives, without end. Between pulls it waits for `first_s`,
-        doubling up to `most_s` while nothing comes. When the server is out of reach or busy it tells `lost`,
-        once, of what failed and goes on asking; of the first pull this is raised, as any other error is."""
+        """What each pull that finds something gives, without end. While something comes it pulls again at
+        once; else it waits for `first_s`, doubling up to `most_s`. When the server is out of reach or busy it
+        tells `lost`, once, of what failed and goes on asking; of the first pull this is raised, as any other
+        error is."""
         wait_s, failed = first_s, False
         while True:
             found: list[LogElement] = []
-            asked_s = 0.0
+            place, came, asked_s = self._place, False, 0.0
             try:
                 found = await self.pull()
+                came = self._place != place  # also past elements that were skipped
                 failed = False
             except (Unreachable, RateLimited, Unavailable) as error:
                 if not self._pulled:
@@ -142,66 +138,42 @@ class LogCursor:
                 failed, asked_s = True, retry_after_s(error)
             if found:
                 yield found
+            if came:
                 wait_s = first_s
+                continue
             await self._sleep(max(wait_s, asked_s))
             wait_s = min(wait_s * 2, most_s)
 
     async def _first_look(self) -> list[LogElement]:
         if self._first is not None:
             # Of none the place is wanted, which the newest element tells.
-            return (await self._ask(since=self._place, last=max(self._first, 1))).elements
+            return await self._ask(since=self._place, last=max(self._first, 1))
         if self._place is not None:
             return await self._newer(self._place)
-        return (await self._ask(full=True)).elements
+        return await self._ask(full=True)
 
     async def _newer(self, place: int) -> list[LogElement]:
-        """All elements after `place`, and perhaps some before."""
-        known = 0
-        if place > 0:
-            try:
-                answer = await self._ask(since=place - 1)
-            except CheckpointTooOld:
-                pass  # also of a log that is merely quiet
-            else:
-                if answer.lacks_nothing(place):
-                    return answer.elements
-                if self._collection is not None and answer.elements:
-                    return await self._pages(self._collection, place, answer.elements[-1].ts_ms)
-                known = len(answer.elements)
-        return await self._look_back(place, known + FIRST_LOOK_BACK)
-
-    async def _pages(self, collection: str, place: int, newest: int) -> list[LogElement]:
-        found: list[LogElement] = []
-        while place < newest:
-            request = TailRequest(self._params, since=place)
-            (page,) = await self._client.batch_pull_many_append(collection, [request], field=self._field)
-            if isinstance(page, PysyncError):
-                raise page
-            if not page:
-                break  # expired meanwhile
-            found += page
-            place = page[-1].ts_ms
-        return found
-
-    async def _look_back(self, place: int, count: int) -> list[LogElement]:
-        while True:
-            answer = await self._ask(last=count)
-            if answer.lacks_nothing(place):
-                return answer.elements
-            if len(answer.elements) < count:
-                break
-            count *= 10
-        # The server gives no more at once; or hides members, so that the hash of its log tells nothing.
+        """What comes after `place`, or the oldest part of it; perhaps elements before it too."""
+        if place < 0:
+            # The log was empty. A checkpoint cannot ask for an element at time 0.
+            with suppress(FullNotAllowed):
+                return await self._ask(full=True)
         try:
-            return (await self._ask(full=True)).elements
-        except FullNotAllowed as error:
-            raise LogGap(f"{self.key}: the server no longer gives all elements after {place}") from error
+            return await self._ask(since=max(place, 0))
+        except CheckpointTooOld as error:
+            too_old = error
+        newest = await self._ask(last=QUIET_LOOK_BACK)
+        if not newest or newest[0].ts_ms <= place:
+            return newest
+        try:
+            return await self._ask(full=True)
+        except FullNotAllowed:
+            raise too_old from None
 
     async def _ask(
         self, *, since: int | None = None, last: int | None = None, full: bool = False
-    ) -> "_Answer":
-        pulled = await self._client.pull(self.key, since=since, last=last, full=full)
-        return _Answer(pulled.elements(self._field), pulled.hash)
+    ) -> list[LogElement]:
+        return (await self._client.pull(self.key, since=since, last=last, full=full)).elements(self._field)
 
     def _holds(self, element: LogElement) -> bool:
         author, signature = (element.author_pubkey or "").lower(), element.author_signature or ""
@@ -212,20 +184,3 @@ class LogCursor:
         if self._skip:
             return False
         raise BadAuthorProof(element)
-
-
-class _Answer(NamedTuple):
-    """What one pull gave: the newest elements of what was asked for, and the hash of the log."""
-
-    elements: list[LogElement]
-    hash: str
-
-    def lacks_nothing(self, place: int) -> bool:
-        """Whether these are sure to be all elements after `place`: they go back to it, or are all there
-        are."""
-        if not self.hash or not self.elements:
-            return not self.hash
-        if self.elements[0].ts_ms <= place:
-            return True
-        log = {"n": len(self.elements), "last": self.elements[-1].data}
-        return content_hash(orjson.dumps(log)) == self.hash

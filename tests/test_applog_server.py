@@ -351,7 +351,7 @@ async def test_a_long_answer_that_fails_at_once_is_refused_and_later_is_incomple
     store = Ailing()
     browser = Browser(await start({"collections": [LOG]}, store=store), session)
     await long_log(browser, "log/a", 200)
-    store.segments_left = 20
+    store.segments_left = 5
     assert (await tail(browser, "log/a")).error == (503, "store_unavailable")
     store.segments_left = 100
     with pytest.raises(aiohttp.ClientPayloadError):

@@ -12,7 +12,7 @@ from pysync import _core
 from pysync.applog.commit import Commits, Waiting, discard
 from pysync.applog.heads import Heads, chunk_names, gathered
 from pysync.applog.rules import LogRules
-from pysync.applog.tail import SEGMENTS_AT_ONCE, Bounds, Nodes, Tail
+from pysync.applog.tail import LONG, Bounds, Nodes, Tail
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
 from pysync.errors import DocumentCorrupt, PysyncError, StoreUnavailable, TsTooFarAhead
 from pysync.model import Written
@@ -89,8 +89,7 @@ class Logs:
         if head.is_chunked:
             head = await gathered(self._store, key, head, bounds.since, bounds.newest)
         nodes = Nodes(self._store, head, bounds, self._blame(key, rules.field))
-        is_long = bounds.oldest is None and await nodes.more_than(SEGMENTS_AT_ONCE)
-        return Tail(head, bounds, nodes, is_long=is_long)
+        return Tail(head, bounds, nodes, is_long=await nodes.more_than(LONG))
 
     async def sweep(self, prefix: str, is_log: Callable[[str], bool], rules: LogRules) -> int:
         """Delete the logs below `prefix` that have expired; how many there were."""

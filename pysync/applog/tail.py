@@ -2,17 +2,19 @@
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
 
 from pysync import _core
 from pysync.errors import PysyncError
-from pysync.store import Store
+from pysync.store import READS_AT_ONCE, Store
 
-SEGMENTS_AT_ONCE: Final = 64
-"""Segments in memory at one time; a longer tail is better sent piece by piece."""
+LONG: Final = 8
+"""Segments, beyond which a tail is better sent piece by piece."""
+PIECE_BYTES: Final = 1024 * 1024
+"""What the segments of a piece have together, roughly."""
 
 Segment = tuple[_core.LogNode, bytes]
 Blame = Callable[[_core.LogHead], Awaitable[PysyncError]]
@@ -27,9 +29,6 @@ class Bounds:
     oldest: int | None = None
 
 
-ALL: Final = Bounds()
-
-
 class Nodes:
     """The objects that hold the elements of a log within `bounds`, beside its tail, the oldest first. Where
     one is missing, `blame` says what that means."""
@@ -41,6 +40,7 @@ class Nodes:
         self._bounds = (bounds.since, bounds.newest, bounds.oldest)
         self._waiting = deque(head.nodes(*self._bounds))
         self._ready: list[_core.LogNode] = []
+        self._at_once = LONG
         self._sure: int | None = None
         """Elements of the segments met so far that are wanted for sure: all but the first one's."""
 
@@ -64,11 +64,16 @@ class Nodes:
         self._sure = 0 if self._sure is None else self._sure + segment.end - segment.start
         self._ready.append(segment)
 
-    async def next(self, count: int = SEGMENTS_AT_ONCE) -> list[Segment]:
-        """The next segments, at most `count`; none when none are left."""
-        await self.more_than(count)
-        taken, self._ready = self._ready[:count], self._ready[count:]
-        return await self._read(taken)
+    async def next(self) -> list[Segment]:
+        """The next segments, about a piece of them; none when none are left."""
+        await self.more_than(self._at_once)
+        taken, self._ready = self._ready[: self._at_once], self._ready[self._at_once :]
+        if not taken:
+            return []
+        segments = await self._read(taken)
+        average = sum(len(stored) for _, stored in segments) // len(segments)
+        self._at_once = min(max(PIECE_BYTES // average, 1), READS_AT_ONCE)
+        return segments
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
         keys = [object_key(self._head.id, node.name) for node in nodes]
@@ -99,21 +104,24 @@ class Tail:
         segments: list[Segment] = []
         while more := await self._nodes.next():
             segments += more
-        return self._slice(self._head, segments, with_tail=True)
+        return _slice(self._head, segments, self._bounds, with_tail=True)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """`text` in pieces, each of some segments. Not for bounds with `oldest`."""
+        """`text` in pieces, each of some segments."""
         if self._head is None or self._nodes is None:
             return
+        bounds = self._bounds
         comma = b""
         is_last = False
         while not is_last:
             segments = await self._nodes.next()
             is_last = not await self._nodes.more_than(0)
-            text = self._slice(self._head, segments, with_tail=is_last)
+            text = _slice(self._head, segments, bounds, with_tail=is_last)
             if text:
                 yield comma + text
                 comma = b","
+            if text and bounds.oldest is not None:
+                bounds = replace(bounds, oldest=bounds.oldest - 1 - text.count(b"\n"))
 
     def around(self, field: str) -> tuple[bytes, bytes]:
         """What stands before and after the elements in the text of `data`."""
@@ -122,9 +130,9 @@ class Tail:
         )
         return b"{%b%b:[" % (beside, orjson.dumps(field)), b"]}"
 
-    def _slice(self, head: _core.LogHead, segments: list[Segment], *, with_tail: bool) -> bytes:
-        bounds = self._bounds
-        return head.slice(segments, with_tail, bounds.since, bounds.newest, bounds.oldest)
+
+def _slice(head: _core.LogHead, segments: list[Segment], bounds: Bounds, *, with_tail: bool) -> bytes:
+    return head.slice(segments, with_tail, bounds.since, bounds.newest, bounds.oldest)
 
 
 def object_key(id_: str, name: str) -> str:

@@ -193,19 +193,19 @@ class Commits:
         if not any(waiting.mark for waiting in group):
             return group
         open_ = []
-        marks = set()
+        marked: dict[str, Waiting] = {}
         for waiting in group:
             if waiting.done.done():
                 continue
-            if waiting.mark in marks:
-                _refuse([waiting], StoreUnavailable())
+            if waiting.mark in marked:
+                _tell_both(marked[waiting.mark], waiting)
                 continue
             if waiting.mark:
                 found = await self._written(key, head, waiting)
                 if found is not None:
                     _tell(waiting, found)
                     continue
-                marks.add(waiting.mark)
+                marked[waiting.mark] = waiting
             open_.append(waiting)
         return open_
 
@@ -265,6 +265,21 @@ def _tell(waiting: Waiting, outcome: tuple[str, int] | str) -> None:
         _refuse([waiting], _refusal(outcome, waiting.rules))
     elif not waiting.done.done():
         waiting.done.set_result(Written(*outcome))
+
+
+def _tell_both(first: Waiting, other: Waiting) -> None:
+    """Tell `other` what `first` is told, being the same append."""
+
+    def tell(done: asyncio.Future[Written]) -> None:
+        error = StoreUnavailable() if done.cancelled() else done.exception()
+        if other.done.done():
+            return
+        if error is None:
+            other.done.set_result(done.result())
+        else:
+            other.done.set_exception(error)
+
+    first.done.add_done_callback(tell)
 
 
 def _refuse(group: list[Waiting], error: Exception) -> None:

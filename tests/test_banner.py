@@ -52,8 +52,12 @@ def test_each_collection_is_told_with_who_may_use_it() -> None:
             name="title", storagePath="boards/{id}", bundle="board", readRoles=["a", "b"], pullOnly=True
         ),
         collection(name="log", storagePath="log/{id}", appendOnly=True),
+        collection(
+            name="open", storagePath="open/{id}", appendOnly={"requireAuthorSignature": False}, **OPEN
+        ),
         collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/png"]),
     )
-    assert "  log    log/{id}     read nobody; write nobody" in told
+    assert "  log    log/{id}     read nobody; append nobody with author proof" in told
+    assert "  open   open/{id}    read public; append public" in told
     assert "  title  boards/{id}  read a, b; not pushed; in bundle board" in told
-    assert "  collections[2] (img): not served by this version" in told
+    assert "  collections[3] (img): not served by this version" in told

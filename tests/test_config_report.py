@@ -47,6 +47,24 @@ TRUSTED = {"trustedIssuers": ["ab" * 32]}
         ({"readRoles": ["device:root"], "rootOnly": True}, ("readRoles[0]", ROOT_DEVICE)),
         ({"readRoles": ["self"]}, ("readRoles[0]", "self is never held: storagePath has no {identity}")),
         (
+            {"appendOnly": {"requireAuthorSignature": False}},
+            (
+                "appendOnly.requireAuthorSignature",
+                "false: author proofs are kept as they are sent, unchecked",
+            ),
+        ),
+        (
+            {"appendOnly": {"allowFull": False}},
+            (
+                "appendOnly.allowFull",
+                "false, but checkpoint=0 gives the whole log too: set maxPullLimit",
+            ),
+        ),
+        (
+            {"appendOnly": {"allowFull": False, "maxPullLimit": 9}, "forceFullFetch": True},
+            ("forceFullFetch", "tells clients to ask for what appendOnly.allowFull refuses"),
+        ),
+        (
             {"writeRoles": ["self"], "storagePath": "x/{id}"},
             ("writeRoles[0]", "self is never held: storagePath has no {identity}"),
         ),
@@ -74,7 +92,9 @@ def test_the_linter_warns_of_trust_on_first_use_and_of_nothing_served() -> None:
 def test_the_linter_has_nothing_to_say_of_a_careful_configuration() -> None:
     private = collection(storagePath="users/{identity}/{id}", readRoles=["self"], writeRoles=["self"])
     public = collection(name="news", storagePath="news/{id}", readRoles=["public"], pullOnly=True)
-    assert warnings(private, public) == []
+    log = {"allowFull": False, "maxPullLimit": 1000}
+    posts = collection(name="posts", storagePath="posts/{id}", readRoles=["public"], appendOnly=log)
+    assert warnings(private, public, posts) == []
 
 
 def test_what_is_not_served_yet_is_named() -> None:

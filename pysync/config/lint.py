@@ -47,6 +47,22 @@ def _collection(collection: Collection, path: str, any_issuer: bool, granted: se
         for at, role in enumerate(roles):
             for message in _role(role, collection, any_issuer, granted):
                 yield Problem(f"{path}.{member}[{at}]", message, collection.name)
+    for member, message in _log(collection):
+        yield Problem(f"{path}.{member}", message, collection.name)
+
+
+def _log(collection: Collection) -> Iterator[tuple[str, str]]:
+    log = collection.append_only
+    if log is None or log.persist is False:
+        return
+    if log.require_author_signature is False:
+        yield "appendOnly.requireAuthorSignature", "false: author proofs are kept as they are sent, unchecked"
+    if log.allow_full is False:
+        if log.max_pull_limit is None:
+            message = "false, but checkpoint=0 gives the whole log too: set maxPullLimit"
+            yield "appendOnly.allowFull", message
+        if collection.force_full_fetch:
+            yield "forceFullFetch", "tells clients to ask for what appendOnly.allowFull refuses"
 
 
 def _role(role: str, collection: Collection, any_issuer: bool, granted: set[str]) -> Iterator[str]:

@@ -101,10 +101,19 @@ class AppendOnly:
     field: str | None = member("Member of `data` that holds the elements; absent: `items`.", None)
     persist: bool | None = member("False: announced, and not stored: pulls find nothing.", None)
     max_items: int | None = member("Elements a log may hold; 0 or absent: any number.", None)
-    chunk_size: int | None = member("Elements per segment at most.", None)
-    require_author_signature: bool | None = member("Appends carry an author proof; absent: true.", None)
+    chunk_size: int | None = member(
+        "Elements per stored segment at most; absent: as many as suit the store.", None
+    )
+    require_author_signature: bool | None = member(
+        "Appends carry an author proof, which is checked; false: proofs are kept unchecked; absent: true.",
+        None,
+    )
     allow_full: bool | None = member("`full=true` may be asked for; absent: true.", None)
-    max_pull_limit: int | None = member("Elements one pull returns at most, except with `full`.", None)
+    max_pull_limit: int | None = member(
+        "Elements one pull returns at most, except with `full`: after a checkpoint alone the oldest, else "
+        "the newest.",
+        None,
+    )
     max_checkpoint_age_ms: int | None = member(
         "How far back a checkpoint may lie; older ones are refused.", None
     )

@@ -54,7 +54,10 @@ def _table(config: Config) -> list[str]:
 def _access(collection: Collection) -> str:
     readers, writers = collection.read_roles or ("nobody",), collection.write_roles or ("nobody",)
     reads = "not pulled" if collection.push_only else f"read {', '.join(readers)}"
-    writes = "not pushed" if collection.pull_only else f"write {', '.join(writers)}"
+    log = collection.append_only
+    verb = "write" if log is None else "append"
+    proof = "" if log is None or log.require_author_signature is False else " with author proof"
+    writes = "not pushed" if collection.pull_only else f"{verb} {', '.join(writers)}{proof}"
     bundled = "" if collection.bundle is None else f"; in bundle {collection.bundle}"
     return f"{reads}; {writes}{bundled}"
 

@@ -4,10 +4,8 @@ import argparse
 import asyncio
 from typing import Any
 
-import orjson
-
 from pysync.cli.documents import client_of
-from pysync.cli.files import print_json
+from pysync.cli.files import parse_object, print_json
 from pysync.client import BatchEntry
 from pysync.errors import PysyncError
 
@@ -18,7 +16,8 @@ def list_names(options: argparse.Namespace) -> int:
 
 
 def batch(options: argparse.Namespace) -> int:
-    entries = asyncio.run(_batch(options, _params(options.params)))
+    params = {} if options.params is None else parse_object(options.params, "--params")
+    entries = asyncio.run(_batch(options, params))
     print_json({name: list(map(_told, found)) for name, found in entries.items()})
     return 0
 
@@ -32,18 +31,6 @@ async def _list(options: argparse.Namespace) -> None:
 async def _batch(options: argparse.Namespace, params: dict[str, Any]) -> dict[str, list[BatchEntry]]:
     async with client_of(options) as client:
         return await client.batch_pull(options.names.split(","), params)
-
-
-def _params(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        params = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"--params: {error}") from None
-    if not isinstance(params, dict):
-        raise ValueError("--params: not a JSON object")
-    return params
 
 
 def _told(entry: BatchEntry) -> dict[str, Any]:

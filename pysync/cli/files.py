@@ -19,12 +19,17 @@ def read_bytes(name: str) -> bytes:
 
 def read_object(name: str) -> dict[str, Any]:
     """The JSON object in a file. Raises ValueError, which names the file."""
+    return parse_object(read_bytes(name), _shown(name))
+
+
+def parse_object(text: str | bytes, shown: str) -> dict[str, Any]:
+    """The JSON object that `text` is. Raises ValueError, which names it as `shown`."""
     try:
-        value = orjson.loads(read_bytes(name))
+        value = orjson.loads(text)
     except ValueError as error:
-        raise ValueError(f"{_shown(name)}: not JSON: {error}") from None
+        raise ValueError(f"{shown}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{_shown(name)}: a JSON object is expected")
+        raise ValueError(f"{shown}: a JSON object is expected")
     return value
 
 

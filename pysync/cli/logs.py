@@ -7,17 +7,15 @@ import select
 import sys
 from typing import Any
 
-import orjson
-
 from pysync.cli.documents import client_of
-from pysync.cli.files import print_json, read_object
+from pysync.cli.files import parse_object, print_json, read_object
 from pysync.client import LogCursor, LogElement, PushResult
 
 DEFAULT_COUNT = 10
 
 
 def append(options: argparse.Namespace) -> int:
-    data = read_object("-") if options.element == "-" else _object(options.element)
+    data = read_object("-") if options.element == "-" else parse_object(options.element, "DATA")
     appended = asyncio.run(_append(options, data))
     print_json({"hash": appended.hash, "timestamp": appended.timestamp_ms})
     return 0
@@ -50,16 +48,6 @@ async def _tail(options: argparse.Namespace) -> None:
         else:
             while elements := await cursor.pull():  # a server may give only some at once
                 _print(elements)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"DATA: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError("DATA: a JSON object is expected")
-    return value
 
 
 def _print(elements: list[LogElement]) -> None:

@@ -75,7 +75,11 @@ async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(
 ) -> None:
     server = ("--server", await start(SERVICE))
     me = shell.json("keys", "new", "--out", "me.json")
-    refused = (1, "", "pysync: append requires authorPubkey and authorSignature\n")
+    refused = (
+        1,
+        "",
+        "pysync: append requires authorPubkey and authorSignature: --key FILE proves who wrote it\n",
+    )
     assert await shell.ask("append", "diary/a", '{"n":1}', *server) == refused
     status, output, _ = await shell.ask(
         "append", "diary/a", '{"n":1}', "--ts", "7", "--key", "me.json", *server
@@ -86,7 +90,10 @@ async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(
     assert (status, told["ts"], told["authorPubkey"]) == (0, 7, me["edPub"])
     assert verify_author(APPEND_AUTHOR, "diary/a", b'{"n":1}', me["edPub"], told["authorSignature"])
     status, _, errors = await shell.ask("append", "diary/a", "{}", "--ts", "7", "--key", "me.json", *server)
-    assert (status, errors) == (1, "pysync: non_monotonic_timestamp\n")
+    told = "pysync: non_monotonic_timestamp: --ts is not later than the log's last element\n"
+    assert (status, errors) == (1, told)
+    told = "pysync: pull_bound_required: this is a log; `pysync tail` reads it\n"
+    assert await shell.ask("pull", "diary/a", *server) == (1, "", told)
     status, output, errors = await shell.ask("tail", "diary/a", *server)
     assert (status, output) == (1, "")
     assert "'items'" in errors

@@ -14,6 +14,14 @@ from collections.abc import Sequence
 from pysync import __version__
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+_ADVICE = {
+    "append_limit_exceeded": "the log is full",
+    "append_proof_missing": "--key FILE proves who wrote it",
+    "checkpoint_too_old": "the log is not read from so far back; -n N asks for the newest",
+    "non_monotonic_timestamp": "--ts is not later than the log's last element",
+    "pull_bound_required": "this is a log; `pysync tail` reads it",
+}
+"""What to do about a refusal, by its code."""
 
 OK, PROBLEM, CONFLICT, REFUSED, UNREACHABLE = 0, 1, 3, 4, 5  # 2 is argparse's
 EXIT_CODES = """\
@@ -68,12 +76,14 @@ def _status(error: Exception) -> int:
 
 def _told(error: Exception) -> str:
     from pysync.caps import CapError
-    from pysync.errors import Conflict
+    from pysync.errors import Conflict, PysyncError
 
     if isinstance(error, CapError):
         from pysync.cli.caps import REFUSALS
 
         return REFUSALS.get(error.reason, error.reason)
+    if isinstance(error, PysyncError) and error.code in _ADVICE:
+        return f"{error}: {_ADVICE[error.code]}"
     if isinstance(error, Conflict):
         at = error.current_hash or "nothing yet"
         return f"{error}: the document is at {at}; --base HASH or --force replaces it"

@@ -20,6 +20,7 @@
     │   ├── TooManyCollections
     │   ├── BatchAppendBudgetExceeded
     │   ├── BatchKeyDenied
+    │   ├── AppendParamsNotSupported
     │   ├── AppendProofMissing, InvalidTs, TsTooFarAhead
     │   ├── InvalidCheckpoint, InvalidLast, CheckpointTooOld
     │   └── PullBoundRequired, FullWithBounds, FullNotAllowed

@@ -3,6 +3,7 @@
 //! A log is a head, which holds its newest elements (the tail) and an index, and immutable objects: segments,
 //! which hold the elements before the tail, and blocks, which hold entries of the index. Positions count from 0.
 
+use crate::bounds::Bounds;
 use crate::canonical::{hex, sha256};
 use crate::envelope::{Author, Content, Member, decode_body, write_author};
 use crate::error::CoreError;
@@ -52,14 +53,6 @@ pub enum Refusal {
 
 /// What became of an element that was appended: the log's hash after it, and its time.
 pub type Written = (String, u64);
-
-/// Elements with a ts above `since`, of those the `newest` or else the `oldest`.
-#[derive(Clone, Copy, Default)]
-pub struct Bounds {
-    pub since: Option<u64>,
-    pub newest: Option<u64>,
-    pub oldest: Option<u64>,
-}
 
 /// A segment (level 0), or a block of the index: the elements from `start` up to `end`.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,4 +1,4 @@
-//! How much of a log one read asks for (wire section 6).
+//! How much of a log one read asks for (wire sections 5 and 6).
 
 use serde_json::{Map, Value};
 
@@ -8,7 +8,7 @@ const ELEMENTS_BY_DEFAULT: u64 = 1000;
 const LATEST_MS: u64 = i64::MAX as u64;
 
 /// The elements with a time above `since`, of those the `newest` or else the `oldest`; all None: none were
-/// named.
+/// named, which stands for all.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Bounds {
     pub since: Option<u64>,

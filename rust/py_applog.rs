@@ -1,6 +1,7 @@
 //! Append-only logs as Python sees them.
 
-use crate::applog::{self, Bounds, Head, Refusal};
+use crate::applog::{self, Head, Refusal};
+use crate::bounds::Bounds;
 use crate::py::{join, over};
 use crate::{log_text, starfish};
 use pyo3::prelude::*;

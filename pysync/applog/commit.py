@@ -5,7 +5,7 @@ import logging
 import os
 import random as random_module
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,7 +96,7 @@ class Commits:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _own(self, work: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
+    def _own(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

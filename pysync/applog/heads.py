@@ -90,7 +90,7 @@ async def gathered(
     for name in reversed(names):
         if chunks and newest is not None and count >= newest:
             break
-        found = await store.get(f"{key}__seg/{name}")
+        found = await store.get(chunk_key(key, name))
         if found is None or isinstance(found, NotModified):
             raise DocumentCorrupt
         chunks.insert(0, found.body)
@@ -104,6 +104,15 @@ async def chunk_names(store: Store, key: str) -> list[str]:
     names: list[str] = []
     page: list[str] | None = None
     while page is None or len(page) == _PAGE:
-        page = await store.list(f"{key}__seg", names[-1] if names else None, _PAGE)
+        page = await store.list(_chunk_folder(key), names[-1] if names else None, _PAGE)
         names += page
     return [name for name in names if len(name) == _STARFISH_DIGITS and name.isdecimal()]
+
+
+def chunk_key(key: str, name: str) -> str:
+    """The key of a chunk of the log at `key`."""
+    return f"{_chunk_folder(key)}/{name}"
+
+
+def _chunk_folder(key: str) -> str:
+    return f"{key}__seg"

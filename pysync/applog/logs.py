@@ -10,7 +10,7 @@ import orjson
 
 from pysync import _core
 from pysync.applog.commit import Commits, Waiting, discard
-from pysync.applog.heads import Heads, chunk_names, gathered
+from pysync.applog.heads import Heads, chunk_key, chunk_names, gathered
 from pysync.applog.rules import LogRules
 from pysync.applog.tail import LONG, Bounds, Nodes, Tail
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
@@ -143,7 +143,7 @@ class Logs:
             await discard(self._store, head.id)
         if head.is_chunked:
             for name in await chunk_names(self._store, key):
-                await self._store.delete(f"{key}__seg/{name}")
+                await self._store.delete(chunk_key(key, name))
         return 1
 
     def _blame(self, key: str, field: str) -> Callable[[_core.LogHead], Awaitable[PysyncError]]:

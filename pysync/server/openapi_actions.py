@@ -150,7 +150,7 @@ def _batch(service: Service, route: Route) -> Operation:
     names = array({"type": "string", "enum": list(sets)} if sets else {"type": "string"}, most)
     examined = any(rule.examines for rule in rules)
     return Operation(
-        "Read many documents",
+        "Read many documents and logs",
         _cached(object_of({"collections": map_of(array(component("schemas", "BatchEntry")))})),
         (_STORE if examined else frozenset()) | metered(rules),
         (

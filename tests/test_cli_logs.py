@@ -27,6 +27,7 @@ SERVICE: dict[str, Any] = {
             "appendOnly": {"requireAuthorSignature": False, "maxPullLimit": 5},
             **OPEN,
         },
+        {"name": "note", "storagePath": "note/{id}", **OPEN},
         {"name": "diary", "storagePath": "diary/{id}", "appendOnly": {"field": "entries"}, **OPEN},
     ]
 }
@@ -48,6 +49,16 @@ async def test_what_is_appended_is_what_tail_prints(shell: Shell, start: Start) 
     assert [told["data"] for told in lines(output)] == [{"text": "é"}, {"n": 2}, {"n": 3}]
     assert output.splitlines()[0] == f'{{"ts": {first["timestamp"]}, "data": {{"text": "é"}}}}'
     assert await shell.ask("tail", "log/none", *server) == (0, "", "")
+
+
+async def test_a_document_is_told_from_a_log(shell: Shell, start: Start) -> None:
+    base = await start(SERVICE)
+    async with Client(base) as anyone:
+        await anyone.push("note/a", {"n": 1}, None)
+    told = "pysync: note/a is a document, not a log\n"
+    assert await shell.ask("append", "note/a", "{}", "--server", base) == (1, "", told)
+    told = "pysync: what is stored is no log with its elements in 'items'\n"
+    assert await shell.ask("tail", "note/a", "--server", base) == (1, "", told)
 
 
 async def test_a_tail_is_as_long_as_asked(shell: Shell, start: Start) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from pysync.cli.documents import client_of
 from pysync.cli.files import parse_object, print_json, read_object
 from pysync.client import LogCursor, LogElement, PushResult
+from pysync.errors import Conflict
 
 DEFAULT_COUNT = 10
 
@@ -31,7 +32,10 @@ def tail(options: argparse.Namespace) -> int:
 
 async def _append(options: argparse.Namespace, data: dict[str, Any]) -> PushResult:
     async with client_of(options) as client:
-        return await client.append(options.log, data, ts_ms=options.ts)
+        try:
+            return await client.append(options.log, data, ts_ms=options.ts)
+        except Conflict:
+            raise ValueError(f"{options.log} is a document, not a log") from None
 
 
 async def _tail(options: argparse.Namespace) -> None:

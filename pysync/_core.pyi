@@ -22,6 +22,7 @@ __all__ = [
     "content_hash",
     "decode_append",
     "decode_push",
+    "is_log",
     "read_document",
     "request_message",
     "verify_author",
@@ -134,6 +135,9 @@ def decode_append(body: bytes) -> Append:
         InvalidJson, BodyTooDeep, BodyNotObject, InvalidData: as `decode_push`.
         InvalidTs: `ts` is no integer, negative, or beyond 64 bits.
     """
+
+def is_log(stored: bytes) -> bool:
+    """Whether these bytes are an object of a log of ours, sound or not."""
 
 @final
 class LogNode:

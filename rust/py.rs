@@ -83,7 +83,7 @@ pub mod _core {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::py_applog::{Append, LogHead, LogNode, decode_append};
+    use crate::py_applog::{Append, LogHead, LogNode, decode_append, is_log};
 
     #[pymodule_export]
     use crate::py_batch::{BatchAnswer, BatchPlan, BatchPlanner};

@@ -52,6 +52,11 @@ pub fn decode_append(py: Python<'_>, body: &[u8]) -> PyResult<Append> {
     })?))
 }
 
+#[pyfunction]
+pub fn is_log(stored: &[u8]) -> bool {
+    log_text::is_own(stored)
+}
+
 #[pyclass(frozen, module = "pysync._core")]
 pub struct LogNode(applog::Node);
 

@@ -69,3 +69,19 @@ async def test_what_another_process_wrote_is_noticed() -> None:
     await there.push("a", decode_push(b'{"data":{"n":1},"baseHash":"%b"}' % second.encode()))
     again = await here.push("a", decode_push(b'{"data":{"n":4},"baseHash":"%b"}' % first))
     assert (await there.pull("a")).hash == again.hash  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("base", [None, "", "0" * 64])
+async def test_no_push_of_a_document_ends_a_log(
+    start: Start, session: aiohttp.ClientSession, base: str | None
+) -> None:
+    store = MemoryStore()
+    log = {"name": "notes", "storagePath": "notes/{id}", "appendOnly": {"requireAuthorSignature": False}}
+    as_log = Browser(await start({"collections": [{**log, **PUBLIC}]}, store=store), session)
+    assert (await as_log.push("notes/a", {"n": 1}, None)).status == 200
+    del log["appendOnly"]
+    as_document = Browser(await start({"collections": [{**log, **PUBLIC}]}, store=store), session)
+    refused = (await as_document.push("notes/a", {"n": 2}, base)).error
+    assert refused in [(409, "hash_mismatch"), (500, "document_corrupt")]
+    kept = await as_log.request("GET", "/pull/notes/a?full=true")
+    assert [element["data"] for element in kept.json["data"]["items"]] == [{"n": 1}]

@@ -166,7 +166,8 @@ impl Head {
         now_ms: u64,
         max_count: Option<u64>,
     ) -> Vec<Result<Written, Refusal>> {
-        self.written_ms = now_ms;
+        // A node whose clock is behind must not make the log look older than its last append.
+        self.written_ms = self.written_ms.max(now_ms);
         let add = |(element, mark): &(&Append, &str)| {
             let ts_ms = self.admit(element.ts_ms, now_ms, max_count)?;
             let mut author = Vec::new();

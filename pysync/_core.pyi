@@ -177,9 +177,9 @@ class LogHead:
     @property
     def is_chunked(self) -> bool:
         """Whether Starfish keeps the elements in chunks: then this head has none, and `gather` is the log."""
-    def gather(self, chunks: list[bytes]) -> LogHead:
-        """The log with the elements of these chunks, in order, the newest chunk among them. Raises
-        DocumentCorrupt."""
+    def gather(self, chunks: list[bytes], *, whole: bool = False) -> LogHead:
+        """The log with the elements of these chunks, in order, the newest chunk among them; `whole`: all
+        chunks. Raises DocumentCorrupt, also where `whole` ones hold less than the head knows of."""
     def adopted(self, id: str) -> LogHead:
         """The log under an id of ours."""
     def without_previous(self) -> LogHead: ...

@@ -130,14 +130,20 @@ impl LogHead {
         self.chunked.is_some()
     }
 
-    fn gather(&self, py: Python<'_>, chunks: Vec<Bound<'_, PyBytes>>) -> PyResult<Self> {
+    #[pyo3(signature = (chunks, *, whole=false))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        chunks: Vec<Bound<'_, PyBytes>>,
+        whole: bool,
+    ) -> PyResult<Self> {
         let chunks: Vec<&[u8]> = chunks.iter().map(|chunk| chunk.as_bytes()).collect();
         let size = chunks.iter().map(|chunk| chunk.len()).sum();
         let head = self.head.clone();
         let Some(chunked) = self.chunked else {
             return Ok(Self::from(head));
         };
-        let gathered = over(py, size, || starfish::gather(head, chunked, &chunks))?;
+        let gathered = over(py, size, || starfish::gather(head, chunked, &chunks, whole))?;
         Ok(Self::from(gathered))
     }
 

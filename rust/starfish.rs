@@ -68,13 +68,22 @@ fn said<T: serde::de::DeserializeOwned>(member: Option<&RawValue>) -> Option<T> 
     serde_json::from_str(member?.get()).ok()
 }
 
-/// The log of a head of `read` with the elements of these chunks, in order; the newest chunk is among them.
+/// The log of a head of `read` with the elements of these chunks, in order; the newest chunk is among them, and
+/// `whole` says that all are: then they hold at least what the head knows of.
 ///
 /// A crash may have kept the head from knowing the newest elements. Then its hash is not the log's.
-pub fn gather(mut head: Head, chunked: Chunked, chunks: &[&[u8]]) -> Result<Head, CoreError> {
+pub fn gather(
+    mut head: Head,
+    chunked: Chunked,
+    chunks: &[&[u8]],
+    whole: bool,
+) -> Result<Head, CoreError> {
     for chunk in chunks {
         let text = str::from_utf8(chunk).map_err(|_| CoreError::DocumentCorrupt)?;
         add(&mut head, text)?;
+    }
+    if whole && head.count < chunked.count {
+        return Err(CoreError::DocumentCorrupt);
     }
     let unknown = Lines::of(&head.tail).filter(|line| ts_of(line) > Some(chunked.ts_ms));
     if let Some((at, newest)) = unknown.enumerate().last() {

@@ -80,8 +80,12 @@ async def gathered(
     store: Store, key: str, head: LogHead, since: int | None = None, newest: int | None = None
 ) -> LogHead:
     """The log whose elements Starfish keeps in chunks, as far as it takes to know those above `since` and, of
-    those, the `newest`: the key of a chunk holds the ts of its first element. Raises DocumentCorrupt."""
+    those, the `newest`: the key of a chunk holds the ts of its first element.
+
+    Raises DocumentCorrupt, also where all chunks together hold less than the head knows of.
+    """
     names = await chunk_names(store, key)
+    known = len(names)
     if since is not None:
         later = next((at for at, name in enumerate(names) if int(name) > since), len(names))
         names = names[max(later - 1, 0) :]
@@ -96,7 +100,7 @@ async def gathered(
         chunks.insert(0, found.body)
         if newest is not None:
             count += head.gather([found.body]).count
-    return head.gather(chunks)
+    return head.gather(chunks, whole=len(chunks) == known)
 
 
 async def chunk_names(store: Store, key: str) -> list[str]:

@@ -201,7 +201,11 @@ class Commits:
                 _tell_both(marked[waiting.mark], waiting)
                 continue
             if waiting.mark:
-                found = await self._written(key, head, waiting)
+                try:
+                    found = await self._written(key, head, waiting)
+                except PysyncError as error:
+                    _refuse([waiting], error)  # the others ask for nothing that lies there
+                    continue
                 if found is not None:
                     _tell(waiting, found)
                     continue

@@ -67,13 +67,24 @@ class Nodes:
     async def next(self) -> list[Segment]:
         """The next segments, about a piece of them; none when none are left."""
         await self.more_than(self._at_once)
-        taken, self._ready = self._ready[: self._at_once], self._ready[self._at_once :]
+        count = self._count()
+        taken, self._ready = self._ready[:count], self._ready[count:]
         if not taken:
             return []
         segments = await self._read(taken)
-        average = sum(len(stored) for _, stored in segments) // len(segments)
-        self._at_once = min(max(PIECE_BYTES // average, 1), READS_AT_ONCE)
+        size = sum(len(stored) for _, stored in segments)
+        self._at_once = min(max(PIECE_BYTES * len(segments) // max(size, 1), 1), READS_AT_ONCE)
         return segments
+
+    def _count(self) -> int:
+        """How many of the ready segments to read together. Those before do not tell how long they are; but
+        only one with a single element can be longer than the tails that are sealed."""
+        single = 0
+        for at, segment in enumerate(self._ready[: self._at_once]):
+            single += segment.end - segment.start == 1
+            if single > LONG:
+                return at
+        return self._at_once
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
         keys = [object_key(self._head.id, node.name) for node in nodes]
@@ -117,11 +128,13 @@ class Tail:
             segments = await self._nodes.next()
             is_last = not await self._nodes.more_than(0)
             text = _slice(self._head, segments, bounds, with_tail=is_last)
-            if text:
-                yield comma + text
-                comma = b","
             if text and bounds.oldest is not None:
                 bounds = replace(bounds, oldest=bounds.oldest - 1 - text.count(b"\n"))
+            del segments  # while a slow client takes the text, there is nothing else
+            if text:
+                text = comma + text
+                yield text
+                comma = b","
 
     def around(self, field: str) -> tuple[bytes, bytes]:
         """What stands before and after the elements in the text of `data`."""

@@ -306,6 +306,23 @@ async def test_a_long_tail_comes_in_pieces_that_make_the_same_text(node: Node) -
         assert parsed(b"".join(pieces)) == parsed(whole)
 
 
+async def test_a_piece_stays_small_though_elements_become_long(make_node: MakeNode) -> None:
+    node = make_node(None)
+    await node.append(*({"n": n, "text": "s" * 1000} for n in range(300)))
+    await node.append(*({"n": n, "text": "l" * 200_000} for n in range(60)))
+    for bounds in (Bounds(), Bounds(since=0, oldest=350)):
+        tail = await node.logs.read(KEY, bounds, RULES)
+        assert max([len(piece) async for piece in tail.chunks()]) < 2_500_000
+
+
+async def test_a_segment_that_is_empty_is_corrupt(node: Node, store: Store) -> None:
+    await filled(node, 100)
+    for key in await keys_below(store, "_pysync/logs"):
+        await store.put(key, b"")
+    with pytest.raises(DocumentCorrupt):
+        await node.elements(None, 30)
+
+
 async def test_a_tail_is_of_one_moment(node: Node) -> None:
     await node.append(*numbered(50))
     tail = await node.logs.read(KEY, Bounds(), RULES)

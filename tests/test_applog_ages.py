@@ -10,7 +10,7 @@ from conftest import MakeNode
 from log_nodes import KEY, RULES, Node, keys_below, log_of, numbered, parsed, store_values
 
 from pysync.applog import Bounds, LogRules
-from pysync.errors import StoreUnavailable
+from pysync.errors import DocumentCorrupt, StoreUnavailable
 from pysync.store import Object, Store
 from pysync.testing import MovedClock
 from pysync.testing.faults import Verb
@@ -124,6 +124,21 @@ async def test_a_bounded_read_of_chunks_reads_those_that_hold_it(
         assert len(node.got) <= 1 + most
 
 
+@pytest.mark.parametrize("lost", [0, 4, 8, range(9)])
+async def test_a_log_that_lacks_chunks_is_corrupt_and_never_a_shorter_one(
+    node: Node, store: Store, clock: MovedClock, lost: int | range
+) -> None:
+    await store_values(store, starfish(log_of(numbered(60), clock.now_ms - 1000), "chunks"))
+    chunks = await keys_below(store, f"{KEY}__seg")
+    for at in (lost,) if isinstance(lost, int) else lost:
+        await store.delete(chunks[at])
+    with pytest.raises(DocumentCorrupt):
+        await node.elements()
+    with pytest.raises(DocumentCorrupt):
+        await node.append({"n": 60})
+    assert node.calls["put"] == 0
+
+
 async def test_a_log_keeps_its_elements_in_the_field_that_it_is_told(
     node: Node, store: Store, clock: MovedClock
 ) -> None:
@@ -152,6 +167,13 @@ async def test_a_log_reads_as_missing_once_its_last_append_is_too_old(
     for reader in (node, make_node()):
         assert (await reader.datas(rules=SHORT), await reader.hash(SHORT)) == ([], "")
         assert await reader.datas() == numbered(51)
+
+
+async def test_an_append_by_a_clock_that_is_behind_makes_no_log_look_older(make_node: MakeNode) -> None:
+    node, behind = make_node(), make_node(ahead_ms=-2 * TTL_MS)
+    await node.append({"n": 0}, rules=SHORT)
+    await behind.append({"n": 1}, rules=SHORT)
+    assert await node.datas(rules=SHORT) == numbered(2)
 
 
 async def test_an_append_to_an_expired_log_begins_it_anew(

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 import reference_log as twin
 from conftest import MakeNode
-from log_nodes import KEY, Node, log_of, numbered, store_values
+from log_nodes import KEY, Node, keys_below, log_of, numbered, store_values
 
 from pysync.applog import LogRules
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
-from pysync.errors import NonMonotonicTimestamp, StoreUnavailable
+from pysync.errors import DocumentCorrupt, NonMonotonicTimestamp, StoreUnavailable, TsTooFarAhead
 from pysync.store import Store
 from pysync.testing import MovedClock
 
@@ -26,6 +26,18 @@ async def test_a_repetition_is_answered_as_the_first_was(make_node: MakeNode, cl
     clock.now_ms += IDEMPOTENCY_TTL_MS - 1
     assert await make_node().once({"n": 3}, "k") == told
     assert (await node.datas()).count({"n": 3}) == 1
+
+
+async def test_a_repetition_that_cannot_be_looked_for_fails_alone(node: Node, store: Store) -> None:
+    with pytest.raises(TsTooFarAhead):
+        await node.once(twin.Element(2**50, {"n": 0}), "k")
+    await node.append(*numbered(60))
+    for key in await keys_below(store, "_pysync/logs"):
+        await store.delete(key)
+    beside = asyncio.gather(*(node.append({"n": n}) for n in (60, 61)))
+    with pytest.raises(DocumentCorrupt):
+        await node.once({"n": 0}, "k")
+    assert [told.hash for [told] in await beside] == [twin.log_hash(n + 1, {"n": n}) for n in (60, 61)]
 
 
 async def test_keys_are_apart(node: Node) -> None:

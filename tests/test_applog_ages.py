@@ -51,6 +51,20 @@ async def test_a_log_of_starfish_is_read_and_nothing_rewritten(
     assert (node.calls["put"], node.calls["delete"]) == (0, 0)
 
 
+async def test_others_have_their_turn_while_a_big_log_of_starfish_is_read(
+    node: Node, store: Store, clock: MovedClock
+) -> None:
+    log = log_of([{"text": "x" * 100}] * 40_000, clock.now_ms - 50_000)
+    await store_values(store, starfish(log, "document"))
+    reading = asyncio.create_task(node.elements(None, 1))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert await reading == log.within(None, 1)
+    assert turns > 10
+
+
 @layouts
 @pytest.mark.parametrize("count", [2, 7, 8, 60])
 async def test_the_first_append_takes_a_log_of_starfish_over(

@@ -1,5 +1,6 @@
 """Heads of logs: from the store, or as this node knows them."""
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from typing import Final, NamedTuple
@@ -12,6 +13,8 @@ HELD_BYTES: Final = 16 * 1024 * 1024
 """Bytes of all heads that are kept, roughly."""
 _HELD_AT_MOST: Final = HELD_BYTES // 16
 _OVERHEAD_BYTES: Final = 1024
+_IN_THREAD_ABOVE: Final = 1024 * 1024
+"""Bytes of a head that is read beside the event loop: Starfish's may hold all elements."""
 _STARFISH_DIGITS: Final = 16
 _PAGE: Final = 1000
 
@@ -41,7 +44,11 @@ class Heads:
         if found is None:
             self.forget(key, field)
             return None
-        held = Held(LogHead.read(found.body, field), found.etag)
+        if len(found.body) > _IN_THREAD_ABOVE:
+            head = await asyncio.to_thread(LogHead.read, found.body, field)
+        else:
+            head = LogHead.read(found.body, field)
+        held = Held(head, found.etag)
         self.keep(key, field, held)
         return held
 

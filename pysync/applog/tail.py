@@ -72,7 +72,7 @@ class Nodes:
             return []
         segments = await self._read(taken)
         average = sum(len(stored) for _, stored in segments) // len(segments)
-        self._at_once = min(max(PIECE_BYTES // average, 1), READS_AT_ONCE)
+        self._at_once = min(max(PIECE_BYTES // max(average, 1), 1), READS_AT_ONCE)
         return segments
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:

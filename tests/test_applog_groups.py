@@ -110,3 +110,20 @@ async def test_nodes_that_collide_wait_a_little_and_ever_longer(
     await one.append({"n": 1})
     assert waits == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05]
     assert len(await one.datas(rules=RULES)) == 10
+
+
+async def test_an_unforeseen_failure_is_told_to_all_that_wait_and_ends_with_them(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    put = node.put
+
+    async def broken(*args: object, **options: object) -> str:
+        node.put = put  # type: ignore[method-assign]
+        raise RuntimeError("broken")
+
+    node.put = broken  # type: ignore[method-assign]
+    told = await node.append_at_once(numbered(3))
+    assert [type(outcome) for outcome in told] == [RuntimeError] * 3
+    assert "an append to 'logs/a' failed" in caplog.text
+    assert [type(outcome) for outcome in await node.append_at_once(numbered(3))] == [Written] * 3
+    assert await node.datas() == numbered(3)

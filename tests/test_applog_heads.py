@@ -1,9 +1,13 @@
 """What a node knows of logs without asking the store, and how much of it."""
 
 import pytest
-from log_nodes import Node, numbered
+import reference_log as twin
+from log_nodes import KEY, Node, log_of, numbered, store_values
 
 from pysync.applog import heads
+from pysync.errors import DocumentCorrupt
+from pysync.store import Store
+from pysync.testing import MovedClock
 
 
 async def gets(node: Node, key: str) -> int:
@@ -25,3 +29,22 @@ async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(
     for _ in range(100):
         await gets(node, keys[-1])
     assert [await gets(node, key) for key in (*keys[:5], keys[-1])] == [0] * 6, "each counts once"
+
+
+async def test_a_chunk_of_starfish_that_is_listed_and_not_there_is_no_shorter_log(
+    node: Node, store: Store, clock: MovedClock
+) -> None:
+    log = log_of(numbered(20), clock.now_ms - 1000)
+    await store_values(store, twin.starfish_chunks(log, KEY, 7))
+    names = await store.list(f"{KEY}__seg", None, 10)
+
+    async def listed(*_: object) -> list[str]:
+        return names
+
+    await store.delete(f"{KEY}__seg/{names[1]}")
+    node.list = listed  # type: ignore[assignment, method-assign]
+    with pytest.raises(DocumentCorrupt):
+        await node.elements()
+    with pytest.raises(DocumentCorrupt):
+        await node.append({})
+    assert await node.datas(None, 3) == numbered(3, 17)

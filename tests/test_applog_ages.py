@@ -67,13 +67,13 @@ async def test_the_first_append_takes_a_log_of_starfish_over(
 
 @layouts
 async def test_what_starfish_kept_beside_the_elements_stays(
-    node: Node, store: Store, clock: MovedClock, layout: str
+    node: Node, make_node: MakeNode, store: Store, clock: MovedClock, layout: str
 ) -> None:
     beside = {"title": "é", "n": [1, {"items": []}], "big": 2**60}
     await store_values(store, starfish(log_of(numbered(9), clock.now_ms - 1000), layout, beside))
     for count in (9, 10, 30):
         await node.append(*numbered(count - len(await node.datas()), len(await node.datas())))
-        tail = await node.logs.read(KEY, Bounds(), RULES)
+        tail = await make_node().logs.read(KEY, Bounds(), RULES)
         before, after = tail.around("items")
         assert json.loads(before + await tail.text() + after) == {
             **beside, "items": await node.elements(),

@@ -298,3 +298,12 @@ async def test_an_append_during_a_sweep_is_not_swept_away(
     found = await behind.elements(rules=SHORT)
     assert found[-1] == {"ts": told.timestamp_ms, "data": {"new": 1}}
     assert told.hash == await behind.hash(SHORT) == twin.log_hash(len(found), {"new": 1})
+
+
+async def test_a_sweep_reads_no_log_that_was_written_lately(node: Node, clock: MovedClock) -> None:
+    await node.append({}, rules=SHORT)
+    clock.now_ms += TTL_MS
+    gets = node.calls["get"]
+    assert (await sweep(node), node.calls["get"] - gets) == (0, 0)
+    clock.now_ms += 1
+    assert (await sweep(node), node.calls["get"] - gets) == (1, 1)

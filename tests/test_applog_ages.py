@@ -81,13 +81,13 @@ async def test_the_first_append_takes_a_log_of_starfish_over(
 
 @layouts
 async def test_what_starfish_kept_beside_the_elements_stays(
-    node: Node, store: Store, clock: MovedClock, layout: str
+    node: Node, make_node: MakeNode, store: Store, clock: MovedClock, layout: str
 ) -> None:
     beside = {"title": "é", "n": [1, {"items": []}], "big": 2**60}
     await store_values(store, starfish(log_of(numbered(9), clock.now_ms - 1000), layout, beside))
     for count in (9, 10, 30):
         await node.append(*numbered(count - len(await node.datas()), len(await node.datas())))
-        tail = await node.logs.read(KEY, Bounds(), RULES)
+        tail = await make_node().logs.read(KEY, Bounds(), RULES)
         before, after = tail.around("items")
         assert json.loads(before + await tail.text() + after) == {
             **beside, "items": await node.elements(),
@@ -334,3 +334,12 @@ async def test_an_append_during_a_sweep_is_not_swept_away(
     found = await behind.elements(rules=SHORT)
     assert found[-1] == {"ts": told.timestamp_ms, "data": {"new": 1}}
     assert told.hash == await behind.hash(SHORT) == twin.log_hash(len(found), {"new": 1})
+
+
+async def test_a_sweep_reads_no_log_that_was_written_lately(node: Node, clock: MovedClock) -> None:
+    await node.append({}, rules=SHORT)
+    clock.now_ms += TTL_MS
+    gets = node.calls["get"]
+    assert (await sweep(node), node.calls["get"] - gets) == (0, 0)
+    clock.now_ms += 1
+    assert (await sweep(node), node.calls["get"] - gets) == (1, 1)

@@ -253,6 +253,7 @@ async def test_a_log_without_elements_is_empty_and_has_no_version(anyone: Browse
         ("last=10", range(1, 11)),
         ("last=11", range(1, 11)),
         ("last=99999999999999999999999", range(1, 11)),
+        pytest.param("last=" + "9" * 5000, range(1, 11), id="last=9..9"),
         ("last=0", []),
         ("limit=2", [9, 10]),
         ("limit=0", []),

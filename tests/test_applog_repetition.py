@@ -186,3 +186,14 @@ async def test_what_is_not_persisted_is_answered_again_too(node: Node, clock: Mo
     told = await node.once({"n": 1}, "k", rules)
     clock.now_ms += 1000
     assert await node.once({"n": 1}, "k", rules) == told
+
+
+async def test_an_append_that_began_a_log_anew_is_found_in_that_log(node: Node, clock: MovedClock) -> None:
+    """What had expired was longer than what came after it."""
+    rules = LogRules(ttl_ms=60_000)
+    await node.append(*numbered(50), rules=rules)
+    clock.now_ms += 60_001
+    told = await node.once({"first": 1}, "k", rules)
+    await node.append(*numbered(40), rules=rules)
+    assert await node.once({"first": 1}, "k", rules) == told
+    assert await node.datas(rules=rules) == [{"first": 1}, *numbered(40)]

@@ -319,6 +319,16 @@ async def test_a_long_answer_is_chunked_and_has_the_headers_of_any(
     assert (last.headers["Connection"], last.json["data"]) == ("close", {"items": written})
 
 
+async def test_head_of_a_long_log_reads_no_element(start: Start, session: aiohttp.ClientSession) -> None:
+    store = FaultyStore(MemoryStore())
+    browser = Browser(await start({"collections": [LOG]}, store=store), session)
+    await long_log(browser, "log/a", 20)
+    gets = store.calls["get"]
+    assert (await browser.request("HEAD", "/pull/log/a?full=true")).status == 200
+    assert store.calls["get"] - gets <= 2, "the head, and a block of its index"
+    assert (await tail(browser, "log/a")).headers["Transfer-Encoding"] == "chunked"
+
+
 async def test_a_long_answer_to_http_1_0_ends_with_the_connection(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

@@ -415,13 +415,16 @@ async def test_a_log_that_cannot_be_read_fails_alone(anyone: Browser, store: Fau
     assert items(third) == []
 
 
-async def test_a_segment_that_cannot_be_read_fails_its_log_alone(anyone: Browser, store: FaultyStore) -> None:
+@pytest.mark.parametrize("torn", [b"torn", b""])
+async def test_a_segment_that_cannot_be_read_fails_its_log_alone(
+    anyone: Browser, store: FaultyStore, torn: bytes
+) -> None:
     many = [{"ts": n + 1, "data": {"text": "x" * 100}} for n in range(50)]
     await append(store, "log", "log/a", many)
     segments = [listed.key async for listed in store.walk("_pysync/logs")]
     assert len(segments) > 10
     for key in segments:
-        await store.put(key, b"torn")
+        await store.put(key, torn)
     whole, last, other = await tails(anyone, "log", {"last": 50}, {"last": 1}, {"last": 1}, ids="aab")
     assert whole == {"error": "document_corrupt"}
     assert items(last) == many[-1:]

@@ -174,7 +174,7 @@ class Commits:
             return _core.LogHead(self._random(16).hex(), head.id or None)
         if head.is_chunked:
             head = await gathered(self._store, key, head)
-        return self._without_discarded(head) if head.id else adopted(key, Held(head, held.etag))
+        return self._without_discarded(head) if head.id else adopted(key, rules.field, Held(head, held.etag))
 
     def _is_full(self, head: _core.LogHead, group: list[Waiting], rules: LogRules) -> bool:
         if not head.tail_count:

@@ -78,9 +78,9 @@ def _size(held: Held) -> int:
     return held.head.size + _OVERHEAD_BYTES
 
 
-def adopted(key: str, held: Held) -> LogHead:
+def adopted(key: str, field: str, held: Held) -> LogHead:
     """The log of Starfish's, under an id that every node and every attempt gives this version of it."""
-    return held.head.adopted(hashlib.sha256(f"{key} {held.etag}".encode()).hexdigest()[:32])
+    return held.head.adopted(hashlib.sha256(f"{field} {key} {held.etag}".encode()).hexdigest()[:32])
 
 
 async def gathered(

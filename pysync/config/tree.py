@@ -102,7 +102,7 @@ class AppendOnly:
     persist: bool | None = member("False: announced, and not stored: pulls find nothing.", None)
     max_items: int | None = member("Elements a log may hold; 0 or absent: any number.", None)
     chunk_size: int | None = member(
-        "Elements per stored segment at most; absent: as many as suit the store.", None
+        "Elements after which a segment is begun; absent: as many as suit the store.", None
     )
     require_author_signature: bool | None = member(
         "Appends carry an author proof, which is checked; false: proofs are kept unchecked; absent: true.",

@@ -343,3 +343,16 @@ async def test_a_sweep_reads_no_log_that_was_written_lately(node: Node, clock: M
     assert (await sweep(node), node.calls["get"] - gets) == (0, 0)
     clock.now_ms += 1
     assert (await sweep(node), node.calls["get"] - gets) == (1, 1)
+
+
+async def test_a_sweep_deletes_what_a_crash_stored_before_a_head_led_to_it(
+    node: Node, make_node: MakeNode, store: Store, clock: MovedClock
+) -> None:
+    await node.append({"text": "x" * 400}, rules=SHORT)
+    node.fail("put", after=1)
+    with pytest.raises(StoreUnavailable):
+        await node.append({"text": "x" * 400}, rules=SHORT)
+    assert len(await keys_below(store, "_pysync/logs")) == 1
+    clock.now_ms += TTL_MS + 1
+    assert await sweep(make_node()) == 1
+    assert await keys_below(store, "") == []

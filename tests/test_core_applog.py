@@ -196,6 +196,15 @@ def test_a_head_is_small_at_any_length(count: int) -> None:
     assert max(map(len, kept.objects.values())) < 1500
 
 
+def test_the_first_seal_of_a_long_log_leaves_a_small_head() -> None:
+    kept = Kept()
+    elements = [twin.Element(None, {"n": n}) for n in range(5000)]
+    kept.append(elements, NOW_MS, None, [""] * len(elements))
+    kept.seal(1)
+    assert len(kept.head.stored()) < 2000
+    assert [each["data"]["n"] for each in kept.read(None, 20, None)] == list(range(4980, 5000))
+
+
 def test_a_segment_holds_what_it_may_and_at_least_one_element() -> None:
     kept, _ = filled(100, max_bytes=1, each=100)
     kept.seal(1)

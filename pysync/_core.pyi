@@ -133,7 +133,7 @@ def decode_append(body: bytes) -> Append:
 
     Raises:
         InvalidJson, BodyTooDeep, BodyNotObject, InvalidData: as `decode_push`.
-        InvalidTs: `ts` is no integer, negative, or beyond 64 bits.
+        InvalidTs: `ts` is no integer, or negative. One beyond 64 bits is taken for the largest.
     """
 
 def is_log(stored: bytes) -> bool:

@@ -26,10 +26,9 @@ pub struct Append {
 impl Append {
     pub fn decode(body: &[u8]) -> Result<Self, CoreError> {
         let (content, members) = decode_body(body)?;
-        let ts_ms = match str::from_utf8(&members.ts) {
-            Ok("") => None,
-            Ok(text) => Some(text.parse().map_err(|_| CoreError::InvalidTs)?),
-            Err(_) => return Err(CoreError::InvalidTs),
+        let ts_ms = match &members.ts[..] {
+            b"" => None,
+            text => Some(whole_number(text).ok_or(CoreError::InvalidTs)?),
         };
         let author = match (members.author_pubkey, members.author_signature) {
             (Member::Text(pubkey), Member::Text(signature)) => Some(Author { pubkey, signature }),
@@ -41,6 +40,15 @@ impl Append {
             author,
         })
     }
+}
+
+/// The number of a canonical text, if it is whole and not negative; the largest there is for any beyond it.
+fn whole_number(text: &[u8]) -> Option<u64> {
+    let text = str::from_utf8(text).ok()?;
+    text.parse().ok().or_else(|| {
+        let number: f64 = text.parse().ok()?;
+        (number >= u64::MAX as f64).then_some(u64::MAX)
+    })
 }
 
 /// Why an element was not appended.

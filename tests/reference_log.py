@@ -110,9 +110,9 @@ def decode_append(body: bytes) -> tuple[bytes, bytes, int | None, str | None, st
     if ts is not None:
         # By its value: 1.0 and 1e3 are integers as well.
         text = reference.exact(ts)
-        if not re.fullmatch("[0-9]+", text) or int(text) >= 2**64:
+        if not re.fullmatch(r"[0-9]+|[0-9.]+e\+[0-9]+", text):
             raise InvalidTs
-        ts = int(text)
+        ts = min(int(text) if text.isdecimal() else 2**64, 2**64 - 1)
     pubkey, signature = (members.get(name) for name in AUTHOR)
     if not isinstance(pubkey, str) or not isinstance(signature, str):
         pubkey = signature = None

@@ -141,10 +141,11 @@ async def test_a_time_too_far_ahead_is_refused(anyone: Browser, unique: Unique) 
     refused = await append(anyone, key, {}, ts=wall_clock_ms() + 400_000)
     assert refused.error == (400, "ts is too far in the future")
     assert refused.json["code"] == "ts_too_far_ahead"
+    assert (await append(anyone, key, {}, ts=10**30)).json["code"] == "ts_too_far_ahead"
     assert await elements(anyone, key) == []
 
 
-@pytest.mark.parametrize("ts", ["-1", '"1"', "1.5", "true", "[]", "{}", "9" * 30])
+@pytest.mark.parametrize("ts", ["-1", '"1"', "1.5", "true", "[]", "{}"])
 async def test_a_time_that_is_none_is_refused(anyone: Browser, unique: Unique, ts: str) -> None:
     body = b'{"data":{},"ts":%b}' % ts.encode()
     refused = await anyone.request("POST", f"/push/{unique('log')}", body)

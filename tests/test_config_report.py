@@ -117,7 +117,7 @@ def test_what_is_not_served_yet_is_named() -> None:
             ("events", ""),
         )
     ]
-    assert {route.collection for route in routes_table(read)} == {"notes", "log"}
+    assert {route.collection for route in routes_table(read)} == {"notes", "log (log)"}
 
 
 @pytest.mark.parametrize(

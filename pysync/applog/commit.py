@@ -180,7 +180,8 @@ class Commits:
         if not head.tail_count:
             return False
         added = sum(len(waiting.element) + ELEMENT_OVERHEAD_BYTES for waiting in group)
-        return head.size + added > self._head_bytes or (
+        # What Starfish kept beside the elements stays in the head, however long it is.
+        return head.size - len(head.beside) + added > self._head_bytes or (
             rules.chunk_size is not None and head.tail_count >= rules.chunk_size
         )
 

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import orjson
 
@@ -17,8 +16,6 @@ from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
 from pysync.errors import DocumentCorrupt, PysyncError, StoreUnavailable, TsTooFarAhead
 from pysync.model import Written
 from pysync.store import Etag, EtagMismatch, Object, Store
-
-MAX_AHEAD_MS: Final = 300_000
 
 
 class Logs:
@@ -106,12 +103,10 @@ class Logs:
         await self._commits.close()
 
     def _unstored(self, element: _core.Append) -> Written:
-        now_ms = self.now_ms()
-        if element.ts_ms is not None and element.ts_ms > now_ms + MAX_AHEAD_MS:
+        _, (outcome,) = _core.LogHead("").append([(element, "")], self.now_ms(), None)
+        if isinstance(outcome, str):
             raise TsTooFarAhead
-        return Written(
-            _core.content_hash(element.canonical), now_ms if element.ts_ms is None else element.ts_ms
-        )
+        return Written(_core.content_hash(element.canonical), outcome[1])
 
     async def _claim(self, name: str, value: list[str | int]) -> bytes:
         return await self._coordinator.claim(name, orjson.dumps(value), IDEMPOTENCY_TTL_MS)

@@ -15,7 +15,7 @@ from pysync.config.tree import Collection, Config
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route, and the roles that it asks for: of a bundle's pull, those of all its members."""
+    """One route, whose it is, and the roles that it asks for: of a bundle's pull, those of all its members."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -59,16 +59,17 @@ def _routes(prefix: str, collections: Iterable[Collection]) -> Iterator[Row]:
     bundles: dict[str, list[Collection]] = {}
     for collection in collections:
         key, roles = collection.storage_path, _needed(collection, collection.read_roles)
+        label = collection.name if collection.append_only is None else f"{collection.name} (log)"
         if collection.bundle is not None:
             bundles.setdefault(collection.bundle, []).append(collection)
             key = f"{key}/{collection.name}"
         elif not collection.push_only:
-            yield Row("GET", f"{prefix}/pull/{key}", collection.name, roles)
+            yield Row("GET", f"{prefix}/pull/{key}", label, roles)
         if not collection.pull_only:
             roles_to_write = _needed(collection, collection.write_roles)
-            yield Row("POST", f"{prefix}/push/{key}", collection.name, roles_to_write)
+            yield Row("POST", f"{prefix}/push/{key}", label, roles_to_write)
         if collection.listable:
-            yield Row("GET", f"{prefix}/list/{key}".rpartition("/")[0], collection.name, roles)
+            yield Row("GET", f"{prefix}/list/{key}".rpartition("/")[0], label, roles)
     for members in bundles.values():
         readable = [member for member in members if not member.push_only]
         names = ", ".join(member.name for member in readable)

@@ -29,7 +29,7 @@ from pysync.spaces import Spaces
 
 STRIP_IN_THREAD_ABOVE = 64 * 1024
 MAX_BOUND = 2**63 - 1
-"""The largest bound that the core takes; nothing lies beyond it."""
+"""Nothing lies beyond it: neither so late a time nor so many elements."""
 
 _is_bound = re.compile(r"0|[1-9][0-9]*").fullmatch
 
@@ -134,7 +134,7 @@ def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
     limit = _bound(query.get("limit"), _invalid_limit)
     last = _bound(query.get("last"), InvalidLast)
     newest = last if limit is None else limit
-    is_full = query.get("full", "").lower() in ("1", "true")
+    is_full = query.get("full") in ("1", "true")
     if since is None and newest is None:
         if not is_full:
             raise PullBoundRequired

@@ -15,7 +15,7 @@ from pysync.config.tree import Collection, Config
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route, whose it is, and the roles that it asks for: of a bundle's pull, those of all its members."""
+    """One route, whose it is, and the roles it asks for: of a bundle's pull, those of all its members."""
 
     method: Literal["GET", "POST"]
     path: str

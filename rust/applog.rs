@@ -7,11 +7,10 @@ use crate::bounds::Bounds;
 use crate::canonical::{hex, sha256};
 use crate::envelope::{Author, Content, Member, decode_body, write_author};
 use crate::error::CoreError;
+use crate::log_index::{self, Index, Node, Object, select};
 use crate::log_text::{self, Entry, Lines, SEPARATOR};
 use std::fmt::Write;
 
-/// Entries of the index that a list holds before it becomes a block.
-pub const FAN_OUT: usize = 16;
 /// How far ahead of the clock an element may be dated.
 pub const MAX_AHEAD_MS: u64 = 300_000;
 
@@ -62,28 +61,6 @@ pub enum Refusal {
 /// What became of an element that was appended: the log's hash after it, and its time.
 pub type Written = (String, u64);
 
-/// A segment (level 0), or a block of the index: the elements from `start` up to `end`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Node {
-    pub level: usize,
-    pub start: u64,
-    pub end: u64,
-    /// The first element's.
-    pub ts_ms: u64,
-    /// Of the first element after it, where that is known.
-    next_ts_ms: Option<u64>,
-}
-
-impl Node {
-    /// The last part of its object's key.
-    pub fn name(&self) -> String {
-        match self.level {
-            0 => format!("{}-{}", self.start, self.end),
-            level => format!("index{level}-{}-{}", self.start, self.end),
-        }
-    }
-}
-
 /// What is known of a log without its segments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Head {
@@ -99,8 +76,7 @@ pub struct Head {
     pub hash: String,
     /// Members of `data` beside the elements, as an object; empty for none.
     pub beside: String,
-    /// For each level the entries that lie before the next lower level's.
-    index: Vec<Vec<Entry>>,
+    index: Index,
     /// Of the tail's elements.
     marks: Vec<(u64, String)>,
     pub tail: Vec<u8>,
@@ -119,7 +95,7 @@ impl Head {
                 written_ms: header.at,
                 hash: header.hash.into(),
                 beside: header.beside.map_or("", |text| text.get()).into(),
-                index: header.index,
+                index: Index(header.index),
                 marks: header.marks,
                 tail: elements.into(),
                 tail_count,
@@ -129,7 +105,7 @@ impl Head {
 
     /// The object to store.
     pub fn stored(&self) -> Vec<u8> {
-        let mut header = String::with_capacity(256 + 24 * FAN_OUT * self.index.len());
+        let mut header = String::with_capacity(256 + 24 * self.index.count());
         let _ = write!(
             header,
             "\"log\":\"{}\",\"from\":{},\"to\":{},\"ts\":{},\"at\":{},\"hash\":\"{}\"",
@@ -146,20 +122,14 @@ impl Head {
         if !self.beside.is_empty() {
             let _ = write!(header, ",\"beside\":{}", self.beside);
         }
-        for (level, entries) in self.index.iter().enumerate() {
-            header.push_str(if level == 0 { ",\"index\":[" } else { "," });
-            log_text::write_entries(&mut header, entries);
-        }
-        if !self.index.is_empty() {
-            header.push(']');
-        }
+        self.index.write(&mut header);
         log_text::write_marks(&mut header, &self.marks);
         log_text::write(&header, Some(&self.tail))
     }
 
     /// About how many bytes `stored` has, rather too many than too few.
     pub fn size(&self) -> usize {
-        let entries: usize = self.index.iter().map(Vec::len).sum();
+        let entries = self.index.count();
         self.tail.len() + self.beside.len() + 28 * (entries + self.marks.len()) + 280
     }
 
@@ -219,11 +189,11 @@ impl Head {
     ///
     /// A name is never given to other bytes: a segment's elements are stored already, and a block's entries are
     /// those of a stored head. Only a log that has just got its id spills entries at once that it has just made.
-    pub fn seal(&mut self, max_bytes: usize) -> Vec<(String, Vec<u8>)> {
+    pub fn seal(&mut self, max_bytes: usize) -> Vec<Object> {
         let mut objects = Vec::new();
         let is_new = self.index.is_empty();
         let mut start = self.tail_start();
-        self.spill(0, start, &mut objects);
+        self.index.spill(&self.id, start, &mut objects);
         let (tail, marks) = (
             std::mem::take(&mut self.tail),
             std::mem::take(&mut self.marks),
@@ -236,11 +206,11 @@ impl Head {
             let own = marks.iter().filter(|(at, _)| (start..end).contains(at));
             log_text::write_marks(&mut header, &own.cloned().collect::<Vec<_>>());
             if is_new {
-                self.spill(0, start, &mut objects);
+                self.index.spill(&self.id, start, &mut objects);
             }
             let entry = Entry(start, log_text::ts_of(text).unwrap_or(0));
             objects.push((
-                self.push(0, entry, end).name(),
+                self.index.add(entry, end).name(),
                 log_text::write(&header, Some(text)),
             ));
             (rest, start) = (after, end);
@@ -249,50 +219,10 @@ impl Head {
         objects
     }
 
-    /// Makes the entries of `level`, which end at `end`, a block where they are as many as a list may hold.
-    fn spill(&mut self, level: usize, end: u64, objects: &mut Vec<(String, Vec<u8>)>) {
-        let Some(entries) = self
-            .index
-            .get(level)
-            .filter(|entries| entries.len() >= FAN_OUT)
-        else {
-            return;
-        };
-        let first = entries[0];
-        let mut header = format!(
-            "\"log\":\"{}\",\"level\":{},\"from\":{},\"to\":{end},\"entries\":",
-            self.id,
-            level + 1,
-            first.0,
-        );
-        log_text::write_entries(&mut header, entries);
-        self.spill(level + 1, first.0, objects);
-        self.index[level].clear();
-        let name = self.push(level + 1, first, end).name();
-        objects.push((name, log_text::write(&header, None)));
-    }
-
-    fn push(&mut self, level: usize, entry: Entry, end: u64) -> Node {
-        if self.index.len() == level {
-            self.index.push(Vec::new());
-        }
-        self.index[level].push(entry);
-        Node {
-            level,
-            start: entry.0,
-            end,
-            ts_ms: entry.1,
-            next_ts_ms: None,
-        }
-    }
-
     /// The nodes to read, beside the tail, for the elements within `bounds`, in the log's order.
     pub fn nodes(&self, bounds: Bounds) -> Vec<Node> {
-        let levels = self.index.iter().enumerate().rev();
-        let entries =
-            levels.flat_map(|(level, entries)| entries.iter().map(move |&entry| (level, entry)));
-        let nodes = nodes(entries, self.tail_start(), log_text::ts_of(&self.tail));
-        self.select(nodes, bounds)
+        let nodes = self.index.nodes(self.tail_start(), log_text::ts_of(&self.tail));
+        select(nodes, self.first(bounds), bounds)
     }
 
     /// The same of what lies below `node`, whose object is `block`.
@@ -302,37 +232,8 @@ impl Head {
         node: &Node,
         bounds: Bounds,
     ) -> Result<Vec<Node>, CoreError> {
-        log_text::read(block, |header, _| {
-            let is_it = header.log == self.id
-                && (header.level, header.from, header.to) == (node.level, node.start, node.end);
-            let below = node.level.checked_sub(1).filter(|_| is_it)?;
-            let entries = header.entries.into_iter().map(|entry| (below, entry));
-            Some(self.select(nodes(entries, node.end, node.next_ts_ms), bounds))
-        })
-    }
-
-    fn select(&self, mut nodes: Vec<Node>, bounds: Bounds) -> Vec<Node> {
-        let first = self.first(bounds);
-        nodes.retain(|node| {
-            // Times strictly increase, so those of the node are below `next`, and `since + 1` is the first wanted.
-            let is_before = |since: u64| {
-                node.next_ts_ms
-                    .is_some_and(|next| next.saturating_sub(1) <= since)
-            };
-            node.end > first && !bounds.since.is_some_and(is_before)
-        });
-        if let Some(oldest) = bounds.oldest {
-            // Of the first node nobody knows yet how much of it is wanted.
-            let mut sure = 0;
-            let needed = nodes.iter().enumerate().take_while(|(at, node)| {
-                let is_needed = *at == 0 || sure < oldest;
-                sure += if *at == 0 { 0 } else { node.end - node.start };
-                is_needed
-            });
-            let needed = needed.count();
-            nodes.truncate(needed);
-        }
-        nodes
+        let nodes = log_index::expand(block, &self.id, node)?;
+        Ok(select(nodes, self.first(bounds), bounds))
     }
 
     /// The first position that the number of the newest elements allows.
@@ -416,28 +317,6 @@ pub fn hash(count: u64, last: &[u8]) -> String {
     text.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
     text.push(b'}');
     hex(&sha256(&text))
-}
-
-/// The nodes of entries that follow each other, `end` and `end_ts_ms` being what follows the last.
-fn nodes(
-    entries: impl Iterator<Item = (usize, Entry)>,
-    end: u64,
-    end_ts_ms: Option<u64>,
-) -> Vec<Node> {
-    let mut nodes: Vec<Node> = Vec::new();
-    for (level, Entry(start, ts_ms)) in entries {
-        if let Some(before) = nodes.last_mut() {
-            (before.end, before.next_ts_ms) = (start, Some(ts_ms));
-        }
-        nodes.push(Node {
-            level,
-            start,
-            end,
-            ts_ms,
-            next_ts_ms: end_ts_ms,
-        });
-    }
-    nodes
 }
 
 /// The text without its first `skip` elements, and those that are not after `since`.

@@ -3,7 +3,7 @@
 use crate::applog::{self, Head, Refusal};
 use crate::bounds::Bounds;
 use crate::py::{join, over};
-use crate::{log_text, starfish};
+use crate::{log_index, log_text, starfish};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -58,7 +58,7 @@ pub fn is_log(stored: &[u8]) -> bool {
 }
 
 #[pyclass(frozen, module = "pysync._core")]
-pub struct LogNode(applog::Node);
+pub struct LogNode(log_index::Node);
 
 #[pymethods]
 impl LogNode {
@@ -291,7 +291,7 @@ fn bounds(since: Option<u64>, newest: Option<u64>, oldest: Option<u64>) -> Bound
     }
 }
 
-fn located<'a>(segments: &'a [Segment<'_>]) -> Vec<(applog::Node, &'a [u8])> {
+fn located<'a>(segments: &'a [Segment<'_>]) -> Vec<(log_index::Node, &'a [u8])> {
     let located = segments.iter();
     located
         .map(|(node, stored)| (node.0.clone(), stored.as_bytes()))

@@ -341,7 +341,7 @@ async def test_what_another_node_appended_is_read_at_once(make_node: MakeNode) -
 async def test_nothing_stored_is_an_empty_log(node: Node) -> None:
     tail = await node.logs.read(KEY, Bounds(), RULES)
     assert (await tail.text(), tail.hash, tail.is_long) == (b"", "", False)
-    assert b"[]".join(tail.around('f"')).replace(b"[[]]", b"[]") == b'{"f\\"":[]}'
+    assert b"[]".join(tail.frame('f"')).replace(b"[[]]", b"[]") == b'{"f\\"":[]}'
     assert [piece async for piece in tail.chunks()] == []
 
 

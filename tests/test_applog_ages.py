@@ -88,7 +88,7 @@ async def test_what_starfish_kept_beside_the_elements_stays(
     for count in (9, 10, 30):
         await node.append(*numbered(count - len(await node.datas()), len(await node.datas())))
         tail = await make_node().logs.read(KEY, Bounds(), RULES)
-        before, after = tail.around("items")
+        before, after = tail.frame("items")
         assert json.loads(before + await tail.text() + after) == {
             **beside, "items": await node.elements(),
         }  # fmt: skip
@@ -161,7 +161,7 @@ async def test_a_log_keeps_its_elements_in_the_field_that_it_is_told(
     rules = LogRules(field="entries")
     await node.append({"n": 5}, rules=rules)
     assert await node.datas(rules=rules) == numbered(6)
-    before, after = (await node.logs.read(KEY, Bounds(), rules)).around("entries")
+    before, after = (await node.logs.read(KEY, Bounds(), rules)).frame("entries")
     assert json.loads(before + after) == {"items": "else", "entries": []}
 
 

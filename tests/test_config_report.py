@@ -174,6 +174,17 @@ def test_roles_that_the_configuration_grants_are_held() -> None:
     assert warnings(collection(readRoles=["editor", "admin:abc"], pullOnly=True), auth=granted) == []
 
 
+def test_the_linter_warns_of_keys_that_two_collections_keep_otherwise() -> None:
+    log = {"name": "log", "storagePath": "notes/{other}", "appendOnly": {"type": "by_timestamp"}}
+    for other in (log, collection(ttlMs=1000), {**log, "ttlMs": 5}):
+        acme = {"acme": {"collections": [collection(**other)]}}
+        found = [path for path, message in warnings(collection(), namespaces=acme) if "keys" in message]
+        assert found == ["namespaces.acme.collections[0].storagePath"]
+    acme = {"acme": {"collections": [collection(**log)]}}
+    alike = warnings(collection(**{**log, "name": "x"}), namespaces=acme)
+    assert not any("keys" in message for _, message in alike)
+
+
 def test_the_linter_names_the_place_in_a_namespace() -> None:
     value = {"namespaces": {"acme": {"collections": [collection(writeRoles=["public"])]}}}
     assert [problem.path for problem in lint(parse(value))] == ["namespaces.acme.collections[0].writeRoles"]

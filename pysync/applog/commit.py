@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync import _core
-from pysync.applog.heads import Heads, Held, adopted, gathered
+from pysync.applog.heads import Heads, Held
 from pysync.applog.rules import LogRules
+from pysync.applog.starfish import adopted, gathered
 from pysync.applog.tail import Bounds, Nodes, folder, object_key
 from pysync.errors import (
     AppendLimitExceeded,
@@ -29,13 +30,16 @@ ATTEMPTS: Final = 64
 """Puts of one group, each after another node's came first."""
 BACKOFF_S: Final = 0.001
 MOST_BACKOFF_S: Final = 0.05
+"""The longest waits before the second put, doubling for each, and before any: some puts take so long."""
 GROUP_COUNT: Final = 1024
 GROUP_BYTES: Final = 256 * 1024
+"""What one put carries: with more the first to wait would wait for the last."""
 MAX_WAITING: Final = 4096
 """Appends of all logs that may wait at once; one more is refused rather than queued."""
 SEGMENT_BYTES: Final = 64 * 1024
 """Where a tail is cut that has become longer than this, in bytes."""
 ELEMENT_OVERHEAD_BYTES: Final = 48
+"""What an element has around its data, without a proof."""
 
 
 @dataclass(eq=False, slots=True)
@@ -174,7 +178,7 @@ class Commits:
             return _core.LogHead(self._random(16).hex(), head.id or None)
         if head.is_chunked:
             head = await gathered(self._store, key, head)
-        return self._without_discarded(head) if head.id else adopted(key, rules.field, Held(head, held.etag))
+        return self._without_discarded(head) if head.id else adopted(key, rules.field, head, held.etag)
 
     def _is_full(self, head: _core.LogHead, group: list[Waiting], rules: LogRules) -> bool:
         if not head.tail_count:

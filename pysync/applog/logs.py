@@ -9,8 +9,9 @@ import orjson
 
 from pysync import _core
 from pysync.applog.commit import Commits, Waiting, discard
-from pysync.applog.heads import Heads, chunk_key, chunk_names, gathered
+from pysync.applog.heads import Heads
 from pysync.applog.rules import LogRules
+from pysync.applog.starfish import chunk_key, chunk_names, gathered
 from pysync.applog.tail import LONG, Bounds, Nodes, Tail
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
 from pysync.errors import DocumentCorrupt, PysyncError, StoreUnavailable, TsTooFarAhead

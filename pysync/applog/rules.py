@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pysync._core import LogHead
 from pysync.config import Collection
+from pysync.errors import CheckpointTooOld
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +41,9 @@ class LogRules:
     def expired(self, head: LogHead, now_ms: int) -> bool:
         """Whether the log reads as missing."""
         return self.ttl_ms is not None and head.written_ms + self.ttl_ms < now_ms
+
+    def check_age(self, since: int | None, now_ms: int) -> None:
+        """Raise CheckpointTooOld where `since` lies further back than the log allows."""
+        age_ms = self.max_checkpoint_age_ms
+        if since is not None and age_ms is not None and since < now_ms - age_ms:
+            raise CheckpointTooOld

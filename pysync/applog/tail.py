@@ -136,7 +136,7 @@ class Tail:
                 yield text
                 comma = b","
 
-    def around(self, field: str) -> tuple[bytes, bytes]:
+    def frame(self, field: str) -> tuple[bytes, bytes]:
         """What stands before and after the elements in the text of `data`."""
         beside = (
             self._head.beside[1:-1].encode() + b"," if self._head is not None and self._head.beside else b""

@@ -31,6 +31,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
     for _, path, collections in namespaces:
         for at, collection in enumerate(collections):
             yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None, granted)
+    yield from _shared_keys(config)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
         yield Problem("auth.spaces.trustOnFirstUse", "whoever comes first owns a space: only false is safe")
 
@@ -49,6 +50,25 @@ def _collection(collection: Collection, path: str, any_issuer: bool, granted: se
                 yield Problem(f"{path}.{member}[{at}]", message, collection.name)
     for member, message in _log(collection):
         yield Problem(f"{path}.{member}", message, collection.name)
+
+
+def _shared_keys(config: Config) -> Iterator[Problem]:
+    """Collections of different namespaces that hold the same keys, and would not keep them alike."""
+    holders: dict[str, Collection] = {}
+    for _, path, collections in config.each_namespace():
+        for at, collection in enumerate(collections):
+            below = "" if collection.bundle is None else f"/{collection.name}"
+            first = holders.setdefault(template.shape(collection.storage_path) + below, collection)
+            if _keeps(first) != _keeps(collection):
+                message = (
+                    f"its keys are also those of {first.name}, which keeps them otherwise: appendOnly, ttlMs"
+                )
+                yield Problem(f"{path}[{at}].storagePath", message, collection.name)
+
+
+def _keeps(collection: Collection) -> tuple[str | None, int | None]:
+    log = collection.append_only
+    return None if log is None else log.field or "items", collection.ttl_ms
 
 
 def _log(collection: Collection) -> Iterator[tuple[str, str]]:

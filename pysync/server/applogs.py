@@ -12,7 +12,6 @@ from pysync.applog import Bounds, LogRules, Logs, Tail
 from pysync.errors import (
     AppendProofMissing,
     BadRequest,
-    CheckpointTooOld,
     FullNotAllowed,
     FullWithBounds,
     InvalidCheckpoint,
@@ -97,12 +96,12 @@ class LogHandlers:
 
     def _pulled(self, tail: Tail, text: bytes, now_ms: int, hidden: frozenset[str] = frozenset()) -> bytes:
         """The answer with the elements of `tail`, whose text is `text`."""
-        before, after = self._around(tail, now_ms, hidden)
+        before, after = self._answer_frame(tail, now_ms, hidden)
         return b"".join((before, text, after))
 
     async def _pieces(self, tail: Tail, hidden: frozenset[str], now_ms: int) -> AsyncGenerator[bytes, None]:
         """The same, piece by piece."""
-        before, after = self._around(tail, now_ms, hidden)
+        before, after = self._answer_frame(tail, now_ms, hidden)
         comma = b""
         async for chunk in tail.chunks():
             if hidden:
@@ -113,9 +112,9 @@ class LogHandlers:
             before = b""
         yield before + after
 
-    def _around(self, tail: Tail, now_ms: int, hidden: frozenset[str]) -> tuple[bytes, bytes]:
+    def _answer_frame(self, tail: Tail, now_ms: int, hidden: frozenset[str]) -> tuple[bytes, bytes]:
         """What stands before and after the elements in an answer."""
-        before, after = around(tail, self._rules.field, hidden)
+        before, after = visible_frame(tail, self._rules.field, hidden)
         return b'{"data":' + before, b'%b,"hash":"%b","timestamp":%d}' % (after, tail.hash.encode(), now_ms)
 
 
@@ -143,17 +142,10 @@ def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
         return Bounds()
     if is_full:
         raise FullWithBounds
-    check_age(since, rules, now_ms)
+    rules.check_age(since, now_ms)
     if newest is None:
         return Bounds(since, oldest=rules.max_pull_limit)
     return Bounds(since, newest if rules.max_pull_limit is None else min(newest, rules.max_pull_limit))
-
-
-def check_age(since: int | None, rules: LogRules, now_ms: int) -> None:
-    """Raise CheckpointTooOld where `since` lies further back than `rules` allow."""
-    age_ms = rules.max_checkpoint_age_ms
-    if since is not None and age_ms is not None and since < now_ms - age_ms:
-        raise CheckpointTooOld
 
 
 def _bound(text: str | None, refused: Callable[[], BadRequest]) -> int | None:
@@ -168,10 +160,10 @@ def _invalid_limit() -> BadRequest:
     return InvalidLimit("Invalid limit")
 
 
-def around(tail: Tail, field: str, hidden: frozenset[str]) -> tuple[bytes, bytes]:
+def visible_frame(tail: Tail, field: str, hidden: frozenset[str]) -> tuple[bytes, bytes]:
     """What stands before and after the elements in the text of `data`, without the hidden members that
     Starfish kept beside them."""
-    before, after = tail.around(field)
+    before, after = tail.frame(field)
     if not hidden:
         return before, after
     visible = fields.without(before + after, hidden - {field})

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pysync.applog import Bounds, LogRules, Logs
 from pysync.errors import BadRequest, DocumentCorrupt, PullBoundRequired, StoreUnavailable
 from pysync.rule import Rule
-from pysync.server.applogs import around, check_age, stripped
+from pysync.server.applogs import stripped, visible_frame
 
 Told = tuple[str, bytes] | str
 """What became of the read of a log: its hash and the text of `data`, or the text of an error."""
@@ -36,12 +36,12 @@ class Tails:
             if rules.persist:
                 if bounds == Bounds():
                     raise PullBoundRequired
-                check_age(bounds.since, rules, self._logs.now_ms())
+                rules.check_age(bounds.since, self._logs.now_ms())
             tail = await self._logs.read(key, bounds, rules)
             text = await tail.text()
             if hidden:
                 text = await stripped(text, hidden)
-            before, after = around(tail, rules.field, hidden)
+            before, after = visible_frame(tail, rules.field, hidden)
         except (BadRequest, DocumentCorrupt, StoreUnavailable) as error:
             return error.text
         return tail.hash, before + text + after

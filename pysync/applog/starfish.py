@@ -1,0 +1,62 @@
+"""Logs as Starfish keeps them, until their first append takes them over: chunks are at `<key>__seg/<ts>`."""
+
+import hashlib
+from typing import Final
+
+from pysync._core import LogHead
+from pysync.errors import DocumentCorrupt
+from pysync.store import NotModified, Store
+
+_DIGITS: Final = 16
+_PAGE: Final = 1000
+
+
+def adopted(key: str, field: str, head: LogHead, etag: str) -> LogHead:
+    """The log that is stored under `etag`, under an id that every node and every attempt gives it."""
+    return head.adopted(hashlib.sha256(f"{field} {key} {etag}".encode()).hexdigest()[:32])
+
+
+async def gathered(
+    store: Store, key: str, head: LogHead, since: int | None = None, newest: int | None = None
+) -> LogHead:
+    """The log whose elements Starfish keeps in chunks, as far as it takes to know those above `since` and, of
+    those, the `newest`: the key of a chunk holds the ts of its first element.
+
+    Raises DocumentCorrupt, also where all chunks together hold less than the head knows of.
+    """
+    names = await chunk_names(store, key)
+    known = len(names)
+    if since is not None:
+        later = next((at for at, name in enumerate(names) if int(name) > since), len(names))
+        names = names[max(later - 1, 0) :]
+    chunks: list[bytes] = []
+    count = 0
+    for name in reversed(names):
+        if chunks and newest is not None and count >= newest:
+            break
+        found = await store.get(chunk_key(key, name))
+        if found is None or isinstance(found, NotModified):
+            raise DocumentCorrupt
+        chunks.insert(0, found.body)
+        if newest is not None:
+            count += head.gather([found.body]).count
+    return head.gather(chunks, whole=len(chunks) == known)
+
+
+async def chunk_names(store: Store, key: str) -> list[str]:
+    """The names of the chunks that Starfish keeps of the log at `key`, in the log's order."""
+    names: list[str] = []
+    page: list[str] | None = None
+    while page is None or len(page) == _PAGE:
+        page = await store.list(_chunk_folder(key), names[-1] if names else None, _PAGE)
+        names += page
+    return [name for name in names if len(name) == _DIGITS and name.isdecimal()]
+
+
+def chunk_key(key: str, name: str) -> str:
+    """The key of a chunk of the log at `key`."""
+    return f"{_chunk_folder(key)}/{name}"
+
+
+def _chunk_folder(key: str) -> str:
+    return f"{key}__seg"

@@ -1,0 +1,172 @@
+//! The index of a log: which objects hold the elements that lie before its tail.
+//!
+//! A list of level 0 names segments. One that has become `FAN_OUT` long is stored as a block, which is an entry of
+//! the level above: so a head stays small, and a tail is a few reads away, whatever the length of the log.
+
+use crate::bounds::Bounds;
+use crate::error::CoreError;
+use crate::log_text::{self, Entry};
+
+/// Entries of a list before it becomes a block.
+pub const FAN_OUT: usize = 16;
+
+/// A segment (level 0), or a block of the index: the elements from `start` up to `end`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub level: usize,
+    pub start: u64,
+    pub end: u64,
+    /// The first element's.
+    pub ts_ms: u64,
+    /// Of the first element after it, where that is known.
+    next_ts_ms: Option<u64>,
+}
+
+impl Node {
+    /// The last part of its object's key.
+    pub fn name(&self) -> String {
+        match self.level {
+            0 => format!("{}-{}", self.start, self.end),
+            level => format!("index{level}-{}-{}", self.start, self.end),
+        }
+    }
+}
+
+/// An object to store: its name, and what it is.
+pub type Object = (String, Vec<u8>);
+
+/// For each level the entries that lie before the next lower level's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Index(pub Vec<Vec<Entry>>);
+
+impl Index {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many entries there are, on all levels.
+    pub fn count(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    /// Appends the member `index`, with the comma before it; nothing where there are no levels.
+    pub fn write(&self, out: &mut String) {
+        for (level, entries) in self.0.iter().enumerate() {
+            out.push_str(if level == 0 { ",\"index\":[" } else { "," });
+            log_text::write_entries(out, entries);
+        }
+        if !self.0.is_empty() {
+            out.push(']');
+        }
+    }
+
+    /// Adds the segment that begins with `entry` and ends at `end`.
+    pub fn add(&mut self, entry: Entry, end: u64) -> Node {
+        self.push(0, entry, end)
+    }
+
+    /// Makes blocks of the log `id` of the lists that are as long as they may be; the last segment ends at `end`.
+    pub fn spill(&mut self, id: &str, end: u64, objects: &mut Vec<Object>) {
+        self.spill_level(0, id, end, objects);
+    }
+
+    fn spill_level(&mut self, level: usize, id: &str, end: u64, objects: &mut Vec<Object>) {
+        let Some(entries) = self
+            .0
+            .get(level)
+            .filter(|entries| entries.len() >= FAN_OUT)
+        else {
+            return;
+        };
+        let first = entries[0];
+        let mut header = format!(
+            "\"log\":\"{id}\",\"level\":{},\"from\":{},\"to\":{end},\"entries\":",
+            level + 1,
+            first.0,
+        );
+        log_text::write_entries(&mut header, entries);
+        self.spill_level(level + 1, id, first.0, objects);
+        self.0[level].clear();
+        let name = self.push(level + 1, first, end).name();
+        objects.push((name, log_text::write(&header, None)));
+    }
+
+    fn push(&mut self, level: usize, entry: Entry, end: u64) -> Node {
+        if self.0.len() == level {
+            self.0.push(Vec::new());
+        }
+        self.0[level].push(entry);
+        Node {
+            level,
+            start: entry.0,
+            end,
+            ts_ms: entry.1,
+            next_ts_ms: None,
+        }
+    }
+
+    /// All nodes, in the log's order, `end` and `end_ts_ms` being what follows the last.
+    pub fn nodes(&self, end: u64, end_ts_ms: Option<u64>) -> Vec<Node> {
+        let levels = self.0.iter().enumerate().rev();
+        let entries =
+            levels.flat_map(|(level, entries)| entries.iter().map(move |&entry| (level, entry)));
+        nodes(entries, end, end_ts_ms)
+    }
+}
+
+/// The nodes below `node` of the log `id`, whose object is `block`.
+pub fn expand(block: &[u8], id: &str, node: &Node) -> Result<Vec<Node>, CoreError> {
+    log_text::read(block, |header, _| {
+        let is_it = header.log == id
+            && (header.level, header.from, header.to) == (node.level, node.start, node.end);
+        let below = node.level.checked_sub(1).filter(|_| is_it)?;
+        let entries = header.entries.into_iter().map(|entry| (below, entry));
+        Some(nodes(entries, node.end, node.next_ts_ms))
+    })
+}
+
+/// Those of the nodes, which follow each other, that may hold elements from position `first` on within `bounds`.
+pub fn select(mut nodes: Vec<Node>, first: u64, bounds: Bounds) -> Vec<Node> {
+    nodes.retain(|node| {
+        // Times strictly increase, so those of the node are below `next`, and `since + 1` is the first wanted.
+        let is_before = |since: u64| {
+            node.next_ts_ms
+                .is_some_and(|next| next.saturating_sub(1) <= since)
+        };
+        node.end > first && !bounds.since.is_some_and(is_before)
+    });
+    if let Some(oldest) = bounds.oldest {
+        // Of the first node nobody knows yet how much of it is wanted.
+        let mut sure = 0;
+        let needed = nodes.iter().enumerate().take_while(|(at, node)| {
+            let is_needed = *at == 0 || sure < oldest;
+            sure += if *at == 0 { 0 } else { node.end - node.start };
+            is_needed
+        });
+        let needed = needed.count();
+        nodes.truncate(needed);
+    }
+    nodes
+}
+
+/// The nodes of entries that follow each other, `end` and `end_ts_ms` being what follows the last.
+fn nodes(
+    entries: impl Iterator<Item = (usize, Entry)>,
+    end: u64,
+    end_ts_ms: Option<u64>,
+) -> Vec<Node> {
+    let mut nodes: Vec<Node> = Vec::new();
+    for (level, Entry(start, ts_ms)) in entries {
+        if let Some(before) = nodes.last_mut() {
+            (before.end, before.next_ts_ms) = (start, Some(ts_ms));
+        }
+        nodes.push(Node {
+            level,
+            start,
+            end,
+            ts_ms,
+            next_ts_ms: end_ts_ms,
+        });
+    }
+    nodes
+}

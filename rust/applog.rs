@@ -221,7 +221,9 @@ impl Head {
 
     /// The nodes to read, beside the tail, for the elements within `bounds`, in the log's order.
     pub fn nodes(&self, bounds: Bounds) -> Vec<Node> {
-        let nodes = self.index.nodes(self.tail_start(), log_text::ts_of(&self.tail));
+        let nodes = self
+            .index
+            .nodes(self.tail_start(), log_text::ts_of(&self.tail));
         select(nodes, self.first(bounds), bounds)
     }
 

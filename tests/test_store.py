@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pysync.config import StoreConfig
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.store import ABSENT, Object, Store, local, open_store
 from pysync.store.local import LIST_NAMES, LocalStore
@@ -66,13 +67,13 @@ def run_python(code: str, *args: str) -> "subprocess.Popen[str]":
 
 
 async def test_a_url_names_its_store(folder: Path) -> None:
-    local = await open_store(f"file:{folder}")
+    local = await open_store(StoreConfig(url=f"file:{folder}"))
     assert isinstance(local, LocalStore)
     await local.close()
-    assert isinstance(await open_store("memory:"), MemoryStore)
+    assert isinstance(await open_store(StoreConfig(url="memory:")), MemoryStore)
     for url in ("file:", "memory:x", "ftp://x", ""):
         with pytest.raises(ValueError, match="is no store of this version: use file:DIR or memory:"):
-            await open_store(url)
+            await open_store(StoreConfig(url=url))
 
 
 async def test_the_folder_is_closed_to_others(store: LocalStore, folder: Path) -> None:

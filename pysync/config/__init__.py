@@ -14,7 +14,7 @@ The environment is read here and nowhere else. `lint`, `report` and `reference` 
 does not load them.
 """
 
-from pysync.config.effective import effective_coordinator, effective_limit
+from pysync.config.effective import effective_coordinator, effective_limit, is_shared
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.source import load, parse
 from pysync.config.tree import (
@@ -65,6 +65,7 @@ __all__ = [
     "StoreConfig",
     "effective_coordinator",
     "effective_limit",
+    "is_shared",
     "load",
     "parse",
 ]

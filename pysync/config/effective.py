@@ -43,6 +43,11 @@ def effective_coordinator(config: Config) -> str:
     return "file:" if config.store.url.startswith("file:") else "memory:"
 
 
+def is_shared(config: Config) -> bool:
+    """Whether other processes may serve the same store: several workers, or a coordinator of many nodes."""
+    return config.server.workers > 1 or effective_coordinator(config).startswith("redis")
+
+
 def _rules(action: Action, limits: tuple[RateLimit | None, ...]) -> Iterator[RateRule]:
     for limit in limits:
         if limit is not None:

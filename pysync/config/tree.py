@@ -184,12 +184,22 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    url: str = member("`memory:`, `file:DIR` or `s3://bucket/prefix`.", "file:./data")
-    endpoint: str | None = member("S3 endpoint.", None)
-    region: str | None = member("S3 region.", None)
-    force_path_style: bool = member("S3 addressing by path.", False)
-    access_key_id: str | None = member("S3 credentials; absent: from the environment.", None)
-    secret_access_key: str | None = member("S3 credentials.", None, secret=True)
+    url: str = member(
+        "`memory:`, `file:DIR` or `s3://bucket/prefix`; `?endpoint=…&region=…&path_style=true` stand for the "
+        "members below.",
+        "file:./data",
+    )
+    endpoint: str | None = member("URL of the S3 service; absent: AWS.", None)
+    region: str | None = member("S3 region; absent: from the environment, else `us-east-1`.", None)
+    force_path_style: bool = member(
+        "The bucket in the path instead of the host; hosts that are numbers get it anyway.", False
+    )
+    access_key_id: str | None = member(
+        "S3 credentials; absent: from the environment, the shared files, or the machine's role.", None
+    )
+    secret_access_key: str | None = member("Belongs to `accessKeyId`.", None, secret=True)
+    max_connections: int = member("Connections to S3 that one process keeps.", 128, at_most=4096)
+    timeout_ms: int = member("How long one request to S3 may take, before it is tried again.", 10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

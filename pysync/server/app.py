@@ -15,7 +15,7 @@ from pysync import __version__
 from pysync.access import Access
 from pysync.applog import Logs
 from pysync.clock import wall_clock_ms
-from pysync.config import Config, effective_coordinator
+from pysync.config import Config, effective_coordinator, is_shared
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
 from pysync.revocation import Revocations
@@ -112,7 +112,7 @@ async def create_app(
     async with AsyncExitStack() as opened:
         url = config.store.url
         if store is None:
-            store = await open_store(url, now_ms)
+            store = await open_store(config.store, now_ms, shared=is_shared(config))
             opened.push_async_callback(store.close)
         if coordinator is None:
             folder = url.removeprefix("file:") if url.startswith("file:") else None

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 from pysync.clock import wall_clock_ms
+from pysync.config import StoreConfig
 
 JSON_TYPE: Final = "application/json"
 
-READS_AT_ONCE: Final = 64
-"""Reads on behalf of one request that wait for a store together: 100 at 20 ms each take two rounds."""
+READS_AT_ONCE: Final = 100
+"""Reads on behalf of one request that wait for a store together: all of a batch, by default."""
 
 
 class Object(NamedTuple):
@@ -175,10 +176,13 @@ async def get_each(store: Store, keys: Sequence[str], at_once: int = READS_AT_ON
     return [found[key] for key in keys]
 
 
-async def open_store(url: str, now_ms: Callable[[], int] = wall_clock_ms) -> Store:
-    """The store that `url` names: `memory:` or `file:DIR`. Raises ValueError for any other, StoreUnavailable
-    where it cannot be used."""
-    kind, _, rest = url.partition(":")
+async def open_store(
+    config: StoreConfig, now_ms: Callable[[], int] = wall_clock_ms, *, shared: bool = False
+) -> Store:
+    """The store that `config` names. `shared`: other processes serve it too, so conditions that only this
+    process could keep will not do. Raises ValueError for a store that does not exist or cannot be shared,
+    StoreUnavailable where it cannot be used."""
+    kind, _, rest = config.url.partition(":")
     if kind == "memory" and not rest:
         from pysync.store.memory import MemoryStore
 

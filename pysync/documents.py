@@ -14,7 +14,7 @@ from pysync.model import Written
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
 
 MAX_LATEST = 4096
-"""Versions remembered of what was written last."""
+"""Versions remembered of what was written last, and where reads wait, of what was read."""
 _ATTEMPTS = 8
 
 
@@ -38,6 +38,8 @@ class Documents:
         if found is None or isinstance(found, NotModified):
             return None
         document = _core.read_document(found.body)
+        if self._store.reads_wait:
+            self._remember(key, document.hash, found.etag)
         return None if self._expired(document, ttl_ms) else document
 
     async def push(
@@ -101,7 +103,7 @@ class Documents:
         return swept
 
     def _known(self, key: str, base_hash: str, ttl_ms: int | None) -> Expect | None:
-        """What the store must hold for `base_hash` to be right, where this process wrote that version: it
+        """What the store must hold for `base_hash` to be right, where this process knows that version: it
         need not be read again. None where it is not known."""
         hash_, etag = self._latest.get(key, ("", ""))
         return Etag(etag) if hash_ and hash_ == base_hash and ttl_ms is None else None

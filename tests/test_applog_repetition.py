@@ -8,6 +8,7 @@ from conftest import MakeNode
 from log_nodes import KEY, Node, keys_below, log_of, numbered, store_values
 
 from pysync.applog import LogRules
+from pysync.applog.heads import RECENT_MS
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
 from pysync.errors import DocumentCorrupt, NonMonotonicTimestamp, StoreUnavailable, TsTooFarAhead
 from pysync.store import Store
@@ -139,6 +140,14 @@ async def test_a_repetition_joins_others_in_one_put(node: Node) -> None:
     assert await node.datas() == numbered(3)
 
 
+async def test_a_key_asks_the_store_nothing_of_a_log_that_was_just_written(make_node: MakeNode) -> None:
+    node = make_node(head_bytes=None)
+    await node.append({})
+    node.calls.clear()
+    await asyncio.gather(*(node.once({"n": n}, f"{n}") for n in range(20)))
+    assert (node.calls["get"], node.calls["put"]) == (0, 1)
+
+
 async def test_a_refused_append_is_refused_again_and_made_once_it_may_be(node: Node) -> None:
     await node.append(twin.Element(100, {}))
     for _ in range(2):
@@ -147,10 +156,13 @@ async def test_a_refused_append_is_refused_again_and_made_once_it_may_be(node: N
     assert (await node.once(twin.Element(101, {"n": 1}), "k")).timestamp_ms == 101
 
 
-async def test_a_node_that_slept_looks_only_through_what_came_since_the_key(make_node: MakeNode) -> None:
+async def test_a_node_that_slept_looks_only_through_what_came_since_the_key(
+    make_node: MakeNode, clock: MovedClock
+) -> None:
     sleepy, busy = make_node(), make_node()
     await sleepy.append({})
     await busy.append(*numbered(400))
+    clock.now_ms += RECENT_MS
     release = asyncio.Event()
     arrived = sleepy.delay("put", release)
     first = asyncio.ensure_future(sleepy.once({"n": -1}, "k"))

@@ -58,6 +58,16 @@ async def test_a_push_on_what_was_written_here_reads_nothing_first() -> None:
         await documents.push("a", decode_push(second % first.hash.encode()))
 
 
+async def test_a_push_on_what_was_read_here_reads_nothing_more() -> None:
+    store = FaultyStore(MemoryStore())
+    here, there = (Documents(store, MemoryCoordinator(), lambda: 1) for _ in range(2))
+    first = await there.push("a", decode_push(b'{"data":{"n":1}}'))
+    await here.pull("a")
+    store.calls.clear()
+    await here.push("a", decode_push(b'{"data":{"n":2},"baseHash":"%b"}' % first.hash.encode()))
+    assert (store.calls["get"], store.calls["put"]) == (0, 1)
+
+
 async def test_what_another_process_wrote_is_noticed() -> None:
     store, coordinator = MemoryStore(), MemoryCoordinator()
     here, there = (Documents(store, coordinator, lambda: 1) for _ in range(2))

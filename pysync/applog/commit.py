@@ -165,7 +165,7 @@ class Commits:
             return False
         if after.count > head.count:
             etag = await self._store.put(key, stored, expect=expect)
-            self._heads.keep(key, rules.field, Held(self._without_discarded(after), etag))
+            self._heads.keep(key, rules.field, self._without_discarded(after), etag)
         for waiting, outcome in zip(open_, outcomes, strict=True):
             _tell(waiting, outcome)
         return True

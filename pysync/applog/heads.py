@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pysync._core import LogHead
@@ -11,22 +12,26 @@ HELD_BYTES: Final = 16 * 1024 * 1024
 """Bytes of all heads that are kept, roughly."""
 _HELD_AT_MOST: Final = HELD_BYTES // 16
 _OVERHEAD_BYTES: Final = 1024
+RECENT_MS: Final = 2_000
+"""For how long a head passes for recent: little enough is appended meanwhile to be looked through."""
 _IN_THREAD_ABOVE: Final = 1024 * 1024
 """Bytes of a head that is read beside the event loop: Starfish's may hold all elements."""
 
 
 class Held(NamedTuple):
-    """A head as it is stored under `etag`."""
+    """A head as it is stored under `etag`. `met_ms`: when this node last knew that it is."""
 
     head: LogHead
     etag: str
+    met_ms: int
 
 
 class Heads:
     """The heads of a store. Those read or written last are kept, so that an append need not read."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
         self._store = store
+        self._now_ms = now_ms
         self._held: OrderedDict[tuple[str, str], Held] = OrderedDict()
         self._bytes = 0
 
@@ -44,24 +49,31 @@ class Heads:
             head = await asyncio.to_thread(LogHead.read, found.body, field)
         else:
             head = LogHead.read(found.body, field)
-        held = Held(head, found.etag)
-        self.keep(key, field, held)
-        return held
+        return self.keep(key, field, head, found.etag)
 
     def known(self, key: str, field: str) -> Held | None:
         """The head at `key` as it was when this node last met it. Another node may have written since."""
         return self._held.get((key, field))
 
-    def keep(self, key: str, field: str, held: Held) -> None:
-        """Know that this is the head at `key`."""
+    async def recent(self, key: str, field: str) -> Held | None:
+        """The head at `key`, as this node knows it if it has just met it, else as `read`."""
+        known = self.known(key, field)
+        if known is not None and self._now_ms() - known.met_ms < RECENT_MS:
+            return known
+        return await self.read(key, field)
+
+    def keep(self, key: str, field: str, head: LogHead, etag: str) -> Held:
+        """Know that this is the head at `key`, now under `etag`."""
         self.forget(key, field)
-        if held.head.size > _HELD_AT_MOST or held.head.is_chunked:
-            return
+        held = Held(head, etag, self._now_ms())
+        if head.size > _HELD_AT_MOST or head.is_chunked:
+            return held
         self._held[key, field] = held
         self._bytes += _size(held)
         while self._bytes > HELD_BYTES:
             _, oldest = self._held.popitem(last=False)
             self._bytes -= _size(oldest)
+        return held
 
     def forget(self, key: str, field: str) -> None:
         """Know nothing of `key`."""

@@ -35,7 +35,7 @@ class Logs:
         self._store = store
         self._coordinator = coordinator
         self.now_ms = now_ms
-        self._heads = Heads(store)
+        self._heads = Heads(store, now_ms)
         self._commits = Commits(
             store,
             self._heads,
@@ -70,8 +70,8 @@ class Logs:
         if not rules.persist:
             fresh = self._unstored(element)
             return Written(*orjson.loads(await self._claim(name, [fresh.hash, fresh.timestamp_ms])))
-        # As it is now, not as this node knows it: repetitions look through all that came since.
-        held = await self._heads.read(key, rules.field)
+        # Repetitions look through all that came since: an older head would be right, and dear.
+        held = await self._heads.recent(key, rules.field)
         id_, count = ("", 0) if held is None else (held.head.id, held.head.count)
         own: list[str | int] = [os.urandom(8).hex(), id_, count]
         mark, id_, count = orjson.loads(await self._claim(name, own))

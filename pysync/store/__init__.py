@@ -74,11 +74,7 @@ Expect = Literal["any", "absent"] | Etag
 
 
 class EtagMismatch(Exception):
-    """A conditional write found another version. `current` is its etag, None where nothing is stored."""
-
-    def __init__(self, current: str | None) -> None:
-        super().__init__(current)
-        self.current = current
+    """A conditional write found another version than it expects."""
 
 
 def split_key(key: str) -> tuple[str, str]:
@@ -100,7 +96,7 @@ def check_expectation(expect: Expect, current: str | None) -> None:
     if expect == ANY:
         return
     if current != (expect.value if isinstance(expect, Etag) else None):
-        raise EtagMismatch(current)
+        raise EtagMismatch
 
 
 class Store(Protocol):

@@ -92,21 +92,18 @@ class StoreContract:
         assert len(set(etags)) == 20
 
     async def test_absent_holds_only_where_nothing_is(self, store: Store) -> None:
-        etag = await store.put("a", b"one", expect=ABSENT)
-        with pytest.raises(EtagMismatch) as refused:
+        await store.put("a", b"one", expect=ABSENT)
+        with pytest.raises(EtagMismatch):
             await store.put("a", b"two", expect=ABSENT)
-        assert refused.value.current == etag
         await self._assert_body(store, "a", b"one")
 
     async def test_an_etag_holds_only_over_its_version(self, store: Store) -> None:
         first = await store.put("a", b"one")
-        second = await store.put("a", b"two", expect=Etag(first))
-        with pytest.raises(EtagMismatch) as refused:
+        await store.put("a", b"two", expect=Etag(first))
+        with pytest.raises(EtagMismatch):
             await store.put("a", b"three", expect=Etag(first))
-        assert refused.value.current == second
-        with pytest.raises(EtagMismatch) as missing:
+        with pytest.raises(EtagMismatch):
             await store.put("b", b"one", expect=Etag(first))
-        assert missing.value.current is None
         await self._assert_body(store, "a", b"two")
         assert await store.get("b") is None
 
@@ -149,9 +146,9 @@ class StoreContract:
         etag = await store.put("a", b"one")
         unmet: list[Expect] = [ABSENT, Etag("another")]
         for expect in unmet:
-            with pytest.raises(EtagMismatch) as refused:
+            with pytest.raises(EtagMismatch):
                 await store.delete("a", expect)
-            assert refused.value.current == etag
+        await self._assert_body(store, "a", b"one")
         await store.delete("a", Etag(etag))
         assert await store.get("a") is None
         for expect in [ANY, *unmet]:

@@ -129,15 +129,6 @@ _ABOVE_ALL_TEXT: Final = b""
 """SQLite orders every blob after every text."""
 
 
-_process = os.urandom(8).hex()
-_numbers = itertools.count()
-
-
-def _new_etag() -> str:
-    """An etag that no other write has: this process by a random name, and a number of its own."""
-    return f"{_process}{next(_numbers):x}"
-
-
 class _FileRow(NamedTuple):
     etag: str
     content_type: str
@@ -194,6 +185,8 @@ class LocalStore:
         self._files = files
         self._now_ms = now_ms
         self._recent = Recent()
+        self._name = os.urandom(8).hex()
+        self._numbers = itertools.count()
 
     @classmethod
     async def at(cls, folder: str | Path, now_ms: Callable[[], int] = wall_clock_ms) -> Self:
@@ -248,7 +241,7 @@ class LocalStore:
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         parent, name = split_key(key)
-        etag = _new_etag()
+        etag = self._new_etag()
         row = (etag, content_type, self._now_ms(), body, parent, name)
         if await self._writer.submit(_put, row, expect):
             await self._writer.submit(_unlink_doomed, self._files, key)
@@ -286,7 +279,7 @@ class LocalStore:
                     await in_thread(incoming.append, gathered)
                     gathered = bytearray()
             sha256, stamp = await in_thread(incoming.finish, gathered)
-            row = (parent, name, _new_etag(), content_type, self._now_ms(), sha256, *stamp)
+            row = (parent, name, self._new_etag(), content_type, self._now_ms(), sha256, *stamp)
             await self._writer.submit(_place_file, self._files, incoming, key, row)
         finally:
             await in_thread(incoming.discard)
@@ -312,7 +305,7 @@ class LocalStore:
                 await asyncio.sleep(0)
 
     async def probe(self) -> None:
-        etag = _new_etag()
+        etag = self._new_etag()
         await self._writer.submit(_probe, etag)
         if not self._read("SELECT 1 FROM probe WHERE id = 1"):
             raise StoreUnavailable()
@@ -321,6 +314,11 @@ class LocalStore:
     async def close(self) -> None:
         await self._writer.close()
         self._reader.close()
+
+    def _new_etag(self) -> str:
+        """An etag that no other write has: this store by a random name, and a number of its own. Never the
+        module's: processes that were forked would share it."""
+        return f"{self._name}{next(self._numbers):x}"
 
     def _version(self) -> int:
         try:
@@ -354,7 +352,7 @@ class LocalStore:
                 log.critical("the file of %r is gone: restore it from a backup", key)
                 raise StoreUnavailable()
             sha256 = await in_thread(outgoing.sha256)
-            fitting = row._replace(etag=_new_etag(), sha256=sha256, stamp=stamp)
+            fitting = row._replace(etag=self._new_etag(), sha256=sha256, stamp=stamp)
             await self._writer.submit(_correct_file, key, fitting, before.etag)
             return fitting
         return None

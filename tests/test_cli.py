@@ -54,7 +54,7 @@ def test_help_names_every_command_and_exit_status(shell: Shell) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["keys"], ["cap"], ["nonsense"], ["push"], ["cap", "device"], ["serve", "--workers", "1"]],
+    [[], ["keys"], ["cap"], ["nonsense"], ["push"], ["cap", "device"], ["serve", "--worker", "x", "y"]],
 )
 def test_a_command_line_that_is_not_understood_is_status_2(shell: Shell, arguments: list[str]) -> None:
     status, output, errors = shell.run(*arguments)

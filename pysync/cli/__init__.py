@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--coordinator", metavar="URL", help="file: or memory: (default: what suits the store)"
     )
+    serve.add_argument("--workers", metavar="N", help="processes that serve (default: 1)")
     serve.set_defaults(run=("service", "serve"))
 
     check = commands.add_parser("check", help="validate a configuration and print its routes")

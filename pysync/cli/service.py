@@ -19,6 +19,7 @@ def serve(options: argparse.Namespace) -> int:
         "server.port": options.port,
         "store": options.store,
         "coordinator": options.coordinator,
+        "server.workers": options.workers,
     }
     if options.config is None:
         settings = config.parse({}, os.environ, flags)

@@ -7,6 +7,8 @@ where.
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from aiohttp import web
@@ -29,23 +31,44 @@ from pysync.server.metrics import Metrics
 from pysync.server.middleware import Middleware
 from pysync.server.ops import Ops
 from pysync.server.routes import RouteTable
+from pysync.server.tally import SharedTally, Tally
 from pysync.server.wiring import Wiring, owners
 from pysync.spaces import Spaces
 from pysync.store import Store, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Which of several workers a process is, from 1, and the folder where they share their counts."""
+
+    number: int
+    tallies: Path
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether this one does what need be done only once for all."""
+        return self.number == 1
 
 
 class App:
     """A running service without a socket: `handle` answers requests, `close` ends it."""
 
     def __init__(
-        self, config: Config, store: Store, coordinator: Coordinator, now_ms: Callable[[], int]
+        self,
+        config: Config,
+        store: Store,
+        coordinator: Coordinator,
+        now_ms: Callable[[], int],
+        worker: Worker | None = None,
     ) -> None:
         self.config = config
         self.store = store
         self._coordinator = coordinator
         server = config.server
-        metrics = Metrics(__version__)
-        self.ops = Ops(store, metrics, now_ms)
+        tally = Tally()
+        self._shared = None if worker is None else SharedTally(tally, worker.tallies, worker.number)
+        counted = (lambda: tally) if self._shared is None else self._shared.total
+        self.ops = Ops(store, Metrics(__version__, counted), now_ms)
         documents = Documents(store, coordinator, now_ms)
         self._logs = Logs(store, coordinator, now_ms)
         revocations = Revocations(store, now_ms, config.auth.trusted_issuers or ())
@@ -67,8 +90,8 @@ class App:
             lists=Lists(store, callers, spaces),
             ops=self.ops,
         ).add_all()
-        self._middleware = Middleware(routes, metrics, server.cors.origins, server.public_hosts)
-        self.expiry = Expiry(documents, self._logs, routes)
+        self._middleware = Middleware(routes, tally, server.cors.origins, server.public_hosts)
+        self.expiry = Expiry(documents, self._logs, routes, sweeps=worker is None or worker.sweeps)
 
     async def handle(self, request: web.BaseRequest) -> Answer:
         """Answer one request."""
@@ -85,6 +108,8 @@ class App:
         await self._logs.close()
         await self._coordinator.close()
         await self.store.close()
+        if self._shared is not None:
+            self._shared.close()
 
     async def __aenter__(self) -> "App":
         return self
@@ -101,8 +126,10 @@ async def create_app(
     coordinator: Coordinator | None = None,
     *,
     now_ms: Callable[[], int] = wall_clock_ms,
+    worker: Worker | None = None,
 ) -> App:
-    """The service of `config`, with the store and coordinator that it names unless others are given.
+    """The service of `config`, with the store and coordinator that it names unless others are given; `worker`
+    where it is one of several processes.
 
     Raises ValueError for a store or coordinator that does not exist, StoreUnavailable or
     CoordinatorUnavailable for one that does not open.
@@ -118,6 +145,6 @@ async def create_app(
             folder = url.removeprefix("file:") if url.startswith("file:") else None
             coordinator = await open_coordinator(effective_coordinator(config), folder, now_ms)
             opened.push_async_callback(coordinator.close)
-        app = App(config, store, coordinator, now_ms)
+        app = App(config, store, coordinator, now_ms, worker)
         opened.pop_all()
         return app

@@ -15,6 +15,7 @@ def banner(config: Config, port: int) -> str:
         f"pysync {__version__} at {base}",
         f"  store        {config.store.url}",
         f"  coordinator  {effective_coordinator(config)}",
+        *([f"  workers      {config.server.workers}"] if config.server.workers > 1 else []),
         "",
         *_table(config),
         "",

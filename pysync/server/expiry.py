@@ -16,9 +16,10 @@ log = logging.getLogger("pysync.server")
 
 
 class Expiry:
-    """The background sweep of one service, under way from the first collection that has a `ttlMs`."""
+    """The background sweep of one service, under way from the first collection that has a `ttlMs`, unless
+    another process `sweeps`."""
 
-    def __init__(self, documents: Documents, logs: Logs, routes: RouteTable) -> None:
+    def __init__(self, documents: Documents, logs: Logs, routes: RouteTable, *, sweeps: bool = True) -> None:
         self._documents = documents
         self._logs = logs
         self._routes = routes
@@ -30,7 +31,8 @@ class Expiry:
             and not route.alias
             and route.rule.collection.ttl_ms is not None
         ]
-        self._task = asyncio.get_running_loop().create_task(self._run()) if self._expiring else None
+        sweeping = sweeps and bool(self._expiring)
+        self._task = asyncio.get_running_loop().create_task(self._run()) if sweeping else None
 
     def close(self) -> None:
         """Sweep no more."""

@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 import orjson
 
 
-def configure(*, human: bool | None = None, level: int = logging.INFO) -> None:
-    """Send everything to standard error, in the form that suits it unless `human` says which."""
+def configure(*, human: bool | None = None, level: int = logging.INFO, worker: int | None = None) -> None:
+    """Send everything to standard error, in the form that suits it unless `human` says which. Every line
+    names the `worker`, where there are several."""
     handler = logging.StreamHandler(sys.stderr)
     if sys.stderr.isatty() if human is None else human:
-        handler.setFormatter(HumanFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        who = "" if worker is None else f"worker {worker}: "
+        handler.setFormatter(HumanFormatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", "%H:%M:%S"))
     else:
-        handler.setFormatter(JsonFormatter())
+        handler.setFormatter(JsonFormatter(worker))
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
@@ -27,7 +29,11 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON."""
+    """A record as one line of JSON, with the number of the worker that it is from."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -36,6 +42,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._worker is not None:
+            entry["worker"] = self._worker
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
             entry["requestId"] = request_id

@@ -12,8 +12,8 @@ from aiohttp import web
 from pysync import wire
 from pysync.errors import InternalError, MethodNotAllowed, Misdirected, PysyncError
 from pysync.server.answer import NO_STORE, Answer, error_answer
-from pysync.server.metrics import Metrics
 from pysync.server.routes import Route, RouteTable
+from pysync.server.tally import Tally
 from pysync.signing import host_of_header
 
 log = logging.getLogger("pysync.server")
@@ -45,10 +45,10 @@ class Middleware:
     last."""
 
     def __init__(
-        self, routes: RouteTable, metrics: Metrics, origins: Sequence[str], hosts: Sequence[str]
+        self, routes: RouteTable, tally: Tally, origins: Sequence[str], hosts: Sequence[str]
     ) -> None:
         self._routes = routes
-        self._metrics = metrics
+        self._tally = tally
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
         self.draining = False
@@ -83,7 +83,7 @@ class Middleware:
             answer.close = True
         if self._origins:
             answer.header_text += self._cors_lines(request)
-        self._metrics.observe(route, answer.status, time.perf_counter() - started)
+        self._tally.observe(route, answer.status, time.perf_counter() - started)
         return answer
 
     def _check_host(self, request: web.BaseRequest) -> None:

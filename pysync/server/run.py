@@ -1,12 +1,15 @@
-"""`pysync serve`: a process that listens, says so, and leaves in good order."""
+"""`pysync serve`: a process, or several, that listens, says so, and leaves in good order."""
 
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uvloop
 from aiohttp import web
@@ -14,9 +17,11 @@ from aiohttp import web
 from pysync import __version__
 from pysync.config import Config
 from pysync.server import logs
-from pysync.server.app import App, create_app
+from pysync.server.address import reserved
+from pysync.server.app import App, Worker, create_app
 from pysync.server.banner import banner
 from pysync.server.connection import listen
+from pysync.server.supervisor import Post, Supervisor
 
 log = logging.getLogger("pysync.server")
 
@@ -27,22 +32,39 @@ def serve(config: Config) -> int:
     Raises ValueError for a configuration that cannot be served, OSError for an address that is taken,
     StoreUnavailable for a store that does not open.
     """
-    if config.server.workers > 1:
-        raise ValueError("server.workers: this version serves with one process; start several on one folder")
     logs.configure()
+    if config.server.workers > 1:
+        return _serve_with_workers(config)
     return uvloop.run(_serve(config))
+
+
+def _serve_with_workers(config: Config) -> int:
+    server = config.server
+    with reserved(server.host, server.port) as port, TemporaryDirectory(prefix="pysync-") as tallies:
+
+        def work(post: Post) -> None:
+            logs.configure(worker=post.number)
+            uvloop.run(_work(config, port, post, Path(tallies)))
+
+        def tell() -> None:
+            print(banner(config, port), flush=True)
+            log.info("serving with %s workers, version %s, pid %s", server.workers, __version__, os.getpid())
+
+        status = Supervisor(server.workers, work, server.drain_timeout_ms / 1000).run(tell)
+    log.info("stopped")
+    return status
 
 
 @asynccontextmanager
 async def listening(
-    app: App, host: str = "127.0.0.1", port: int = 0, drain_s: float = 10.0
+    app: App, host: str = "127.0.0.1", port: int = 0, drain_s: float = 10.0, *, shared: bool = False
 ) -> AsyncIterator[int]:
-    """Listen for `app` and yield the port. On leaving, accept no more and finish what is under way, for at
-    most `drain_s`."""
+    """Listen for `app` and yield the port, which other processes may listen on too where it is `shared`. On
+    leaving, accept no more and finish what is under way, for at most `drain_s`."""
     # A handler that does not end has nearly all of that time, and then a moment to be cancelled.
     runner = web.ServerRunner(listen(app.handle), shutdown_timeout=drain_s * 0.9)
     await runner.setup()
-    await web.TCPSite(runner, host, port, backlog=1024).start()
+    await web.TCPSite(runner, host, port, backlog=1024, reuse_port=shared or None).start()
     try:
         yield runner.addresses[0][1]
     finally:
@@ -68,6 +90,34 @@ async def _serve(config: Config) -> int:
         log.info("draining")
     log.info("stopped")
     return 0
+
+
+async def _work(config: Config, port: int, post: Post, tallies: Path) -> None:
+    """Serve as one of several workers until SIGTERM, or until the parent is gone."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    # Whoever ends a whole group of processes sends SIGTERM twice, itself and through the parent.
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    orphaned = asyncio.Event()
+
+    def on_parent_gone() -> None:
+        loop.remove_reader(post.parent_fd)
+        orphaned.set()
+        stop.set()
+
+    loop.add_reader(post.parent_fd, on_parent_gone)
+    server = config.server
+    async with (
+        await create_app(config, worker=Worker(post.number, tallies)) as app,
+        listening(app, server.host, port, server.drain_timeout_ms / 1000, shared=True),
+    ):
+        post.ready()
+        log.info("serving, pid %s", os.getpid())
+        await stop.wait()
+        log.info("draining" if not orphaned.is_set() else "draining: the parent is gone")
+    if orphaned.is_set():
+        shutil.rmtree(tallies, ignore_errors=True)
+    log.info("stopped")
 
 
 def _listen_for_signals(stop: asyncio.Event) -> None:

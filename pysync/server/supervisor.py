@@ -1,0 +1,292 @@
+"""Worker processes under one parent: forked, replaced when they die, ended in good order.
+
+The parent is plain and synchronous. It has no event loop and no threads, so it may fork at any time, and
+little that could end it. Each worker is tied to it by two pipes: on one it tells that it is ready, or what
+kept it from getting there; the other ends with the parent.
+"""
+
+import gc
+import logging
+import os
+import pickle
+import selectors
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+FIRST_DELAY_S: Final = 0.5
+LONGEST_DELAY_S: Final = 10.0
+HEALTHY_S: Final = 60.0
+"""A worker that dies is replaced at once; one that dies again before it has lived so long, after a delay that
+doubles each time."""
+
+GRACE_S: Final = 2.0
+"""What a worker has to close its store after it gave up on requests under way."""
+
+_READY: Final = b"\0"
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+_TAKEN: Final = (*_ENDING, signal.SIGCHLD)
+
+log = logging.getLogger("pysync.server")
+
+
+class WorkerFailed(Exception):
+    """A worker ended before it was ready, and did not tell why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What a worker knows of its place: its `number`, from 1, which its replacement will have too, and
+    `parent_fd`, which becomes readable when the parent is gone."""
+
+    number: int
+    parent_fd: int
+    line: int
+
+    def ready(self) -> None:
+        """Tell the parent that this worker serves."""
+        os.write(self.line, _READY)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    number: int
+    pid: int
+    line: int
+    """Where the parent reads what the worker tells."""
+    started_at: float
+    told: bytes = b""
+    status: int | None = None
+    """Of its end, negative for a signal."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.told.startswith(_READY)
+
+    def listen(self) -> None:
+        """Take in what the worker has told."""
+        try:
+            while told := os.read(self.line, 65_536):
+                self.told += told
+        except BlockingIOError:
+            pass
+
+    @property
+    def error(self) -> Exception | None:
+        """What it raised at its end, if it did."""
+        try:
+            error = pickle.loads(self.told.removeprefix(_READY))  # noqa: S301 - our own child's, on our own pipe
+        except Exception:
+            return None
+        return error if isinstance(error, Exception) else None
+
+    @property
+    def end(self) -> str:
+        assert self.status is not None
+        if self.status >= 0:
+            return f"ended with status {self.status}"
+        return f"was ended by {signal.Signals(-self.status).name}"
+
+
+@dataclass(slots=True)
+class _Place:
+    """A number and who has it. `delay_s`: how long the next replacement waits; `due_at`: when it starts."""
+
+    worker: _Worker | None = None
+    delay_s: float = 0.0
+    due_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs `work` in `count` processes. `work` gets its post, calls `ready` on it, and returns when it has
+    finished after SIGTERM, or after the parent has gone; it may take `drain_s` for that."""
+
+    count: int
+    work: Callable[[Post], None]
+    drain_s: float
+    _places: dict[int, _Place] = field(default_factory=dict)
+    _signals: int = 0
+    """How many of SIGTERM and SIGINT came."""
+    _signal_pipe: tuple[int, int] = (-1, -1)
+    _parent_pipe: tuple[int, int] = (-1, -1)
+
+    def run(self, on_ready: Callable[[], None]) -> int:
+        """Start the workers, call `on_ready` once all serve, and keep as many until SIGTERM or SIGINT; then
+        end them. A second signal ends them at once.
+
+        Returns 0 where all ended by themselves and well, else 1. Raises what kept a worker from starting: the
+        first starts alone, so that it is met once, and no other is left behind.
+        """
+        self._places = {number: _Place() for number in range(1, self.count + 1)}
+        gc.collect()
+        gc.freeze()  # what workers share stays shared: their collectors do not write to it
+        self._parent_pipe = os.pipe()
+        with _signal_pipe() as self._signal_pipe:
+            try:
+                self._start([1])
+                self._start(range(2, self.count + 1))
+                if not self._signals:
+                    on_ready()
+                self._keep()
+            finally:
+                ended_well = self._end()
+                for fd in self._parent_pipe:
+                    os.close(fd)
+        return 0 if ended_well else 1
+
+    def _start(self, numbers: range | list[int]) -> None:
+        """Start workers and wait until they are ready, or until somebody wants an end."""
+        if not self._signals:
+            for number in numbers:
+                self._fork(number)
+        while not self._signals and not all(worker.is_ready for worker in self._workers()):
+            for ended in self._wait(None):
+                raise ended.error or WorkerFailed(f"worker {ended.number} {ended.end} before it was ready")
+
+    def _keep(self) -> None:
+        """Replace who dies until somebody wants an end."""
+        while not self._signals:
+            now = time.monotonic()
+            for number, place in self._places.items():
+                if place.worker is None and place.due_at <= now:
+                    self._fork(number)
+            waiting = [place.due_at for place in self._places.values() if place.worker is None]
+            for ended in self._wait(max(0.0, min(waiting) - now) if waiting else None):
+                if not self._signals:
+                    self._replace(ended)
+
+    def _replace(self, ended: _Worker) -> None:
+        now = time.monotonic()
+        place = self._places[ended.number]
+        if now - ended.started_at >= HEALTHY_S:
+            place.delay_s = 0.0
+        place.due_at = now + place.delay_s
+        when = f"another starts in {place.delay_s:g} s" if place.delay_s else "another starts"
+        log.error("worker %s %s; %s", ended.number, ended.end, when, exc_info=ended.error)
+        place.delay_s = min(place.delay_s * 2 or FIRST_DELAY_S, LONGEST_DELAY_S)
+
+    def _end(self) -> bool:
+        """Have all workers finish what they have under way, and end those that do not; whether all did."""
+        for worker in self._workers():
+            os.kill(worker.pid, signal.SIGTERM)
+        ended_well = True
+        deadline = time.monotonic() + self.drain_s + GRACE_S
+        while self._workers() and self._signals < 2 and (left := deadline - time.monotonic()) > 0:
+            # Who is ended by SIGTERM itself had not begun to serve.
+            ended_well &= all(worker.status in (0, -signal.SIGTERM) for worker in self._wait(left))
+        if self._workers():
+            ended_well = False
+            if self._signals >= 2:
+                sys.stderr.write("stopped at once\n")
+            else:
+                log.error("workers did not end in %.1f s", self.drain_s + GRACE_S)
+        for worker in self._workers():
+            os.kill(worker.pid, signal.SIGKILL)
+        while self._workers():
+            self._wait(None)
+        return ended_well
+
+    def _workers(self) -> list[_Worker]:
+        return [place.worker for place in self._places.values() if place.worker is not None]
+
+    def _wait(self, at_most_s: float | None) -> list[_Worker]:
+        """Wait until something happens; the workers that have ended. Signals are counted."""
+        with selectors.PollSelector() as selector:
+            selector.register(self._signal_pipe[0], selectors.EVENT_READ)
+            for worker in self._workers():
+                if not worker.is_ready:
+                    selector.register(worker.line, selectors.EVENT_READ)
+            selector.select(at_most_s)
+        self._signals += sum(number in _ENDING for number in _read_all(self._signal_pipe[0]))
+        for worker in self._workers():
+            worker.listen()
+        return [worker for worker in self._workers() if self._has_ended(worker)]
+
+    def _has_ended(self, worker: _Worker) -> bool:
+        pid, status = os.waitpid(worker.pid, os.WNOHANG)
+        if pid == 0:
+            return False
+        worker.status = os.waitstatus_to_exitcode(status)
+        worker.listen()
+        os.close(worker.line)
+        self._places[worker.number].worker = None
+        return True
+
+    def _fork(self, number: int) -> None:
+        line, workers_end = os.pipe()
+        os.set_blocking(line, False)
+        os.set_blocking(workers_end, False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A signal must not reach the child while it still has the parent's handlers, and the parent's pipe.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(Post(number, self._parent_pipe[0], workers_end), line)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TAKEN)
+        os.close(workers_end)
+        self._places[number].worker = _Worker(number, pid, line, time.monotonic())
+
+    def _become(self, post: Post, line: int) -> NoReturn:
+        """The life of a worker, in its own process."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            # A terminal sends it to everybody; it is the parent who passes it on.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for fd in (line, *self._signal_pipe, self._parent_pipe[1]):
+                os.close(fd)
+            for worker in self._workers():
+                os.close(worker.line)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TAKEN)
+            self.work(post)
+            status = 0
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            os.write(post.line, _pickled(error))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+
+@contextmanager
+def _signal_pipe() -> Iterator[tuple[int, int]]:
+    """Have the signals of a supervisor go into a pipe, a byte each, and yield its two ends."""
+    read, write = os.pipe()
+    for fd in (read, write):
+        os.set_blocking(fd, False)
+    before_fd = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda number, frame: None) for number in _TAKEN}
+    try:
+        yield read, write
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before_fd)
+        os.close(read)
+        os.close(write)
+
+
+def _read_all(fd: int) -> bytes:
+    try:
+        return os.read(fd, 4_096)
+    except BlockingIOError:
+        return b""
+
+
+def _pickled(error: Exception) -> bytes:
+    try:
+        return pickle.dumps(error)
+    except Exception:
+        return pickle.dumps(WorkerFailed(f"{type(error).__name__}: {error}"))

@@ -79,3 +79,12 @@ def test_a_line_that_belongs_to_no_request_is_written_too(
     (line,) = capsys.readouterr().err.splitlines()
     assert "serving" in line
     assert "requestId" not in line
+
+
+@pytest.mark.usefixtures("own_logging")
+@pytest.mark.parametrize("human", [False, True])
+def test_each_line_of_a_worker_says_which(human: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(human=human, worker=2)
+    logging.getLogger("pysync.server").info("serving")
+    told = capsys.readouterr().err
+    assert "worker 2: serving\n" in told if human else json.loads(told)["worker"] == 2

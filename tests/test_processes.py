@@ -22,11 +22,12 @@ COLLECTIONS = [
 
 
 class Process:
-    """A `pysync serve` on a free port."""
+    """A `pysync serve`; `log` is the file that holds what it logs."""
 
-    def __init__(self, process: asyncio.subprocess.Process, base: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, base: str, log: Path) -> None:
         self.process = process
         self.base = base
+        self.log = log
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -36,21 +37,24 @@ class Process:
 
 
 @asynccontextmanager
-async def serving(folder: Path, **members: Any) -> AsyncIterator[Process]:
-    """A server process on the store in `folder`, killed at the end if it still runs."""
+async def serving(folder: Path, port: int = 0, **members: Any) -> AsyncIterator[Process]:
+    """A server process on the store in `folder`, on a free port unless it is given, killed at the end if it
+    still runs."""
     settings = folder / f"config-{os.urandom(4).hex()}.json"
     settings.write_text(
         json.dumps({"version": 1, "store": f"file:{folder}/data", "collections": COLLECTIONS, **members})
     )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pysync", "serve", "--config", str(settings), "--port", "0",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+    log = settings.with_suffix(".log")
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pysync", "serve", "--config", str(settings), "--port", str(port),
+            stdout=asyncio.subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
     try:
         assert process.stdout is not None
         first = (await process.stdout.readline()).decode()
         assert " at http://" in first, first
-        yield Process(process, first.split(" at ")[1].strip())
+        yield Process(process, first.split(" at ")[1].strip(), log)
     finally:
         if process.returncode is None:
             process.kill()
@@ -93,7 +97,7 @@ async def test_a_replay_is_refused_by_the_other_process_and_after_a_restart(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     key = f"u/{SUBJECT.user_id}/a"
-    host = {"server": {"publicHosts": ["sync.example"]}}
+    host: dict[str, Any] = {"server": {"publicHosts": ["sync.example"]}}
     async with serving(tmp_path, **host) as one, serving(tmp_path, **host) as other:
         signer = Signed("http://sync.example", session, SUBJECT, root_device(SUBJECT))
         headers = {**signer.headers("GET", f"/pull/{key}", b""), "Host": "sync.example"}

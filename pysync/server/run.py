@@ -111,8 +111,8 @@ async def _work(config: Config, port: int, post: Post, tallies: Path) -> None:
         await create_app(config, worker=Worker(post.number, tallies)) as app,
         listening(app, server.host, port, server.drain_timeout_ms / 1000, shared=True),
     ):
-        post.ready()
         log.info("serving, pid %s", os.getpid())
+        post.ready()
         await stop.wait()
         log.info("draining" if not orphaned.is_set() else "draining: the parent is gone")
     if orphaned.is_set():

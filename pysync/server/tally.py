@@ -84,9 +84,8 @@ class SharedTally:
         """What all workers have counted, those that are gone included."""
         self.publish()
         total = Tally()
-        for file in self._folder.iterdir():
-            if file.name.isdecimal():
-                total.add(_read(file))
+        for file in self._folder.glob("[0-9]*"):
+            total.add(_read(file))
         return total
 
     def publish(self) -> None:
@@ -101,6 +100,8 @@ class SharedTally:
         try:
             beside.write_bytes(text)
             os.replace(beside, self._file)
+        except FileNotFoundError:
+            return  # the folder is gone, and so is the parent: nobody will ask
         except OSError as error:
             log.warning("metrics are not up to date: %s", error)
             return

@@ -81,11 +81,11 @@ def fresh_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(folder: Path, core: int | None = None) -> Iterator[Running]:
+def serving(folder: Path, core: int | None = None, workers: int = 1) -> Iterator[Running]:
     """Our server with `service.json` and the documents in `folder`."""
     port = free_port()
     command = ["-m", "pysync", "serve", "--config", str(SERVICE)]
-    command += ["--port", str(port), "--store", f"file:{folder}"]
+    command += ["--port", str(port), "--store", f"file:{folder}", "--workers", str(workers)]
     with _running(command, port, "/health", core) as server:
         yield server
 

@@ -3,15 +3,15 @@
     python -m benches.workers [--quick] [--connections N] [--rounds N] [--seconds S]
 
 Two services run, one with a single worker and one with two, and are loaded in turns. Nothing is pinned: the
-kernel gives each process what there is. What the generator uses, the second worker lacks; so it is as light as
-can be. It has plain sockets and one request under way on each, takes all answers that have come with one
-`epoll_wait`, and spends one `recv` and one `send` on each. It never polls, and its share of the CPU is told.
+kernel gives each process what there is. What the generator uses, the second worker lacks; so it is as light
+as can be. It has plain sockets and one request under way on each, takes all answers that have come with one
+`epoll_wait`, and spends one `recv` and one `send` on each. It sleeps while there is none, and its share of
+the CPU is told.
 """
 
 import argparse
 import asyncio
 import gc
-import os
 import select
 import socket
 import statistics
@@ -37,7 +37,7 @@ MOST_PER_SECOND = 40_000
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run. `busy` is how many processors were at work, `generator` the share of that which was the load's."""
+    """One run. `busy` is how many processors were at work, `generator` the load's share of that."""
 
     per_second: float
     server_cpu_us: float
@@ -80,11 +80,11 @@ class Connection:
 
 
 def load(url: str, requests: Iterable[bytes], connections: int, seconds: float) -> tuple[int, float]:
-    """Send requests for so long; how many were answered, and in what time. Raises RuntimeError where an answer
-    is no document, or the requests run out."""
+    """Send requests for so long; how many were answered, and in what time. Raises RuntimeError where an
+    answer was refused or the requests run out, ConnectionError where a connection breaks."""
     address = urlsplit(url)
     waiting = iter(requests)
-    answers = 0
+    answers, under_way = 0, connections
     wrong: Counter[bytes] = Counter()
     with ExitStack() as opened, select.epoll() as events:
         by_fd: dict[int, Connection] = {}
@@ -93,12 +93,10 @@ def load(url: str, requests: Iterable[bytes], connections: int, seconds: float) 
             opened.enter_context(connection.sock)
             by_fd[connection.sock.fileno()] = connection
             events.register(connection.sock.fileno(), select.EPOLLIN)
-        clock = time.perf_counter
-        started = now = clock()
+        started = now = time.perf_counter()
         ends = started + seconds
         for connection in by_fd.values():
             connection.sock.send(next(waiting))
-        under_way = connections
         while under_way:
             for fd, _ in events.poll():
                 connection = by_fd[fd]
@@ -109,13 +107,16 @@ def load(url: str, requests: Iterable[bytes], connections: int, seconds: float) 
                     answers += 1
                 else:
                     wrong[head[9:12]] += 1
-                if now < ends:
-                    connection.sock.send(next(waiting))
-                else:
+                request = next(waiting, None) if now < ends else None
+                if request is None:
                     under_way -= 1
-            now = clock()
+                else:
+                    connection.sock.send(request)
+            now = time.perf_counter()
+    if now < ends:
+        raise RuntimeError(f"all requests were answered in {now - started:.1f} s: make more")
     if wrong:
-        raise RuntimeError(f"answers that are no documents: {dict(wrong)}")
+        raise RuntimeError(f"refused: {dict(wrong)}")
     return answers, now - started
 
 
@@ -175,9 +176,7 @@ def table(found: dict[int, list[Measured]]) -> str:
             statistics.median(getattr(run, name) for run in runs)
             for name in ("per_second", "server_cpu_us", "generator_cpu_us", "generator", "busy")
         )
-        lines.append(
-            f"| {count} | {rate:,.0f} | {server:.1f} | {generator:.1f} | {share:.0%} | {busy:.2f} |"
-        )
+        lines.append(f"| {count} | {rate:,.0f} | {server:.1f} | {generator:.1f} | {share:.0%} | {busy:.2f} |")
     more = [two.per_second / one.per_second for one, two in zip(found[1], found[2], strict=True)]
     lines += ["", f"Two workers answer {spread(more, '.2f')} times as much as one; goal: at least {GOAL}."]
     return "\n".join(lines)
@@ -195,8 +194,8 @@ def main() -> None:
     rounds, seconds = (2, 1.0) if options.quick else (options.rounds, options.seconds)
     gc.disable()  # nothing here makes cycles, and a pause would be taken for the server's
     found = compare(rounds, seconds, options.connections)
-    print(f"{machine()}; {rounds} rounds of {seconds:g} s, {options.connections} connections; signed pulls of")
-    print(f"documents of {DOCUMENT_BYTES} bytes.\n\n{table(found)}")
+    print(f"{machine()}; {rounds} rounds of {seconds:g} s, {options.connections} connections; signed pulls")
+    print(f"of documents of {DOCUMENT_BYTES} bytes.\n\n{table(found)}")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,20 @@ async def test_no_append_is_lost_or_doubled_and_no_replay_accepted(tmp_path: Pat
             assert sorted(held) == sorted(sent)
             times = [element["ts"] for element in elements]
             assert times == sorted(set(times))
+
+
+async def test_no_two_writes_have_one_etag(tmp_path: Path) -> None:
+    """What forked processes draw from one source of names would be the same in all of them."""
+    async with workers(tmp_path) as service:
+        for n in range(10):
+
+            async def push(browser: Browser, n: int = n) -> Reply:
+                return await browser.push(f"notes/{n}-{os.urandom(4).hex()}", {"n": n})
+
+            await asked_everybody(service.base, push)
+    with closing(sqlite3.connect(tmp_path / "data" / "pysync.db")) as database:
+        ((writes, etags),) = database.execute("SELECT count(*), count(DISTINCT etag) FROM object").fetchall()
+    assert writes == etags >= 40
 
 
 async def test_what_was_acknowledged_outlives_its_worker_and_others_take_its_place(tmp_path: Path) -> None:

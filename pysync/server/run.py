@@ -1,27 +1,32 @@
 """`pysync serve`: a process, or several, that listens, says so, and leaves in good order."""
 
 import asyncio
+import importlib
 import logging
 import os
 import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 import uvloop
 from aiohttp import web
 
 from pysync import __version__
-from pysync.config import Config
+from pysync.config import Config, effective_coordinator
 from pysync.server import logs
 from pysync.server.address import reserved
 from pysync.server.app import App, Worker, create_app
 from pysync.server.banner import banner
 from pysync.server.connection import listen
 from pysync.server.supervisor import Post, Supervisor
+
+_BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "redis"}
+"""Kinds of stores and coordinators, and the modules that are imported where they are used."""
 
 log = logging.getLogger("pysync.server")
 
@@ -40,6 +45,7 @@ def serve(config: Config) -> int:
 
 def _serve_with_workers(config: Config) -> int:
     server = config.server
+    _import_ahead(config)
     with reserved(server.host, server.port) as port, TemporaryDirectory(prefix="pysync-") as tallies:
 
         def work(post: Post) -> None:
@@ -53,6 +59,13 @@ def _serve_with_workers(config: Config) -> int:
         status = Supervisor(server.workers, work, server.drain_timeout_ms / 1000).run(tell)
     log.info("stopped")
     return status
+
+
+def _import_ahead(config: Config) -> None:
+    """Import what every worker will: they share it, and start sooner. What is missing they tell better."""
+    for package, url in (("store", config.store.url), ("coordinator", effective_coordinator(config))):
+        with suppress(ImportError, KeyError):
+            importlib.import_module(f"pysync.{package}.{_BACK_ENDS[url.partition(':')[0]]}")
 
 
 @asynccontextmanager

@@ -15,8 +15,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 FIRST_DELAY_S: Final = 0.5
@@ -35,8 +35,8 @@ _TAKEN: Final = (*_ENDING, signal.SIGCHLD)
 log = logging.getLogger("pysync.server")
 
 
-class WorkerFailed(Exception):
-    """A worker ended before it was ready, and did not tell why."""
+class WorkerFailed(OSError):
+    """A worker ended before it was ready, and could not tell why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class _Worker:
         assert self.status is not None
         if self.status >= 0:
             return f"ended with status {self.status}"
-        return f"was ended by {signal.Signals(-self.status).name}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was ended by {names.get(-self.status, f'signal {-self.status}')}"
 
 
 @dataclass(slots=True)
@@ -101,20 +102,23 @@ class _Place:
     delay_s: float = 0.0
     due_at: float = 0.0
 
+    def put_off(self) -> str:
+        """Set when the next one starts, and the one after it later; in words, nothing if it is now."""
+        delay_s = self.delay_s
+        self.due_at = time.monotonic() + delay_s
+        self.delay_s = min(delay_s * 2 or FIRST_DELAY_S, LONGEST_DELAY_S)
+        return f" in {delay_s:g} s" if delay_s else ""
 
-@dataclass(slots=True)
+
 class Supervisor:
     """Runs `work` in `count` processes. `work` gets its post, calls `ready` on it, and returns when it has
     finished after SIGTERM, or after the parent has gone; it may take `drain_s` for that."""
 
-    count: int
-    work: Callable[[Post], None]
-    drain_s: float
-    _places: dict[int, _Place] = field(default_factory=dict)
-    _signals: int = 0
-    """How many of SIGTERM and SIGINT came."""
-    _signal_pipe: tuple[int, int] = (-1, -1)
-    _parent_pipe: tuple[int, int] = (-1, -1)
+    def __init__(self, count: int, work: Callable[[Post], None], drain_s: float) -> None:
+        self._work = work
+        self._drain_s = drain_s
+        self._places = {number: _Place() for number in range(1, count + 1)}
+        self._signals = 0  # how many of SIGTERM and SIGINT came
 
     def run(self, on_ready: Callable[[], None]) -> int:
         """Start the workers, call `on_ready` once all serve, and keep as many until SIGTERM or SIGINT; then
@@ -123,14 +127,14 @@ class Supervisor:
         Returns 0 where all ended by themselves and well, else 1. Raises what kept a worker from starting: the
         first starts alone, so that it is met once, and no other is left behind.
         """
-        self._places = {number: _Place() for number in range(1, self.count + 1)}
+        first, *others = self._places
         gc.collect()
         gc.freeze()  # what workers share stays shared: their collectors do not write to it
         self._parent_pipe = os.pipe()
         with _signal_pipe() as self._signal_pipe:
             try:
-                self._start([1])
-                self._start(range(2, self.count + 1))
+                self._start([first])
+                self._start(others)
                 if not self._signals:
                     on_ready()
                 self._keep()
@@ -140,14 +144,15 @@ class Supervisor:
                     os.close(fd)
         return 0 if ended_well else 1
 
-    def _start(self, numbers: range | list[int]) -> None:
+    def _start(self, numbers: list[int]) -> None:
         """Start workers and wait until they are ready, or until somebody wants an end."""
         if not self._signals:
             for number in numbers:
                 self._fork(number)
         while not self._signals and not all(worker.is_ready for worker in self._workers()):
-            for ended in self._wait(None):
-                raise ended.error or WorkerFailed(f"worker {ended.number} {ended.end} before it was ready")
+            ended = self._wait(None)
+            if ended and not self._signals:
+                raise ended[0].error or WorkerFailed(f"worker {ended[0].number} {ended[0].end} at its start")
 
     def _keep(self) -> None:
         """Replace who dies until somebody wants an end."""
@@ -155,28 +160,32 @@ class Supervisor:
             now = time.monotonic()
             for number, place in self._places.items():
                 if place.worker is None and place.due_at <= now:
-                    self._fork(number)
+                    self._fork_again(number)
             waiting = [place.due_at for place in self._places.values() if place.worker is None]
             for ended in self._wait(max(0.0, min(waiting) - now) if waiting else None):
                 if not self._signals:
                     self._replace(ended)
 
     def _replace(self, ended: _Worker) -> None:
-        now = time.monotonic()
         place = self._places[ended.number]
-        if now - ended.started_at >= HEALTHY_S:
+        if time.monotonic() - ended.started_at >= HEALTHY_S:
             place.delay_s = 0.0
-        place.due_at = now + place.delay_s
-        when = f"another starts in {place.delay_s:g} s" if place.delay_s else "another starts"
-        log.error("worker %s %s; %s", ended.number, ended.end, when, exc_info=ended.error)
-        place.delay_s = min(place.delay_s * 2 or FIRST_DELAY_S, LONGEST_DELAY_S)
+        log.error(
+            "worker %s %s; another starts%s", ended.number, ended.end, place.put_off(), exc_info=ended.error
+        )
+
+    def _fork_again(self, number: int) -> None:
+        try:
+            self._fork(number)
+        except OSError as error:
+            log.error("worker %s cannot start: %s; again%s", number, error, self._places[number].put_off())
 
     def _end(self) -> bool:
         """Have all workers finish what they have under way, and end those that do not; whether all did."""
         for worker in self._workers():
             os.kill(worker.pid, signal.SIGTERM)
         ended_well = True
-        deadline = time.monotonic() + self.drain_s + GRACE_S
+        deadline = time.monotonic() + self._drain_s + GRACE_S
         while self._workers() and self._signals < 2 and (left := deadline - time.monotonic()) > 0:
             # Who is ended by SIGTERM itself had not begun to serve.
             ended_well &= all(worker.status in (0, -signal.SIGTERM) for worker in self._wait(left))
@@ -185,7 +194,7 @@ class Supervisor:
             if self._signals >= 2:
                 sys.stderr.write("stopped at once\n")
             else:
-                log.error("workers did not end in %.1f s", self.drain_s + GRACE_S)
+                log.error("workers did not end in %.1f s", self._drain_s + GRACE_S)
         for worker in self._workers():
             os.kill(worker.pid, signal.SIGKILL)
         while self._workers():
@@ -222,21 +231,22 @@ class Supervisor:
         line, workers_end = os.pipe()
         os.set_blocking(line, False)
         os.set_blocking(workers_end, False)
-        sys.stdout.flush()
-        sys.stderr.flush()
         # A signal must not reach the child while it still has the parent's handlers, and the parent's pipe.
         signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
         try:
             pid = os.fork()
             if pid == 0:
                 self._become(Post(number, self._parent_pipe[0], workers_end), line)
+        except OSError:
+            os.close(line)
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _TAKEN)
-        os.close(workers_end)
+            os.close(workers_end)
         self._places[number].worker = _Worker(number, pid, line, time.monotonic())
 
     def _become(self, post: Post, line: int) -> NoReturn:
-        """The life of a worker, in its own process."""
+        """The life of a worker, in its own process. Nothing leads back: there lies the parent's code."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -249,14 +259,14 @@ class Supervisor:
             for worker in self._workers():
                 os.close(worker.line)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _TAKEN)
-            self.work(post)
+            self._work(post)
             status = 0
         except Exception as error:
             error.add_note(traceback.format_exc())
             os.write(post.line, _pickled(error))
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with suppress(Exception):
+                sys.stdout.flush()
             os._exit(status)
 
 

@@ -8,7 +8,14 @@ import sys
 
 from benches.servers import CHECKOUT
 
-BENCHES = ("benches.core", "benches.compare", "benches.applog", "benches.latency", "benches.corpus")
+BENCHES = (
+    "benches.core",
+    "benches.compare",
+    "benches.workers",
+    "benches.applog",
+    "benches.latency",
+    "benches.corpus",
+)
 
 
 def main() -> int:

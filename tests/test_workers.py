@@ -376,9 +376,12 @@ def test_what_keeps_workers_from_starting_is_told_once_and_as_one_process_tells_
     assert several[1].count("cannot open the store") == 1
 
 
-async def counted(base: str) -> int:
-    """How often `/health` was answered, as any worker tells it."""
-    page = await on_fresh_connection(base, lambda browser: browser.request("GET", "/metrics"))
+async def metrics(browser: Browser) -> Reply:
+    return await browser.request("GET", "/metrics")
+
+
+def healths(page: Reply) -> int:
+    """How often `/health` was answered, as a worker tells it."""
     found = re.search(rb'requests_total\{action="health".*\} (\d+)', page.body)
     return int(found[1]) if found else 0
 
@@ -387,15 +390,15 @@ async def test_any_worker_tells_the_metrics_of_all_and_no_count_goes_back(tmp_pa
     async with workers(tmp_path) as service:
         told = 0
         for number in (1, 2, 3):
-            await asked_everybody(service.base, health)
-            for _ in range(20):
-                before, told = told, await counted(service.base)
-                assert told >= before
+            sent = len(await asked_everybody(service.base, health))
+            # Once each has told, all have written what they counted.
+            pages = await asked_everybody(service.base, metrics)
+            pages.append(await on_fresh_connection(service.base, metrics))
+            counts = [healths(page) for page in pages]
+            assert told <= counts[0]
+            assert counts == sorted(counts)
+            assert counts[-1] == told + sent
             await service.kill(number)
-        before = told
-        while (told := await counted(service.base)) != before:
-            before = told
-        sent = len(await asked_everybody(service.base, health))
-        while (told := await counted(service.base)) < before + sent:
-            assert told >= before
-        assert told == before + sent
+            told = counts[-1]
+        after = [healths(page) for page in await asked_everybody(service.base, metrics)]
+        assert set(after) == {told}

@@ -1,4 +1,5 @@
-"""What tests are made of, ours and those of plugin authors: the contracts, and a store that fails on demand.
+"""What tests are made of, ours and those of plugin authors: the contracts, a store and a proxy
+that fail on demand.
 
 A contract is a class of pytest tests. Inherit it, and give the fixture it asks for:
 
@@ -12,13 +13,19 @@ A contract is a class of pytest tests. Inherit it, and give the fixture it asks 
 
 from pysync.testing.coordinators import CoordinatorContract, MovedClock
 from pysync.testing.faults import FaultyStore
+from pysync.testing.injected import s3_error
+from pysync.testing.proxy import FaultProxy
+from pysync.testing.relay import Sent
 from pysync.testing.stores import StoreContract, chunks_of, read_file
 
 __all__ = [
     "CoordinatorContract",
+    "FaultProxy",
     "FaultyStore",
     "MovedClock",
+    "Sent",
     "StoreContract",
     "chunks_of",
     "read_file",
+    "s3_error",
 ]

@@ -24,6 +24,7 @@ serve: build
 	$(BIN)/pysync serve --config deploy/example.json
 
 test: build
+	components/install
 	$(BIN)/pytest -q
 
 check: build

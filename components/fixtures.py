@@ -1,0 +1,96 @@
+"""The components as pytest fixtures: started when a test first asks, ended with the session or the test.
+
+A test whose component is not installed is not run, and the last section of pytest's output names it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+import pytest
+
+import components
+
+NOT_RUN: Final = "component missing: "
+
+StartRedis = Callable[..., components.RedisServer]
+StartNginx = Callable[[str, int], components.Nginx]
+
+
+@pytest.fixture(scope="session")
+def radosgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[components.S3Server]:
+    """Ceph's S3 gateway. Tests share its bucket, each below a prefix of its own."""
+    with or_not_run(), components.radosgw(tmp_path_factory.mktemp("radosgw")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[components.S3Server]:
+    """moto's S3. Tests share its bucket, each below a prefix of its own."""
+    with or_not_run(), components.moto(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[components.RedisServer]:
+    """A Redis in memory. Tests share it, so none of them stops it or relies on it being empty."""
+    with or_not_run(), components.redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def start_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRedis]:
+    """Starts Redis servers for one test, each empty: `start_redis("--appendonly", "yes")`."""
+    with ExitStack() as stack:
+
+        def start(*options: str) -> components.RedisServer:
+            with or_not_run():
+                return stack.enter_context(
+                    components.redis_server(tmp_path_factory.mktemp("redis"), *options)
+                )
+
+        yield start
+
+
+@pytest.fixture
+def start_nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartNginx]:
+    """Starts nginx for one test: `start_nginx(http, port)` as `components.nginx` has it."""
+    with ExitStack() as stack:
+
+        def start(http: str, port: int) -> components.Nginx:
+            with or_not_run():
+                return stack.enter_context(components.nginx(tmp_path_factory.mktemp("nginx"), http, port))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def systemd_analyze() -> str:
+    """The path of systemd-analyze."""
+    with or_not_run():
+        return components.program("systemd-analyze")
+
+
+@contextmanager
+def or_not_run() -> Iterator[None]:
+    """A test that finds a component missing within is not run."""
+    try:
+        yield
+    except components.Missing as missing:
+        pytest.skip(NOT_RUN + missing.component)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the tests that were not run, each with what it lacks."""
+    missing = {}
+    for report in terminalreporter.getreports("skipped"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        _, found, component = reason.partition(NOT_RUN)
+        if found:
+            missing[report.nodeid] = component
+    if missing:
+        terminalreporter.section(f"NOT RUN: {len(missing)} tests lack a component", red=True, bold=True)
+        for nodeid, component in missing.items():
+            terminalreporter.write_line(f"{nodeid}: {component} is not installed")
+        terminalreporter.write_line("components/install installs them on Debian (see docs/architecture.md).")

@@ -13,12 +13,14 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from aiobotocore.session import get_session
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import Session
 
 import components
 from components.fixtures import StartNginx, StartRedis
+from pysync.testing import FaultProxy
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,6 +83,24 @@ def test_a_store_is_configured_for_the_server_or_for_a_proxy_before_it(s3: compo
     direct, through = s3.store("a/b"), s3.store("", "http://127.0.0.1:1")
     assert (direct.url, direct.endpoint) == ("s3://pysync/a/b", s3.endpoint)
     assert (through.url, through.endpoint) == ("s3://pysync", "http://127.0.0.1:1")
+
+
+async def test_signatures_hold_through_a_proxy(radosgw: components.S3Server) -> None:
+    async with FaultProxy(radosgw.endpoint) as proxy:
+        credentials = {
+            "aws_access_key_id": radosgw.access_key_id,
+            "aws_secret_access_key": radosgw.secret_access_key,
+        }
+        client = get_session().create_client(
+            "s3", endpoint_url=proxy.url, region_name=radosgw.region, **credentials
+        )
+        async with client as s3:
+            await s3.put_object(Bucket=radosgw.bucket, Key="é /+%/b", Body=b"one")
+            found = await s3.get_object(Bucket=radosgw.bucket, Key="é /+%/b")
+            assert await found["Body"].read() == b"one"
+            listed = await s3.list_objects_v2(Bucket=radosgw.bucket, Prefix="é /")
+            assert [listed["Key"] for listed in listed["Contents"]] == ["é /+%/b"]
+        assert proxy.calls == {"PUT": 1, "GET": 1, "LIST": 1}
 
 
 def ping(server: components.RedisServer) -> bytes:

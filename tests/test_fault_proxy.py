@@ -38,6 +38,10 @@ class Upstream:
         except ConnectionResetError:
             self.broken.set()
             return web.Response(status=400)
+        if request.raw_path == "/bye":
+            response = web.Response()
+            response.force_close()
+            return response
         if request.method == "PUT":
             if "If-None-Match" in request.headers and request.raw_path in self.held:
                 return web.Response(status=412)
@@ -334,6 +338,14 @@ async def test_chaos_is_the_same_for_the_same_seed(proxy: FaultProxy, ask: Askin
     assert (await ask("GET", "/b/a"))[0] == 500
     proxy.heal()
     assert {(await ask("GET", "/b/a"))[0] for _ in range(20)} == {404}
+
+
+async def test_a_connection_that_upstream_ends_ends(upstream: Upstream, ask: Asking) -> None:
+    assert (await ask("GET", "/b/a"))[0] == 404
+    status, headers, _ = await ask("GET", "/bye")
+    assert (status, headers["Connection"]) == (200, "close")
+    assert (await ask("GET", "/b/a"))[0] == 404
+    assert len(upstream.connections) == 2
 
 
 async def test_half_a_request_is_never_applied(proxy: FaultProxy, upstream: Upstream, ask: Asking) -> None:

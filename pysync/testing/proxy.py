@@ -182,7 +182,10 @@ class FaultProxy:
         upstream: Peer | None = None
         try:
             while (head := await client.head()) is not None:
-                if upstream is None or upstream.gone:
+                if upstream is not None and upstream.gone:
+                    upstream.abort()
+                    upstream = None
+                if upstream is None:
                     upstream = await Peer.at(*self._upstream)
                 if not await self._exchange(head, client, upstream):
                     break

@@ -334,7 +334,7 @@ def test_an_empty_token_is_refused() -> None:
 
 def test_secrets_stay_out_of_repr_and_messages() -> None:
     secrets = {
-        "store": {"url": "s3://bucket", "secretAccessKey": "hush-key"},
+        "store": {"url": "s3://bucket", "accessKeyId": "k", "secretAccessKey": "hush-key"},
         "coordinator": "redis://:hush-password@127.0.0.1/0",
         "auth": {"adminToken": "hush-token"},
     }

@@ -123,7 +123,6 @@ def test_what_is_not_served_yet_is_named() -> None:
 @pytest.mark.parametrize(
     ("members", "path", "said"),
     [
-        ({"store": "s3://bucket"}, "store", "has no s3: store"),
         ({"coordinator": "redis://:hush@127.0.0.1/0"}, "coordinator", "has no redis: coordinator"),
         ({"plugins": ["package.module:plugin"]}, "plugins", "loads no plugins"),
     ],

@@ -55,6 +55,8 @@ def test_heavy_dependencies_have_one_home() -> None:
         "cryptography": ("keys.py",),
         "jsonschema_rs": ("schema.py", "config/"),
         "yaml": ("config/",),
+        "aiobotocore": ("store/s3/",),
+        "botocore": ("store/s3/",),
         "uvloop": ("server/run.py",),
         "prometheus_client": ("server/metrics.py",),
     }

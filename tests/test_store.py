@@ -72,7 +72,7 @@ async def test_a_url_names_its_store(folder: Path) -> None:
     await local.close()
     assert isinstance(await open_store(StoreConfig(url="memory:")), MemoryStore)
     for url in ("file:", "memory:x", "ftp://x", ""):
-        with pytest.raises(ValueError, match="is no store of this version: use file:DIR or memory:"):
+        with pytest.raises(ValueError, match="is no store: use file:DIR, s3://bucket/prefix or memory:"):
             await open_store(StoreConfig(url=url))
 
 

@@ -5,6 +5,7 @@
     convert    plain values -> the tree
     rules      what is refused beyond types
     template   key templates
+    place      where an s3: store lies
     effective  what follows from several members: an action's limit, the coordinator
     lint       what is accepted and probably not meant
     report     what `pysync check` prints
@@ -15,6 +16,7 @@ does not load them.
 """
 
 from pysync.config.effective import effective_coordinator, effective_limit, is_shared
+from pysync.config.place import S3Place, s3_place
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.source import load, parse
 from pysync.config.tree import (
@@ -60,6 +62,7 @@ __all__ = [
     "RateLimit",
     "RateRule",
     "Restriction",
+    "S3Place",
     "Server",
     "Spaces",
     "StoreConfig",
@@ -68,4 +71,5 @@ __all__ = [
     "is_shared",
     "load",
     "parse",
+    "s3_place",
 ]

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from pysync.config import template
 from pysync.config.convert import join
 from pysync.config.effective import effective_coordinator, resolve
+from pysync.config.place import s3_place
 from pysync.config.problem import Problem
 from pysync.config.tree import (
     Action,
@@ -263,9 +264,16 @@ def _storage(config: Config) -> Iterator[Fault]:
     """URLs are never quoted: they may hold a password."""
     store, workers = config.store.url, config.server.workers
     coordinator = effective_coordinator(config)
+    if (config.store.access_key_id is None) != (config.store.secret_access_key is None):
+        yield "store", "accessKeyId and secretAccessKey belong together"
     if not _STORE.fullmatch(store):
         yield "store", "must be memory:, file:DIR or s3://bucket/prefix"
         return
+    if store.startswith("s3:"):
+        try:
+            s3_place(config.store)
+        except ValueError as error:
+            yield "store", str(error)
     if not _COORDINATOR.fullmatch(coordinator):
         yield "coordinator", "must be memory:, file:, file:DIR or redis://host:port/number"
         return

@@ -32,7 +32,6 @@ def unserved(config: Config) -> Iterator[Problem]:
         if said:
             yield Problem(member, _NOT_YET)
     for member, said, lacks in (
-        ("store", config.store.url.startswith("s3:"), "has no s3: store"),
         ("coordinator", effective_coordinator(config).startswith("redis"), "has no redis: coordinator"),
         ("plugins", bool(config.plugins), "loads no plugins"),
     ):

@@ -187,4 +187,8 @@ async def open_store(
         from pysync.store.local import LocalStore
 
         return await LocalStore.at(rest, now_ms)
-    raise ValueError(f"{kind}: is no store of this version: use file:DIR or memory:")
+    if kind == "s3" and rest.startswith("//"):
+        from pysync.store.s3 import S3Store
+
+        return await S3Store.at(config, now_ms, shared=shared)
+    raise ValueError(f"{kind}: is no store: use file:DIR, s3://bucket/prefix or memory:")

@@ -1,0 +1,104 @@
+"""Who asks, and where: credentials, endpoint and addressing as aiobotocore finds them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.credentials import ReadOnlyCredentials
+from botocore.exceptions import BotoCoreError, ClientError
+
+from pysync.config import S3Place, StoreConfig
+from pysync.errors import StoreUnavailable
+from pysync.store.s3.signing import Signer
+
+NO_CREDENTIALS = (
+    "no S3 credentials: set store.accessKeyId and store.secretAccessKey, or AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY in the environment (or a profile in ~/.aws), or give the machine a role"
+)
+_LISTINGS_AT_ONCE = 16
+
+
+class Account:
+    """The access to one bucket. `client` is aiobotocore's, for what is rare; `base` is the URL of the bucket,
+    without a slash at its end. Make one with `open`, and close it."""
+
+    def __init__(self, session: Any, client: Any, region: str, static: ReadOnlyCredentials | None) -> None:
+        self._session = session
+        self._region = region
+        self._static = static
+        self._signer: Signer | None = None
+        self.client = client
+        self.base = ""
+
+    @classmethod
+    async def open(cls, config: StoreConfig, place: S3Place) -> Self:
+        """Raises ValueError for an endpoint that is no URL, StoreUnavailable where there are no
+        credentials."""
+        session = get_session()
+        region = place.region or session.get_config_variable("region") or "us-east-1"
+        static = None
+        if config.access_key_id is not None and config.secret_access_key is not None:
+            static = ReadOnlyCredentials(config.access_key_id, config.secret_access_key, None)
+        with asking():
+            client = await session.create_client(
+                "s3",
+                region_name=region,
+                endpoint_url=place.endpoint,
+                aws_access_key_id=config.access_key_id,
+                aws_secret_access_key=config.secret_access_key,
+                config=_client_config(config, place),
+            ).__aenter__()
+        account = cls(session, client, region, static)
+        try:
+            await account.signer()
+            with asking():
+                url = await client.generate_presigned_url("get_object", {"Bucket": place.bucket, "Key": "x"})
+            account.base = url.partition("?")[0].removesuffix("/x")
+        except BaseException:
+            await account.close()
+            raise
+        return account
+
+    async def signer(self) -> Signer:
+        """The signer of the credentials as they are now: those of a role change every few hours. Raises
+        StoreUnavailable where there are none."""
+        frozen = self._static
+        if frozen is None:
+            with asking():
+                credentials = await self._session.get_credentials()
+                frozen = credentials and await credentials.get_frozen_credentials()
+            if not frozen:
+                raise StoreUnavailable(NO_CREDENTIALS)
+        if self._signer is None or self._signer.credentials != frozen:
+            self._signer = Signer(frozen, self._region)
+        return self._signer
+
+    async def close(self) -> None:
+        await self.client.__aexit__(None, None, None)
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Whatever aiobotocore raises becomes StoreUnavailable; a ValueError stays one."""
+    try:
+        yield
+    except (BotoCoreError, ClientError, aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise StoreUnavailable from error
+
+
+def _client_config(config: StoreConfig, place: S3Place) -> AioConfig:
+    timeout_s = config.timeout_ms / 1000
+    return AioConfig(
+        connect_timeout=timeout_s,
+        read_timeout=timeout_s,
+        max_pool_connections=min(_LISTINGS_AT_ONCE, config.max_connections),
+        retries={"mode": "standard", "total_max_attempts": 5},
+        signature_version="s3v4",
+        s3={"addressing_style": "path" if place.path_style else "auto"},
+        # Checksums beyond the signature are newer than many servers.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )

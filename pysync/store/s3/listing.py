@@ -1,0 +1,88 @@
+"""Listings: the names directly under a prefix, and everything below it."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any, Final
+
+from pysync.store import Listed, split_key
+from pysync.store.s3.account import Account, asking
+from pysync.store.s3.versions import TOMBSTONE, plain_etag
+from pysync.store.s3.writes import Writes
+
+PROBES: Final = "_pysync/probe"
+"""What the store writes to try its bucket: this key, and those below it. No listing shows them."""
+
+_PAGE: Final = 1_000
+_TOMBSTONE_ETAG: Final = hashlib.md5(TOMBSTONE, usedforsecurity=False).hexdigest()
+
+
+class Listings:
+    """The keys of one bucket below `root` (`""`, or with a slash at its end)."""
+
+    def __init__(self, account: Account, bucket: str, root: str, writes: Writes) -> None:
+        self._account = account
+        self._bucket = bucket
+        self._root = root
+        self._writes = writes
+
+    async def names(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        """As `Store.list`."""
+        if limit == 0:
+            return []
+        below = prefix and prefix + "/"
+        names: list[str] = []
+        # Beside a document there is often what lies below it, which counts as one more entry.
+        asked: dict[str, Any] = {"Delimiter": "/", "MaxKeys": min(_PAGE, 2 * limit)}
+        if after:
+            asked["StartAfter"] = self._root + below + after
+        async for key, _ in self._found(below, asked):
+            names.append(key[len(below) :])
+            if len(names) == limit:
+                break
+        return names
+
+    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+        """As `Store.walk`."""
+        async for key, entry in self._found(prefix and prefix + "/", {}):
+            yield Listed(key, plain_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
+
+    async def _found(self, below: str, asked: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Keys and entries of the objects that begin with `below` and are to be seen, page by page."""
+        more: dict[str, Any] = {}
+        while True:
+            with asking():
+                page = await self._account.client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=self._root + below, **asked, **more
+                )
+            for entry in page.get("Contents", ()):
+                key = entry["Key"].removeprefix(self._root)
+                if _is_key(key) and not await self._is_tombstone(key, entry):
+                    yield key, entry
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def _is_tombstone(self, key: str, entry: dict[str, Any]) -> bool:
+        if entry["Size"] != len(TOMBSTONE):
+            return False
+        if plain_etag(entry["ETag"]) == _TOMBSTONE_ETAG:
+            return True
+        # Where the server encrypts, an etag is no MD5.
+        found = await self._writes.find(key)
+        return found is not None and found.is_tombstone
+
+
+def _is_key(key: str) -> bool:
+    """Whether it is one that a store has, and not a probe's."""
+    try:
+        split_key(key)
+    except ValueError:
+        return False
+    return key != PROBES and not key.startswith(PROBES + "/")
+
+
+def _modified_ms(said: datetime) -> int:
+    """Whole seconds are rounded up: who deletes what is old must not come early."""
+    modified_ms = round(said.timestamp() * 1000)
+    return modified_ms if modified_ms % 1000 else modified_ms + 999

@@ -1,0 +1,60 @@
+"""What a store remembers of the objects it met last. It is never believed: S3 is always asked."""
+
+from collections import OrderedDict
+from typing import Final
+
+from pysync.store import Object
+from pysync.store.s3.versions import Base
+
+MAX_VERSIONS: Final = 16_384
+MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_OBJECT_BYTES: Final = 1024 * 1024
+
+
+class Recent:
+    """Bodies, so that a read of what has not changed costs no body, and the lineages of versions, which the
+    next write names."""
+
+    def __init__(
+        self,
+        max_versions: int = MAX_VERSIONS,
+        max_bytes: int = MAX_BYTES,
+        max_object_bytes: int = MAX_OBJECT_BYTES,
+    ) -> None:
+        self._max_versions = max_versions
+        self._max_bytes = max_bytes
+        self._max_object_bytes = max_object_bytes
+        self._objects: OrderedDict[str, Object] = OrderedDict()
+        self._bases: OrderedDict[str, Base] = OrderedDict()
+        self.bytes = 0
+
+    def object(self, key: str) -> Object | None:
+        """The version of `key` that was met last, while it is kept."""
+        found = self._objects.get(key)
+        if found is not None:
+            self._objects.move_to_end(key)
+        return found
+
+    def base(self, key: str, etag: str) -> Base:
+        """The version `etag` of `key`, as what a write replaces."""
+        found = self._bases.get(key)
+        return found if found is not None and found.etag == etag else Base(etag, ())
+
+    def keep(self, key: str, found: Object, ids: tuple[str, ...]) -> None:
+        """Remember a document that was read or written."""
+        self.forget(key)
+        if ids:
+            self._bases[key] = Base(found.etag, ids)
+            if len(self._bases) > self._max_versions:
+                self._bases.popitem(last=False)
+        if len(found.body) <= self._max_object_bytes:
+            self._objects[key] = found
+            self.bytes += len(found.body)
+            while self.bytes > self._max_bytes:
+                self.bytes -= len(self._objects.popitem(last=False)[1].body)
+
+    def forget(self, key: str) -> None:
+        self._bases.pop(key, None)
+        dropped = self._objects.pop(key, None)
+        if dropped is not None:
+            self.bytes -= len(dropped.body)

@@ -1,0 +1,154 @@
+"""What tells one write of an object from every other, and who replaced whom.
+
+S3's ETag is of the content: of two writes of the same bytes a condition cannot tell which one it meets. So
+every write has an id of its own. A document carries it where no reader of JSON sees it, as white space after
+its body; the object's metadata name it too, and before it the ids of the versions that it replaced. From them
+the outcome of a write is decided whose answer was lost."""
+
+import re
+import secrets
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from typing import Final, NamedTuple, Self
+
+from pysync.store import JSON_TYPE
+
+LINEAGE: Final = "x-amz-meta-pysync"
+"""Of every object that we write: its time in ms, its own id, the ids of what it replaced, newest first."""
+SHA256: Final = "x-amz-meta-pysync-sha256"
+"""Of every file that we write."""
+
+MAX_REPLACED: Final = 15
+"""Ids of replaced versions that a version names. With more, a slower answer can still be told to be ours; S3
+takes 2 KB of metadata."""
+NOTHING_BEFORE: Final = "0"
+"""Stands in a lineage for there having been no object."""
+
+TOMBSTONE: Final = b"deleted by pysync\n"
+"""The body of what reads as absent, where a server cannot delete on a condition. No document of ours is as
+short."""
+TOMBSTONE_TYPE: Final = "application/x-pysync-deleted"
+
+_DIGITS = str.maketrans("01", " \t")
+_BITS = str.maketrans(" \t", "01")
+_TRAILER_BYTES: Final = 65
+_is_trailer = re.compile(rb"\n[ \t]{64}").fullmatch
+
+
+def new_id() -> str:
+    """The id of one write: 64 random bits as 16 hex digits."""
+    return secrets.token_hex(8)
+
+
+def with_trailer(body: bytes, id_: str) -> bytes:
+    """`body`, and the id as white space: a line feed and 64 of space and tab."""
+    return b"%s\n%s" % (body, f"{int(id_, 16):064b}".translate(_DIGITS).encode())
+
+
+def without_trailer(body: bytes) -> bytes:
+    """What `with_trailer` got, also where a copy has lost the metadata; any other body as it is."""
+    return body[:-_TRAILER_BYTES] if _is_trailer(body[-_TRAILER_BYTES:]) else body
+
+
+class Lineage(NamedTuple):
+    """`ids`: the write's own, then what it replaced, newest first, as far as it is known."""
+
+    modified_ms: int
+    ids: tuple[str, ...]
+
+    def header(self) -> str:
+        return f"{self.modified_ms} {' '.join(self.ids)}"
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Self | None:
+        """None for an object that others wrote."""
+        modified_ms, *ids = headers.get(LINEAGE, "").split() or [""]
+        return cls(int(modified_ms), tuple(ids)) if modified_ms.isdecimal() and ids else None
+
+
+class Version(NamedTuple):
+    """One version of an object, as an answer's headers tell it. `ids` is empty where others wrote it."""
+
+    etag: str
+    ids: tuple[str, ...]
+    content_type: str
+    modified_ms: int
+    sha256: str | None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Self:
+        lineage = Lineage.of(headers)
+        return cls(
+            plain_etag(headers.get("ETag", "")),
+            () if lineage is None else lineage.ids,
+            headers.get("Content-Type", ""),
+            last_modified_ms(headers) if lineage is None else lineage.modified_ms,
+            headers.get(SHA256),
+        )
+
+    @property
+    def is_tombstone(self) -> bool:
+        return self.content_type == TOMBSTONE_TYPE
+
+    @property
+    def is_document(self) -> bool:
+        """What others wrote is a document where it says that it is JSON."""
+        if self.ids:
+            return self.sha256 is None and not self.is_tombstone
+        return self.content_type.partition(";")[0].strip().lower() == JSON_TYPE
+
+    @property
+    def is_file(self) -> bool:
+        return not (self.is_document or self.is_tombstone)
+
+
+class Base(NamedTuple):
+    """What a conditional write replaces: the version with `etag`, nothing where that is None. `ids` of that
+    version are empty where they are not known."""
+
+    etag: str | None
+    ids: tuple[str, ...]
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The ids that a write over it names."""
+        return self.ids[:MAX_REPLACED]
+
+
+NOTHING: Final = Base(None, (NOTHING_BEFORE,))
+
+
+class Verdict(Enum):
+    """What became of a write whose answer is not known."""
+
+    STORED = "it is what is stored"
+    REPLACED = "it was stored, and replaced since"
+    NOT_STORED = "it was not stored, and never will be: another write was"
+    NOT_YET = "it was not stored: what it is to replace still is"
+    UNKNOWN = "nobody can tell"
+
+
+def decide(id_: str, base: Base, found: Version | None) -> Verdict:
+    """What became of the write `id_` over `base`, where `found` is stored now.
+
+    A version occurs once, so whatever replaced `base` has shut out every other write over it, also one that
+    is still on its way. The lineage of `found` reaches back without a gap."""
+    if found is None:
+        return Verdict.NOT_YET if base.etag is None else Verdict.UNKNOWN
+    if id_ in found.ids:
+        return Verdict.STORED if found.ids[0] == id_ else Verdict.REPLACED
+    if found.etag == base.etag and (not base.ids or found.ids[:1] == base.ids[:1]):
+        return Verdict.NOT_YET
+    return Verdict.NOT_STORED if base.ids and base.ids[0] in found.ids else Verdict.UNKNOWN
+
+
+def plain_etag(header: str) -> str:
+    """An ETag without its quotes, and without the `W/` that some proxies put before it."""
+    return header.removeprefix("W/").strip('"')
+
+
+def last_modified_ms(headers: Mapping[str, str]) -> int:
+    """Of the Last-Modified header, which has whole seconds; 0 where there is none."""
+    said = headers.get("Last-Modified")
+    return int(parsedate_to_datetime(said).timestamp() * 1000) if said else 0

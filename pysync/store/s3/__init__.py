@@ -13,7 +13,8 @@
     account    credentials, endpoint and addressing
 
 Each object lies at its own key below the URL's prefix, a document with 65 bytes of white space after it
-(`versions` says why)."""
+(`versions` says why).
+"""
 
 from pysync.store.s3.bucket import Bucket
 from pysync.store.s3.requests import Patience

@@ -9,6 +9,8 @@ from pysync.store.s3.versions import Base
 MAX_VERSIONS: Final = 16_384
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_OBJECT_BYTES: Final = 1024 * 1024
+_BESIDE_BYTES: Final = 512
+"""What an object costs beside its body, about."""
 
 
 class Recent:
@@ -25,7 +27,7 @@ class Recent:
         self._max_bytes = max_bytes
         self._max_object_bytes = max_object_bytes
         self._objects: OrderedDict[str, Object] = OrderedDict()
-        self._bases: OrderedDict[str, Base] = OrderedDict()
+        self._lineages: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self.bytes = 0
 
     def object(self, key: str) -> Object | None:
@@ -37,24 +39,28 @@ class Recent:
 
     def base(self, key: str, etag: str) -> Base:
         """The version `etag` of `key`, as what a write replaces."""
-        found = self._bases.get(key)
-        return found if found is not None and found.etag == etag else Base(etag, ())
+        known, ids = self._lineages.get(key, ("", ""))
+        return Base(etag, tuple(ids.split()) if known == etag else ())
 
     def keep(self, key: str, found: Object, ids: tuple[str, ...]) -> None:
         """Remember a document that was read or written."""
         self.forget(key)
         if ids:
-            self._bases[key] = Base(found.etag, ids)
-            if len(self._bases) > self._max_versions:
-                self._bases.popitem(last=False)
+            self._lineages[key] = found.etag, " ".join(ids)
+            if len(self._lineages) > self._max_versions:
+                self._lineages.popitem(last=False)
         if len(found.body) <= self._max_object_bytes:
             self._objects[key] = found
-            self.bytes += len(found.body)
+            self.bytes += _size(found)
             while self.bytes > self._max_bytes:
-                self.bytes -= len(self._objects.popitem(last=False)[1].body)
+                self.bytes -= _size(self._objects.popitem(last=False)[1])
 
     def forget(self, key: str) -> None:
-        self._bases.pop(key, None)
+        self._lineages.pop(key, None)
         dropped = self._objects.pop(key, None)
         if dropped is not None:
-            self.bytes -= len(dropped.body)
+            self.bytes -= _size(dropped)
+
+
+def _size(found: Object) -> int:
+    return len(found.body) + _BESIDE_BYTES

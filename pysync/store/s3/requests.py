@@ -94,19 +94,13 @@ class Answer(NamedTuple):
 
     @property
     def may_have_acted(self) -> bool:
-        """Whether what was asked for may have been done, although this is an error."""
-        return self.status >= 500 and self.code not in _UNDONE_CODES
+        """Whether what was asked for may have been done."""
+        return self.status < 300 or (self.status >= 500 and self.code not in _UNDONE_CODES)
 
     @property
     def is_mismatch(self) -> bool:
         """Whether a condition was not met. AWS says 404 where `If-Match` finds nothing."""
         return self.status == 412 or (self.status == 404 and self.code == "NoSuchKey")
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether S3 itself says that there is no such object: any 404 of another server says nothing. A HEAD
-        has no body that could say more."""
-        return self.status == 404 and (self.code == "NoSuchKey" or not self.body)
 
 
 class Refused(Exception):
@@ -185,12 +179,12 @@ class Requests:
         return Attempts(self._patience)
 
     async def send(self, call: Call, *expected: int) -> Answer:
-        """The answer to `call`, tried again where that can help: 200, or a status that is `expected`, 404
-        only as S3's word that there is no such object. Raises StoreUnavailable for anything else."""
+        """The answer to `call`, tried again where that can help: 200, or a status that is `expected`; 404
+        means that there is no such object. Raises StoreUnavailable for anything else."""
         attempts = self.attempts()
         while True:
             try:
-                return _expected(await self.once(call), expected)
+                return _expected(call, await self.once(call), expected)
             except (Broken, Refused) as error:
                 if not error.is_passing or not await attempts.again():
                     raise StoreUnavailable from error
@@ -204,7 +198,7 @@ class Requests:
                 response = await self._begin(call, self._stream_timeout)
                 if response.status in (200, 206):
                     return response
-                return _expected(await _read(response, None), expected)
+                return _expected(call, await _read(response, None), expected)
             except (Broken, Refused) as error:
                 if not error.is_passing or not await attempts.again():
                     raise StoreUnavailable from error
@@ -268,12 +262,15 @@ async def _read(response: ClientResponse, is_wanted: Callable[[Mapping[str, str]
         response.release()
 
 
-def _expected(answer: Answer, statuses: tuple[int, ...]) -> Answer:
-    if answer.status == 404 and 404 in statuses and answer.is_missing:
+def _expected(call: Call, answer: Answer, statuses: tuple[int, ...]) -> Answer:
+    if answer.status == 200:
         return answer
-    if answer.status == 200 or (answer.status in statuses and answer.status != 404):
-        return answer
-    raise Refused(answer)
+    # That an object is missing is believed where S3 says it, and not any server on the way; a HEAD has no body.
+    if answer.status not in statuses or (
+        answer.status == 404 and call.method != "HEAD" and answer.code != "NoSuchKey"
+    ):
+        raise Refused(answer)
+    return answer
 
 
 async def _once(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:

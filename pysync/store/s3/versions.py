@@ -3,7 +3,8 @@
 S3's ETag is of the content: of two writes of the same bytes a condition cannot tell which one it meets. So
 every write has an id of its own. A document carries it where no reader of JSON sees it, as white space after
 its body; the object's metadata name it too, and before it the ids of the versions that it replaced. From them
-the outcome of a write is decided whose answer was lost."""
+the outcome of a write is decided whose answer was lost.
+"""
 
 import re
 import secrets
@@ -31,7 +32,6 @@ short."""
 TOMBSTONE_TYPE: Final = "application/x-pysync-deleted"
 
 _DIGITS = str.maketrans("01", " \t")
-_BITS = str.maketrans(" \t", "01")
 _TRAILER_BYTES: Final = 65
 _is_trailer = re.compile(rb"\n[ \t]{64}").fullmatch
 

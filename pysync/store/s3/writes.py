@@ -113,7 +113,7 @@ class Writes:
             trouble: Broken | Refused
             try:
                 answer = await self._requests.once(write.call(base, self._condition(base)))
-                if answer.status == 200:
+                if answer.status == 200 and "ETag" in answer.headers:
                     return self._stored(write, base, answer)
                 if answer.is_mismatch and not maybe_stored:
                     tombstone = await self._tombstone_in_place_of(write.key, base)
@@ -128,7 +128,7 @@ class Writes:
                 etag = await self._outcome(write, base)
                 if etag is not None:
                     return etag
-            elif not trouble.is_passing:
+            elif not (trouble.is_passing or trouble.is_mismatch):
                 raise StoreUnavailable from trouble
             if not await attempts.again():
                 raise StoreUnavailable from trouble

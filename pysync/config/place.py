@@ -47,4 +47,5 @@ def s3_place(store: StoreConfig) -> S3Place:
 
 def _is_server(url: str) -> bool:
     parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
+    beside = parts.username, parts.query, parts.fragment
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not any(beside)

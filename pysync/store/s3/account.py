@@ -9,6 +9,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.loaders import create_loader
 
 from pysync.config import S3Place, StoreConfig
 from pysync.errors import StoreUnavailable
@@ -19,6 +20,8 @@ NO_CREDENTIALS = (
     "AWS_SECRET_ACCESS_KEY in the environment (or a profile in ~/.aws), or give the machine a role"
 )
 _LISTINGS_AT_ONCE = 16
+_DESCRIPTIONS = create_loader()
+"""What botocore reads of AWS's services: once, and not for each account."""
 
 
 class Account:
@@ -38,6 +41,7 @@ class Account:
         """Raises ValueError for an endpoint that is no URL, StoreUnavailable where there are no
         credentials."""
         session = get_session()
+        session.register_component("data_loader", _DESCRIPTIONS)
         region = place.region or session.get_config_variable("region") or "us-east-1"
         static = None
         if config.access_key_id is not None and config.secret_access_key is not None:

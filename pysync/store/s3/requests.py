@@ -265,7 +265,7 @@ async def _read(response: ClientResponse, is_wanted: Callable[[Mapping[str, str]
 def _expected(call: Call, answer: Answer, statuses: tuple[int, ...]) -> Answer:
     if answer.status == 200:
         return answer
-    # That an object is missing is believed where S3 says it, and not any server on the way; a HEAD has no body.
+    # That an object is missing is S3's to say, and not any server's on the way; a HEAD has no body.
     if answer.status not in statuses or (
         answer.status == 404 and call.method != "HEAD" and answer.code != "NoSuchKey"
     ):

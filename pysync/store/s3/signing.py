@@ -42,7 +42,7 @@ class Signer(S3SigV4Auth):  # type: ignore[misc]
         context = request.context
         if "signed" not in context:
             signed = {name.lower(): value for name, value in request.headers.items()}
-            signed["host"] = urlsplit(request.url).netloc
+            signed["host"] = _host(request.url)
             context["signed"] = dict(sorted(signed.items()))
         found: dict[str, str] = context["signed"]
         return found
@@ -66,3 +66,9 @@ class Signer(S3SigV4Auth):  # type: ignore[misc]
             self._day, self._key = day, key
         signature: str = self._sign(self._key, string_to_sign, hex=True)
         return signature
+
+
+def _host(url: str) -> str:
+    """The Host header of a request for `url`: a scheme's own port is not named."""
+    parts = urlsplit(url)
+    return parts.netloc.removesuffix(":443" if parts.scheme == "https" else ":80")

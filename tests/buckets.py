@@ -1,0 +1,70 @@
+"""Stores in the buckets of real servers, for tests."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from components import S3Server
+from pysync.store.s3 import Patience, S3Store
+from pysync.testing import FaultProxy
+
+
+async def no_pause(seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+HASTY = Patience(sleep=no_pause)
+"""As many tries as ever, and no pause between them."""
+
+
+def new_prefix() -> str:
+    return os.urandom(6).hex()
+
+
+@asynccontextmanager
+async def opened(
+    server: S3Server,
+    prefix: str,
+    endpoint: str | None = None,
+    *,
+    shared: bool = False,
+    patience: Patience = HASTY,
+    **members: Any,
+) -> AsyncIterator[S3Store]:
+    """A store below `prefix` of the server's bucket; `members` are the configuration's."""
+    config = replace(server.store(prefix, endpoint), **members)
+    store = await S3Store.at(config, shared=shared, patience=patience)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@dataclass
+class Proxied:
+    """Stores below `prefix`: `store` behind `proxy`, which may fail, `other` beside it."""
+
+    proxy: FaultProxy
+    store: S3Store
+    other: S3Store
+    prefix: str
+    open: Callable[..., Awaitable[S3Store]]
+    """Opens one more store behind the proxy."""
+
+
+@asynccontextmanager
+async def proxied(server: S3Server) -> AsyncIterator[Proxied]:
+    prefix = new_prefix()
+    async with FaultProxy(server.endpoint) as proxy, AsyncExitStack() as stores:
+
+        async def open_one(**options: Any) -> S3Store:
+            return await stores.enter_async_context(opened(server, prefix, proxy.url, **options))
+
+        other = await stores.enter_async_context(opened(server, prefix))
+        found = Proxied(proxy, await open_one(), other, prefix, open_one)
+        proxy.forget()
+        yield found
+        proxy.heal()

@@ -1,0 +1,249 @@
+"""What a bucket is asked at start, and what people are told who cannot use it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from buckets import HASTY, new_prefix, no_pause, opened, proxied
+from multidict import CIMultiDict
+
+from components import S3Server, free_port
+from pysync.clock import wall_clock_ms
+from pysync.errors import StoreUnavailable
+from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Object
+from pysync.store.s3 import Patience, S3Store
+from pysync.store.s3.requests import Attempts
+from pysync.testing import FaultProxy, chunks_of, read_file, s3_error
+
+
+@pytest.fixture
+async def proxy(radosgw: S3Server) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy(radosgw.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def lax(moto: S3Server) -> AsyncIterator[FaultProxy]:
+    """A server that checks no signatures, so that a proxy may change what it hears."""
+    async with FaultProxy(moto.endpoint) as proxy:
+        yield proxy
+
+
+async def refusal(server: S3Server, endpoint: str | None = None, **members: Any) -> str:
+    with pytest.raises(StoreUnavailable) as refused:
+        await S3Store.at(replace(server.store("x", endpoint), **members), patience=HASTY)
+    return refused.value.message
+
+
+class TestABucketThatCannotBeUsed:
+    """The reason is one sentence, and says what to do."""
+
+    async def test_the_access_key_is_unknown(self, radosgw: S3Server) -> None:
+        told = await refusal(radosgw, access_key_id="nobody")
+        assert (
+            told == "s3://pysync at 127.0.0.1: the access key is not known there: correct store.accessKeyId"
+        )
+
+    async def test_the_secret_is_wrong(self, radosgw: S3Server) -> None:
+        told = await refusal(radosgw, secret_access_key="hush")
+        assert "the secret key is not that of the access key: correct store.secretAccessKey" in told
+        assert "hush" not in told
+
+    async def test_there_is_no_such_bucket(self, radosgw: S3Server) -> None:
+        told = await refusal(radosgw, url="s3://nowhere/x")
+        assert told == "s3://nowhere at 127.0.0.1: there is no such bucket: create it, or correct store.url"
+
+    async def test_nobody_listens(self, radosgw: S3Server) -> None:
+        told = await refusal(radosgw, endpoint=f"http://127.0.0.1:{free_port()}")
+        assert "it cannot be reached: ClientConnectorError" in told
+
+    async def test_there_are_no_credentials(
+        self, radosgw: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        without_credentials(monkeypatch, tmp_path)
+        told = await refusal(radosgw, access_key_id=None, secret_access_key=None)
+        for place in ("store.accessKeyId", "AWS_ACCESS_KEY_ID", "~/.aws", "role"):
+            assert place in told
+
+    @pytest.mark.parametrize(
+        ("status", "body", "headers"),
+        [
+            (301, s3_error("PermanentRedirect"), {"x-amz-bucket-region": "eu-west-1"}),
+            (400, s3_error("AuthorizationHeaderMalformed", "expecting 'eu-west-1'"), {}),
+            (400, s3_error("AuthorizationHeaderMalformed") + b"<Region>eu-west-1</Region>", {}),
+        ],
+    )
+    async def test_it_is_in_another_region(
+        self, radosgw: S3Server, proxy: FaultProxy, status: int, body: bytes, headers: dict[str, str]
+    ) -> None:
+        proxy.answer(status=status, body=body, headers=headers, times=None)
+        assert "set store.region to eu-west-1" in await refusal(radosgw, proxy.url)
+
+    @pytest.mark.parametrize(("off_s", "side"), [(-1200, "ahead of"), (1200, "behind")])
+    async def test_the_clock_is_wrong(
+        self, radosgw: S3Server, proxy: FaultProxy, off_s: int, side: str
+    ) -> None:
+        date = {"Date": formatdate(wall_clock_ms() / 1000 + off_s, usegmt=True)}
+        proxy.answer(status=403, body=s3_error("RequestTimeTooSkewed"), headers=date, times=None)
+        told = await refusal(radosgw, proxy.url)
+        assert told.endswith(f"s {side} the server's: set it")
+        assert any(f"clock is {seconds} s" in told for seconds in range(1190, 1210))
+
+    async def test_too_little_is_allowed(self, radosgw: S3Server, proxy: FaultProxy) -> None:
+        proxy.answer("PUT", status=403, body=s3_error("AccessDenied"))
+        told = await refusal(radosgw, proxy.url)
+        assert "s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject" in told
+        proxy.answer("LIST", status=403, body=s3_error("AccessDenied"))
+        assert "its keys cannot be listed" in await refusal(radosgw, proxy.url)
+
+
+class TestCredentials:
+    async def test_come_from_the_environment(
+        self, radosgw: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        without_credentials(monkeypatch, tmp_path)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", radosgw.access_key_id)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", radosgw.secret_access_key)
+        async with opened(radosgw, new_prefix(), access_key_id=None, secret_access_key=None) as store:
+            await store.put("a", b"one")
+            assert await store.list("", None, 10) == ["a"]
+
+    async def test_come_from_the_shared_files(
+        self, radosgw: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        without_credentials(monkeypatch, tmp_path)
+        (tmp_path / "credentials").write_text(
+            "[default]\n"
+            f"aws_access_key_id = {radosgw.access_key_id}\n"
+            f"aws_secret_access_key = {radosgw.secret_access_key}\n"
+        )
+        async with opened(radosgw, new_prefix(), access_key_id=None, secret_access_key=None) as store:
+            await store.put("a", b"one")
+            assert isinstance(await store.get("a"), Object)
+
+
+class TestConditions:
+    async def test_radosgw_takes_etags_without_quotes_and_deletes_whatever_is_there(
+        self, radosgw: S3Server
+    ) -> None:
+        async with opened(radosgw, new_prefix(), shared=True) as store:
+            bucket = store.bucket
+        assert (bucket.creates, bucket.replaces, bucket.deletes, bucket.quotes) == (True, True, False, False)
+        assert bucket.url == f"{radosgw.endpoint}/{radosgw.bucket}"
+        assert abs(bucket.skew_ms) < 60_000
+
+    async def test_moto_takes_them_with_quotes_and_honours_all(self, moto: S3Server) -> None:
+        async with opened(moto, new_prefix(), shared=True) as store:
+            bucket = store.bucket
+        assert (bucket.creates, bucket.replaces, bucket.deletes, bucket.quotes) == (True, True, True, True)
+
+    async def test_the_probe_leaves_nothing_behind_and_looks_after_itself(
+        self, radosgw: S3Server, proxy: FaultProxy
+    ) -> None:
+        prefix = new_prefix()
+        proxy.cut("PUT")
+        proxy.lose_reply("PUT", after=2)
+        proxy.throttle("PUT", after=7)
+        async with opened(radosgw, prefix, proxy.url, shared=True) as store:
+            assert store.bucket.is_conditional
+            page = await store._account.client.list_objects_v2(Bucket=radosgw.bucket, Prefix=prefix)
+        assert page["KeyCount"] == 0
+
+    @pytest.mark.parametrize("header", ["If-None-Match", "If-Match"])
+    async def test_a_server_that_ignores_one_cannot_be_shared(
+        self, moto: S3Server, lax: FaultProxy, header: str
+    ) -> None:
+        lax.drop_header(header)
+        with pytest.raises(ValueError, match=f"ignores {header}: it cannot be served by more than one"):
+            await S3Store.at(moto.store("x", lax.url), shared=True, patience=HASTY)
+
+    async def test_alone_it_is_served_with_a_warning(
+        self, moto: S3Server, lax: FaultProxy, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        lax.drop_header("If-None-Match")
+        lax.drop_header("If-Match")
+        async with opened(moto, new_prefix(), lax.url) as store:
+            assert [record.levelno for record in caplog.records if "ignores" in record.message] == [
+                logging.WARNING
+            ]
+            for _ in range(2):
+                writes = (store.put("a", b"%d" % n, expect=ABSENT) for n in range(16))
+                outcomes = await asyncio.gather(*writes, return_exceptions=True)
+                assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
+                assert sum(isinstance(outcome, EtagMismatch) for outcome in outcomes) == 15
+                found = await store.get("a")
+                assert isinstance(found, Object)
+                with pytest.raises(EtagMismatch):
+                    await store.delete("a", Etag("another"))
+                await store.write("f", chunks_of(b"file"), "text/plain")
+                await store.delete("a", Etag(found.etag))
+            assert (await read_file(store, "f"))[1] == b"file"
+
+    async def test_a_signed_condition_cannot_be_lost_on_the_way(
+        self, radosgw: S3Server, proxy: FaultProxy
+    ) -> None:
+        async with opened(radosgw, new_prefix(), proxy.url) as store:
+            etag = await store.put("a", b"one")
+            newer = await store.put("a", b"two")
+            proxy.drop_header("If-Match")
+            with pytest.raises(StoreUnavailable):
+                await store.put("a", b"three", expect=Etag(etag))
+            proxy.heal()
+            assert await store.get("a", newer) is NOT_MODIFIED
+
+
+class TestEtags:
+    @pytest.mark.parametrize("form", ["{}", '"{}"', 'W/"{}"'])
+    async def test_are_taken_in_any_form(self, moto: S3Server, form: str) -> None:
+        def rewritten(headers: CIMultiDict[str]) -> None:
+            if "ETag" in headers:
+                headers["ETag"] = form.format(headers["ETag"].strip('"'))
+
+        async with proxied(moto) as bucket:
+            bucket.proxy.rewrite(answered=rewritten)
+            etag = await bucket.store.put("a", b"one")
+            assert not {'"', "/"} & {*etag}
+            assert await bucket.other.get("a", etag) is NOT_MODIFIED
+            etag = await bucket.store.put("a", b"two", expect=Etag(etag))
+            assert await bucket.store.get("a", etag) is NOT_MODIFIED
+            assert [listed.etag async for listed in bucket.store.walk("")] == [etag]
+
+
+async def test_a_clock_that_is_a_little_wrong_is_told_of(
+    radosgw: S3Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    def late(headers: CIMultiDict[str]) -> None:
+        headers["Date"] = formatdate(wall_clock_ms() / 1000 + 90, usegmt=True)
+
+    proxy.rewrite(answered=late)
+    async with opened(radosgw, new_prefix(), proxy.url) as store:
+        assert -95_000 < store.bucket.skew_ms < -85_000
+    assert "s behind the server's: set it" in caplog.text
+
+
+async def test_tries_are_counted_and_end_in_time() -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    attempts = Attempts(Patience(random=lambda: 1.0, clock_s=lambda: 0.0, sleep=pause))
+    assert [await attempts.again() for _ in range(6)] == [True, True, True, True, False, False]
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    clock = iter((0.0, 5.0, 9.95))
+    late = Attempts(Patience(random=lambda: 1.0, clock_s=lambda: next(clock), sleep=no_pause))
+    assert [await late.again() for _ in range(2)] == [True, False]
+
+
+def without_credentials(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have the machine offer none."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "config"))

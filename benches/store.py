@@ -138,7 +138,7 @@ async def coordinator_costs(folder: Path, rounds: int) -> None:
 
     async def remember() -> int:
         for _ in range(20_000):
-            await coordinator.remember_nonce(presenter, str(next(nonces)))
+            await coordinator.remember_nonce(presenter, str(next(nonces)), 0)
         return 20_000
 
     async def count() -> int:
@@ -153,7 +153,7 @@ async def coordinator_costs(folder: Path, rounds: int) -> None:
     await measure(f"count, {WRITERS} callers", rounds, count)
     before = resident_bytes()
     for _ in range(1_000_000):
-        await coordinator.remember_nonce(presenter, str(next(nonces)))
+        await coordinator.remember_nonce(presenter, str(next(nonces)), 0)
     grown = resident_bytes() - before
     print(f"{'memory of 1,000,000 more nonces':44} {grown / 1e6:10.1f} bytes each")
     await coordinator.close()

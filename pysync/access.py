@@ -138,7 +138,9 @@ class Access:
             if body:
                 # It may have taken its time; from now on the nonce tells a replay.
                 self._check_time(credentials)
-            if not await self._coordinator.remember_nonce(proof.caller.presenter, credentials.nonce):
+            if not await self._coordinator.remember_nonce(
+                proof.caller.presenter, credentials.nonce, credentials.timestamp_ms
+            ):
                 raise Unauthorized
             if await self._revocations.revoked(proof.certificate):
                 raise Unauthorized

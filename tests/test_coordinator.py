@@ -9,27 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from pysync.coordinator import EPOCH_MS, Coordinator, nonce_epoch, open_coordinator
+from pysync.coordinator import EPOCH_MS, Coordinator, Window, nonce_epoch, open_coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
-from pysync.testing import CoordinatorContract, MovedClock
+from pysync.testing import BoundedNoncesContract, CoordinatorContract, MovedClock
 
 MAX_LIVE = 1_000
+CHANGES_KEPT = 100
 
 
-class TestMemoryCoordinator(CoordinatorContract):
+class TestMemoryCoordinator(CoordinatorContract, BoundedNoncesContract):
     @pytest.fixture
     async def coordinator(self, clock: MovedClock) -> AsyncIterator[Coordinator]:
-        coordinator = MemoryCoordinator(clock, MAX_LIVE)
+        coordinator = MemoryCoordinator(clock, MAX_LIVE, CHANGES_KEPT)
         yield coordinator
         await coordinator.close()
 
 
-class TestLocalCoordinator(CoordinatorContract):
+class TestLocalCoordinator(CoordinatorContract, BoundedNoncesContract):
     @pytest.fixture
     async def coordinator(self, clock: MovedClock, tmp_path: Path) -> AsyncIterator[Coordinator]:
-        coordinator = await LocalCoordinator.at(tmp_path, clock, MAX_LIVE)
+        coordinator = await LocalCoordinator.at(tmp_path, clock, MAX_LIVE, CHANGES_KEPT)
         yield coordinator
         await coordinator.close()
 
@@ -45,24 +46,32 @@ class Alternating:
         self._turn += 1
         return self._coordinators[self._turn % len(self._coordinators)]
 
-    async def remember_nonce(self, presenter: str, nonce: str) -> bool:
-        return await self._next().remember_nonce(presenter, nonce)
+    async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
+        return await self._next().remember_nonce(presenter, nonce, signed_ms)
 
-    async def count(self, bucket: str, window_ms: int) -> "object":
+    async def count(self, bucket: str, window_ms: int) -> Window:
         return await self._next().count(bucket, window_ms)
 
     async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         return await self._next().claim(key, value, ttl_ms)
+
+    async def announce(self, change: bytes) -> str:
+        return await self._next().announce(change)
+
+    async def changes(self, after: str, limit: int) -> list[tuple[str, bytes]] | None:
+        return await self._next().changes(after, limit)
 
     async def close(self) -> None:
         for coordinator in self._coordinators:
             await coordinator.close()
 
 
-class TestTwoLocalCoordinatorsOnOneFolder(CoordinatorContract):
+class TestTwoLocalCoordinatorsOnOneFolder(CoordinatorContract, BoundedNoncesContract):
     @pytest.fixture
     async def coordinator(self, clock: MovedClock, tmp_path: Path) -> AsyncIterator[Alternating]:
-        pair = Alternating(*[await LocalCoordinator.at(tmp_path, clock, MAX_LIVE) for _ in range(2)])
+        pair = Alternating(
+            *[await LocalCoordinator.at(tmp_path, clock, MAX_LIVE, CHANGES_KEPT) for _ in range(2)]
+        )
         yield pair
         await pair.close()
 
@@ -84,21 +93,23 @@ async def test_a_url_names_its_coordinator(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
     assert isinstance(await open_coordinator("memory:"), MemoryCoordinator)
     for url in ("file:", "memory:x", "http://x", ""):
-        with pytest.raises(ValueError, match="is no coordinator of this version: use file: or memory:"):
+        with pytest.raises(
+            ValueError, match="is no coordinator of this version: use memory:, file: or redis:"
+        ):
             await open_coordinator(url)
 
 
 async def test_nonces_counts_and_claims_survive_a_restart(tmp_path: Path, clock: MovedClock) -> None:
     first = await LocalCoordinator.at(tmp_path, clock)
     for n in range(100):
-        assert await first.remember_nonce("aa", f"{n}")
+        assert await first.remember_nonce("aa", f"{n}", 0)
         clock.now_ms += EPOCH_MS // 50
     await first.count("b", 10 * EPOCH_MS)
     await first.claim("k", b"held", EPOCH_MS)
     await first.close()
     second = await LocalCoordinator.at(tmp_path, clock)
     for n in range(100):
-        assert not await second.remember_nonce("aa", f"{n}")
+        assert not await second.remember_nonce("aa", f"{n}", 0)
     assert (await second.count("b", 10 * EPOCH_MS)).count == 2
     assert await second.claim("k", b"other", EPOCH_MS) == b"held"
     await second.close()
@@ -107,34 +118,34 @@ async def test_nonces_counts_and_claims_survive_a_restart(tmp_path: Path, clock:
 async def test_the_cap_counts_what_other_processes_remember(tmp_path: Path, clock: MovedClock) -> None:
     first, second = [await LocalCoordinator.at(tmp_path, clock, MAX_LIVE) for _ in range(2)]
     for n in range(MAX_LIVE):
-        assert await first.remember_nonce("aa", f"{n}")
+        assert await first.remember_nonce("aa", f"{n}", 0)
     with pytest.raises(CoordinatorUnavailable):
-        await second.remember_nonce("aa", "one more")
+        await second.remember_nonce("aa", "one more", 0)
     await first.close()
     await second.close()
 
 
 async def test_a_torn_record_is_cut_off_and_costs_no_other(tmp_path: Path, clock: MovedClock) -> None:
     first, second = [await LocalCoordinator.at(tmp_path, clock) for _ in range(2)]
-    assert await first.remember_nonce("aa", "1")
+    assert await first.remember_nonce("aa", "1", 0)
     with open(ledger(tmp_path, clock), "ab") as torn:
         torn.write(b"seven..")
-    assert await second.remember_nonce("aa", "2")
-    assert not await second.remember_nonce("aa", "1")
-    assert not await first.remember_nonce("aa", "2")
+    assert await second.remember_nonce("aa", "2", 0)
+    assert not await second.remember_nonce("aa", "1", 0)
+    assert not await first.remember_nonce("aa", "2", 0)
     assert ledger(tmp_path, clock).stat().st_size == 32
     await first.close()
     await second.close()
     third = await LocalCoordinator.at(tmp_path, clock)
-    assert not await third.remember_nonce("aa", "1")
-    assert not await third.remember_nonce("aa", "2")
+    assert not await third.remember_nonce("aa", "1", 0)
+    assert not await third.remember_nonce("aa", "2", 0)
     await third.close()
 
 
 async def test_ledgers_that_nobody_needs_are_deleted(tmp_path: Path, clock: MovedClock) -> None:
     coordinator = await LocalCoordinator.at(tmp_path, clock)
     for n in range(10):
-        assert await coordinator.remember_nonce("aa", f"{n}")
+        assert await coordinator.remember_nonce("aa", f"{n}", 0)
         clock.now_ms += EPOCH_MS
     assert len([path for path in (tmp_path / "nonces").iterdir() if path.name.isdecimal()]) == 3
     await coordinator.close()
@@ -144,26 +155,26 @@ async def test_a_process_whose_clock_lags_meets_what_others_accepted(tmp_path: P
     ahead, behind = MovedClock(), MovedClock()
     first = await LocalCoordinator.at(tmp_path, ahead)
     second = await LocalCoordinator.at(tmp_path, behind)
-    assert await second.remember_nonce("aa", "before")
+    assert await second.remember_nonce("aa", "before", 0)
     ahead.now_ms += 2 * EPOCH_MS
-    assert await first.remember_nonce("aa", "ahead")
-    assert not await first.remember_nonce("aa", "before")
-    assert not await second.remember_nonce("aa", "ahead")
-    assert await second.remember_nonce("aa", "behind")
-    assert not await first.remember_nonce("aa", "behind")
+    assert await first.remember_nonce("aa", "ahead", 0)
+    assert not await first.remember_nonce("aa", "before", 0)
+    assert not await second.remember_nonce("aa", "ahead", 0)
+    assert await second.remember_nonce("aa", "behind", 0)
+    assert not await first.remember_nonce("aa", "behind", 0)
     await first.close()
     await second.close()
 
 
 async def test_a_closed_ledger_without_successor_is_not_reopened(tmp_path: Path, clock: MovedClock) -> None:
     first = await LocalCoordinator.at(tmp_path, clock)
-    assert await first.remember_nonce("aa", "1")
+    assert await first.remember_nonce("aa", "1", 0)
     with open(ledger(tmp_path, clock), "ab") as killed_while_advancing:
         killed_while_advancing.write(bytes(16))
-    assert await first.remember_nonce("aa", "2")
+    assert await first.remember_nonce("aa", "2", 0)
     second = await LocalCoordinator.at(tmp_path, clock)
-    assert not await second.remember_nonce("aa", "1")
-    assert not await second.remember_nonce("aa", "2")
+    assert not await second.remember_nonce("aa", "1", 0)
+    assert not await second.remember_nonce("aa", "2", 0)
     await first.close()
     await second.close()
 
@@ -176,19 +187,19 @@ from pysync.errors import CoordinatorUnavailable
 async def main(folder):
     coordinator = await LocalCoordinator.at(folder, lambda: 1_700_000_000_000)
     for n in range(100):
-        assert await coordinator.remember_nonce("aa", f"{n}")
+        assert await coordinator.remember_nonce("aa", f"{n}", 0)
     # No file may grow past these bytes: the write of the next record is cut short, the one after refused.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100 * 16 + 5, hard))
     for _ in range(3):
         try:
-            await coordinator.remember_nonce("aa", "100")
+            await coordinator.remember_nonce("aa", "100", 0)
         except CoordinatorUnavailable:
             print("refused")
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert await coordinator.remember_nonce("aa", "100")
-    assert not await coordinator.remember_nonce("aa", "99")
+    assert await coordinator.remember_nonce("aa", "100", 0)
+    assert not await coordinator.remember_nonce("aa", "99", 0)
     await coordinator.close()
 
 asyncio.run(main(sys.argv[1]))
@@ -204,8 +215,8 @@ async def test_a_full_disk_refuses_and_remembers_nothing_by_halves(tmp_path: Pat
     assert told == "refused\n" * 3
     again = await LocalCoordinator.at(tmp_path, lambda: 1_700_000_000_000)
     for n in range(101):
-        assert not await again.remember_nonce("aa", f"{n}")
-    assert await again.remember_nonce("aa", "101")
+        assert not await again.remember_nonce("aa", f"{n}", 0)
+    assert await again.remember_nonce("aa", "101", 0)
     await again.close()
 
 
@@ -218,7 +229,7 @@ async def main(folder):
     print("ready", flush=True)
     sys.stdin.readline()
     for n in range(1000):
-        if await coordinator.remember_nonce("aa", f"{n}"):
+        if await coordinator.remember_nonce("aa", f"{n}", 0):
             print(n)
     await coordinator.close()
 
@@ -255,7 +266,7 @@ from pysync.coordinator.local import LocalCoordinator
 async def main(folder):
     coordinator = await LocalCoordinator.at(folder)
     for n in itertools.count():
-        assert await coordinator.remember_nonce("aa", f"{n}")
+        assert await coordinator.remember_nonce("aa", f"{n}", 0)
         print(n, flush=True)
 
 asyncio.run(main(sys.argv[1]))
@@ -276,7 +287,7 @@ async def test_every_accepted_nonce_survives_a_kill(tmp_path: Path) -> None:
     accepted = 500 + len([line for line in rest if line.endswith("\n")])
     coordinator = await LocalCoordinator.at(tmp_path)
     for n in range(accepted):
-        assert not await coordinator.remember_nonce("aa", f"{n}")
+        assert not await coordinator.remember_nonce("aa", f"{n}", 0)
     await coordinator.close()
 
 
@@ -297,9 +308,9 @@ async def test_a_stopped_process_that_holds_the_lock_does_not_hang_the_others(tm
     assert holder.stdout is not None
     assert await asyncio.to_thread(holder.stdout.readline) == "held\n"
     with pytest.raises(CoordinatorUnavailable):
-        await coordinator.remember_nonce("aa", "1")
+        await coordinator.remember_nonce("aa", "1", 0)
     await asyncio.to_thread(holder.communicate)
-    assert await coordinator.remember_nonce("aa", "1")
+    assert await coordinator.remember_nonce("aa", "1", 0)
     await coordinator.close()
 
 

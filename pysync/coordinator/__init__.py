@@ -1,4 +1,5 @@
-"""What workers and nodes must agree on beside the store: nonces seen, rate counters, idempotency keys."""
+"""What workers and nodes must agree on beside the store: nonces seen, rate counters, idempotency keys, and
+the log of changes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ MAX_LIVE_NONCES: Final = 4_000_000
 
 IDEMPOTENCY_TTL_MS: Final = 600_000
 """For how long a write is recognised again by its Idempotency-Key (wire section 4)."""
+
+CHANGES_KEPT: Final = 100_000
+"""The newest changes, which a coordinator keeps at least."""
 
 
 def nonce_epoch(now_ms: int) -> int:
@@ -42,9 +46,11 @@ class Coordinator(Protocol):
     cannot be kept safely is refused with `CoordinatorUnavailable`, never let through.
     """
 
-    async def remember_nonce(self, presenter: str, nonce: str) -> bool:
+    async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
         """True the first time this nonce (text of the header) of this key (hex) is seen by anyone who
-        shares the coordinator, False within the ten minutes after. Holds at least 1,000,000 live nonces."""
+        shares the coordinator, False within the ten minutes after. Holds at least 1,000,000 live nonces.
+        `signed_ms` is the request's own time: one from before the coordinator's memory is refused with
+        CoordinatorUnavailable where that memory may have had forerunners."""
 
     async def count(self, bucket: str, window_ms: int) -> Window:
         """Count one more in `bucket`'s current window (windows start at multiples of `window_ms`)."""
@@ -53,14 +59,23 @@ class Coordinator(Protocol):
         """The value that `key` holds: `value` from now on and for `ttl_ms`, unless an earlier claim still
         holds another. Of several claims at once one wins, and all of them return its value."""
 
+    async def announce(self, change: bytes) -> str:
+        """The id of `change`, now the newest of the log. Ids are greater, as text, than all given before.
+        After CoordinatorUnavailable it may be in the log nevertheless."""
+
+    async def changes(self, after: str, limit: int) -> list[tuple[str, bytes]] | None:
+        """The first `limit` changes after the one with the id `after` and their ids, oldest first; for `""`
+        from the oldest one kept. None where that one is not kept any more: others may have gone with it."""
+
     async def close(self) -> None: ...
 
 
 async def open_coordinator(
     url: str, folder: str | None = None, now_ms: Callable[[], int] = wall_clock_ms
 ) -> Coordinator:
-    """The coordinator that `url` names: `memory:` or `file:` (in `folder`, the file store's) or `file:DIR`.
-    Raises ValueError for any other, CoordinatorUnavailable where it cannot be used."""
+    """The coordinator that `url` names: `memory:`, `file:` (in `folder`, the file store's), `file:DIR`,
+    `redis://...` or `rediss://...`. Raises ValueError for any other and for a Redis that will not do,
+    CoordinatorUnavailable where it cannot be used."""
     kind, _, rest = url.partition(":")
     if kind == "memory" and not rest:
         from pysync.coordinator.memory import MemoryCoordinator
@@ -70,4 +85,8 @@ async def open_coordinator(
         from pysync.coordinator.local import LocalCoordinator
 
         return await LocalCoordinator.at(rest or folder or "", now_ms)
-    raise ValueError(f"{kind}: is no coordinator of this version: use file: or memory:")
+    if kind in ("redis", "rediss"):
+        from pysync.coordinator.redis import RedisCoordinator
+
+        return await RedisCoordinator.at(url, now_ms)
+    raise ValueError(f"{kind}: is no coordinator of this version: use memory:, file: or redis:")

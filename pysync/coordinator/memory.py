@@ -1,11 +1,14 @@
 """The coordinator of a single process: its memory ends with it."""
 
+from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Final
 
 from pysync._core import ReplayWindow
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import (
+    CHANGES_KEPT,
     EPOCHS_KEPT,
     MAX_LIVE_NONCES,
     Window,
@@ -25,7 +28,10 @@ class MemoryCoordinator:
     """A `Coordinator` for one process."""
 
     def __init__(
-        self, now_ms: Callable[[], int] = wall_clock_ms, max_live_nonces: int = MAX_LIVE_NONCES
+        self,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        max_live_nonces: int = MAX_LIVE_NONCES,
+        changes_kept: int = CHANGES_KEPT,
     ) -> None:
         self._now_ms = now_ms
         self._max_live_nonces = max_live_nonces
@@ -34,8 +40,11 @@ class MemoryCoordinator:
         self._counters: dict[tuple[str, int], tuple[int, int]] = {}
         self._claims: dict[str, tuple[int, bytes]] = {}
         self._sweep_at_ms = 0
+        self._changes: deque[tuple[str, bytes]] = deque(maxlen=changes_kept)
+        # From the microsecond on: no id of an earlier process is taken for one of this.
+        self._announced = now_ms() * 1000
 
-    async def remember_nonce(self, presenter: str, nonce: str) -> bool:
+    async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
         epoch = nonce_epoch(self._now_ms())
         if epoch > self._epoch:
             self._seen = {e: seen for e, seen in self._seen.items() if e > epoch - EPOCHS_KEPT}
@@ -70,6 +79,18 @@ class MemoryCoordinator:
             raise CoordinatorUnavailable()
         self._claims[key] = (now_ms + ttl_ms, value)
         return value
+
+    async def announce(self, change: bytes) -> str:
+        self._announced += 1
+        self._changes.append((f"{self._announced:017d}", change))
+        return self._changes[-1][0]
+
+    async def changes(self, after: str, limit: int) -> list[tuple[str, bytes]] | None:
+        kept = self._changes
+        if after and not (kept and kept[0][0] <= after <= kept[-1][0]):
+            return None
+        newer = list(takewhile(lambda found: found[0] > after, reversed(kept)))
+        return newer[::-1][:limit]
 
     async def close(self) -> None:
         self._seen.clear()

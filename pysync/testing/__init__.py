@@ -11,7 +11,7 @@ A contract is a class of pytest tests. Inherit it, and give the fixture it asks 
             await store.close()
 """
 
-from pysync.testing.coordinators import CoordinatorContract, MovedClock
+from pysync.testing.coordinators import Advance, BoundedNoncesContract, CoordinatorContract, MovedClock
 from pysync.testing.faults import FaultyStore
 from pysync.testing.injected import s3_error
 from pysync.testing.proxy import FaultProxy
@@ -19,6 +19,8 @@ from pysync.testing.relay import Sent
 from pysync.testing.stores import StoreContract, chunks_of, read_file
 
 __all__ = [
+    "Advance",
+    "BoundedNoncesContract",
     "CoordinatorContract",
     "FaultProxy",
     "FaultyStore",

@@ -1,0 +1,205 @@
+"""One connection to a Redis server, which many callers share and which comes back by itself.
+
+Commands that wait at one moment are sent together, and the next ones when all replies are there: a hundred
+requests at once cost a few round trips. The queue is bounded, and empty while the server is out of reach.
+"""
+
+import asyncio
+import itertools
+import logging
+import random as random_module
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+from redis.asyncio import Connection
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+
+from pysync.errors import CoordinatorUnavailable
+
+log = logging.getLogger(__name__)
+
+Command = tuple[str | bytes | int, ...]
+Ask = Callable[..., Awaitable[list[Any]]]
+"""Takes commands, gives their replies: as Redis 2 types them, an error it answers among them as a value."""
+
+ReplyError = ResponseError
+"""What Redis answers to a command that it refuses: a reply, not an exception that is raised."""
+
+TIMEOUT_S: Final = 2.0
+"""For connecting, and for the replies to a group of commands. A Redis that saves its memory pauses for
+less."""
+
+MAX_WAITING: Final = 4_096
+"""Callers that may wait at once; one more is refused rather than queued."""
+
+FIRST_WAIT_S: Final = 0.05
+MOST_WAIT_S: Final = 1.0
+"""Between two attempts to connect again: doubled from the first to the most, less up to a half at random."""
+
+
+class _Question(NamedTuple):
+    commands: tuple[Command, ...]
+    future: asyncio.Future[list[Any]]
+
+
+class Link:
+    """Commands to one server. `greet` is called on each new connection, before anything else is sent there;
+    what it raises keeps the connection from being used.
+
+    A command whose reply is lost is not sent again: its caller is told `CoordinatorUnavailable` and has to
+    take it for done or not done, whichever is worse. Those that were not sent yet wait for one attempt to
+    connect again. When that fails they are refused, and all others at once, until one succeeds.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        greet: Callable[[Ask], Awaitable[None]],
+        chance: Callable[[], float] = random_module.random,
+    ) -> None:
+        self._connection = connection
+        self._greet = greet
+        self._chance = chance
+        self._waiting: list[_Question] = []
+        self._sent: list[_Question] = []
+        self._wake = asyncio.Event()
+        self._is_up = False
+        self._is_stale = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Connect. Raises what `greet` does, and CoordinatorUnavailable with the reason."""
+        try:
+            await self._connect()
+        except (RedisError, OSError) as error:
+            await self._disconnect()
+            raise CoordinatorUnavailable(_reason(error)) from error
+        except BaseException:
+            await self._disconnect()
+            raise
+        self._is_up = True
+        self._task = asyncio.create_task(self._run())
+
+    def ask(self, *commands: Command) -> asyncio.Future[list[Any]]:
+        """The replies to `commands`, sent in one piece, but not in a transaction. Raises
+        CoordinatorUnavailable, at once where too many wait or the server is out of reach. Cancelling the
+        future only stops the waiting."""
+        if not self._is_up or len(self._waiting) >= MAX_WAITING:
+            raise CoordinatorUnavailable
+        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Question(commands, future))
+        self._wake.set()
+        return future
+
+    def renew(self) -> None:
+        """Connect anew, and greet, before anything else is sent."""
+        self._is_stale = True
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Refuse what still waits and disconnect."""
+        self._is_up = False
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        self._refuse(self._sent)
+        self._refuse(self._waiting)
+        await self._disconnect()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            if self._is_stale or not await self._is_connected():
+                await self._come_back()
+            self._wake.clear()
+            self._sent, self._waiting = self._waiting, []
+            if self._sent:
+                await self._answer(self._sent)
+
+    async def _answer(self, group: list[_Question]) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                replies = await self._talk(*(command for question in group for command in question.commands))
+        except Exception as error:
+            self._refuse(group, error)
+            if isinstance(error, TimeoutError):
+                # It hangs, so whoever came meanwhile would wait in vain for as long again.
+                self._go_down(error)
+            self.renew()
+            return
+        rest = iter(replies)
+        for question in group:
+            own = [next(rest) for _ in question.commands]
+            if not question.future.done():
+                question.future.set_result(own)
+        if any(isinstance(reply, ReadOnlyError) for reply in replies):
+            # It has become a replica. The address may lead to its successor.
+            self.renew()
+
+    async def _talk(self, *commands: Command) -> list[Any]:
+        """As `Ask`, on the connection as it is. Raises RedisError where it breaks."""
+        packed = self._connection.pack_commands(commands)
+        await self._connection.send_packed_command(packed, check_health=False)
+        return [await self._read() for _ in commands]
+
+    async def _read(self) -> Any:
+        try:
+            return await self._connection.read_response()
+        except ResponseError as error:
+            return error
+
+    async def _is_connected(self) -> bool:
+        """Whether the connection can take commands. One that was closed while nobody waited is noticed here,
+        before anything is sent that would be in doubt."""
+        try:
+            return self._connection.is_connected and not await self._connection.can_read()
+        except RedisError:
+            return False
+
+    async def _connect(self) -> None:
+        await self._disconnect()
+        async with asyncio.timeout(TIMEOUT_S):
+            await self._connection.connect()  # type: ignore[no-untyped-call]
+            await self._greet(self._talk)
+        self._is_stale = False
+
+    async def _disconnect(self) -> None:
+        await self._connection.disconnect(nowait=True)
+
+    async def _come_back(self) -> None:
+        """Connect, however long it takes."""
+        for failures in itertools.count():
+            try:
+                await self._connect()
+            except Exception as error:
+                self._go_down(error)
+            else:
+                break
+            wait_s = min(MOST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures, 10))
+            await asyncio.sleep(wait_s * (1 - self._chance() / 2))
+        if not self._is_up:
+            log.warning("redis is back")
+            self._is_up = True
+
+    def _go_down(self, error: Exception) -> None:
+        """Refuse what waits, and what comes until the connection is back."""
+        if self._is_up:
+            log.error("redis is out of reach: %s", _reason(error))
+        self._is_up = False
+        self._refuse(self._waiting, error)
+        self._waiting = []
+
+    def _refuse(self, questions: list[_Question], error: Exception | None = None) -> None:
+        for question in questions:
+            if not question.future.done():
+                refusal = CoordinatorUnavailable()
+                refusal.__cause__ = error
+                question.future.set_exception(refusal)
+
+
+def _reason(error: Exception) -> str:
+    """What an operator can do something with. The library's texts name hosts, never passwords."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {TIMEOUT_S:g} s"
+    return str(error) or type(error).__name__

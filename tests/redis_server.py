@@ -6,6 +6,7 @@ import signal
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -34,7 +35,8 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://{f':{self.password}@' if self.password else ''}127.0.0.1:{self.port}/0"
+        user = f":{quote(self.password, safe='')}@" if self.password else ""
+        return f"redis://{user}127.0.0.1:{self.port}/0"
 
     def client(self) -> Redis:
         """A client beside the coordinator's, to look and to meddle. The caller closes it."""

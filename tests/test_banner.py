@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from configurations import collection, config
 
 from pysync.config import parse
@@ -39,6 +40,18 @@ def test_the_lines_to_try_append_where_no_author_proof_is_needed() -> None:
     assert tried[1].startswith("curl -s 'http://127.0.0.1:8080/pull/log/hello-")
     assert tried[1].endswith("?last=10'")
     assert tried[2] == "curl -s http://127.0.0.1:8080/health"
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "shown"),
+    [
+        ("redis://somebody:hush@r.example:6379/2", "redis://r.example:6379/2"),
+        ("rediss://:hu@sh@r.example", "rediss://r.example"),
+        ("file:/srv/a@b", "file:/srv/a@b"),
+    ],
+)
+def test_the_coordinator_is_shown_without_its_password(coordinator: str, shown: str) -> None:
+    assert f"  coordinator  {shown}" in lines(coordinator=coordinator)
 
 
 def test_a_list_at_the_top_has_no_slash_at_its_end() -> None:

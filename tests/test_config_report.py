@@ -123,7 +123,6 @@ def test_what_is_not_served_yet_is_named() -> None:
 @pytest.mark.parametrize(
     ("members", "path", "said"),
     [
-        ({"coordinator": "redis://:hush@127.0.0.1/0"}, "coordinator", "has no redis: coordinator"),
         ({"plugins": ["package.module:plugin"]}, "plugins", "loads no plugins"),
     ],
 )
@@ -134,7 +133,6 @@ def test_what_keeps_the_server_from_starting_is_told_before(
     (problem,) = unserved(parse(value))
     assert (problem.path, problem.message.startswith("the server will not start: ")) == (path, True)
     assert said in problem.message
-    assert "hush" not in problem.message
     (tmp_path / "c.json").write_text(json.dumps(value))
     command = [sys.executable, "-m", "pysync", "serve", "--config", "c.json"]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False)

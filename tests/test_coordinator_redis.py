@@ -1,14 +1,18 @@
 """The coordinator in Redis: the contract, and what loss of memory, of replies and of room must not break."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from redis_server import RedisServer
+from redis_server import WITH_AOF, RedisServer, free_port
 
 from pysync.clock import wall_clock_ms
-from pysync.coordinator import Coordinator
-from pysync.coordinator.redis import RedisCoordinator
+from pysync.coordinator import Coordinator, open_coordinator
+from pysync.coordinator.redis import LEEWAY_MS, RedisCoordinator
+from pysync.coordinator.redis_link import MAX_WAITING
+from pysync.errors import CoordinatorUnavailable
 from pysync.testing import Advance, CoordinatorContract, MovedClock
 
 
@@ -52,3 +56,272 @@ class TestRedisCoordinator(CoordinatorContract):
         coordinator = await RedisCoordinator.at(redis.url, clock, changes_kept=100)
         yield coordinator
         await coordinator.close()
+
+
+async def end_and_forget(server: RedisServer) -> None:
+    await server.kill()
+    await server.start()
+
+
+async def end_and_remember(server: RedisServer) -> None:
+    await server.kill()
+    await server.start(*WITH_AOF)
+
+
+async def return_to_a_snapshot(server: RedisServer) -> None:
+    """As a replica does that lags, and a Redis that saves every minute."""
+    await server.kill()
+    (server.folder / "saved.rdb").rename(server.folder / "dump.rdb")
+    await server.start()
+
+
+async def flush(server: RedisServer) -> None:
+    async with server.client() as client:
+        await client.flushall()
+
+
+@pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_a_snapshot, flush])
+async def test_what_was_accepted_once_is_refused_whatever_redis_forgets(
+    redis: RedisServer, lose: Callable[[RedisServer], Awaitable[None]]
+) -> None:
+    await redis.kill()
+    await redis.start(*(WITH_AOF if lose is end_and_remember else ()))
+    node, other = [await RedisCoordinator.at(redis.url) for _ in range(2)]
+    async with redis.client() as client:
+        await client.save()
+    (redis.folder / "dump.rdb").rename(redis.folder / "saved.rdb")
+    signed_ms = wall_clock_ms()
+    assert await node.remember_nonce("aa", "n", signed_ms)
+    await lose(redis)
+    for asked in (node, other):
+        assert await is_refused(asked, "n", signed_ms)
+        await come_back(asked)
+        assert await is_refused(asked, "n", signed_ms)
+    late = await RedisCoordinator.at(redis.url)
+    assert await is_refused(late, "n", signed_ms)
+    for asked in (node, other, late):
+        await asked.close()
+
+
+async def is_refused(coordinator: Coordinator, nonce: str, signed_ms: int) -> bool:
+    try:
+        return not await coordinator.remember_nonce("aa", nonce, signed_ms)
+    except CoordinatorUnavailable:
+        return True
+
+
+async def come_back(coordinator: Coordinator) -> None:
+    """Ask until a fresh request is admitted again; it is signed when the leeway after a loss is over."""
+    while True:
+        try:
+            assert await coordinator.remember_nonce("aa", os.urandom(16).hex(), wall_clock_ms() + LEEWAY_MS)
+            return
+        except CoordinatorUnavailable:
+            await asyncio.sleep(0)
+
+
+async def test_a_redis_met_for_the_first_time_refuses_nothing_fresh(redis: RedisServer) -> None:
+    for n in range(3):
+        coordinator = await RedisCoordinator.at(redis.url)
+        assert await coordinator.remember_nonce("aa", f"{n}", wall_clock_ms())
+        await coordinator.close()
+
+
+async def test_who_reads_changes_is_told_that_redis_lost_its_memory(
+    redis: RedisServer, coordinator: RedisCoordinator
+) -> None:
+    before = await coordinator.announce(b"1")
+    await end_and_forget(redis)
+    await come_back(coordinator)
+    after = await coordinator.announce(b"2")
+    assert before < after
+    assert await coordinator.changes(before, 10) is None
+    assert await coordinator.changes("", 10) == [(after, b"2")]
+
+
+async def test_a_lost_reply_lets_no_nonce_through_twice(
+    redis: RedisServer, coordinator: RedisCoordinator
+) -> None:
+    signed_ms = wall_clock_ms()
+    redis.hang()
+    with pytest.raises(CoordinatorUnavailable):
+        await coordinator.remember_nonce("aa", "n", signed_ms)
+    redis.go_on()
+    await come_back(coordinator)
+    assert not await coordinator.remember_nonce("aa", "n", signed_ms)
+
+
+async def test_a_claim_whose_reply_was_lost_finds_its_own_value(
+    redis: RedisServer, coordinator: RedisCoordinator
+) -> None:
+    redis.hang()
+    with pytest.raises(CoordinatorUnavailable):
+        await coordinator.claim("k", b"mine", 60_000)
+    redis.go_on()
+    await come_back(coordinator)
+    assert await coordinator.claim("k", b"mine", 60_000) == b"mine"
+    assert await coordinator.claim("k", b"another's", 60_000) == b"mine"
+
+
+async def test_a_redis_that_is_out_of_reach_is_not_waited_for(
+    redis: RedisServer, coordinator: RedisCoordinator
+) -> None:
+    await redis.kill()
+    for ask in (coordinator.count("b", 60_000), coordinator.announce(b"x"), coordinator.changes("", 1)):
+        with pytest.raises(CoordinatorUnavailable):
+            await ask
+    # What is refused now does not leave the loop's turn.
+    refused = asyncio.ensure_future(coordinator.claim("k", b"v", 60_000))
+    await asyncio.sleep(0)
+    assert isinstance(refused.exception(), CoordinatorUnavailable)
+
+
+async def test_a_connection_that_was_closed_meanwhile_costs_no_refusal(
+    redis: RedisServer, coordinator: RedisCoordinator
+) -> None:
+    async with redis.client() as client:
+        for n in range(3):
+            await client.client_kill_filter(_type="normal", skipme=True)
+            assert await coordinator.remember_nonce("aa", f"{n}", wall_clock_ms())
+
+
+async def test_a_hundred_at_once_cost_a_few_round_trips(
+    redis: RedisServer, coordinator: RedisCoordinator
+) -> None:
+    async with redis.client() as client:
+        before = (await client.info("stats"))["total_reads_processed"]
+        now_ms = wall_clock_ms()
+        await asyncio.gather(*(coordinator.remember_nonce("aa", f"{n}", now_ms) for n in range(100)))
+        after = (await client.info("stats"))["total_reads_processed"]
+    assert after - before <= 4
+
+
+async def test_more_than_may_wait_are_refused_and_cost_the_others_nothing(
+    coordinator: RedisCoordinator,
+) -> None:
+    asked = (coordinator.claim(f"{n}", b"x", 60_000) for n in range(MAX_WAITING + 10))
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert outcomes.count(b"x") == MAX_WAITING
+    assert sum(isinstance(outcome, CoordinatorUnavailable) for outcome in outcomes) == 10
+
+
+async def test_who_stops_waiting_takes_no_reply_from_others(coordinator: RedisCoordinator) -> None:
+    asked = [asyncio.ensure_future(coordinator.claim(f"{n}", b"%d" % n, 60_000)) for n in range(10)]
+    await asyncio.sleep(0)
+    asked[3].cancel()
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert [outcome for outcome in outcomes if isinstance(outcome, bytes)] == [
+        b"%d" % n for n in range(10) if n != 3
+    ]
+
+
+async def test_a_full_redis_refuses_and_forgets_nothing(redis: RedisServer) -> None:
+    async with redis.client() as client:
+        used = (await client.info("memory"))["used_memory"]
+        await client.config_set("maxmemory", used + 300_000)
+        coordinator = await RedisCoordinator.at(redis.url)
+        signed_ms = wall_clock_ms()
+        accepted = 0
+        while not await is_refused(coordinator, f"{accepted}", signed_ms):
+            accepted += 1
+        assert accepted > 500
+        for n in range(accepted):
+            assert await is_refused(coordinator, f"{n}", signed_ms)
+        await client.config_set("maxmemory", 0)
+        for n in range(accepted):
+            assert not await coordinator.remember_nonce("aa", f"{n}", signed_ms)
+        assert await coordinator.remember_nonce("aa", "one more", signed_ms)
+        await coordinator.close()
+
+
+async def test_a_master_that_became_a_replica_is_left_until_it_is_one_again(
+    redis: RedisServer, coordinator: RedisCoordinator
+) -> None:
+    signed_ms = wall_clock_ms()
+    assert await coordinator.remember_nonce("aa", "n", signed_ms)
+    async with redis.client() as client:
+        await client.replicaof("127.0.0.1", str(free_port()))
+        assert await is_refused(coordinator, "fresh", signed_ms)
+        assert await is_refused(coordinator, "n", signed_ms)
+        await client.replicaof("NO", "ONE")
+    await come_back(coordinator)
+    assert not await coordinator.remember_nonce("aa", "n", signed_ms)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"), "maxmemory-policy allkeys-lru"),
+        (("--maxmemory", "100mb", "--maxmemory-policy", "volatile-ttl"), "set maxmemory-policy noeviction"),
+        (("--replicaof", "127.0.0.1", "1"), "is a replica"),
+        (("--cluster-enabled", "yes"), "is a node of a cluster"),
+    ],
+)
+async def test_a_redis_that_cannot_keep_the_promise_is_not_taken(
+    redis: RedisServer, options: tuple[str, ...], said: str
+) -> None:
+    await redis.kill()
+    await redis.start(*options)
+    with pytest.raises(ValueError, match=said):
+        await open_coordinator(redis.url)
+
+
+async def test_a_redis_that_is_too_old_is_not_taken() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"pysync:since\r\n")
+        info = b"redis_version:6.2.14\r\n"
+        writer.write(b"$%d\r\n%b\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n" % (len(info), info))
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        left.set()
+
+    left = asyncio.Event()
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(ValueError, match=r"is version 6\.2\.14; pysync needs 7 or newer"):
+            await open_coordinator(f"redis://{host}:{port}")
+        await left.wait()
+
+
+async def test_a_redis_that_cannot_be_used_now_is_named_without_its_password(redis: RedisServer) -> None:
+    at = f"127.0.0.1:{redis.port}"
+    nobody = free_port()
+    for url, said in (
+        (f"redis://:hush@{at}/0", f"redis at {at}, database 0: "),
+        (f"redis://somebody:hush@{at}", "invalid username-password pair"),
+        (f"redis://{at}/99", f"redis at {at}, database 99: DB index is out of range"),
+        (f"redis://:hush@127.0.0.1:{nobody}/0", f"redis at 127.0.0.1:{nobody}, database 0: "),
+    ):
+        with pytest.raises(CoordinatorUnavailable, match=said) as refused:
+            await open_coordinator(url)
+        assert "hush" not in str(refused.value)
+    redis.hang()
+    with pytest.raises(CoordinatorUnavailable, match="no answer within 2 s"):
+        await open_coordinator(redis.url)
+    redis.go_on()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis:", "redis://", "redis:6379", "redis://h/a", "redis://h/0/1", "redis://:hu/sh@h", "redis://h:x",
+        "redis://:hush@h?db=1", "redis://h?ssl_ca_certs=x", "rediss://h?password=hush", "redis://h?host=i",
+        "redis://h:99999",
+    ],
+)  # fmt: skip
+async def test_an_url_that_names_no_redis_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"must be redis://.*quoted") as refused:
+        await open_coordinator(url)
+    assert "hu" not in str(refused.value)
+
+
+async def test_a_password_is_quoted_as_in_any_url(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, password="p@ss/w:rd#?%")
+    await server.start()
+    coordinator = await open_coordinator(server.url)
+    assert await coordinator.remember_nonce("aa", "n", wall_clock_ms())
+    await coordinator.close()
+    with pytest.raises(CoordinatorUnavailable, match="Authentication required"):
+        await open_coordinator(f"redis://127.0.0.1:{server.port}")
+    await server.close()

@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", help="port to listen on (default: 8080)")
     serve.add_argument("--store", metavar="URL", help="file:DIR (default: file:./data) or memory:")
     serve.add_argument(
-        "--coordinator", metavar="URL", help="file: or memory: (default: what suits the store)"
+        "--coordinator", metavar="URL", help="memory:, file: or redis://... (default: what suits the store)"
     )
     serve.add_argument("--workers", metavar="N", help="processes that serve (default: 1)")
     serve.set_defaults(run=("service", "serve"))

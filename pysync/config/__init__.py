@@ -15,7 +15,12 @@ The environment is read here and nowhere else. `lint`, `report` and `reference` 
 does not load them.
 """
 
-from pysync.config.effective import effective_coordinator, effective_limit, is_shared
+from pysync.config.effective import (
+    effective_coordinator,
+    effective_limit,
+    is_shared,
+    shown_coordinator,
+)
 from pysync.config.place import S3Place, s3_place
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.source import load, parse
@@ -72,4 +77,5 @@ __all__ = [
     "load",
     "parse",
     "s3_place",
+    "shown_coordinator",
 ]

@@ -43,6 +43,12 @@ def effective_coordinator(config: Config) -> str:
     return "file:" if config.store.url.startswith("file:") else "memory:"
 
 
+def shown_coordinator(config: Config) -> str:
+    """`effective_coordinator` without what must not be shown: the user and password of a Redis."""
+    scheme, slashes, rest = effective_coordinator(config).partition("://")
+    return scheme + slashes + rest.rpartition("@")[2]
+
+
 def is_shared(config: Config) -> bool:
     """Whether other processes may serve the same store: several workers, or a coordinator of many nodes."""
     return config.server.workers > 1 or effective_coordinator(config).startswith("redis")

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from pysync.config.effective import effective_coordinator
 from pysync.config.problem import Problem
 from pysync.config.tree import Collection, Config
 
 _NOT_YET = "not served by this version"
-_NO_START = "the server will not start: this version "
 
 
 def served(config: Config, collections: Iterable[Collection]) -> Iterator[Collection]:
@@ -31,9 +29,5 @@ def unserved(config: Config) -> Iterator[Problem]:
     ):
         if said:
             yield Problem(member, _NOT_YET)
-    for member, said, lacks in (
-        ("coordinator", effective_coordinator(config).startswith("redis"), "has no redis: coordinator"),
-        ("plugins", bool(config.plugins), "loads no plugins"),
-    ):
-        if said:
-            yield Problem(member, _NO_START + lacks)
+    if config.plugins:
+        yield Problem("plugins", "the server will not start: this version loads no plugins")

@@ -157,10 +157,12 @@ class RedisCoordinator:
 
         Raises ValueError where it will not do, CoordinatorUnavailable where it refuses to tell.
         """
-        info, time, text = _granted(await ask(("INFO",), ("TIME",), ("GET", SINCE)), tell=True)
+        info, *others = await ask(("INFO",), ("TIME",), ("GET", SINCE))
+        _granted([info], tell=True)
         facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
         if (unfit := _unfit(facts)) is not None:
             raise ValueError(f"{self._place} {unfit}")
+        time, text = _granted(others, tell=True)
         since = _Since.read(text)
         earlier = self._since
         if since is None or since.process != facts["run_id"] or (earlier and since.ms < earlier.ms):

@@ -3,7 +3,7 @@
 import time
 
 from pysync import __version__
-from pysync.config import Collection, Config, effective_coordinator
+from pysync.config import Collection, Config, shown_coordinator
 from pysync.config.support import served, unserved
 
 
@@ -14,7 +14,7 @@ def banner(config: Config, port: int) -> str:
     lines = [
         f"pysync {__version__} at {base}",
         f"  store        {config.store.url}",
-        f"  coordinator  {effective_coordinator(config)}",
+        f"  coordinator  {shown_coordinator(config)}",
         *([f"  workers      {config.server.workers}"] if config.server.workers > 1 else []),
         "",
         *_table(config),

@@ -57,6 +57,7 @@ def test_heavy_dependencies_have_one_home() -> None:
         "yaml": ("config/",),
         "aiobotocore": ("store/s3/",),
         "botocore": ("store/s3/",),
+        "hiredis": ("coordinator/redis_link.py",),
         "redis": ("coordinator/redis.py", "coordinator/redis_link.py"),
         "uvloop": ("server/run.py",),
         "prometheus_client": ("server/metrics.py",),

@@ -11,6 +11,7 @@ import random as random_module
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
+from hiredis import pack_command
 from redis.asyncio import Connection
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
@@ -63,7 +64,7 @@ class Link:
         self._waiting: list[_Question] = []
         self._sent: list[_Question] = []
         self._wake = asyncio.Event()
-        self._is_up = False
+        self._fault: str | None = "not connected yet"
         self._is_stale = False
         self._task: asyncio.Task[None] | None = None
 
@@ -77,14 +78,14 @@ class Link:
         except BaseException:
             await self._disconnect()
             raise
-        self._is_up = True
+        self._fault = None
         self._task = asyncio.create_task(self._run())
 
     def ask(self, *commands: Command) -> asyncio.Future[list[Any]]:
         """The replies to `commands`, sent in one piece, but not in a transaction. Raises
         CoordinatorUnavailable, at once where too many wait or the server is out of reach. Cancelling the
         future only stops the waiting."""
-        if not self._is_up or len(self._waiting) >= MAX_WAITING:
+        if self._fault is not None or len(self._waiting) >= MAX_WAITING:
             raise CoordinatorUnavailable
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Question(commands, future))
@@ -98,7 +99,7 @@ class Link:
 
     async def close(self) -> None:
         """Refuse what still waits and disconnect."""
-        self._is_up = False
+        self._fault = "closed"
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -139,7 +140,8 @@ class Link:
 
     async def _talk(self, *commands: Command) -> list[Any]:
         """As `Ask`, on the connection as it is. Raises RedisError where it breaks."""
-        packed = self._connection.pack_commands(commands)
+        # (Its types know commands of one word only.)
+        packed = b"".join(pack_command(command) for command in commands)  # type: ignore[arg-type]
         await self._connection.send_packed_command(packed, check_health=False)
         return [await self._read() for _ in commands]
 
@@ -178,15 +180,16 @@ class Link:
                 break
             wait_s = min(MOST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures, 10))
             await asyncio.sleep(wait_s * (1 - self._chance() / 2))
-        if not self._is_up:
+        if self._fault is not None:
             log.warning("redis is back")
-            self._is_up = True
+            self._fault = None
 
     def _go_down(self, error: Exception) -> None:
         """Refuse what waits, and what comes until the connection is back."""
-        if self._is_up:
-            log.error("redis is out of reach: %s", _reason(error))
-        self._is_up = False
+        fault = _reason(error)
+        if fault != self._fault:
+            log.error("redis cannot be used: %s", fault)
+        self._fault = fault
         self._refuse(self._waiting, error)
         self._waiting = []
 

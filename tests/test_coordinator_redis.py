@@ -127,6 +127,15 @@ async def test_a_redis_met_for_the_first_time_refuses_nothing_fresh(redis: Redis
         await coordinator.close()
 
 
+async def test_nodes_that_start_at_once_refuse_nothing_fresh(redis: RedisServer) -> None:
+    nodes = await asyncio.gather(*(RedisCoordinator.at(redis.url) for _ in range(10)))
+    for n, node in enumerate(nodes):
+        assert await node.remember_nonce("aa", f"{n}", wall_clock_ms())
+    for node in nodes:
+        assert not await node.remember_nonce("aa", "0", wall_clock_ms())
+        await node.close()
+
+
 async def test_who_reads_changes_is_told_that_redis_lost_its_memory(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
@@ -270,7 +279,7 @@ async def test_a_redis_that_is_too_old_is_not_taken() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"pysync:since\r\n")
         info = b"redis_version:6.2.14\r\n"
-        writer.write(b"$%d\r\n%b\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n" % (len(info), info))
+        writer.write(b"+OK\r\n$%d\r\n%b\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n" % (len(info), info))
         await reader.read()
         writer.close()
         await writer.wait_closed()

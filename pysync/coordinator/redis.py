@@ -157,23 +157,30 @@ class RedisCoordinator:
 
         Raises ValueError where it will not do, CoordinatorUnavailable where it refuses to tell.
         """
-        info, *others = await ask(("INFO",), ("TIME",), ("GET", SINCE))
-        _granted([info], tell=True)
-        facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-        if (unfit := _unfit(facts)) is not None:
-            raise ValueError(f"{self._place} {unfit}")
-        time, text = _granted(others, tell=True)
-        since = _Since.read(text)
-        earlier = self._since
-        if since is None or since.process != facts["run_id"] or (earlier and since.ms < earlier.ms):
-            since = _Since(facts["run_id"], int(time[0]) * 1000 + int(time[1]) // 1000)
-            _granted(await ask(("SET", SINCE, since.text())), tell=True)
+        earlier, self._since = self._since, await self._settled(ask)
         if earlier is None:
-            self._signed_from_ms = since.ms
-        elif since != earlier:
+            self._signed_from_ms = self._since.ms
+        elif earlier != self._since:
             log.warning("redis may have lost its memory: what was signed before is refused")
-            self._signed_from_ms = since.ms + LEEWAY_MS
-        self._since = since
+            self._signed_from_ms = self._since.ms + LEEWAY_MS
+
+    async def _settled(self, ask: Ask) -> _Since:
+        """What `pysync:since` holds, written anew where it tells of another memory than this one."""
+        while True:
+            _, info, *others = await ask(("WATCH", SINCE), ("INFO",), ("TIME",), ("GET", SINCE))
+            _granted([info], tell=True)
+            facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+            if (unfit := _unfit(facts)) is not None:
+                raise ValueError(f"{self._place} {unfit}")
+            time, text = _granted(others, tell=True)
+            since, known = _Since.read(text), self._since
+            if since and since.process == facts["run_id"] and (known is None or since.ms >= known.ms):
+                return since
+            # Written only if nobody did, or flushed, since the time was read: it must not be too early.
+            since = _Since(facts["run_id"], int(time[0]) * 1000 + int(time[1]) // 1000)
+            *_, written = _granted(await ask(("MULTI",), ("SET", SINCE, since.text()), ("EXEC",)), tell=True)
+            if written is not None:
+                return since
 
     def _change_id(self, place: bytes) -> str:
         """The id of the change at `place` in the stream. It grows from one memory to the next, too."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -68,11 +69,23 @@ async def end_and_remember(server: RedisServer) -> None:
     await server.start(*WITH_AOF)
 
 
+async def take_snapshot(server: RedisServer) -> None:
+    async with server.client() as client:
+        await client.save()
+    (server.folder / "dump.rdb").rename(server.folder / "saved.rdb")
+
+
 async def return_to_a_snapshot(server: RedisServer) -> None:
     """As a replica does that lags, and a Redis that saves every minute."""
     await server.kill()
     (server.folder / "saved.rdb").rename(server.folder / "dump.rdb")
     await server.start()
+
+
+async def cut(server: RedisServer) -> None:
+    """Close every connection."""
+    async with server.client() as client:
+        await client.client_kill_filter(_type="normal", skipme=True)
 
 
 async def flush(server: RedisServer) -> None:
@@ -87,9 +100,7 @@ async def test_what_was_accepted_once_is_refused_whatever_redis_forgets(
     await redis.kill()
     await redis.start(*(WITH_AOF if lose is end_and_remember else ()))
     node, other = [await RedisCoordinator.at(redis.url) for _ in range(2)]
-    async with redis.client() as client:
-        await client.save()
-    (redis.folder / "dump.rdb").rename(redis.folder / "saved.rdb")
+    await take_snapshot(redis)
     signed_ms = wall_clock_ms()
     assert await node.remember_nonce("aa", "n", signed_ms)
     await lose(redis)
@@ -118,6 +129,38 @@ async def come_back(coordinator: Coordinator) -> None:
             return
         except CoordinatorUnavailable:
             await asyncio.sleep(0)
+
+
+async def test_while_redis_comes_and_goes_no_nonce_is_accepted_twice(redis: RedisServer) -> None:
+    nodes = [await RedisCoordinator.at(redis.url) for _ in range(3)]
+    accepted: Counter[str] = Counter()
+    is_over = asyncio.Event()
+
+    async def ask(node: Coordinator, nonce: str, signed_ms: int) -> None:
+        if not await is_refused(node, nonce, signed_ms):
+            accepted[nonce] += 1
+
+    async def sign_and_repeat(name: str) -> None:
+        signed: list[tuple[str, int]] = []
+        while not is_over.is_set():
+            # By a clock as far ahead as it may be, so that what is new is admitted soon after each loss.
+            signed.append((f"{name}-{len(signed)}", wall_clock_ms() + LEEWAY_MS - 1))
+            repeated = (signed[-1], signed[len(signed) * 9 // 10], signed[len(signed) // 2])
+            await asyncio.gather(*(ask(node, *request) for request in repeated for node in nodes))
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as callers:
+        for n in range(5):
+            callers.create_task(sign_and_repeat(f"{n}"))
+        for lose in (flush, cut, end_and_forget, flush, return_to_a_snapshot, end_and_remember, flush):
+            await take_snapshot(redis)
+            await lose(redis)
+            for node in nodes:
+                await come_back(node)
+        is_over.set()
+    assert set(accepted.values()) == {1}
+    for node in nodes:
+        await node.close()
 
 
 async def test_a_redis_met_for_the_first_time_refuses_nothing_fresh(redis: RedisServer) -> None:
@@ -188,10 +231,9 @@ async def test_a_redis_that_is_out_of_reach_is_not_waited_for(
 async def test_a_connection_that_was_closed_meanwhile_costs_no_refusal(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
-    async with redis.client() as client:
-        for n in range(3):
-            await client.client_kill_filter(_type="normal", skipme=True)
-            assert await coordinator.remember_nonce("aa", f"{n}", wall_clock_ms())
+    for n in range(3):
+        await cut(redis)
+        assert await coordinator.remember_nonce("aa", f"{n}", wall_clock_ms())
 
 
 async def test_a_hundred_at_once_cost_a_few_round_trips(

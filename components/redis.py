@@ -17,19 +17,21 @@ class RedisServer:
     """A Redis at `url`, whose process can fail: its port and its folder stay."""
 
     def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
-        self._folder = folder
+        self.folder = folder
         self._options = options
         self._program = program("redis-server")
         self._process: Process | None = None
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
-        """Start it, and return when it answers."""
+    def start(self, *options: str) -> None:
+        """Start it, and return when it answers. `options` hold beside those that it was made with, until it
+        ends."""
         if self._process is not None:
             raise RuntimeError("it runs")
-        own = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder))
-        self._process = Process((self._program, *own, *self._options), self._folder / "redis.out")
+        own = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder))
+        command = (self._program, *own, *self._options, *options)
+        self._process = Process(command, self.folder / "redis.out")
         self._process.wait_until(self._answers)
 
     def stop(self) -> None:

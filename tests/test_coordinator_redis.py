@@ -4,11 +4,21 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
-from redis_server import WITH_AOF, RedisServer, free_port
+from redis_losses import (
+    WITH_AOF,
+    client,
+    cut,
+    end_and_forget,
+    end_and_remember,
+    flush,
+    return_to_snapshot,
+    take_snapshot,
+)
 
+from components import RedisServer, free_port
+from components.fixtures import StartRedis
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.coordinator.redis import LEEWAY_MS, RedisCoordinator
@@ -18,11 +28,8 @@ from pysync.testing import Advance, CoordinatorContract, MovedClock
 
 
 @pytest.fixture
-async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    await server.start()
-    yield server
-    await server.close()
+def redis(start_redis: StartRedis) -> RedisServer:
+    return start_redis()
 
 
 @pytest.fixture
@@ -44,11 +51,11 @@ class TestRedisCoordinator(CoordinatorContract):
     def advance(self, clock: MovedClock, redis: RedisServer) -> Advance:
         async def advance(ms: int) -> None:
             clock.now_ms += ms
-            async with redis.client() as client:
-                async for key in client.scan_iter():
-                    left_ms = await client.pttl(key)
+            async with client(redis) as own:
+                async for key in own.scan_iter():
+                    left_ms = await own.pttl(key)
                     if left_ms >= 0:
-                        await client.pexpire(key, left_ms - ms)
+                        await own.pexpire(key, left_ms - ms)
 
         return advance
 
@@ -59,46 +66,12 @@ class TestRedisCoordinator(CoordinatorContract):
         await coordinator.close()
 
 
-async def end_and_forget(server: RedisServer) -> None:
-    await server.kill()
-    await server.start()
-
-
-async def end_and_remember(server: RedisServer) -> None:
-    await server.kill()
-    await server.start(*WITH_AOF)
-
-
-async def take_snapshot(server: RedisServer) -> None:
-    async with server.client() as client:
-        await client.save()
-    (server.folder / "dump.rdb").rename(server.folder / "saved.rdb")
-
-
-async def return_to_a_snapshot(server: RedisServer) -> None:
-    """As a replica does that lags, and a Redis that saves every minute."""
-    await server.kill()
-    (server.folder / "saved.rdb").rename(server.folder / "dump.rdb")
-    await server.start()
-
-
-async def cut(server: RedisServer) -> None:
-    """Close every connection."""
-    async with server.client() as client:
-        await client.client_kill_filter(_type="normal", skipme=True)
-
-
-async def flush(server: RedisServer) -> None:
-    async with server.client() as client:
-        await client.flushall()
-
-
-@pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_a_snapshot, flush])
+@pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_snapshot, flush])
 async def test_what_was_accepted_once_is_refused_whatever_redis_forgets(
     redis: RedisServer, lose: Callable[[RedisServer], Awaitable[None]]
 ) -> None:
-    await redis.kill()
-    await redis.start(*(WITH_AOF if lose is end_and_remember else ()))
+    redis.kill()
+    redis.start(*(WITH_AOF if lose is end_and_remember else ()))
     node, other = [await RedisCoordinator.at(redis.url) for _ in range(2)]
     await take_snapshot(redis)
     signed_ms = wall_clock_ms()
@@ -152,7 +125,7 @@ async def test_while_redis_comes_and_goes_no_nonce_is_accepted_twice(redis: Redi
     async with asyncio.TaskGroup() as callers:
         for n in range(5):
             callers.create_task(sign_and_repeat(f"{n}"))
-        for lose in (flush, cut, end_and_forget, flush, return_to_a_snapshot, end_and_remember, flush):
+        for lose in (flush, cut, end_and_forget, flush, return_to_snapshot, end_and_remember, flush):
             await take_snapshot(redis)
             await lose(redis)
             for node in nodes:
@@ -195,10 +168,10 @@ async def test_a_lost_reply_lets_no_nonce_through_twice(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
     signed_ms = wall_clock_ms()
-    redis.hang()
+    redis.pause()
     with pytest.raises(CoordinatorUnavailable):
         await coordinator.remember_nonce("aa", "n", signed_ms)
-    redis.go_on()
+    redis.resume()
     await come_back(coordinator)
     assert not await coordinator.remember_nonce("aa", "n", signed_ms)
 
@@ -206,10 +179,10 @@ async def test_a_lost_reply_lets_no_nonce_through_twice(
 async def test_a_claim_whose_reply_was_lost_finds_its_own_value(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
-    redis.hang()
+    redis.pause()
     with pytest.raises(CoordinatorUnavailable):
         await coordinator.claim("k", b"mine", 60_000)
-    redis.go_on()
+    redis.resume()
     await come_back(coordinator)
     assert await coordinator.claim("k", b"mine", 60_000) == b"mine"
     assert await coordinator.claim("k", b"another's", 60_000) == b"mine"
@@ -218,7 +191,7 @@ async def test_a_claim_whose_reply_was_lost_finds_its_own_value(
 async def test_a_redis_that_is_out_of_reach_is_not_waited_for(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
-    await redis.kill()
+    redis.kill()
     for ask in (coordinator.count("b", 60_000), coordinator.announce(b"x"), coordinator.changes("", 1)):
         with pytest.raises(CoordinatorUnavailable):
             await ask
@@ -239,11 +212,11 @@ async def test_a_connection_that_was_closed_meanwhile_costs_no_refusal(
 async def test_a_hundred_at_once_cost_a_few_round_trips(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
-    async with redis.client() as client:
-        before = (await client.info("stats"))["total_reads_processed"]
+    async with client(redis) as own:
+        before = (await own.info("stats"))["total_reads_processed"]
         now_ms = wall_clock_ms()
         await asyncio.gather(*(coordinator.remember_nonce("aa", f"{n}", now_ms) for n in range(100)))
-        after = (await client.info("stats"))["total_reads_processed"]
+        after = (await own.info("stats"))["total_reads_processed"]
     assert after - before <= 4
 
 
@@ -267,9 +240,9 @@ async def test_who_stops_waiting_takes_no_reply_from_others(coordinator: RedisCo
 
 
 async def test_a_full_redis_refuses_and_forgets_nothing(redis: RedisServer) -> None:
-    async with redis.client() as client:
-        used = (await client.info("memory"))["used_memory"]
-        await client.config_set("maxmemory", used + 300_000)
+    async with client(redis) as own:
+        used = (await own.info("memory"))["used_memory"]
+        await own.config_set("maxmemory", used + 300_000)
         coordinator = await RedisCoordinator.at(redis.url)
         signed_ms = wall_clock_ms()
         accepted = 0
@@ -278,7 +251,7 @@ async def test_a_full_redis_refuses_and_forgets_nothing(redis: RedisServer) -> N
         assert accepted > 500
         for n in range(accepted):
             assert await is_refused(coordinator, f"{n}", signed_ms)
-        await client.config_set("maxmemory", 0)
+        await own.config_set("maxmemory", 0)
         for n in range(accepted):
             assert not await coordinator.remember_nonce("aa", f"{n}", signed_ms)
         assert await coordinator.remember_nonce("aa", "one more", signed_ms)
@@ -290,11 +263,11 @@ async def test_a_master_that_became_a_replica_is_left_until_it_is_one_again(
 ) -> None:
     signed_ms = wall_clock_ms()
     assert await coordinator.remember_nonce("aa", "n", signed_ms)
-    async with redis.client() as client:
-        await client.replicaof("127.0.0.1", str(free_port()))
+    async with client(redis) as own:
+        await own.replicaof("127.0.0.1", str(free_port()))
         assert await is_refused(coordinator, "fresh", signed_ms)
         assert await is_refused(coordinator, "n", signed_ms)
-        await client.replicaof("NO", "ONE")
+        await own.replicaof("NO", "ONE")
     await come_back(coordinator)
     assert not await coordinator.remember_nonce("aa", "n", signed_ms)
 
@@ -309,12 +282,11 @@ async def test_a_master_that_became_a_replica_is_left_until_it_is_one_again(
     ],
 )
 async def test_a_redis_that_cannot_keep_the_promise_is_not_taken(
-    redis: RedisServer, options: tuple[str, ...], said: str
+    start_redis: StartRedis, options: tuple[str, ...], said: str
 ) -> None:
-    await redis.kill()
-    await redis.start(*options)
+    server = start_redis(*options)
     with pytest.raises(ValueError, match=said):
-        await open_coordinator(redis.url)
+        await open_coordinator(server.url)
 
 
 async def test_a_redis_that_is_too_old_is_not_taken() -> None:
@@ -347,10 +319,10 @@ async def test_a_redis_that_cannot_be_used_now_is_named_without_its_password(red
         with pytest.raises(CoordinatorUnavailable, match=said) as refused:
             await open_coordinator(url)
         assert "hush" not in str(refused.value)
-    redis.hang()
+    redis.pause()
     with pytest.raises(CoordinatorUnavailable, match="no answer within 2 s"):
         await open_coordinator(redis.url)
-    redis.go_on()
+    redis.resume()
 
 
 @pytest.mark.parametrize(
@@ -367,12 +339,10 @@ async def test_an_url_that_names_no_redis_is_refused(url: str) -> None:
     assert "hu" not in str(refused.value)
 
 
-async def test_a_password_is_quoted_as_in_any_url(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, password="p@ss/w:rd#?%")
-    await server.start()
-    coordinator = await open_coordinator(server.url)
+async def test_a_password_is_quoted_as_in_any_url(start_redis: StartRedis) -> None:
+    port = start_redis("--requirepass", "p@ss/w:rd#?%").port
+    coordinator = await open_coordinator(f"redis://:p%40ss%2Fw%3Ard%23%3F%25@127.0.0.1:{port}")
     assert await coordinator.remember_nonce("aa", "n", wall_clock_ms())
     await coordinator.close()
     with pytest.raises(CoordinatorUnavailable, match="Authentication required"):
-        await open_coordinator(f"redis://127.0.0.1:{server.port}")
-    await server.close()
+        await open_coordinator(f"redis://127.0.0.1:{port}")

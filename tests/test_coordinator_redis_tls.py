@@ -1,15 +1,15 @@
 """A Redis behind TLS: its certificate is held against the system's authorities, or the one that is named."""
 
 import datetime
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from redis_server import RedisServer, free_port
 
+from components import free_port
+from components.fixtures import StartRedis
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import open_coordinator
 from pysync.errors import CoordinatorUnavailable
@@ -40,16 +40,14 @@ def make_certificate(folder: Path, host: str) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-async def tls_port(tmp_path: Path) -> AsyncIterator[int]:
+def tls_port(start_redis: StartRedis, tmp_path: Path) -> int:
     crt, key = make_certificate(tmp_path, "localhost")
     port = free_port()
-    server = RedisServer(tmp_path)
-    await server.start(
+    start_redis(
         *("--tls-port", f"{port}", "--tls-auth-clients", "no"),
         *("--tls-cert-file", f"{crt}", "--tls-key-file", f"{key}"),
     )
-    yield port
-    await server.close()
+    return port
 
 
 async def test_a_redis_is_reached_over_tls(tls_port: int, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 from conftest import ISSUER, Browser, Reply, Signed, Start, root_device
-from redis_server import WITH_AOF, RedisServer
+from redis_losses import WITH_AOF
 
+from components import RedisServer
+from components.fixtures import StartRedis
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.redis import LEEWAY_MS
 from pysync.store.memory import MemoryStore
@@ -38,31 +40,27 @@ SERVED: dict[str, Any] = {
 }
 
 
-async def end_and_forget(server: RedisServer) -> Callable[[], Awaitable[None]]:
-    await server.kill()
+def end_and_forget(server: RedisServer) -> Callable[[], None]:
+    server.kill()
     return server.start
 
 
-async def end_and_remember(server: RedisServer) -> Callable[[], Awaitable[None]]:
-    await server.kill()
+def end_and_remember(server: RedisServer) -> Callable[[], None]:
+    server.kill()
     return lambda: server.start(*WITH_AOF)
 
 
-async def hang(server: RedisServer) -> Callable[[], Awaitable[None]]:
-    server.hang()
-
-    async def go_on() -> None:
-        server.go_on()
-
-    return go_on
+def hang(server: RedisServer) -> Callable[[], None]:
+    server.pause()
+    return server.resume
 
 
 @pytest.fixture
-async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    await server.start(*WITH_AOF)
-    yield server
-    await server.close()
+def redis(start_redis: StartRedis) -> RedisServer:
+    server = start_redis()
+    server.kill()
+    server.start(*WITH_AOF)
+    return server
 
 
 @pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
@@ -70,7 +68,7 @@ async def test_without_its_redis_a_service_goes_on_as_far_as_it_safely_can(
     redis: RedisServer,
     start: Start,
     session: aiohttp.ClientSession,
-    go_down: Callable[[RedisServer], Awaitable[Callable[[], Awaitable[None]]]],
+    go_down: Callable[[RedisServer], Callable[[], None]],
 ) -> None:
     store = MemoryStore()
     nodes = [await start({**SERVED, "coordinator": redis.url}, store=store) for _ in range(2)]
@@ -86,7 +84,7 @@ async def test_without_its_redis_a_service_goes_on_as_far_as_it_safely_can(
         assert (await caller.pull("notes/a")).status == 200
         assert (await caller.pull("notes/a")).status == 401, "a replay"
 
-    come_up = await go_down(redis)
+    come_up = go_down(redis)
     for browser in anyone:
         assert (await browser.pull("open/a")).json["data"] == {"n": 1}
         assert_unavailable(await browser.pull("metered/a"))
@@ -97,7 +95,7 @@ async def test_without_its_redis_a_service_goes_on_as_far_as_it_safely_can(
         assert_unavailable(await fresh(caller).pull("notes/b"))
         assert_unavailable(await fresh(caller).push("notes/b", {"n": 1}))
 
-    await come_up()
+    come_up()
     for browser, caller in zip(anyone, signed, strict=True):
         while (answer := await fresh(caller, LEEWAY_MS).push("notes/c", {"n": 1})).status == 503:
             assert (await caller.pull("notes/a")).status in (401, 503), "a replay"

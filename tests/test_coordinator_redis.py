@@ -289,11 +289,18 @@ async def test_a_redis_that_cannot_keep_the_promise_is_not_taken(
         await open_coordinator(server.url)
 
 
-async def test_a_redis_that_is_too_old_is_not_taken() -> None:
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (b"redis_version:6.2.14\r\n", r"is version 6\.2\.14; pysync needs 7 or newer"),
+        (b"redis_version:7.4.0\r\nrole:master\r\n", "does not tell its run_id"),
+        (b"", "is version 0"),
+    ],
+)
+async def test_what_does_not_speak_as_a_new_redis_is_not_taken(facts: bytes, said: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"pysync:since\r\n")
-        info = b"redis_version:6.2.14\r\n"
-        writer.write(b"+OK\r\n$%d\r\n%b\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n" % (len(info), info))
+        writer.write(b"+OK\r\n$%d\r\n%b\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n" % (len(facts), facts))
         await reader.read()
         writer.close()
         await writer.wait_closed()
@@ -302,7 +309,7 @@ async def test_a_redis_that_is_too_old_is_not_taken() -> None:
     left = asyncio.Event()
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
-        with pytest.raises(ValueError, match=r"is version 6\.2\.14; pysync needs 7 or newer"):
+        with pytest.raises(ValueError, match=said):
             await open_coordinator(f"redis://{host}:{port}")
         await left.wait()
 

@@ -215,6 +215,8 @@ def _unfit(facts: dict[str, str]) -> str | None:
         return "is a node of a cluster; pysync needs a Redis of its own"
     if facts.get("role") != "master":
         return "is a replica, which cannot be written; name its master"
+    if "run_id" not in facts:
+        return "does not tell its run_id, so nobody can see whether it was started again and what it forgot"
     policy = facts.get("maxmemory_policy")
     if facts.get("maxmemory") != "0" and policy != "noeviction":
         return (

@@ -1,6 +1,6 @@
 """The components as pytest fixtures: started when a test first asks, ended with the session or the test.
 
-A test whose component is not installed is not run, and the last section of pytest's output names it.
+A test whose component is not installed is not run, and a section at the end of pytest's output names it.
 """
 
 from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from redis_losses import (
 from components import RedisServer, free_port
 from components.fixtures import StartRedis
 from pysync.clock import wall_clock_ms
-from pysync.coordinator import Coordinator, open_coordinator
+from pysync.coordinator import Coordinator, Window, open_coordinator
 from pysync.coordinator.redis import LEEWAY_MS, RedisCoordinator
 from pysync.coordinator.redis_link import MAX_WAITING
 from pysync.errors import CoordinatorUnavailable
@@ -149,6 +149,21 @@ async def test_nodes_that_start_at_once_refuse_nothing_fresh(redis: RedisServer)
         assert await node.remember_nonce("aa", f"{n}", wall_clock_ms())
     for node in nodes:
         assert not await node.remember_nonce("aa", "0", wall_clock_ms())
+        await node.close()
+
+
+async def test_a_count_that_comes_late_finds_its_window(redis: RedisServer) -> None:
+    """It read its clock before the window's end, and Redis hears of it after that."""
+    clock = MovedClock(60_000 * 1_000_000 + 59_990)
+    late, other = [await RedisCoordinator.at(redis.url, read) for read in (clock, clock)]
+    assert [(await other.count("a", 60_000)).count for _ in range(8)] == [*range(1, 9)]
+    async with client(redis) as own:
+        (key,) = [key async for key in own.scan_iter("pysync:c:*")]
+        await own.pexpire(key, await own.pttl(key) - 20)
+    assert (await late.count("a", 60_000)).count == 9
+    clock.now_ms += 10
+    assert await other.count("a", 60_000) == Window(1, 60_000)
+    for node in (late, other):
         await node.close()
 
 

@@ -1,7 +1,7 @@
 """The coordinator of many nodes: one Redis (7 or newer, or what speaks like it) that they share.
 
 pysync:n:<digest>            a nonce that was seen
-pysync:c:<window>:<bucket>   a counter, gone when its window ends
+pysync:c:<window>:<bucket>   a counter of one window, gone some time after its end
 pysync:k:<key>               a claim
 pysync:changes               the change log, a stream
 pysync:since                 which process of Redis remembers everything, and since when
@@ -37,6 +37,9 @@ NONCE_TTL_MS: Final = 2 * EPOCH_MS + 60_000
 
 LEEWAY_MS: Final = 2_000
 """After memory was lost: how far the clock of who signs may be ahead of Redis' without a gap."""
+
+LATE_MS: Final = 60_000
+"""How long a count may take from a node's clock to Redis, which is more than any reply is waited for."""
 
 OLDEST_VERSION: Final = 7
 """`SET` with both NX and GET, `PEXPIRE` with NX."""
@@ -103,14 +106,13 @@ class RedisCoordinator:
         return True
 
     async def count(self, bucket: str, window_ms: int) -> Window:
-        key = f"pysync:c:{window_ms}:{bucket}"
         now_ms = self._now_ms()
-        left_ms = window_end_ms(now_ms, window_ms) - now_ms
-        # The key lives as long as its window, by the clock of the node that counted first.
-        count, _, left_ms = _granted(
-            await self._link.ask(("INCR", key), ("PEXPIRE", key, left_ms, "NX"), ("PTTL", key))
-        )
-        return Window(count, max(0, left_ms))
+        ends_ms = window_end_ms(now_ms, window_ms)
+        # Its window is in the key's name: a count that comes late finds those that it belongs to.
+        key = f"pysync:c:{window_ms}:{ends_ms}:{bucket}"
+        ttl_ms = ends_ms - now_ms + LATE_MS
+        count, _ = _granted(await self._link.ask(("INCR", key), ("PEXPIRE", key, ttl_ms, "NX")))
+        return Window(count, ends_ms - now_ms)
 
     async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         command = ("SET", f"pysync:k:{key}", value, "NX", "GET", "PX", ttl_ms)

@@ -21,6 +21,10 @@ DRAIN_ABOVE = 64 * 1024
 _REASONS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 _LINGER_BYTES = 64 * 1024
 _LINGER_S = 2.0
+_UNREAD_S = 1.0
+"""How long a client has to read its answer while it is still sending. To close on bytes that were not
+read resets the connection, and who meets that first may never look at the answer: nginx then says that the
+server has failed."""
 
 
 class Answer(web.StreamResponse):
@@ -29,7 +33,8 @@ class Answer(web.StreamResponse):
     aiohttp builds a header multidict for each response and serialises it again; an answer of this service
     is known in full when it is made, so its head is one formatted string. `headers` are complete lines,
     each ended by CR LF (`header_lines`).
-    `close` ends the connection, after at most 64 KiB of a body that nobody wants has been read.
+    `close` ends the connection, after at most 64 KiB of a body that nobody wants has been read; a moment
+    later, where there is more of it.
     """
 
     def __init__(
@@ -141,6 +146,8 @@ async def _linger(request: web.BaseRequest) -> None:
                 wanted -= len(await request.content.readany())
     except (TimeoutError, ConnectionError, web.RequestPayloadError):
         return
+    if not request.content.at_eof():
+        await asyncio.sleep(_UNREAD_S)
 
 
 class _Clock:

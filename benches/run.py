@@ -15,6 +15,7 @@ BENCHES = (
     "benches.applog",
     "benches.latency",
     "benches.corpus",
+    "benches.s3",
 )
 
 

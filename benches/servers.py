@@ -65,6 +65,14 @@ def bare(core: int | None = None) -> Iterator[Running]:
 
 
 @contextmanager
+def s3_stub(core: int | None = None) -> Iterator[Running]:
+    """The S3 server of `s3_stub.py`."""
+    port = free_port()
+    with _running(["-m", "benches.s3_stub", str(port)], port, "/", core) as server:
+        yield server
+
+
+@contextmanager
 def pysync(core: int | None = None) -> Iterator[Running]:
     """Our server with `service.json`, its documents in a folder of its own."""
     with fresh_folder() as folder, serving(folder, core) as server:

@@ -123,6 +123,25 @@ class TestAPutWhoseAnswerIsLost:
         bucket.proxy.heal()
         await bucket.store.put("a", b"two", expect=Etag(etag))
 
+    async def test_is_found_where_it_was_stored_just_before_its_repetition(self, bucket: Proxied) -> None:
+        store = await bucket.open(timeout_ms=2_000)
+        etag = await store.put("a", b"one")
+        first, second = asyncio.Event(), asyncio.Event()
+        bucket.proxy.delay("PUT", until=first)
+        repeats = bucket.proxy.delay("PUT", until=second)
+        bucket.proxy.forget()
+        putting = asyncio.ensure_future(store.put("a", b"two", expect=Etag(etag)))
+        await repeats.wait()
+        first.set()
+        while bucket.proxy.statuses[200] < 2:  # what the client asked in between, and the first put
+            await asyncio.sleep(0)
+        second.set()
+        etag = await putting
+        found = await bucket.other.get("a")
+        assert isinstance(found, Object)
+        assert (found.body, found.etag) == (b"two", etag)
+        assert bucket.proxy.statuses[412] == 1
+
     async def test_cannot_be_stored_later_over_what_came_after_it(self, bucket: Proxied) -> None:
         store = await bucket.open(timeout_ms=500)
         etag = await store.put("a", b"one")

@@ -146,9 +146,11 @@ class TestConditions:
         self, radosgw: S3Server, proxy: FaultProxy
     ) -> None:
         prefix = new_prefix()
-        proxy.cut("PUT")
-        proxy.lose_reply("PUT", after=2)
-        proxy.throttle("PUT", after=7)
+        for kind in ("PUT", "DELETE", "LIST"):
+            for after in range(0, 12, 4):
+                proxy.cut(kind, after=after)
+                proxy.lose_reply(kind, after=after + 1)
+                proxy.throttle(kind, after=after + 2)
         async with opened(radosgw, prefix, proxy.url, shared=True) as store:
             assert store.bucket.is_conditional
             page = await store._account.client.list_objects_v2(Bucket=radosgw.bucket, Prefix=prefix)

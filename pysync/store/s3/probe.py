@@ -4,8 +4,9 @@ import contextlib
 import logging
 import re
 import time
+from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from pysync.config import S3Place
@@ -15,6 +16,8 @@ from pysync.store.s3.bucket import Bucket
 from pysync.store.s3.listing import PROBES
 from pysync.store.s3.requests import Answer, Broken, Call, Refused, Requests
 from pysync.store.s3.versions import new_id, plain_etag
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -40,24 +43,22 @@ async def examine(account: Account, requests: Requests, place: S3Place, shared: 
     Raises StoreUnavailable where the bucket cannot be used, ValueError where it is `shared` and cannot be;
     both say in a sentence what is to be done."""
     name = f"s3://{place.bucket} at {urlsplit(account.base).hostname}"
-    attempts = requests.attempts()
-    while True:
-        try:
-            bucket = await _Probe(requests, account.base).run()
-            with asking():
-                await account.client.list_objects_v2(Bucket=place.bucket, Prefix=requests.root, MaxKeys=1)
-        except (Broken, Refused) as error:
-            if not error.is_passing or not await attempts.again():
-                raise StoreUnavailable(f"{name}: {_told(error)}") from error
-        except StoreUnavailable as error:
-            raise StoreUnavailable(f"{name}: its keys cannot be listed: {error.__cause__}") from error
-        else:
-            _warn(bucket, name, shared)
-            return bucket
+    try:
+        bucket = await _Probe(requests, account.base).run()
+    except (Broken, Refused) as error:
+        raise StoreUnavailable(f"{name}: {_told(error)}") from error
+    try:
+        with asking():
+            await account.client.list_objects_v2(Bucket=place.bucket, Prefix=requests.root, MaxKeys=1)
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"{name}: its keys cannot be listed: {error.__cause__}") from error
+    _warn(bucket, name, shared)
+    return bucket
 
 
 class _Probe:
-    """One run, on a key of its own. Raises Broken and Refused; where they are passing another run may do."""
+    """One run, on a key of its own. Raises Broken and Refused. A step whose outcome is lost is taken again,
+    so none relies on what the one before it has left."""
 
     def __init__(self, requests: Requests, url: str) -> None:
         self._requests = requests
@@ -66,45 +67,64 @@ class _Probe:
         self._puts = 0
 
     async def run(self) -> Bucket:
+        first = await self._retried(self._put)
+        if first.status != 200 or "ETag" not in first.headers:
+            raise Refused(first)
         try:
-            first = await self._put({})
-            if first.status != 200 or "ETag" not in first.headers:
-                raise Refused(first)
-            creates = await self._is_refused({"If-None-Match": "*"})
-            replaces, quotes = await self._replaces(), True
-            if not replaces:
-                quotes = False
-                replaces = await self._replaces("")
-            deletes = replaces and await self._deletes(quotes)
+            creates = await self._is_refused("If-None-Match", "*")
+            quoted = await self._replaces('"')
+            plain = not quoted and await self._replaces("")
+            deletes = (quoted or plain) and await self._deletes('"' if quoted else "")
         finally:
-            with contextlib.suppress(Broken):
-                await self._requests.once(Call("DELETE", self._key))
-        return Bucket(self._url, creates, replaces, deletes, quotes, _skew_ms(first))
+            with contextlib.suppress(StoreUnavailable):
+                await self._requests.send(Call("DELETE", self._key), 204, 404)
+        return Bucket(
+            url=self._url,
+            creates=creates,
+            replaces=quoted or plain,
+            deletes=deletes,
+            quotes=not plain,
+            skew_ms=_skew_ms(first),
+        )
 
-    async def _replaces(self, quote: str = '"') -> bool:
+    async def _replaces(self, quote: str) -> bool:
         """Whether `If-Match`, with etags in `quote`, lets pass the right one and nothing else."""
-        etag = plain_etag((await self._put({})).headers.get("ETag", ""))
-        right = await self._put({"If-Match": f"{quote}{etag}{quote}"})
-        return right.status == 200 and await self._is_refused({"If-Match": f"{quote}{_OTHER_ETAG}{quote}"})
 
-    async def _deletes(self, quotes: bool) -> bool:
-        condition = f'"{_OTHER_ETAG}"' if quotes else _OTHER_ETAG
-        answer = await self._requests.once(Call("DELETE", self._key, {"If-Match": condition}))
-        return _settled(answer).status == 412
+        async def is_passed() -> bool:
+            etag = plain_etag((await self._put()).headers.get("ETag", ""))
+            return (await self._put("If-Match", f"{quote}{etag}{quote}")).status == 200
 
-    async def _is_refused(self, condition: dict[str, str]) -> bool:
-        return (await self._put(condition)).status == 412
+        return await self._retried(is_passed) and await self._is_refused(
+            "If-Match", f"{quote}{_OTHER_ETAG}{quote}"
+        )
 
-    async def _put(self, condition: dict[str, str]) -> Answer:
+    async def _deletes(self, quote: str) -> bool:
+        condition = {"If-Match": f"{quote}{_OTHER_ETAG}{quote}"}
+        answer = await self._retried(lambda: self._ask(Call("DELETE", self._key, condition)))
+        return answer.status == 412
+
+    async def _is_refused(self, name: str, value: str) -> bool:
+        return (await self._retried(lambda: self._put(name, value))).status == 412
+
+    async def _put(self, name: str = "Content-Type", value: str = "text/plain") -> Answer:
         self._puts += 1
-        headers = {"Content-Type": "text/plain", **condition}
-        return _settled(await self._requests.once(Call("PUT", self._key, headers, b"%d\n" % self._puts)))
+        headers = {"Content-Type": "text/plain", name: value}
+        return await self._ask(Call("PUT", self._key, headers, b"%d\n" % self._puts))
 
+    async def _ask(self, call: Call) -> Answer:
+        answer = await self._requests.once(call)
+        if answer.is_passing:
+            raise Refused(answer)
+        return answer
 
-def _settled(answer: Answer) -> Answer:
-    if answer.is_passing:
-        raise Refused(answer)
-    return answer
+    async def _retried(self, step: Callable[[], Awaitable[T]]) -> T:
+        attempts = self._requests.attempts()
+        while True:
+            try:
+                return await step()
+            except (Broken, Refused) as error:
+                if not error.is_passing or not await attempts.again():
+                    raise
 
 
 def _warn(bucket: Bucket, name: str, shared: bool) -> None:

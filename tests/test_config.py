@@ -23,6 +23,7 @@ from pysync.config import (
     effective_limit,
     load,
     parse,
+    s3_place,
     tree,
 )
 from pysync.config.report import report
@@ -330,6 +331,18 @@ def test_a_missing_variable_is_a_problem() -> None:
 def test_an_empty_token_is_refused() -> None:
     path, _ = faults({"auth": {"adminToken": "${A}"}}, {"A": ""})[0]
     assert path == "auth.adminToken"
+
+
+def test_a_bucket_is_where_its_url_says_and_else_where_the_members_do() -> None:
+    members = {"endpoint": "https://a", "region": "r", "forcePathStyle": True}
+
+    def place(url: str, **members: Any) -> tuple[Any, ...]:
+        return dataclasses.astuple(s3_place(parse({"store": {"url": url, **members}}).store))
+
+    assert place("s3://bucket") == ("bucket", "", None, None, False)
+    assert place("s3://bucket/a/b/", **members) == ("bucket", "a/b", "https://a", "r", True)
+    url = "s3://bucket/a?endpoint=http://127.0.0.1:9000&region=q&path_style=false"
+    assert place(url, **members) == ("bucket", "a", "http://127.0.0.1:9000", "q", False)
 
 
 def test_secrets_stay_out_of_repr_and_messages() -> None:

@@ -292,6 +292,23 @@ def test_a_schema_stands_by_itself(ref: str) -> None:
         ({"store": "file:"}, "store", "must be memory:, file:DIR or s3://bucket/prefix"),
         ({"store": 1}, "store", "must be an object, not an integer"),
         (
+            {"store": "s3://bucket?endpiont=x"},
+            "store",
+            "the URL's query may hold endpoint, region, path_style, and not 'endpiont'",
+        ),
+        ({"store": "s3://bucket?path_style=yes"}, "store", "the URL's path_style must be true or false"),
+        ({"store": "s3://bucket/a/../b"}, "store", "the prefix may not hold //, /./ or /../"),
+        (
+            {"store": {"url": "s3://bucket", "endpoint": "127.0.0.1:9000"}},
+            "store",
+            "the endpoint must be http://host:port or https://host",
+        ),
+        (
+            {"store": {"url": "s3://bucket", "accessKeyId": "k"}},
+            "store",
+            "accessKeyId and secretAccessKey belong together",
+        ),
+        (
             {"coordinator": "nats://x"},
             "coordinator",
             "must be memory:, file:, file:DIR or redis://host:port/number",

@@ -125,7 +125,7 @@ class Writes:
                 trouble = broken
             maybe_stored = maybe_stored or trouble.may_have_acted
             if maybe_stored and (trouble.may_have_acted or trouble.is_mismatch):
-                etag = await self._outcome(write, base)
+                etag = await self._outcome(write, base, trouble)
                 if etag is not None:
                     return etag
             elif not (trouble.is_passing or trouble.is_mismatch):
@@ -145,8 +145,8 @@ class Writes:
             raise EtagMismatch
         return Base(found.etag, found.ids)
 
-    async def _outcome(self, write: Write, base: Base) -> str | None:
-        """The etag of `write`, None where it is to be tried again. Raises as `_swap`."""
+    async def _outcome(self, write: Write, base: Base, trouble: Broken | Refused) -> str | None:
+        """The etag of `write` after `trouble`, None where it is to be tried again. Raises as `_swap`."""
         found = await self.find(write.key)
         verdict = decide(write.id, base, found)
         if verdict is Verdict.STORED:
@@ -157,7 +157,7 @@ class Writes:
         if verdict is Verdict.NOT_STORED:
             raise EtagMismatch
         if verdict is Verdict.UNKNOWN:
-            raise StoreUnavailable
+            raise StoreUnavailable from trouble
         return None
 
     async def _put_any(self, write: Write) -> str:

@@ -273,6 +273,13 @@ class Unavailable(PysyncError):
     def __init__(self, text: str | None = None, *, retry_after_s: int = 1) -> None:
         super().__init__(text, headers={"Retry-After": str(retry_after_s)})
 
+    @property
+    def why(self) -> str:
+        """What whoever runs the service should know of it: a text of its own, else the cause."""
+        if self.message != self.text:
+            return self.message
+        return str(self.__cause__ or "it does not answer")
+
 
 class StoreUnavailable(Unavailable):
     code, text = "store_unavailable", "store_unavailable"

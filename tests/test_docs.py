@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from pysync import cli
 from pysync.errors import table
 
 ROOT = Path(__file__).parent.parent
@@ -23,3 +24,12 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
     for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"), ROOT / "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_what_the_documentation_shows_of_copy_is_understood() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    shown = re.findall(r"^    pysync (copy .*)", page, re.M)
+    assert len(shown) == 3
+    for line in shown:
+        options = cli._parser().parse_args(line.replace("[", "").replace("]", "").split())
+        assert options.run == ("copy", "copy")

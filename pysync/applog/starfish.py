@@ -5,7 +5,7 @@ from typing import Final
 
 from pysync._core import LogHead
 from pysync.errors import DocumentCorrupt
-from pysync.store import NotModified, Store
+from pysync.store import NotModified, Source, Store
 
 _DIGITS: Final = 16
 _PAGE: Final = 1000
@@ -43,7 +43,7 @@ async def gathered(
     return head.gather(chunks, whole=len(chunks) == known)
 
 
-async def chunk_names(store: Store, key: str) -> list[str]:
+async def chunk_names(store: Source, key: str) -> list[str]:
     """The names of the chunks that Starfish keeps of the log at `key`, in the log's order."""
     names: list[str] = []
     page: list[str] | None = None

@@ -27,11 +27,12 @@ OK, PROBLEM, CONFLICT, REFUSED, UNREACHABLE = 0, 1, 3, 4, 5  # 2 is argparse's
 EXIT_CODES = """\
 exit status:
   0  done
-  1  a problem with the input: a file, a key, a configuration, a request that the server does not take
+  1  a problem with the input: a file, a key, a configuration, a request that the server does not take,
+     an object that cannot be copied
   2  a command line that is not understood
   3  conflict: the document is not at the given base
   4  not authorized, or forbidden
-  5  the server cannot be reached, or cannot serve now
+  5  the server, or a store, cannot be reached, or cannot serve now
 """
 
 
@@ -172,6 +173,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_client(batch)
     batch.set_defaults(run=("bulk", "batch"))
+
+    copy = commands.add_parser(
+        "copy",
+        help="copy what one store holds to another; again: go on, or take what came since",
+        description="FROM and TO are file:DIR, s3://BUCKET/PREFIX (credentials from the environment) or a "
+        "configuration file, whose store is meant. FROM may be folder:DIR, a folder of Starfish's.",
+    )
+    copy.add_argument("source", metavar="FROM")
+    copy.add_argument("target", metavar="TO")
+    copy.add_argument("--overwrite", action="store_true", help="replace what differs at TO")
+    copy.add_argument(
+        "--keep-corrupt", action="store_true", help="copy what is corrupt as well, and report it all the same"
+    )
+    copy.set_defaults(run=("copy", "copy"))
 
     # No character starts an option here: everything is for the load test to understand.
     bench = commands.add_parser(

@@ -99,6 +99,16 @@ def check_expectation(expect: Expect, current: str | None) -> None:
         raise EtagMismatch
 
 
+class Source(Protocol):
+    """What can be read, by the verbs of `Store`: a store, or what others keep their objects in."""
+
+    async def get(self, key: str) -> Object | NotModified | None: ...
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None: ...
+    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]: ...
+    def walk(self, prefix: str) -> AsyncIterator[Listed]: ...
+    async def close(self) -> None: ...
+
+
 class Store(Protocol):
     """Objects under keys: UTF-8, `/` between segments; `split_key` says which are valid. The same promise on
     every back end; `StoreContract` in `pysync.testing` is that promise as tests. Whatever goes wrong beside
@@ -153,7 +163,7 @@ class Store(Protocol):
         """Finish the writes under way and let go of everything. The store is not used afterwards."""
 
 
-async def get_each(store: Store, keys: Sequence[str], at_once: int = READS_AT_ONCE) -> list[Object | None]:
+async def get_each(store: Source, keys: Sequence[str], at_once: int = READS_AT_ONCE) -> list[Object | None]:
     """`Store.get_many` for a store that has nothing better: `at_once` of its gets wait together."""
     found: dict[str, Object | None] = {}
     waiting = iter(keys)

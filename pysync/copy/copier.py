@@ -1,0 +1,358 @@
+"""Each object from one store to another, bytes as they are."""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+from pysync import _core
+from pysync.applog.commit import discard
+from pysync.applog.starfish import chunk_key, chunk_names
+from pysync.applog.tail import folder, object_key
+from pysync.copy.sound import Corrupt, check_chunk, check_chunks, check_document, check_revocations
+from pysync.errors import DocumentCorrupt, KeyConflict, StoreUnavailable
+from pysync.revocation import PREFIX as REVOCATIONS
+from pysync.store import ABSENT, ANY, EtagMismatch, Expect, File, NotModified, Object, Source, Store
+
+T = TypeVar("T")
+
+AT_ONCE: Final = 32
+"""Objects that are read and written at one time."""
+FILES_AT_ONCE: Final = 4
+
+_LEFT_OUT: Final = (folder(""), "_pysync/probe/", "__sync__/config.json")
+"""The objects of logs, which their heads bring along; what asking a store has left; what Starfish keeps of
+its configuration."""
+_CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
+_OTHER_HASH: Final = "its sha256 is not that of its bytes"
+
+Outcome = Literal["copied", "already_there", "corrupt", "different", "refused"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many objects met which end, and the bytes of those that were copied. Of the `different` another
+    lies at the key already; the `refused` have a key that the store does not take, or name what is not there.
+    """
+
+    copied: int = 0
+    already_there: int = 0
+    corrupt: int = 0
+    different: int = 0
+    refused: int = 0
+    bytes: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is there now."""
+        return not (self.corrupt or self.different or self.refused)
+
+
+class Copier:
+    """Copies all of `source` to `target`. `tell` hears of every key that is not copied, and why.
+
+    What differs at `target` stays as it is unless it may be overwritten; what is corrupt stays behind unless
+    it is to be kept, and is told of all the same.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        target: Store,
+        tell: Callable[[str, str], None],
+        *,
+        overwrite: bool = False,
+        keep_corrupt: bool = False,
+    ) -> None:
+        self.tally = Tally()
+        self._source = source
+        self._target = target
+        self._tell = tell
+        self._overwrite = overwrite
+        self._keep_corrupt = keep_corrupt
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._file_slots = asyncio.Semaphore(FILES_AT_ONCE)
+        self._chunked = asyncio.Lock()
+        """A log in Starfish's chunks is held whole to be verified, so one at a time."""
+
+    async def run(self) -> None:
+        """Copy. Nothing remembers how far it came: another run passes over what this one has done. Raises
+        StoreUnavailable, which says at which key."""
+        walk = self._source.walk("")
+        turn = asyncio.Lock()
+
+        async def work() -> None:
+            while True:
+                async with turn:
+                    with _failing("listing the objects"):
+                        listed = await anext(walk, None)
+                if listed is None:
+                    return
+                await self._copy(listed.key)
+
+        try:
+            await _all(work() for _ in range(AT_ONCE))
+        finally:
+            if isinstance(walk, AsyncGenerator):  # else a store would wait for it when it is closed
+                await walk.aclose()
+
+    async def _copy(self, key: str) -> None:
+        if key.startswith(_LEFT_OUT):
+            return
+        try:
+            async with self._slots:
+                found = await self._get(key)
+                log = None if found is None else await self._copy_found(key, found)
+            if found is None:
+                await self._copy_file(key)
+            elif log is not None:
+                await self._copy_log(key, found, log)
+        except ValueError as error:
+            self._count(key, "refused", str(error))
+
+    async def _copy_found(self, key: str, found: Object) -> _core.LogHead | None:
+        """Copy an object that is for itself; else return the head of a log, which is to follow its parts."""
+        try:
+            if _core.is_log(found.body):
+                return _core.LogHead.read(found.body, "")
+            if key.startswith(f"{REVOCATIONS}/"):
+                if await self._is_older(key, check_revocations(key, found.body)):
+                    self._count(key, "different", "a later list is there already")
+                    return None
+            elif (of := _CHUNK.fullmatch(key)) and found.body.startswith(b"["):
+                check_chunk(found.body)
+                if await self._brings_chunks(of[1]):
+                    return None
+            elif (head := check_document(found.body)) is not None:
+                return head
+        except DocumentCorrupt:
+            await self._put_corrupt(key, found, "its checksum is not that of what it holds")
+        except Corrupt as error:
+            await self._put_corrupt(key, found, str(error))
+        else:
+            await self._put(key, found)
+        return None
+
+    async def _is_older(self, key: str, generation: int) -> bool:
+        """Whether a later revocation list is there, which nothing may take back."""
+        there = await self._look(key)
+        try:
+            return there is not None and check_revocations(key, there.body) > generation
+        except Corrupt:
+            return False
+
+    async def _brings_chunks(self, key: str) -> bool:
+        """Whether the head at `key` brings its chunks along. Of a log that is ours by now they are what is
+        left. Raises Corrupt where there is no log."""
+        found = await self._get(key)
+        if found is not None and _core.is_log(found.body):
+            return False
+        with suppress(Corrupt):
+            if found is not None:
+                return check_document(found.body) is not None
+        raise Corrupt("it is a chunk of a log whose head is not there")
+
+    async def _copy_log(self, key: str, stored: Object, head: _core.LogHead) -> None:
+        """Copy what the head names, then the head: who reads a head finds all that it names."""
+        if await self._is_different(key, stored):
+            return
+        try:
+            if head.is_chunked:
+                is_whole = await self._copy_chunks(key, stored, head)
+            else:
+                is_whole = await self._copy_nodes(head)
+        except Corrupt as error:
+            await self._put_corrupt(key, stored, str(error))
+            return
+        if is_whole:
+            await self._put_head(key, stored, head)
+        else:
+            self._count(key, "refused", "objects of this log are not there")
+
+    async def _is_different(self, key: str, stored: Object) -> bool:
+        """Whether another object lies at the key that is to stay; its outcome is counted then."""
+        if self._overwrite:
+            return False
+        there = await self._look(key)
+        if there is None or there.body == stored.body:
+            return False
+        self._count(key, "different")
+        return True
+
+    async def _copy_nodes(self, head: _core.LogHead) -> bool:
+        """Copy the segments of a log of ours and the blocks of its index; whether all are there now."""
+        is_whole = True
+        waiting = head.nodes()
+        while waiting:
+            nodes, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+            below = await _all(self._copy_node(head, node) for node in nodes)
+            is_whole = is_whole and None not in below
+            waiting = [node for found in below for node in found or []] + waiting
+        return is_whole
+
+    async def _copy_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode] | None:
+        """Copy one object of a log; the nodes below it, None where it is not there now."""
+        key = object_key(head.id, node.name)
+        async with self._slots:
+            found = await self._get(key)
+            if found is None:
+                self._count(key, "corrupt", "it is missing, and the head of its log names it")
+                return [] if self._keep_corrupt else None
+            below: list[_core.LogNode] = []
+            try:
+                if node.level == 0:
+                    head.slice([(node, found.body)], False)
+                else:
+                    below = head.expand(found.body, node)
+            except DocumentCorrupt:
+                is_there = await self._put_corrupt(key, found, "it is not what the head of its log names")
+            else:
+                is_there = await self._put(key, found)
+            return below if is_there else None
+
+    async def _copy_chunks(self, key: str, stored: Object, head: _core.LogHead) -> bool:
+        """Copy the chunks of a log of Starfish's; whether all are there now. Raises Corrupt where they are
+        not what the head says."""
+        async with self._chunked:
+            with _failing(f"listing the chunks of {key}"):
+                names = await chunk_names(self._source, key)
+            keys = [chunk_key(key, name) for name in names]
+            chunks = [chunk for chunk in await _all(map(self._copy_chunk, keys)) if chunk is not None]
+            if len(chunks) == len(keys):
+                check_chunks(stored.body, head, chunks)
+            return len(chunks) == len(keys)
+
+    async def _copy_chunk(self, key: str) -> bytes | None:
+        """Copy a chunk and return it; None where it is not there now."""
+        async with self._slots:
+            found = await self._get(key)
+            if found is None:
+                self._count(key, "corrupt", "it is gone")
+                return None
+            try:
+                check_chunk(found.body)
+            except Corrupt as error:
+                is_there = await self._put_corrupt(key, found, str(error))
+            else:
+                is_there = await self._put(key, found)
+            return found.body if is_there else None
+
+    async def _put_head(self, key: str, stored: Object, head: _core.LogHead) -> None:
+        """Put a head; of a log that it replaces, the objects go."""
+        before = await self._look(key) if self._overwrite else None
+        if await self._put(key, stored) and before is not None and _core.is_log(before.body):
+            try:
+                replaced = _core.LogHead.read(before.body, "").id
+            except DocumentCorrupt:
+                return
+            if replaced != head.id:
+                with _failing(f"deleting what {key} was before"):
+                    await discard(self._target, replaced)
+
+    async def _put_corrupt(self, key: str, found: Object, why: str) -> bool:
+        """Leave it behind unless it is to be kept; whether it is there now."""
+        self._count(key, "corrupt", why)
+        return self._keep_corrupt and await self._put(key, found)
+
+    async def _put(self, key: str, found: Object) -> bool:
+        """Put an object where it is not yet, and count what becomes of it; whether it is there now."""
+        there = await self._look(key)
+        if there is None or (self._overwrite and there.body != found.body):
+            with _failing(f"writing {key}"):
+                try:
+                    expect: Expect = ANY if self._overwrite else ABSENT
+                    await self._target.put(key, found.body, found.content_type, expect)
+                except EtagMismatch:  # a file is there, or what an earlier run wrote at its end
+                    there = await self._look(key)
+                else:
+                    self._count(key, "copied")
+                    self.tally.bytes += len(found.body)
+                    return True
+        is_there = there is not None and there.body == found.body
+        self._count(key, "already_there" if is_there else "different")
+        return is_there
+
+    async def _copy_file(self, key: str) -> None:
+        async with self._file_slots:
+            with _failing(f"reading {key}"):
+                file = await self._source.open(key)
+            if file is None:
+                return  # gone meanwhile
+            try:
+                outcome, why = await self._write(key, file), ""
+            except Corrupt as error:
+                outcome, why = "corrupt", str(error)
+            except KeyConflict:
+                outcome, why = "refused", "another file lies above or below it, and this store keeps folders"
+            finally:
+                await file.chunks.aclose()
+            self._count(key, outcome, why)
+
+    async def _write(self, key: str, file: File) -> Outcome:
+        with _failing(f"reading what is at {key} already"):
+            there = await self._target.open(key, 0, 0)
+        if there is not None:
+            await there.chunks.aclose()
+            if there.sha256 == file.sha256:
+                return "already_there"
+        if not self._overwrite and (there is not None or await self._look(key) is not None):
+            return "different"
+        with _failing(f"copying {key}"):
+            chunks = file.chunks if self._keep_corrupt else _checked(file)
+            written = await self._target.write(key, chunks, file.content_type)
+        if written != file.sha256:
+            raise Corrupt(_OTHER_HASH)
+        self.tally.bytes += file.size
+        return "copied"
+
+    async def _get(self, key: str) -> Object | None:
+        with _failing(f"reading {key}"):
+            return _object(await self._source.get(key))
+
+    async def _look(self, key: str) -> Object | None:
+        with _failing(f"reading what is at {key} already"):
+            return _object(await self._target.get(key))
+
+    def _count(self, key: str, outcome: Outcome, why: str = "") -> None:
+        setattr(self.tally, outcome, getattr(self.tally, outcome) + 1)
+        if outcome == "different" and not why:
+            why = "another object is there already"
+        if why:
+            self._tell(key, f"{outcome}: {why}")
+
+
+def _object(found: Object | NotModified | None) -> Object | None:
+    return None if isinstance(found, NotModified) else found
+
+
+async def _checked(file: File) -> AsyncIterator[bytes]:
+    """The file's bytes. Raises Corrupt at their end where they have another hash than the file says."""
+    digest = hashlib.sha256()
+    async for chunk in file.chunks:
+        digest.update(chunk)
+        yield chunk
+    if digest.hexdigest() != file.sha256:
+        raise Corrupt(_OTHER_HASH)
+
+
+async def _all(works: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """What they return, in order. The first that fails ends the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def _failing(at: str) -> Iterator[None]:
+    """StoreUnavailable says what could not be done, and why."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"{at}: {error.why}") from error

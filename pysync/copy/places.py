@@ -1,0 +1,55 @@
+"""Which store an argument of `pysync copy` means: a URL, or a configuration file, whose store it is."""
+
+from pathlib import Path
+from typing import Final
+
+from pysync import config
+from pysync.config import StoreConfig
+from pysync.store import Source, Store, open_store
+from pysync.store.folder import FolderSource
+
+Place = StoreConfig | Path
+"""A store, or a folder of plain files."""
+
+_DATABASE: Final = "pysync.db"
+
+
+def place(text: str) -> Place:
+    """What `text` names. Raises ValueError or ConfigError where it names nothing."""
+    kind, _, rest = text.partition(":")
+    if kind == "folder" and rest:
+        return Path(rest)
+    if kind in ("memory", "file", "s3"):
+        return config.parse({"version": 1, "store": text}).store
+    if Path(text).suffix in (".json", ".yaml", ".yml", ".toml"):
+        return config.load(text).store
+    raise ValueError(f"{text}: name file:DIR, s3://BUCKET/PREFIX, folder:DIR or a configuration file")
+
+
+async def open_source(place: Place) -> Source:
+    """The place to copy from. It must exist: nothing is created. Raises ValueError, StoreUnavailable."""
+    if isinstance(place, Path):
+        return _folder(place)
+    _check_exists(place.url)
+    return await open_store(place)
+
+
+async def open_target(place: Place) -> Store:
+    """The place to copy to, made where it is missing. Raises ValueError, StoreUnavailable."""
+    if isinstance(place, Path):
+        raise ValueError(f"folder:{place} can only be copied from")
+    return await open_store(place)
+
+
+def _folder(root: Path) -> FolderSource:
+    if (root / _DATABASE).exists():
+        raise ValueError(f"folder:{root} is a store: name it file:{root}")
+    return FolderSource(root)
+
+
+def _check_exists(url: str) -> None:
+    """Raise ValueError where a `file:` store would have to be made."""
+    kind, _, folder = url.partition(":")
+    if kind == "file" and not (Path(folder) / _DATABASE).exists():
+        advice = f"; a folder of plain files is folder:{folder}" if Path(folder).is_dir() else ""
+        raise ValueError(f"{url}: there is no store{advice}")

@@ -1,0 +1,360 @@
+"""What one store holds, in another: nothing lost, nothing changed, nothing taken that does not verify."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from conftest import ISSUER
+from log_nodes import Node, element, keys_below, numbered
+
+from pysync import minting
+from pysync._core import LogHead, decode_push
+from pysync.applog.tail import object_key
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.copy import Copier, Tally
+from pysync.errors import StoreUnavailable
+from pysync.store import Object, Source, Store
+from pysync.store.local import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
+
+LOG = "logs/a"
+ELEMENTS = 3000
+Told = list[tuple[str, str]]
+
+
+def document(text: bytes) -> bytes:
+    """A stored document with this data."""
+    return decode_push(b'{"data":%b}' % text).stored(1_700_000_000_000)
+
+
+DOCUMENTS = {
+    "notes/a": document(b'{"text":"one"}'),
+    "notes/a/_keyring": document(b"{}"),
+    "notes/large": document(b'{"text":"%b"}' % (b"x" * 300_000)),
+    "notes/\xe4 \U0001f600": document('{"größe":[1.5,1e21,true,null]}'.encode()),
+    "top": document(b'{"beyond":9007199254740993}'),
+}
+FILES = {
+    "files/empty": b"",
+    "files/a.parquet": bytes(range(256)) * 4000,
+    "files/b/c": b"c",
+}
+REVOCATIONS = f"_pysync/revocations/{ISSUER.user_id}"
+
+
+@pytest_asyncio.fixture(params=["memory to file", "file to memory"])
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Store, Store]]:
+    """Two empty stores, to copy from and to."""
+    pair: list[Store] = [MemoryStore(), await LocalStore.at(tmp_path / "data")]
+    if request.param == "file to memory":
+        pair.reverse()
+    yield pair[0], pair[1]
+    for store in pair:
+        await store.close()
+
+
+@pytest.fixture
+def source(stores: tuple[Store, Store]) -> Store:
+    return stores[0]
+
+
+@pytest.fixture
+def target(stores: tuple[Store, Store]) -> Store:
+    return stores[1]
+
+
+async def copy(source: Source, target: Store, **options: bool) -> tuple[Tally, Told]:
+    """What a copier counted and told."""
+    told: Told = []
+    copier = Copier(source, target, lambda key, text: told.append((key, text)), **options)
+    await copier.run()
+    return copier.tally, told
+
+
+@cache
+def log_objects(count: int) -> dict[str, bytes]:
+    """A log of so many elements: segments of ten, blocks of their index, and the head with the newest ten."""
+    head = LogHead("5e" * 16)
+    stored: dict[str, bytes] = {}
+    for start in range(0, count, 10):
+        head, objects = head.seal(64 * 1024)
+        stored.update({object_key(head.id, name): body for name, body in objects})
+        ten = [(element(data), "") for data in numbered(10, start)]
+        head, _ = head.append(ten, 1_700_000_000_000 + start, None)
+    return {**stored, LOG: head.stored()}
+
+
+async def put_all(store: Store, objects: dict[str, bytes]) -> None:
+    await asyncio.gather(*(store.put(key, body) for key, body in objects.items()))
+
+
+async def fill(store: Store) -> None:
+    """Put some of everything that a store may hold."""
+    await put_all(store, {**DOCUMENTS, **log_objects(ELEMENTS)})
+    for key, content in FILES.items():
+        await store.write(key, chunks_of(content), "application/x-test")
+    await store.put(REVOCATIONS, minting.revocation_list(ISSUER, 3).text)
+
+
+async def contents(store: Store) -> dict[str, tuple[str, bytes]]:
+    """Everything in the store: media types and bytes."""
+    held = {}
+    for key in await keys_below(store, ""):
+        found = await store.get(key)
+        if isinstance(found, Object):
+            held[key] = found.content_type, found.body
+        else:
+            file, content = await read_file(store, key)
+            assert file.sha256 == hashlib.sha256(content).hexdigest()
+            held[key] = file.content_type, content
+    return held
+
+
+async def replace(store: Store, key: str, edit: Callable[[bytes], bytes]) -> None:
+    found = await store.get(key)
+    assert isinstance(found, Object)
+    await store.put(key, edit(found.body))
+
+
+def flipped(body: bytes) -> bytes:
+    """The bytes with one bit changed."""
+    return body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
+
+
+async def test_everything_arrives_as_it_was_and_once(source: Store, target: Store) -> None:
+    await fill(source)
+    before = await contents(source)
+    levels = {key.rpartition("/")[2].partition("-")[0] for key in before if key.startswith("_pysync/logs/")}
+    assert {"index1", "index2"} <= levels
+    tally, told = await copy(source, target)
+    assert told == []
+    assert await contents(target) == before
+    size = sum(len(body) for _, body in before.values())
+    assert tally == Tally(copied=len(before), bytes=size)
+    assert tally.is_whole
+    again, told = await copy(source, target)
+    assert (again, told) == (Tally(already_there=len(before)), [])
+
+
+async def test_a_log_is_read_and_appended_to_where_it_was_copied_to(source: Store, target: Store) -> None:
+    await fill(source)
+    await copy(source, target)
+    node = Node(target, MemoryCoordinator(), MovedClock())
+    await node.append({"n": ELEMENTS}, key=LOG)
+    assert await node.datas(key=LOG) == numbered(ELEMENTS + 1)
+    await node.logs.close()
+
+
+async def test_what_comes_later_is_taken_by_another_run(source: Store, target: Store) -> None:
+    await fill(source)
+    await copy(source, target)
+    await source.put("notes/a", document(b'{"text":"two"}'))
+    await source.write("files/b/c", chunks_of(b"d"), "text/plain")
+    node = Node(source, MemoryCoordinator(), MovedClock())
+    await node.append_at_once(numbered(40, ELEMENTS), key=LOG)
+    await node.logs.close()
+    before = await contents(target)
+    tally, told = await copy(source, target)
+    assert (tally.different, tally.copied) == (3, 0)
+    assert sorted(told) == [
+        (key, "different: another object is there already") for key in ("files/b/c", LOG, "notes/a")
+    ]
+    assert await contents(target) == before
+    tally, told = await copy(source, target, overwrite=True)
+    assert told == []
+    assert tally.is_whole
+    assert await contents(target) == await contents(source)
+
+
+async def test_a_file_and_a_document_under_one_key_are_different(source: Store, target: Store) -> None:
+    await source.put("a", DOCUMENTS["top"])
+    await source.write("b", chunks_of(b"b"), "text/plain")
+    await target.write("a", chunks_of(b"a"), "text/plain")
+    await target.put("b", DOCUMENTS["top"])
+    tally, _ = await copy(source, target)
+    assert tally == Tally(different=2)
+    tally, _ = await copy(source, target, overwrite=True)
+    assert tally.copied == 2
+    assert await contents(target) == await contents(source)
+
+
+async def test_of_a_log_that_is_overwritten_nothing_stays(source: Store, target: Store) -> None:
+    await fill(source)
+    other = Node(target, MemoryCoordinator(), MovedClock())
+    for start in range(0, 100, 10):
+        await other.append_at_once(numbered(10, start), key=LOG)
+    await other.logs.close()
+    tally, _ = await copy(source, target)
+    assert tally.different == 1
+    assert len(await keys_below(target, "_pysync/logs")) < 20
+    await copy(source, target, overwrite=True)
+    assert await contents(target) == await contents(source)
+
+
+async def test_what_is_corrupt_is_told_and_stays_behind(source: Store, target: Store) -> None:
+    await fill(source)
+    whole = await contents(source)
+    await source.put("notes/cut", DOCUMENTS["notes/a"][:-4])
+    await source.put("notes/text", b"not JSON")
+    await source.put("notes/bare", b'{"owner":"somebody"}')
+    await replace(source, "top", flipped)
+    await replace(source, REVOCATIONS, lambda text: text.replace(b'"generation":3', b'"generation":4'))
+    tally, told = await copy(source, target)
+    assert dict(told) == {
+        "notes/cut": "corrupt: it does not read as a document",
+        "notes/text": "corrupt: it does not read as a document",
+        "notes/bare": "corrupt: it does not read as a document",
+        "top": "corrupt: its hash is not that of its data",
+        REVOCATIONS: "corrupt: bad-signature",
+    }
+    assert (tally.corrupt, tally.is_whole) == (5, False)
+    assert await contents(target) == {
+        key: held for key, held in whole.items() if key not in ("top", REVOCATIONS)
+    }
+
+
+async def test_what_is_corrupt_is_copied_where_it_is_to_be_kept(source: Store, target: Store) -> None:
+    await fill(source)
+    await source.put("notes/bare", b'{"owner":"somebody"}')
+    first = (await keys_below(source, "_pysync/logs"))[0]
+    await replace(source, first, flipped)
+    tally, told = await copy(source, target, keep_corrupt=True)
+    assert {key for key, _ in told} == {"notes/bare", first}
+    assert tally.corrupt == 2
+    assert await contents(target) == await contents(source)
+
+
+@pytest.mark.parametrize("part", ["segment", "block"])
+@pytest.mark.parametrize("damage", ["flipped", "missing", "of another place"])
+async def test_a_log_that_lacks_a_part_gets_no_head(
+    source: Store, target: Store, part: str, damage: str
+) -> None:
+    await fill(source)
+    parts = await keys_below(source, "_pysync/logs")
+    damaged, other, *_ = [key for key in parts if ("/index1-" in key) == (part == "block")]
+    if damage == "missing":
+        await source.delete(damaged)
+    elif damage == "flipped":
+        await replace(source, damaged, flipped)
+    else:
+        held = await source.get(other)
+        assert isinstance(held, Object)
+        await source.put(damaged, held.body)
+    tally, told = await copy(source, target)
+    assert {key for key, _ in told} == {damaged, LOG}
+    assert (tally.corrupt, tally.refused) == (1, 1)
+    assert await target.get(LOG) is None
+
+
+async def test_a_file_that_changed_on_the_way_is_not_written(target: Store) -> None:
+    class Rotten(MemoryStore):
+        async def open(self, key: str, start: int = 0, end: int | None = None):  # type: ignore[no-untyped-def]
+            file = await super().open(key, start, end)
+            if file is not None:
+                object.__setattr__(file, "sha256", "0" * 64)
+            return file
+
+    source = Rotten()
+    await source.write("a", chunks_of(b"one", b"two"), "text/plain")
+    tally, told = await copy(source, target)
+    assert (tally.corrupt, told) == (1, [("a", "corrupt: its sha256 is not that of its bytes")])
+    assert await target.open("a") is None
+
+
+async def test_a_key_that_the_store_does_not_take_is_told(tmp_path: Path) -> None:
+    source, target = MemoryStore(), await LocalStore.at(tmp_path / "data")
+    await source.write("a", chunks_of(b"a"), "text/plain")
+    await source.write("~incoming/a", chunks_of(b"a"), "text/plain")
+    await source.write("long/" + "x" * 300, chunks_of(b"a"), "text/plain")
+    tally, told = await copy(source, target)
+    assert (tally.copied, tally.refused, len(told)) == (1, 2, 2)
+    await source.delete("a")
+    await source.write("a/b", chunks_of(b"b"), "text/plain")
+    tally, told = await copy(source, target)
+    assert ("a/b", "refused: another file lies above or below it, and this store keeps folders") in told
+    await target.close()
+
+
+async def test_no_head_comes_before_what_it_names() -> None:
+    """Whatever write is the last of a run that is killed, the log is not there, or it is there whole."""
+    source = MemoryStore()
+    await put_all(source, log_objects(400))
+    writes = len(await keys_below(source, ""))
+    for after in range(writes):
+        target = MemoryStore()
+        killed = FaultyStore(target)
+        killed.crash(after, done=True)
+        with pytest.raises(StoreUnavailable):
+            await copy(source, killed)
+        reader = Node(target, MemoryCoordinator(), MovedClock())
+        is_last = after == writes - 1
+        assert await reader.datas(key=LOG) == (numbered(400) if is_last else [])
+
+
+@pytest.mark.parametrize("verb", ["get", "put", "open", "write"])
+async def test_a_store_that_fails_midway_is_named_and_the_next_run_goes_on(
+    source: Store, target: Store, verb: str
+) -> None:
+    await fill(source)
+    failing = FaultyStore(target)
+    failing.fail(verb, after=2)  # type: ignore[arg-type]
+    with pytest.raises(StoreUnavailable, match=r"(reading|writing|copying) .+: it does not answer"):
+        await copy(source, failing)
+    tally, told = await copy(source, target)
+    assert (told, tally.is_whole) == ([], True)
+    assert await contents(target) == await contents(source)
+
+
+async def test_a_source_that_fails_is_named(source: Store, target: Store) -> None:
+    await fill(source)
+    for verb in ("walk", "get", "open"):
+        failing = FaultyStore(source)
+        failing.fail(verb, after=0 if verb == "walk" else 1)
+        with pytest.raises(StoreUnavailable, match=r"(listing|reading) .+: it does not answer"):
+            await copy(failing, target)
+
+
+async def test_it_reads_so_many_at_once_and_no_more() -> None:
+    source = MemoryStore()
+    for n in range(200):
+        await source.put(f"notes/{n}", document(b"{}"))
+    release = asyncio.Event()
+    slow = FaultyStore(source)
+    arrived = [slow.delay("get", release) for _ in range(32)]
+    copying = asyncio.ensure_future(copy(slow, MemoryStore()))
+    for event in arrived:
+        await event.wait()
+    assert slow.calls["get"] == 32
+    release.set()
+    tally, _ = await copying
+    assert tally.copied == 200
+    assert slow.most_reads_at_once == 32
+
+
+async def test_a_large_file_arrives_whole(source: Store, target: Store) -> None:
+    content = os.urandom(1024) * 20 * 1024
+    await source.write("large", chunks_of(content), "text/plain")
+    tally, _ = await copy(source, target)
+    assert tally == Tally(copied=1, bytes=len(content))
+    assert await contents(target) == {"large": ("text/plain", content)}
+
+
+async def test_a_revocation_list_is_never_replaced_by_an_earlier_one(source: Store, target: Store) -> None:
+    lists = {generation: minting.revocation_list(ISSUER, generation).text for generation in (3, 4)}
+    await source.put(REVOCATIONS, lists[3])
+    await target.put(REVOCATIONS, lists[4])
+    tally, told = await copy(source, target, overwrite=True)
+    assert (tally.different, told) == (1, [(REVOCATIONS, "different: a later list is there already")])
+    await target.put(REVOCATIONS, lists[3])
+    await source.put(REVOCATIONS, lists[4])
+    tally, told = await copy(source, target, overwrite=True)
+    assert (tally.copied, told) == (1, [])
+    await source.put(f"{REVOCATIONS[:-1]}x", lists[4])
+    _, told = await copy(source, target)
+    assert told == [(f"{REVOCATIONS[:-1]}x", "corrupt: it is the revocation list of another issuer")]

@@ -1,0 +1,167 @@
+"""Copies to, from and between buckets of real S3 servers."""
+
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import reference_log as twin
+from aiobotocore.session import get_session
+from log_nodes import Node, numbered
+from shell import Shell
+from test_copy import DOCUMENTS, ELEMENTS, LOG, contents, copy, document, fill
+from test_copy_starfish import LOG as STARFISH_LOG
+from test_copy_starfish import stored
+
+from components import S3Server
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.copy import Tally
+from pysync.errors import StoreUnavailable
+from pysync.store import Store, open_store
+from pysync.store.local import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore, MovedClock, chunks_of
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(params=["radosgw", "moto"])
+def server(request: pytest.FixtureRequest) -> S3Server:
+    found: S3Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"copy/{os.urandom(6).hex()}"
+
+
+@pytest_asyncio.fixture
+async def bucket(server: S3Server, prefix: str) -> AsyncIterator[Store]:
+    store = await open_store(server.store(prefix))
+    yield store
+    await store.close()
+
+
+@pytest_asyncio.fixture
+async def local(tmp_path: Path) -> AsyncIterator[Store]:
+    store = await LocalStore.at(tmp_path / "data")
+    yield store
+    await store.close()
+
+
+async def test_a_folder_moves_to_a_bucket_and_back(bucket: Store, local: Store, tmp_path: Path) -> None:
+    await fill(local)
+    content = os.urandom(1024) * 20 * 1024
+    await local.write("files/large", chunks_of(content), "video/mp4")
+    before = await contents(local)
+    tally, told = await copy(local, bucket)
+    assert (tally.copied, told) == (len(before), [])
+    again, told = await copy(local, bucket)
+    assert (again, told) == (Tally(already_there=len(before)), [])
+    node = Node(bucket, MemoryCoordinator(), MovedClock())
+    await node.append({"n": ELEMENTS}, key=LOG)
+    await node.logs.close()
+    back = await LocalStore.at(tmp_path / "back")
+    tally, told = await copy(bucket, back)
+    assert told == []
+    reader = Node(back, MemoryCoordinator(), MovedClock())
+    assert await reader.datas(key=LOG) == numbered(ELEMENTS + 1)
+    after = await contents(back)
+    assert {key: after[key] for key in before if key != LOG} == {
+        key: held for key, held in before.items() if key != LOG
+    }
+    await back.close()
+
+
+async def test_what_differs_in_a_bucket_stays_unless_it_may_be_overwritten(
+    bucket: Store, local: Store
+) -> None:
+    await local.put("a", DOCUMENTS["top"])
+    await local.put("b", DOCUMENTS["top"])
+    await local.write("c", chunks_of(b"c"), "text/plain")
+    await bucket.put("a", document(b'{"other":1}'))
+    await bucket.write("b", chunks_of(b"b"), "text/plain")
+    await bucket.write("c", chunks_of(b"d"), "text/plain")
+    tally, _ = await copy(local, bucket)
+    assert tally == Tally(different=3)
+    tally, _ = await copy(local, bucket, overwrite=True)
+    assert tally.copied == 3
+    assert await contents(bucket) == await contents(local)
+
+
+async def test_a_bucket_of_starfish_is_read(
+    server: S3Server, prefix: str, bucket: Store, local: Store
+) -> None:
+    values = {
+        "notes/a": stored({"text": "größe"}),
+        **twin.starfish_chunks(STARFISH_LOG, "logs/chunks", 7),
+        "logs/one": twin.starfish_document(STARFISH_LOG),
+    }
+    async with get_session().create_client(
+        "s3",
+        endpoint_url=server.endpoint,
+        region_name=server.region,
+        aws_access_key_id=server.access_key_id,
+        aws_secret_access_key=server.secret_access_key,
+    ) as client:
+
+        async def put(key: str, body: bytes, content_type: str) -> None:
+            await client.put_object(
+                Bucket=server.bucket, Key=f"{prefix}/{key}", Body=body, ContentType=content_type
+            )
+
+        for key, value in values.items():
+            await put(key, json.dumps(value).encode(), "application/json")
+        await put("__sync__/config.json", b'{"version":1}', "application/json")
+        await put("files/a.png", b"\x89PNG", "image/png")
+        await put("files/empty", b"", "application/octet-stream")
+    tally, told = await copy(bucket, local)
+    assert (tally.copied, told) == (len(values) + 2, [])
+    held = await contents(local)
+    assert held.pop("files/a.png") == ("image/png", b"\x89PNG")
+    assert held.pop("files/empty") == ("application/octet-stream", b"")
+    assert {key: json.loads(body) for key, (_, body) in held.items()} == values
+
+
+async def test_a_run_that_broke_off_is_finished_by_the_next(bucket: Store, local: Store) -> None:
+    await fill(local)
+    for after in (0, 3, 40):
+        failing = FaultyStore(bucket)
+        failing.crash(after, done=True)
+        with pytest.raises(StoreUnavailable):
+            await copy(local, failing)
+    tally, told = await copy(local, bucket)
+    assert told == []
+    assert tally.is_whole
+    assert tally.already_there >= 40
+    assert await contents(bucket) == await contents(local)
+
+
+async def test_a_bucket_that_is_read_can_be_closed_after_the_copy_failed(bucket: Store) -> None:
+    for n in range(100):
+        await bucket.put(f"notes/{n}", document(b"{}"))
+    failing = FaultyStore(MemoryStore())
+    failing.fail("put")
+    with pytest.raises(StoreUnavailable, match="writing notes/"):
+        await copy(bucket, failing)
+
+
+async def test_the_command_takes_credentials_from_the_environment(
+    server: S3Server, prefix: str, local: Store, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await local.put("top", DOCUMENTS["top"])
+    url = f"s3://{server.bucket}/{prefix}?endpoint={server.endpoint}&region={server.region}&path_style=true"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_access_key)
+    status, output, errors = await shell.ask("copy", "file:data", url)
+    assert (status, errors, json.loads(output)["copied"]) == (0, "", 1)
+    status, output, errors = await shell.ask("copy", url, "file:back")
+    assert (status, errors, json.loads(output)["copied"]) == (0, "", 1)
+    if server.name == "radosgw":
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+        status, output, errors = await shell.ask("copy", url, "file:back")
+        assert (status, output) == (5, "")
+        assert "secret" in errors

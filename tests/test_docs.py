@@ -26,10 +26,10 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_what_the_documentation_shows_of_copy_is_understood() -> None:
+def test_what_the_documentation_shows_of_copy_and_check_is_understood() -> None:
     page = (ROOT / "docs/operations.md").read_text()
-    shown = re.findall(r"^    pysync (copy .*)", page, re.M)
-    assert len(shown) == 3
+    shown = re.findall(r"^    pysync ((?:copy|check) .*)", page, re.M)
+    assert len(shown) == 4
     for line in shown:
         options = cli._parser().parse_args(line.replace("[", "").replace("]", "").split())
-        assert options.run == ("copy", "copy")
+        assert options.run in (("copy", "copy"), ("service", "check"))

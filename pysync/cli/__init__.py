@@ -118,6 +118,9 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="validate a configuration and print its routes")
     check.add_argument("file", metavar="FILE")
+    check.add_argument(
+        "--probe", action="store_true", help="open its store and coordinator as well, and ask them"
+    )
     check.set_defaults(run=("service", "check"))
 
     _add_keys(commands.add_parser("keys", help="make and show keys"))

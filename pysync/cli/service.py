@@ -1,6 +1,7 @@
 """`pysync serve`, `pysync check` and `pysync bench`."""
 
 import argparse
+import asyncio
 import errno
 import os
 import subprocess
@@ -39,7 +40,24 @@ def check(options: argparse.Namespace) -> int:
 
     accepted, text = report.check(options.file)
     print(text)
+    if accepted and options.probe:
+        print()
+        return _probe(config.load(options.file))
     return 0 if accepted else 1
+
+
+def _probe(settings: config.Config) -> int:
+    """Print what opening and asking store and coordinator found, and return the exit status."""
+    from pysync.config.report import aligned, told
+    from pysync.probe import probe
+
+    findings = asyncio.run(probe(settings))
+    lines = aligned([("PROBE", "FOUND"), *findings.rows])
+    for found, noun in ((findings.warnings, "warning"), (findings.problems, "problem")):
+        if found:
+            lines += ["", *told(found, noun)]
+    print("\n".join(lines))
+    return 1 if findings.problems else 0
 
 
 def bench(options: argparse.Namespace) -> int:

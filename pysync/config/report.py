@@ -39,9 +39,21 @@ def check(path: str, environ: Mapping[str, str] = os.environ) -> tuple[bool, str
 def report(config: Config) -> str:
     """The warnings and the route table of an accepted configuration, as text without a final line break."""
     warnings = [*lint(config), *unserved(config)]
-    lines = [_count(warnings, "warning"), "", *_told(warnings), ""] if warnings else []
+    lines = [*told(warnings, "warning"), ""] if warnings else []
     routes = [(route.method, route.path, route.collection, _who(route)) for route in routes_table(config)]
-    return "\n".join(lines + _aligned([("METHOD", "PATH", "COLLECTION", "ROLES"), *routes]))
+    return "\n".join(lines + aligned([("METHOD", "PATH", "COLLECTION", "ROLES"), *routes]))
+
+
+def told(problems: Sequence[Problem], noun: str) -> list[str]:
+    """The problems as lines, under how many there are."""
+    return [_count(problems, noun), "", *_told(problems)]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, their columns level; the last column may be of any length."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return [line.rstrip() for line in lines]
 
 
 def routes_table(config: Config) -> list[Row]:
@@ -96,11 +108,4 @@ def _count(items: Sequence[object], noun: str) -> str:
 
 
 def _told(problems: Sequence[Problem]) -> list[str]:
-    return ["  " + line for line in _aligned([(found.place, found.message) for found in problems])]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines, their columns level; the last column may be of any length."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
-    return [line.rstrip() for line in lines]
+    return ["  " + line for line in aligned([(found.place, found.message) for found in problems])]

@@ -143,6 +143,12 @@ class RedisCoordinator:
             return None
         return [(self._change_id(place), change) for place, (_, change) in found]
 
+    async def skew_ms(self) -> int:
+        """How far this machine's clock is ahead of Redis'. Raises CoordinatorUnavailable."""
+        asked_ms = self._now_ms()
+        ((seconds, micros),) = _granted(await self._link.ask(("TIME",)))
+        return (asked_ms + self._now_ms()) // 2 - int(seconds) * 1000 - int(micros) // 1000
+
     async def close(self) -> None:
         await self._link.close()
 

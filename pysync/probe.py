@@ -1,0 +1,154 @@
+"""What `pysync check --probe` finds: store and coordinator of a configuration, really opened and asked."""
+
+import os
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pysync.config import (
+    Config,
+    Problem,
+    StoreConfig,
+    effective_coordinator,
+    is_shared,
+    shown_coordinator,
+)
+from pysync.coordinator import Coordinator, open_coordinator
+from pysync.errors import Unavailable
+from pysync.store import Store, open_store
+
+TIMES: Final = 10
+"""How often each thing is asked, to know how long it takes."""
+BODY: Final = b'{"probe":"%b"}' % (b"x" * 1024)
+FOLDER: Final = "_pysync/probe"
+"""What the object that is written lies below, until it is removed."""
+CLAIM_TTL_MS: Final = 1_000
+SKEWED_MS: Final = 60_000
+"""A signature holds for 300 s on either side of its time, and every node has to see it so."""
+
+Timer = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Findings:
+    """`rows` is what was asked and what came of it. A problem keeps `pysync serve` from working, a warning
+    does not."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+    def took(self, what: str, each_s: list[float]) -> None:
+        """Note how long something took, each time."""
+        median_ms, worst_ms = statistics.median(each_s) * 1000, max(each_s) * 1000
+        self.rows.append((what, f"{median_ms:.1f} ms, at worst {worst_ms:.1f} ms"))
+
+    def skew(self, of: str, skew_ms: int) -> None:
+        """Note how far this machine's clock is ahead of a server's."""
+        seconds = round(abs(skew_ms) / 1000)
+        told = f"this machine's is {seconds} s {'ahead' if skew_ms > 0 else 'behind'}"
+        self.rows.append((f"{of} clock", told if seconds > 1 else "as this machine's"))
+        if abs(skew_ms) > SKEWED_MS:
+            self.warnings.append(Problem(of, f"the clocks differ: {told}; set it"))
+
+
+async def probe(config: Config, timer: Timer = time.perf_counter) -> Findings:
+    """Open both and ask each a few times. What a first start would make is not made; nothing is left."""
+    findings = Findings()
+    kind, _, folder = config.store.url.partition(":")
+    folder = folder if kind == "file" else ""
+    findings.rows.append(("store", config.store.url))
+    if not folder or _is_there("store", Path(folder), "pysync.db", findings):
+        await _noting("store", _probe_store(config.store, is_shared(config), findings, timer), findings)
+    url = effective_coordinator(config)
+    kind, _, own_folder = url.partition(":")
+    findings.rows.append(("coordinator", shown_coordinator(config)))
+    if kind != "file" or _is_there("coordinator", Path(own_folder or folder), "coordinator.db", findings):
+        await _noting("coordinator", _probe_coordinator(url, folder or None, findings, timer), findings)
+    return findings
+
+
+async def _probe_store(config: StoreConfig, shared: bool, findings: Findings, timer: Timer) -> None:
+    store = await open_store(config, shared=shared)
+    try:
+        if config.url.startswith("s3:"):
+            _note_bucket(store, findings)
+        else:
+            findings.rows.append(("store conditions", "honoured"))
+        key = f"{FOLDER}/{os.urandom(8).hex()}"
+        try:
+            findings.took("store put", await _times(timer, lambda: store.put(key, BODY)))
+            findings.took("store get", await _times(timer, lambda: store.get(key)))
+        finally:
+            await store.delete(key)
+    finally:
+        await store.close()
+
+
+def _note_bucket(store: Store, findings: Findings) -> None:
+    from pysync.store.s3 import S3Store
+
+    assert isinstance(store, S3Store)
+    bucket = store.bucket
+    kept = {"If-None-Match": bucket.creates, "If-Match": bucket.replaces}
+    ignored = " and ".join(name for name, is_kept in kept.items() if not is_kept)
+    findings.rows.append(("store conditions", f"{ignored} ignored" if ignored else "honoured"))
+    if ignored:
+        findings.warnings.append(Problem("store", f"{ignored} ignored: one process alone may serve it"))
+    findings.skew("store", bucket.skew_ms)
+
+
+async def _probe_coordinator(url: str, folder: str | None, findings: Findings, timer: Timer) -> None:
+    coordinator = await open_coordinator(url, folder)
+    try:
+
+        async def claim() -> None:
+            await coordinator.claim(f"probe {os.urandom(8).hex()}", b"", CLAIM_TTL_MS)
+
+        findings.took("coordinator claim", await _times(timer, claim))
+        if url.startswith("redis"):
+            findings.skew("coordinator", await _redis_skew_ms(coordinator))
+    finally:
+        await coordinator.close()
+
+
+async def _redis_skew_ms(coordinator: Coordinator) -> int:
+    from pysync.coordinator.redis import RedisCoordinator
+
+    assert isinstance(coordinator, RedisCoordinator)
+    return await coordinator.skew_ms()
+
+
+def _is_there(what: str, folder: Path, database: str, findings: Findings) -> bool:
+    """Whether a folder holds what is kept in it. If not, whether the first start can make it is noted."""
+    if (folder / database).exists():
+        return True
+    findings.rows.append((what, "not there yet: the first start makes it"))
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not parent.is_dir():
+        findings.problems.append(Problem(what, f"{parent} is no folder"))
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        findings.problems.append(Problem(what, f"{parent} cannot be written to"))
+    return False
+
+
+async def _noting(what: str, asking: Coroutine[None, None, None], findings: Findings) -> None:
+    """Ask, and note why it did not work."""
+    try:
+        await asking
+    except (ValueError, Unavailable) as error:
+        why = error.why if isinstance(error, Unavailable) else str(error)
+        findings.problems.append(Problem(what, why.removeprefix(f"{what}: ")))
+
+
+async def _times(timer: Timer, ask: Callable[[], Awaitable[object]]) -> list[float]:
+    """How long it takes, in seconds, each time."""
+    took = []
+    for _ in range(TIMES):
+        begun = timer()
+        await ask()
+        took.append(timer() - begun)
+    return took

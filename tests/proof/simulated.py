@@ -1,0 +1,244 @@
+"""A small service that keeps every promise, and histories of clients who ask it: what the judge must pass.
+
+Each request begins, is served at one moment, and ends, in any order with those of others; requests and
+answers are lost, and some requests are served long after their client has left. A `flaw` breaks one promise.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any, Literal
+
+import reference_log as twin
+
+from proof.documents import hash_of
+from proof.history import END, Kind, Operation
+
+Flaw = Literal[
+    "",
+    "forgets a push",
+    "ignores a base",
+    "writes and says conflict",
+    "pulls what was",
+    "forgets an append",
+    "appends twice",
+    "appends first",
+    "tells an old tail",
+    "forgets a nonce",
+    "remembers no Idempotency-Key",
+    "counts each node apart",
+]
+DOCUMENTS = ("counters/marked", "counters/plain")
+LOGS = ("logs/1", "logs/2")
+LIMIT = {"window_ms": 5000, "max_requests": 2}
+TICK_MS = 50
+NODES = 3
+
+
+class Service:
+    """What is stored, and what the nodes agree on. `serve` is one moment."""
+
+    def __init__(self, random: Random, flaw: Flaw) -> None:
+        self._random = random
+        self._flaw = flaw
+        self._versions: dict[str, list[dict[str, Any]]] = {key: [{}] for key in DOCUMENTS}
+        self._logs: dict[str, list[dict[str, Any]]] = {key: [] for key in LOGS}
+        self._nonces = set[str]()
+        self._done: dict[str, Any] = {}
+        self._counted: Counter[tuple[int, int]] = Counter()
+
+    def serve(self, asked: Operation, now: int) -> tuple[int, Any]:
+        """Status and answer at the tick `now`."""
+        if asked.nonce in self._nonces and not self._errs("forgets a nonce"):
+            return 401, None
+        self._nonces.add(asked.nonce)
+        if asked.kind == "push":
+            return self._push(asked)
+        if asked.kind == "pull":
+            return self._pull(asked)
+        if asked.kind == "append":
+            return 200, self._append(asked, now)
+        if asked.kind == "tail":
+            return 200, self._tail(asked)
+        return self._knock(asked, now), None
+
+    def _push(self, asked: Operation) -> tuple[int, Any]:
+        versions, data = self._versions[asked.key], asked.sent["data"]
+        current = _version(versions[-1])
+        if asked.sent["base"] != current and not self._errs("ignores a base"):
+            if "once" in asked.sent and self._done.get(asked.sent["once"]) == current:
+                return 200, {"hash": current}
+            return 409, {"currentHash": current}
+        if "once" in asked.sent:
+            self._done[asked.sent["once"]] = _version(data)
+        if not self._errs("forgets a push"):
+            versions.append(data)
+        if self._errs("writes and says conflict"):
+            return 409, {"currentHash": current}
+        return 200, {"hash": _version(data)}
+
+    def _pull(self, asked: Operation) -> tuple[int, Any]:
+        versions = self._versions[asked.key]
+        old = asked.who != END and self._errs("pulls what was")
+        data = versions[max(0, len(versions) - 3)] if old else versions[-1]
+        if asked.sent.get("known") == _version(data):
+            return 304, None
+        return 200, {"data": data, "hash": _version(data)}
+
+    def _append(self, asked: Operation, now: int) -> Any:
+        once = asked.sent.get("once")
+        if once in self._done and not self._errs("remembers no Idempotency-Key"):
+            return self._done[once]
+        log = self._logs[asked.key]
+        ts = max(now * TICK_MS, log[-1]["ts"] + 1 if log else 0)
+        element = {"ts": ts, "data": asked.sent["data"]}
+        told = {"hash": twin.log_hash(len(log) + 1, element["data"]), "timestamp": ts}
+        if not self._errs("forgets an append"):
+            log.append(element)
+        if self._errs("appends twice"):
+            log.append(_at(element, ts + 1))
+        if len(log) > 2 and self._errs("appends first"):
+            one, other = log[-2:]
+            log[-2:] = [_at(other, one["ts"]), _at(one, other["ts"])]
+        if once is not None:
+            self._done[once] = told
+        return told
+
+    def _tail(self, asked: Operation) -> Any:
+        log = self._logs[asked.key]
+        if asked.who != END and self._errs("tells an old tail"):
+            log = log[:-2]
+        since, newest = asked.sent.get("checkpoint", -1), asked.sent.get("last", len(log))
+        within = [element for element in log if element["ts"] > since]
+        items = within[max(0, len(within) - newest) :]
+        hash_ = twin.log_hash(len(log), log[-1]["data"]) if log else ""
+        return {"data": {"items": items} if log else {}, "hash": hash_}
+
+    def _knock(self, asked: Operation, now: int) -> int:
+        node = asked.node if self._flaw == "counts each node apart" else 0
+        window = node, now * TICK_MS // LIMIT["window_ms"]
+        self._counted[window] += 1
+        return 200 if self._counted[window] <= LIMIT["max_requests"] else 429
+
+    def _errs(self, flaw: Flaw) -> bool:
+        return self._flaw == flaw and self._random.random() < 0.2
+
+
+def _version(data: dict[str, Any]) -> str:
+    return hash_of(data) if data else ""
+
+
+def _at(element: dict[str, Any], ts: int) -> dict[str, Any]:
+    return {**element, "ts": ts}
+
+
+class Clients:
+    """Clients who ask a service, one tick of time after another, and their history."""
+
+    def __init__(self, random: Random, flaw: Flaw = "", clients: int = 8) -> None:
+        self.history = [
+            Operation(kind="setup", who="run", node=-1, sent={"limit": LIMIT}, start=0.0, end=0.0)
+        ]
+        self._random = random
+        self._service = Service(random, flaw)
+        self._now = 0
+        self._names = [f"c{n}" for n in range(clients)]
+        self._under_way: dict[str, Operation] = {}
+        self._left: list[Operation] = []
+        self._again: list[Operation] = []
+        self._seen: dict[str, dict[str, Any]] = {key: {} for key in DOCUMENTS}
+
+    def run(self, ticks: int) -> list[Operation]:
+        """So many ticks, and then what is read in the end."""
+        for _ in range(ticks):
+            self._tick()
+        for name in list(self._under_way):
+            self._end(name)
+        for key in DOCUMENTS:
+            self._ask(END, "pull", key, {})
+            self._end(END)
+        for key in LOGS:
+            self._ask(END, "tail", key, {"full": "true"})
+            self._end(END)
+        return self.history
+
+    def _tick(self) -> None:
+        self._now += 1
+        name = self._random.choice(self._names)
+        asked = self._under_way.get(name)
+        if asked is None:
+            self._begin(name)
+        elif asked.status is None and self._random.random() < 0.8:
+            self._serve(name)
+        else:
+            self._end(name)
+        if self._left and self._random.random() < 0.05:
+            self._service.serve(self._left.pop(self._random.randrange(len(self._left))), self._now)
+
+    def _begin(self, name: str) -> None:
+        if self._again and self._random.random() < 0.3:
+            again = self._random.choice(self._again)
+            kind: Kind = again.kind if again.is_unknown else "replay"
+            self._ask(name, kind, again.key, again.sent, "" if again.is_unknown else again.nonce)
+            return
+        kind = self._random.choice(("pull", "push", "push", "append", "append", "tail", "metered"))
+        new = f"{name}-{self._now}"
+        once = {"once": new} if self._random.random() < 0.5 else {}
+        key = self._random.choice(DOCUMENTS if kind in ("pull", "push") else LOGS)
+        seen = self._seen.get(key, {})
+        marked = {"by": new} if key == "counters/marked" else {}
+        bounds = {"checkpoint": self._now * TICK_MS - 300, "last": 2}
+        sent: dict[Kind, dict[str, Any]] = {
+            "pull": self._random.choice(({}, {"known": _version(seen)} if seen else {})),
+            "push": {"data": {"n": seen.get("n", 0) + 1, **marked}, "base": _version(seen), **once},
+            "append": {"data": {"id": new}, **once},
+            "tail": dict(self._random.sample(sorted(bounds.items()), self._random.randint(1, 2))),
+        }
+        self._ask(name, kind, "metered/1" if kind == "metered" else key, sent.get(kind, {}))
+        if kind == "append" and not once and self._random.random() < 0.3:
+            self._twice(name)
+
+    def _twice(self, name: str) -> None:
+        """Somebody who is idle sends the same bytes at the same time."""
+        idle = [other for other in self._names if other not in self._under_way]
+        if idle:
+            asked = self._under_way[name]
+            self._ask(self._random.choice(idle), asked.kind, asked.key, asked.sent, asked.nonce)
+
+    def _ask(self, who: str, kind: Kind, key: str, sent: dict[str, Any], nonce: str = "") -> None:
+        self._under_way[who] = Operation(
+            kind=kind,
+            who=who,
+            node=self._random.randrange(NODES),
+            key=key,
+            sent=sent,
+            start=self._now,
+            end=self._now,
+            nonce=nonce or f"{who} {kind} {key} {self._now}",
+        )
+
+    def _serve(self, who: str) -> None:
+        asked = self._under_way[who]
+        status, answer = self._service.serve(asked, self._now)
+        self._under_way[who] = replace(asked, status=status, answer=answer)
+
+    def _end(self, who: str) -> None:
+        """Write down what became of the request, as far as its client knows."""
+        asked = self._under_way.pop(who)
+        self._now += 1
+        if who == END:
+            status, answer = self._service.serve(asked, self._now)
+            asked = replace(asked, status=status, answer=answer)
+        elif asked.status is None:
+            self._left += [asked] * (self._random.random() < 0.5)
+        elif asked.status == 200 and self._random.random() < 0.1:
+            asked = replace(asked, status=self._random.choice((None, 503)), answer=None)
+        asked = replace(asked, end=self._now)
+        if asked.kind == "metered":
+            asked = replace(asked, sent={"from_ms": asked.start * TICK_MS, "to_ms": asked.end * TICK_MS})
+        if asked.kind == "pull" and asked.status == 200:
+            self._seen[asked.key] = asked.answer["data"]
+        answered = not asked.is_unknown and asked.status != 401
+        if asked.kind not in ("replay", "metered") and (answered or "once" in asked.sent):
+            self._again.append(asked)
+        self.history.append(asked)

@@ -1,0 +1,26 @@
+"""What the nodes serve: collections that every device with a certificate for them may read and write."""
+
+from typing import Any, Final
+
+LIMIT: Final = {"window_ms": 1000, "max_requests": 8}
+"""Of what is `metered`, for all clients together: they have one address."""
+
+
+def _collection(name: str, **members: Any) -> dict[str, Any]:
+    roles = {"readRoles": [f"cap:read:{name}"], "writeRoles": [f"cap:write:{name}"]}
+    return {"name": name, "storagePath": f"{name}/{{id}}", **roles, **members}
+
+
+COLLECTIONS: Final = [
+    _collection("counters"),
+    _collection("logs", appendOnly={"type": "by_timestamp", "requireAuthorSignature": False}),
+    _collection(
+        "metered",
+        rateLimit={
+            "bucket": "ip",
+            "windowMs": LIMIT["window_ms"],
+            "maxRequests": LIMIT["max_requests"],
+        },
+    ),
+]
+NAMES: Final[tuple[str, ...]] = tuple(collection["name"] for collection in COLLECTIONS)

@@ -1,0 +1,116 @@
+"""Signed requests as bytes, and the connections that carry them: what is sent again is the same to the byte.
+
+A library would send a request again by itself where its connection broke, and be refused as a replay.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+import orjson
+
+from pysync import minting, signing, wire
+from pysync.clock import wall_clock_ms
+from pysync.keys import Keys
+
+HOST: Final = "proof.example"
+"""Signed by everybody, whichever node it is for, so that one node's request may be sent to another."""
+ANSWER_LIMIT_S: Final = 15.0
+
+
+class NoAnswer(Exception):
+    """The connection broke, or nothing came in time: whether it was done is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    text: bytes
+    nonce: str
+    signed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: Any
+
+
+class Device:
+    """Somebody who signs: the root device of keys of its own, who may read and write these collections."""
+
+    def __init__(self, random: Random, collections: tuple[str, ...]) -> None:
+        keys = Keys.from_private(random.randbytes(32), random.randbytes(32))
+        self._keys = keys
+        self._authorization = minting.device(
+            keys,
+            keys.ed_pub,
+            keys.kem_pub,
+            now_s=wall_clock_ms() // 1000,
+            nonce=os.urandom(16),
+            collections=collections,
+        ).authorization
+
+    def request(self, target: str, body: object = None, headers: Iterable[tuple[str, str]] = ()) -> Request:
+        """A GET, or with a body a POST of JSON, signed now."""
+        method, sent = ("GET", b"") if body is None else ("POST", orjson.dumps(body))
+        now_ms = wall_clock_ms()
+        signed = signing.sign_request(self._keys, method, target, sent, HOST, now_ms, os.urandom(16))
+        lines = {"Host": HOST, "Authorization": self._authorization, **signed, **dict(headers)}
+        if body is not None:
+            lines |= {"Content-Type": "application/json", "Content-Length": str(len(sent))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        text = f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + sent
+        return Request(text, signed[wire.HEADER_NONCE], now_ms)
+
+
+class Connection:
+    """A connection to one node, kept for one request after another."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def to(cls, address: tuple[str, int]) -> "Connection":
+        """Raises NoAnswer where nobody listens."""
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                return cls(*await asyncio.open_connection(*address))
+        except OSError as error:
+            raise NoAnswer(repr(error)) from error
+
+    async def ask(self, request: Request, limit_s: float = ANSWER_LIMIT_S) -> Answer:
+        """The answer to `request`. Raises NoAnswer where none came within `limit_s`; the connection is then
+        good for nothing more."""
+        try:
+            async with asyncio.timeout(limit_s):
+                self._writer.write(request.text)
+                return await self._answer()
+        except (OSError, asyncio.IncompleteReadError) as error:
+            self.close()
+            raise NoAnswer(repr(error)) from error
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+    async def _answer(self) -> Answer:
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        status = int(head[0].split(" ")[1])
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        if status == 304:
+            return Answer(status, None)
+        if headers.get("transfer-encoding") == "chunked":
+            body = await self._chunked()
+        else:
+            body = await self._reader.readexactly(int(headers["content-length"]))
+        return Answer(status, orjson.loads(body))
+
+    async def _chunked(self) -> bytes:
+        body = b""
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            body += (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readexactly(2)
+        return body

@@ -1,0 +1,43 @@
+"""Many nodes behave as one while some of them die: short runs of `python -m tests.proof`."""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from components import RedisServer, S3Server
+from proof.nodes import Nodes, machines_on_s3, workers_on_a_folder
+from proof.run import prove
+
+SECONDS = 15.0
+
+
+async def keeps_every_promise(nodes: Nodes, folder: Path, seed: int, *faults: str) -> None:
+    path = folder / "history.jsonl"
+    verdict = await prove(nodes, path, seconds=SECONDS, seed=seed)
+    if verdict.violations:
+        pytest.fail(f"seed {seed}, history in {path}\n{verdict}", pytrace=False)
+    for what in (
+        "append 200", "append 401", "append unknown", "kill", "metered 200", "metered 429", "pull 200",
+        "pull 304", "push 200", "push 409", "push unknown", "replay 401", "replay after a kill", "tail 200",
+        *faults,
+    ):  # fmt: skip
+        assert verdict.counts[what], f"no {what}: {verdict}"
+
+
+@pytest.mark.timeout(180)
+async def test_four_workers_on_a_folder_behave_as_one(tmp_path: Path) -> None:
+    async with workers_on_a_folder(tmp_path) as nodes:
+        await keeps_every_promise(nodes, tmp_path, secrets.randbits(32))
+
+
+@pytest.mark.timeout(240)
+async def test_three_machines_on_s3_and_redis_behave_as_one(
+    tmp_path: Path, radosgw: S3Server, start_redis: Callable[[], RedisServer]
+) -> None:
+    seed = secrets.randbits(32)
+    async with machines_on_s3(tmp_path, radosgw, start_redis(), Random(seed)) as nodes:
+        faults = (f"fault {name}" for name in ("answer", "cut", "delay", "lose_reply", "throttle"))
+        await keeps_every_promise(nodes, tmp_path, seed, "stall", *faults)

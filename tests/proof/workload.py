@@ -1,0 +1,213 @@
+"""Clients that ask many nodes at once for all that these must agree on, for a time."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from proof.asker import Asker, Node
+from proof.history import END, History, Kind, Operation
+from proof.signed import ANSWER_LIMIT_S, Request
+from pysync.clock import wall_clock_ms
+
+CLIENTS: Final = 32
+MARKED: Final = ("counters/marked-1", "counters/marked-2", "counters/marked-3")
+PLAIN: Final = ("counters/plain-1", "counters/plain-2", "counters/plain-3")
+"""A plain counter holds its number and nothing else: two clients write the same bytes at once. A marked one
+says besides whose write it is."""
+LOGS: Final = ("logs/1", "logs/2", "logs/3")
+METERED: Final = "metered/door"
+
+
+FRESH_MS: Final = 280_000
+"""Of what is sent again: older signatures would be refused for their time."""
+MOST_KEPT: Final = 20_000
+ATTEMPTS: Final = 20
+"""At one write whose outcome stays unknown, or at reading what is there in the end."""
+LEAVES: Final = 0.03
+"""Of the writes: the client leaves before it is answered."""
+LEAVES_WITHIN_S: Final = 0.02
+LONGEST_PAUSE_S: Final = 0.04
+LONGEST_BACKOFF_S: Final = 0.2
+PAD_CHARS: Final = 300
+"""The most that an element holds beside its id: logs shall outgrow their heads."""
+LONGEST_TAIL: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A request that was answered, to be sent again."""
+
+    request: Request
+    kind: Kind
+    key: str
+
+
+@dataclass(slots=True)
+class Requests:
+    """Requests that were answered, of all clients."""
+
+    kept: list[Kept] = field(default_factory=list)
+
+    def keep(self, operation: Operation, request: Request, random: Random) -> None:
+        if operation.is_unknown or operation.status == 401:
+            return
+        if len(self.kept) >= MOST_KEPT:
+            self.kept[random.randrange(MOST_KEPT)] = self.kept[-1]
+            self.kept.pop()
+        self.kept.append(Kept(request, operation.kind, operation.key))
+
+    def pick(self, random: Random) -> Kept | None:
+        """The newest as often as any other."""
+        if not self.kept:
+            return None
+        kept = random.choice((self.kept[-1], random.choice(self.kept)))
+        return kept if wall_clock_ms() - kept.request.signed_ms < FRESH_MS else None
+
+
+class Client(Asker):
+    """One of the clients that share `requests`."""
+
+    def __init__(
+        self, name: str, nodes: Sequence[Node], history: History, random: Random, requests: Requests
+    ) -> None:
+        super().__init__(name, nodes, history, random)
+        self._random = random
+        self._requests = requests
+        self._ids = 0
+        self._time_ms: dict[str, int] = {}
+
+    async def run(self, until: float) -> None:
+        """Ask for this and that until the monotonic clock says `until`; what has begun then is finished."""
+        actions = {
+            self._increment: 5,
+            self._append: 6,
+            self._append_twice_at_once: 1,
+            self._look: 2,
+            self._read_tail: 3,
+            self._replay: 3,
+            self._knock: 2,
+        }
+        while time.monotonic() < until:
+            (action,) = self._random.choices(list(actions), list(actions.values()))
+            await action()
+            await asyncio.sleep(self._random.uniform(0, LONGEST_PAUSE_S))
+        self.close()
+
+    async def _increment(self) -> None:
+        key = self._random.choice(MARKED + PLAIN)
+        for _ in range(ATTEMPTS):
+            seen = await self._pull(key)
+            if seen.status != 200:
+                return
+            data = {"n": seen.answer["data"].get("n", 0) + 1}
+            if key in MARKED:
+                data["by"] = self._new_id()
+            pushed = await self._write("push", key, {"data": data, "base": seen.answer["hash"]})
+            if pushed.status != 409:
+                return
+
+    async def _append(self) -> None:
+        await self._write("append", self._random.choice(LOGS), {"data": self._element()})
+
+    async def _append_twice_at_once(self) -> None:
+        """The same request twice, to any two nodes: one of them must refuse it."""
+        key, sent = self._random.choice(LOGS), {"data": self._element()}
+        request = self.writing("append", key, sent)
+        nodes = self._random.choices(self.up(), k=2)
+        await asyncio.gather(*(self.send(node, "append", key, sent, request) for node in nodes))
+
+    async def _look(self) -> None:
+        """Pull a counter twice: it may not have changed."""
+        key = self._random.choice(MARKED + PLAIN)
+        seen = await self._pull(key)
+        if seen.status == 200:
+            await self._pull(key, seen.answer["hash"])
+
+    async def _read_tail(self) -> None:
+        key = self._random.choice(LOGS)
+        bounds: dict[str, int] = {}
+        if self._random.random() < 0.5:
+            bounds["checkpoint"] = self._time_ms.get(key, wall_clock_ms() - 1000)
+        if not bounds or self._random.random() < 0.5:
+            bounds["last"] = self._random.randint(0, LONGEST_TAIL)
+        tail, request = await self.tail(self._any_node(), key, bounds)
+        await self._after(tail, request)
+        if tail.status == 200 and (items := tail.answer["data"].get("items")):
+            self._time_ms[key] = self._random.choice(items)["ts"]
+
+    async def _replay(self) -> None:
+        kept = self._requests.pick(self._random)
+        if kept is not None:
+            await self.send(self._any_node(), "replay", kept.key, {"kind": kept.kind}, kept.request)
+
+    async def _knock(self) -> None:
+        await self.metered(self._any_node(), METERED)
+
+    async def _pull(self, key: str, known: str = "") -> Operation:
+        pulled, request = await self.pull(self._any_node(), key, known)
+        await self._after(pulled, request)
+        return pulled
+
+    async def _write(self, kind: Kind, key: str, sent: dict[str, Any]) -> Operation:
+        """Push or append; half of the time under an Idempotency-Key, and then until it is known whether it
+        was done."""
+        if self._random.random() < 0.5:
+            sent["once"] = self._new_id()
+        for _ in range(ATTEMPTS):
+            request = self.writing(kind, key, sent)
+            leaves = self._random.random() < LEAVES
+            leave_after_s = self._random.uniform(0, LEAVES_WITHIN_S) if leaves else ANSWER_LIMIT_S
+            written = await self.send(self._any_node(), kind, key, sent, request, leave_after_s)
+            await self._after(written, request)
+            if not written.is_unknown or "once" not in sent:
+                break
+        return written
+
+    async def _after(self, operation: Operation, request: Request) -> None:
+        """Keep what was answered; wait a little where it was not."""
+        self._requests.keep(operation, request, self._random)
+        if operation.is_unknown:
+            await asyncio.sleep(self._random.uniform(0, LONGEST_BACKOFF_S))
+
+    def _any_node(self) -> int:
+        return self._random.choice(self.up())
+
+    def _element(self) -> dict[str, Any]:
+        return {"id": self._new_id(), "pad": "." * self._random.randint(0, PAD_CHARS)}
+
+    def _new_id(self) -> str:
+        self._ids += 1
+        return f"{self.name}-{self._ids}"
+
+
+async def load(nodes: Sequence[Node], history: History, random: Random, seconds: float) -> None:
+    """All clients for so many seconds."""
+    requests = Requests()
+    until = time.monotonic() + seconds
+    clients = [Client(f"c{n:02}", nodes, history, Random(random.random()), requests) for n in range(CLIENTS)]
+    async with asyncio.TaskGroup() as group:
+        for client in clients:
+            group.create_task(client.run(until))
+
+
+async def read_all(nodes: Sequence[Node], history: History, random: Random) -> None:
+    """Read from every node what is there in the end."""
+    reader = Asker(END, nodes, history, random)
+    for node in reader.up():
+        for key in MARKED + PLAIN:
+            await _until_answered(reader, node, key, None)
+        for key in LOGS:
+            await _until_answered(reader, node, key, {"full": "true"})
+    reader.close()
+
+
+async def _until_answered(reader: Asker, node: int, key: str, bounds: dict[str, object] | None) -> None:
+    for _ in range(ATTEMPTS):
+        reading = reader.pull(node, key) if bounds is None else reader.tail(node, key, bounds)
+        read, _ = await reading
+        if not read.is_unknown:
+            return
+        await asyncio.sleep(LONGEST_BACKOFF_S)

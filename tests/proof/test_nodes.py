@@ -8,17 +8,20 @@ from random import Random
 import pytest
 
 from components import RedisServer, S3Server
+from proof.command import BUILD
 from proof.nodes import Nodes, machines_on_s3, workers_on_a_folder
 from proof.run import prove
 
 SECONDS = 15.0
 
 
-async def keeps_every_promise(nodes: Nodes, folder: Path, seed: int, *faults: str) -> None:
-    path = folder / "history.jsonl"
+async def keeps_every_promise(nodes: Nodes, seed: int, *faults: str) -> None:
+    BUILD.mkdir(exist_ok=True)
+    path = BUILD / f"proof-{seed}.jsonl"
     verdict = await prove(nodes, path, seconds=SECONDS, seed=seed)
     if verdict.violations:
         pytest.fail(f"seed {seed}, history in {path}\n{verdict}", pytrace=False)
+    path.unlink()
     for what in (
         "append 200", "append 401", "append unknown", "kill", "metered 200", "metered 429", "pull 200",
         "pull 304", "push 200", "push 409", "push unknown", "replay 401", "replay after a kill", "tail 200",
@@ -30,7 +33,7 @@ async def keeps_every_promise(nodes: Nodes, folder: Path, seed: int, *faults: st
 @pytest.mark.timeout(180)
 async def test_four_workers_on_a_folder_behave_as_one(tmp_path: Path) -> None:
     async with workers_on_a_folder(tmp_path) as nodes:
-        await keeps_every_promise(nodes, tmp_path, secrets.randbits(32))
+        await keeps_every_promise(nodes, secrets.randbits(32))
 
 
 @pytest.mark.timeout(240)
@@ -40,4 +43,4 @@ async def test_three_machines_on_s3_and_redis_behave_as_one(
     seed = secrets.randbits(32)
     async with machines_on_s3(tmp_path, radosgw, start_redis(), Random(seed)) as nodes:
         faults = (f"fault {name}" for name in ("answer", "cut", "delay", "lose_reply", "throttle"))
-        await keeps_every_promise(nodes, tmp_path, seed, "stall", *faults)
+        await keeps_every_promise(nodes, seed, "stall", *faults)

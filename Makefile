@@ -24,7 +24,7 @@ serve: build
 	$(BIN)/pysync serve --config deploy/example.json
 
 test: build
-	components/install
+	tests/components/install
 	$(BIN)/pytest -q
 
 check: build

@@ -25,12 +25,14 @@ from yarl import URL
 
 from benches.servers import CHECKOUT
 from benches.workloads import BATCH, Author, append_body, element_data, note, push_body
-from components import Missing, S3Server, moto, radosgw
 from pysync import config
 from pysync.server.app import create_app
 from pysync.server.run import listening
 from pysync.store import open_store
 from pysync.testing import FaultProxy
+
+sys.path.append(str(CHECKOUT / "tests"))  # where the real servers are that tests run against too
+from components import Missing, S3Server, moto, radosgw
 
 SERVERS: Final = {"radosgw": radosgw, "moto": moto}
 PAGE: Final = 100

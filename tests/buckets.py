@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from components import S3Server
+
 from pysync.store.s3 import Patience, S3Store
 from pysync.testing import FaultProxy
 

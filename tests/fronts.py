@@ -5,15 +5,14 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from components import free_port
+from components.fixtures import StartNginx
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 from yarl import URL
-
-from components import free_port
-from components.fixtures import StartNginx
 
 DEPLOYED = Path(__file__).parent.parent / "deploy" / "nginx"
 

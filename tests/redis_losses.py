@@ -1,10 +1,9 @@
 """What can happen to a Redis, done to one that a test has for itself."""
 
+from components import RedisServer
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-
-from components import RedisServer
 
 WITH_AOF = ("--appendonly", "yes", "--appendfsync", "always")
 

@@ -12,14 +12,14 @@ from threading import Barrier
 from typing import Any
 from urllib.request import urlopen
 
+import components
 import pytest
 from aiobotocore.session import get_session
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import Session
-
-import components
 from components.fixtures import StartNginx, StartRedis, or_not_run
+
 from pysync.testing import FaultProxy
 
 ROOT = Path(__file__).parent.parent
@@ -161,7 +161,12 @@ def test_another_way(start_redis): start_redis("--appendonly", "yes")
 def test_tests_without_their_component_are_named_and_the_others_pass(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "components.fixtures", "test_some.py"]
-    environment = {**os.environ, "PATH": str(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {
+        **os.environ,
+        "PATH": str(tmp_path),
+        "PYTHONPATH": str(ROOT / "tests"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
@@ -175,7 +180,7 @@ def test_tests_without_their_component_are_named_and_the_others_pass(tmp_path: P
 
 def test_the_installer_says_what_it_cannot_install_and_goes_on(tmp_path: Path) -> None:
     ended = subprocess.run(
-        ["/bin/bash", ROOT / "components/install"],
+        ["/bin/bash", ROOT / "tests/components/install"],
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+from components import RedisServer, free_port
+from components.fixtures import StartRedis
 from redis_losses import (
     WITH_AOF,
     client,
@@ -17,8 +19,6 @@ from redis_losses import (
     take_snapshot,
 )
 
-from components import RedisServer, free_port
-from components.fixtures import StartRedis
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
 from pysync.coordinator.redis import LEEWAY_MS, RedisCoordinator

@@ -4,12 +4,12 @@ import datetime
 from pathlib import Path
 
 import pytest
+from components import free_port
+from components.fixtures import StartRedis
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from components import free_port
-from components.fixtures import StartRedis
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import open_coordinator
 from pysync.errors import CoordinatorUnavailable

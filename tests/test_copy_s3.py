@@ -9,13 +9,13 @@ import pytest
 import pytest_asyncio
 import reference_log as twin
 from aiobotocore.session import get_session
+from components import S3Server
 from log_nodes import Node, numbered
 from shell import Shell
 from test_copy import DOCUMENTS, ELEMENTS, LOG, contents, copy, document, fill
 from test_copy_starfish import LOG as STARFISH_LOG
 from test_copy_starfish import stored
 
-from components import S3Server
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.copy import Tally
 from pysync.errors import StoreUnavailable

@@ -9,12 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import pytest
 import pytest_asyncio
+from components import S3Server, free_port
+from components.fixtures import StartNginx, StartRedis
 from conftest import SUBJECT, Browser, Signed, root_device
 from fronts import site
 from test_deploy import DEPLOY
-
-from components import S3Server, free_port
-from components.fixtures import StartNginx, StartRedis
 
 PASSWORD = "0123456789abcdef"
 ME = SUBJECT.user_id

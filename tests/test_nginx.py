@@ -13,12 +13,11 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 import pytest_asyncio
+from components import free_port
+from components.fixtures import StartNginx
 from conftest import SUBJECT, Browser, Signed, Start, root_device
 from fronts import asking, certify, front, site
 from test_limits import upload
-
-from components import free_port
-from components.fixtures import StartNginx
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 OWN = {"readRoles": ["self"], "writeRoles": ["self"]}

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest_asyncio
+from components.fixtures import StartNginx
 from conftest import Browser, Start
 from fronts import asking, front
 from test_nginx import ME, SERVICE, signer
 
-from components.fixtures import StartNginx
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

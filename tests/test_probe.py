@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from components import S3Server, free_port
+from components.fixtures import StartRedis
 from log_nodes import keys_below
 from shell import Shell
 
-from components import S3Server, free_port
-from components.fixtures import StartRedis
 from pysync import config
 from pysync.config import Problem
 from pysync.probe import Findings, probe

@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from components import RedisServer
+from components.fixtures import StartRedis
 from conftest import ISSUER, Browser, Reply, Signed, Start, root_device
 from redis_losses import WITH_AOF
 
-from components import RedisServer
-from components.fixtures import StartRedis
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.redis import LEEWAY_MS
 from pysync.store.memory import MemoryStore

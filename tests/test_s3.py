@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiobotocore.session import get_session
 from buckets import Proxied, new_prefix, opened, proxied
-
 from components import S3Server
+
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Object, Store, open_store

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from components import S3Server
 
 from benches import s3, s3_cost, servers
 from benches.s3_stub import GIVEN
 from benches.workloads import DOCUMENT_BYTES
-from components import S3Server
 from pysync.config import StoreConfig
 from pysync.store import ABSENT, Etag, EtagMismatch, NotModified, Object, open_store
 

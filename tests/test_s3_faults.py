@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from buckets import Proxied, proxied
-
 from components import S3Server
+
 from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, Etag, EtagMismatch, Object, Store
 from pysync.store.s3 import S3Store

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from buckets import HASTY, new_prefix, no_pause, opened, proxied
+from components import S3Server, free_port
 from multidict import CIMultiDict
 
-from components import S3Server, free_port
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Object

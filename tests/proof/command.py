@@ -10,6 +10,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 import components
+
 from proof.nodes import Nodes, machines_on_s3, workers_on_a_folder
 from proof.run import prove
 from proof.verdict import Verdict

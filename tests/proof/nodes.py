@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from components import RedisServer, S3Server
+
 from proof.history import Kind
 from proof.service import COLLECTIONS
 from pysync.testing import FaultProxy

@@ -6,8 +6,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-
 from components import RedisServer, S3Server
+
 from proof.command import BUILD
 from proof.nodes import Nodes, machines_on_s3, workers_on_a_folder
 from proof.run import prove

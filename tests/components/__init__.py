@@ -6,8 +6,8 @@ it:
     with radosgw(folder) as server:
         ... ask server.endpoint ...
 
-Raises `Missing` where it is not installed (`components/install` does that), RuntimeError with what it said
-where it does not start.
+Raises `Missing` where it is not installed (`tests/components/install` does that), RuntimeError with what it
+said where it does not start.
 """
 
 from components.ceph import radosgw

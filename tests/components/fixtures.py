@@ -93,4 +93,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"NOT RUN: {len(missing)} tests lack a component", red=True, bold=True)
         for nodeid, component in missing.items():
             terminalreporter.write_line(f"{nodeid}: {component} is not installed")
-        terminalreporter.write_line("components/install installs them on Debian (see docs/architecture.md).")
+        terminalreporter.write_line(
+            "tests/components/install installs them on Debian (see docs/architecture.md)."
+        )

@@ -1,7 +1,6 @@
 """Documents: pull, push with optimistic concurrency, expiry (wire section 4)."""
 
 import hashlib
-import os
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import orjson
 from pysync import _core
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
 from pysync.errors import Conflict, DocumentCorrupt, StoreUnavailable
+from pysync.marks import bears, marked, new_mark
 from pysync.model import Written
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
 
@@ -42,53 +42,40 @@ class Documents:
             self._remember(key, document.hash, found.etag)
         return None if self._expired(document, ttl_ms) else document
 
-    async def push(
-        self, key: str, body: _core.PushBody, ttl_ms: int | None = None, timestamp_ms: int | None = None
-    ) -> Written:
+    async def push(self, key: str, body: _core.PushBody, ttl_ms: int | None = None) -> Written:
         """Write `body` where its base is what is stored; of two pushes with one base exactly one succeeds,
-        in any number of processes. The write is dated `timestamp_ms`, by default now.
+        in any number of processes.
 
         Raises:
             Conflict: the base is stale, or null where something is stored.
             StoreUnavailable: nobody can tell whether it is written.
         """
-        written = Written(body.hash, self.now_ms() if timestamp_ms is None else timestamp_ms)
-        stored = body.stored(written.timestamp_ms)
-        expect: Expect | None = ABSENT if body.base_hash is None else self._known(key, body.base_hash, ttl_ms)
-        for _ in range(_ATTEMPTS):
-            if expect is None:
-                expect = self._expectation(await self._store.get(key), body.base_hash, ttl_ms)
-            try:
-                etag = await self._store.put(key, stored, expect=expect)
-            except EtagMismatch:
-                expect = None
-            else:
-                self._remember(key, written.hash, etag)
-                return written
-        raise StoreUnavailable
+        written = Written(body.hash, self.now_ms())
+        await self._write(key, body, body.stored(written.timestamp_ms), ttl_ms)
+        return written
 
     async def push_once(
         self, key: str, body: _core.PushBody, request_key: str, ttl_ms: int | None = None
     ) -> Written:
         """`push`, answered again where what is stored was written with this `request_key`.
 
-        The hash and time of the write are claimed before it, under a mark of this attempt: whatever is lost
-        after that, a repetition finds them in the document.
+        The hash and time of the write are claimed before it, with a mark that every attempt puts on what it
+        stores: whatever is lost after that, a repetition finds it there.
         """
         fresh = Written(body.hash, self.now_ms())
-        mark = os.urandom(8)
         name = hashlib.sha256(request_key.encode()).hexdigest()
-        held = await self._coordinator.claim(name, mark + orjson.dumps(fresh), IDEMPOTENCY_TTL_MS)
-        claim = Written(**orjson.loads(held[len(mark) :]))
+        own = orjson.dumps([new_mark(), fresh.hash, fresh.timestamp_ms])
+        mark, *claimed = orjson.loads(await self._coordinator.claim(name, own, IDEMPOTENCY_TTL_MS))
+        claim = Written(*claimed)
         has_expired = ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms
         if claim.hash != body.hash or has_expired:
             return await self.push(key, body, ttl_ms)
         try:
-            return await self.push(key, body, ttl_ms, claim.timestamp_ms)
+            await self._write(key, body, marked(body.stored(claim.timestamp_ms), mark), ttl_ms)
         except Conflict:
-            if held.startswith(mark) or not await self._is_stored(key, claim):
+            if not await self._bears(key, mark):
                 raise
-            return claim
+        return claim
 
     async def sweep(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
         """Delete what is below `prefix`, is a document and has outlived `ttl_ms`; how many there were."""
@@ -101,6 +88,21 @@ class Documents:
                     continue
                 swept += 1
         return swept
+
+    async def _write(self, key: str, body: _core.PushBody, stored: bytes, ttl_ms: int | None) -> None:
+        """Put `stored` where the base of `body` is what is there. Raises as `push`."""
+        expect: Expect | None = ABSENT if body.base_hash is None else self._known(key, body.base_hash, ttl_ms)
+        for _ in range(_ATTEMPTS):
+            if expect is None:
+                expect = self._expectation(await self._store.get(key), body.base_hash, ttl_ms)
+            try:
+                etag = await self._store.put(key, stored, expect=expect)
+            except EtagMismatch:
+                expect = None
+            else:
+                self._remember(key, body.hash, etag)
+                return
+        raise StoreUnavailable
 
     def _known(self, key: str, base_hash: str, ttl_ms: int | None) -> Expect | None:
         """What the store must hold for `base_hash` to be right, where this process knows that version: it
@@ -137,11 +139,7 @@ class Documents:
             raise Conflict(current_hash)
         return Etag(found.etag)
 
-    async def _is_stored(self, key: str, written: Written) -> bool:
-        try:
-            document = await self.pull(key)
-        except DocumentCorrupt:
-            return False
-        return (
-            document is not None and document.hash == written.hash and document.ts_ms == written.timestamp_ms
-        )
+    async def _bears(self, key: str, mark: str) -> bool:
+        """Whether what is stored was written with `mark`."""
+        found = await self._store.get(key)
+        return isinstance(found, Object) and bears(found.body, mark)

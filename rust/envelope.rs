@@ -198,11 +198,13 @@ impl Document {
             .ok_or(CoreError::DocumentCorrupt)
     }
 
-    /// In the layout of `Push::stored_head`. The hash vouches for `data`, so that nothing has to be parsed.
+    /// In the layout of `Push::stored_head`, perhaps with white space after it. The hash vouches for `data`, so
+    /// that nothing has to be parsed.
     ///
     /// None, too, where `data` holds an integer that the canonical text, which was hashed, rounds. Such
     /// documents are rare enough to be parsed on each pull.
     fn locate_own(stored: &[u8]) -> Option<Self> {
+        let stored = stored.trim_ascii_end();
         let rest = stored.strip_prefix(OWN_START)?;
         let (digits, rest) = rest.split_at(rest.iter().position(|byte| !byte.is_ascii_digit())?);
         let ts_ms = str::from_utf8(digits).ok()?.parse().ok()?;

@@ -1,5 +1,7 @@
 """Documents over time: what a repetition is answered, and what a keyring's age does."""
 
+import asyncio
+
 import aiohttp
 import pytest
 from conftest import Browser, Start
@@ -8,7 +10,7 @@ from pysync._core import decode_push
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.documents import Documents
-from pysync.errors import Conflict
+from pysync.errors import Conflict, StoreUnavailable
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock
 
@@ -79,6 +81,29 @@ async def test_what_another_process_wrote_is_noticed() -> None:
     await there.push("a", decode_push(b'{"data":{"n":1},"baseHash":"%b"}' % second.encode()))
     again = await here.push("a", decode_push(b'{"data":{"n":4},"baseHash":"%b"}' % first))
     assert (await there.pull("a")).hash == again.hash  # type: ignore[union-attr]
+
+
+async def test_a_write_of_the_same_bytes_in_the_same_millisecond_is_not_taken_for_ours() -> None:
+    store = FaultyStore(MemoryStore())
+    documents = Documents(store, MemoryCoordinator(), lambda: 1)
+    body = decode_push(b'{"data":{"n":1}}')
+    store.fail("put")
+    with pytest.raises(StoreUnavailable):
+        await documents.push_once("a", body, "k")
+    await documents.push("a", body)
+    with pytest.raises(Conflict):
+        await documents.push_once("a", body, "k")
+
+
+async def test_of_attempts_under_one_key_at_once_all_are_told_the_same() -> None:
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    times = iter(range(1, 100))
+    nodes = [Documents(store, coordinator, lambda: next(times)) for _ in range(4)]
+    body = decode_push(b'{"data":{"n":1}}')
+    told = await asyncio.gather(*(node.push_once("a", body, "k") for node in nodes * 3))
+    found = await nodes[0].pull("a")
+    assert found is not None
+    assert {(written.hash, written.timestamp_ms) for written in told} == {(found.hash, found.ts_ms)}
 
 
 @pytest.mark.parametrize("base", [None, "", "0" * 64])

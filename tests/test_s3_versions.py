@@ -1,4 +1,4 @@
-"""Ids of writes and lineages of versions; signatures."""
+"""Lineages of versions; signatures."""
 
 import random
 
@@ -18,10 +18,7 @@ from pysync.store.s3.versions import (
     Verdict,
     Version,
     decide,
-    new_id,
     plain_etag,
-    with_trailer,
-    without_trailer,
 )
 
 
@@ -31,22 +28,6 @@ def version(*ids: str, etag: str = "") -> Version:
 
 def base(*ids: str) -> Base:
     return Base(f"etag-{ids[0]}", ids)
-
-
-@given(st.binary(max_size=200))
-def test_a_trailer_goes_on_and_off(body: bytes) -> None:
-    id_ = new_id()
-    stored = with_trailer(body, id_)
-    assert stored.startswith(body)
-    assert stored[len(body) :].isspace()
-    assert without_trailer(stored) == body
-    assert without_trailer(with_trailer(stored, id_)) == stored
-    assert with_trailer(body, new_id()) != stored
-
-
-@pytest.mark.parametrize("body", [b"", b"{}", b"{}\n", b"\n" + b" " * 63, b"x\n" + b" " * 63 + b"\n"])
-def test_what_others_wrote_is_taken_as_it_is(body: bytes) -> None:
-    assert without_trailer(body) == body
 
 
 @given(st.integers(0, 2**53), st.lists(st.text("0123456789abcdef", min_size=1), min_size=1, max_size=16))

@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 from pysync.config import S3Place
 from pysync.errors import StoreUnavailable
+from pysync.marks import new_mark
 from pysync.store.s3.account import Account, asking
 from pysync.store.s3.bucket import Bucket
 from pysync.store.s3.listing import PROBES
 from pysync.store.s3.requests import Answer, Broken, Call, Refused, Requests
-from pysync.store.s3.versions import new_id, plain_etag
+from pysync.store.s3.versions import plain_etag
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class _Probe:
     def __init__(self, requests: Requests, url: str) -> None:
         self._requests = requests
         self._url = url
-        self._key = f"{PROBES}/{new_id()}"
+        self._key = f"{PROBES}/{new_mark()}"
         self._puts = 0
 
     async def run(self) -> Bucket:

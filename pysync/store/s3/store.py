@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig, s3_place
 from pysync.errors import StoreUnavailable
+from pysync.marks import unmarked
 from pysync.store import (
     ANY,
     JSON_TYPE,
@@ -29,7 +30,7 @@ from pysync.store.s3.probe import examine
 from pysync.store.s3.recent import Recent
 from pysync.store.s3.requests import Call, Patience, Requests
 from pysync.store.s3.uploads import Uploads
-from pysync.store.s3.versions import Version, without_trailer
+from pysync.store.s3.versions import Version
 from pysync.store.s3.writes import Writes
 
 
@@ -99,7 +100,7 @@ class S3Store:
         if version is None or not version.is_document:
             self._recent.forget(key)
             return None
-        body = without_trailer(answer.body)
+        body = unmarked(answer.body)
         found = Object(body, version.etag, version.content_type, version.modified_ms)
         self._recent.keep(key, found, version.ids)
         return NOT_MODIFIED if version.etag == if_none_match else found

@@ -12,10 +12,11 @@ from typing import IO, Any, Final
 from urllib.parse import quote
 
 from pysync.errors import StoreUnavailable
+from pysync.marks import new_mark
 from pysync.store.files import in_thread
 from pysync.store.s3.account import Account, asking
 from pysync.store.s3.requests import READ_BYTES, Call, Requests, Upload
-from pysync.store.s3.versions import LINEAGE, SHA256, Lineage, new_id
+from pysync.store.s3.versions import LINEAGE, SHA256, Lineage
 from pysync.store.s3.writes import Writes
 
 PART_BYTES: Final = 8 * 1024 * 1024
@@ -105,14 +106,14 @@ class Uploads:
     async def _send_whole(self, key: str, spool: Spool, content_type: str, sha256: str) -> None:
         headers = {
             "Content-Type": content_type,
-            LINEAGE: Lineage(self._now_ms(), (new_id(),)).header(),
+            LINEAGE: Lineage(self._now_ms(), (new_mark(),)).header(),
             SHA256: sha256,
         }
         async with self._writes.alone(key):
             await self._requests.send(Call("PUT", key, headers, _upload(spool, 0, spool.size, sha256)))
 
     async def _send_parts(self, key: str, spool: Spool, content_type: str, sha256: str) -> None:
-        id_ = new_id()
+        id_ = new_mark()
         at: dict[str, Any] = {"Bucket": self._bucket, "Key": self._requests.root + key}
         metadata = {LINEAGE: Lineage(self._now_ms(), (id_,)).header(), SHA256: sha256}
         with asking():

@@ -6,8 +6,6 @@ its body; the object's metadata name it too, and before it the ids of the versio
 the outcome of a write is decided whose answer was lost.
 """
 
-import re
-import secrets
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from enum import Enum
@@ -30,25 +28,6 @@ TOMBSTONE: Final = b"deleted by pysync\n"
 """The body of what reads as absent, where a server cannot delete on a condition. No document of ours is as
 short."""
 TOMBSTONE_TYPE: Final = "application/x-pysync-deleted"
-
-_DIGITS = str.maketrans("01", " \t")
-_TRAILER_BYTES: Final = 65
-_is_trailer = re.compile(rb"\n[ \t]{64}").fullmatch
-
-
-def new_id() -> str:
-    """The id of one write: 64 random bits as 16 hex digits."""
-    return secrets.token_hex(8)
-
-
-def with_trailer(body: bytes, id_: str) -> bytes:
-    """`body`, and the id as white space: a line feed and 64 of space and tab."""
-    return b"%s\n%s" % (body, f"{int(id_, 16):064b}".translate(_DIGITS).encode())
-
-
-def without_trailer(body: bytes) -> bytes:
-    """What `with_trailer` got, also where a copy has lost the metadata; any other body as it is."""
-    return body[:-_TRAILER_BYTES] if _is_trailer(body[-_TRAILER_BYTES:]) else body
 
 
 class Lineage(NamedTuple):

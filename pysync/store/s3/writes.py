@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync.errors import StoreUnavailable
+from pysync.marks import marked, new_mark
 from pysync.store import ANY, Etag, EtagMismatch, Expect, Object, check_expectation
 from pysync.store.s3.bucket import Bucket
 from pysync.store.s3.recent import Recent
@@ -21,9 +22,7 @@ from pysync.store.s3.versions import (
     Verdict,
     Version,
     decide,
-    new_id,
     plain_etag,
-    with_trailer,
 )
 
 _LOCKS: Final = 256
@@ -66,8 +65,8 @@ class Writes:
 
     async def put(self, key: str, body: bytes, content_type: str, expect: Expect) -> str:
         """As `Store.put`."""
-        id_ = new_id()
-        write = Write(id_, key, body, with_trailer(body, id_), content_type, self._now_ms())
+        id_ = new_mark()
+        write = Write(id_, key, body, marked(body, id_), content_type, self._now_ms())
         if not self._bucket.is_conditional:
             return await self._put_alone(write, expect)
         if expect == ANY:
@@ -188,7 +187,7 @@ class Writes:
 
     async def _bury(self, key: str, found: Version) -> None:
         """Put a tombstone in the place of `found`, as that can be done on a condition."""
-        write = Write(new_id(), key, TOMBSTONE, TOMBSTONE, TOMBSTONE_TYPE, self._now_ms())
+        write = Write(new_mark(), key, TOMBSTONE, TOMBSTONE, TOMBSTONE_TYPE, self._now_ms())
         await self._swap(write, Base(found.etag, found.ids))
 
     async def _present(self, key: str) -> Version | None:

@@ -63,6 +63,19 @@ def test_a_command_line_that_is_not_understood_is_status_2(shell: Shell, argumen
     assert "usage:" in errors
 
 
+def test_help_of_serve_names_every_kind_of_store_and_coordinator(shell: Shell) -> None:
+    status, output, _ = shell.run("serve", "--help")
+    assert status == 0
+    options = output.partition("options:")[2]
+    stores, _, rest = options.partition("--store URL")[2].partition("--coordinator URL")
+    coordinators = rest.partition("--workers")[0]
+    for told, kinds in (
+        (stores, ("file:", "s3://", "memory:")),
+        (coordinators, ("file:", "redis://", "memory:")),
+    ):
+        assert all(kind in told for kind in kinds)
+
+
 def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys; from pysync import cli\n"

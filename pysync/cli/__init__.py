@@ -109,9 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", metavar="FILE", help="JSON, YAML or TOML")
     serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (default: 8080)")
-    serve.add_argument("--store", metavar="URL", help="file:DIR (default: file:./data) or memory:")
     serve.add_argument(
-        "--coordinator", metavar="URL", help="memory:, file: or redis://... (default: what suits the store)"
+        "--store", metavar="URL", help="file:DIR (default: file:./data), s3://BUCKET/PREFIX or memory:"
+    )
+    serve.add_argument(
+        "--coordinator",
+        metavar="URL",
+        help="file:DIR, redis://HOST:PORT/NUMBER or memory: (default: the store's folder, else memory:)",
     )
     serve.add_argument("--workers", metavar="N", help="processes that serve (default: 1)")
     serve.set_defaults(run=("service", "serve"))

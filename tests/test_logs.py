@@ -82,6 +82,17 @@ def test_a_line_that_belongs_to_no_request_is_written_too(
 
 
 @pytest.mark.usefixtures("own_logging")
+def test_where_credentials_were_found_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A library's news at each start; its warnings are."""
+    logs.configure(human=False)
+    log = logging.getLogger("aiobotocore.credentials")
+    log.info("Found credentials in environment variables.")
+    log.warning("Refreshing failed.")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "Refreshing failed."
+
+
+@pytest.mark.usefixtures("own_logging")
 @pytest.mark.parametrize("human", [False, True])
 def test_each_line_of_a_worker_says_which(human: bool, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(human=human, worker=2)

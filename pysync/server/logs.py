@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import orjson
 
 
-def configure(*, human: bool | None = None, level: int = logging.INFO, worker: int | None = None) -> None:
+def configure(*, human: bool | None = None, worker: int | None = None) -> None:
     """Send everything to standard error, in the form that suits it unless `human` says which. Every line
     names the `worker`, where there are several."""
     handler = logging.StreamHandler(sys.stderr)
@@ -16,7 +16,9 @@ def configure(*, human: bool | None = None, level: int = logging.INFO, worker: i
         handler.setFormatter(HumanFormatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", "%H:%M:%S"))
     else:
         handler.setFormatter(JsonFormatter(worker))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # It tells of each process where it found its credentials, again whenever a role renews them.
+    logging.getLogger("aiobotocore").setLevel(logging.WARNING)
 
 
 class HumanFormatter(logging.Formatter):

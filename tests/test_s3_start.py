@@ -45,13 +45,13 @@ class TestABucketThatCannotBeUsed:
 
     async def test_the_access_key_is_unknown(self, radosgw: S3Server) -> None:
         told = await refusal(radosgw, access_key_id="nobody")
-        assert (
-            told == "s3://pysync at 127.0.0.1: the access key is not known there: correct store.accessKeyId"
-        )
+        assert told.startswith("s3://pysync at 127.0.0.1: the access key is not known there: correct ")
+        assert "store.accessKeyId or AWS_ACCESS_KEY_ID" in told
 
     async def test_the_secret_is_wrong(self, radosgw: S3Server) -> None:
         told = await refusal(radosgw, secret_access_key="hush")
-        assert "the secret key is not that of the access key: correct store.secretAccessKey" in told
+        assert "the secret key is not that of the access key" in told
+        assert "store.secretAccessKey or AWS_SECRET_ACCESS_KEY" in told
         assert "hush" not in told
 
     async def test_there_is_no_such_bucket(self, radosgw: S3Server) -> None:

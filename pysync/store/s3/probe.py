@@ -30,8 +30,10 @@ _REGION: Final = re.compile(rb"<Region>([\w-]+)</Region>|expecting '([\w-]+)'")
 _NEEDED: Final = "s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload"
 _TEXTS: Final = {
     "NoSuchBucket": "there is no such bucket: create it, or correct store.url",
-    "InvalidAccessKeyId": "the access key is not known there: correct store.accessKeyId",
-    "SignatureDoesNotMatch": "the secret key is not that of the access key: correct store.secretAccessKey",
+    "InvalidAccessKeyId": "the access key is not known there: correct store.accessKeyId or AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": (
+        "the secret key is not that of the access key: correct store.secretAccessKey or AWS_SECRET_ACCESS_KEY"
+    ),
     "ExpiredToken": "the credentials have expired: renew them",
     "InvalidToken": "the session token is not valid: renew the credentials",
     "AccessDenied": f"the credentials do not allow what is needed: {_NEEDED}",

@@ -1,9 +1,12 @@
 """A supervisor of small processes: what keeps them from starting, and what they leave behind."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from pysync.server.supervisor import Post
 
 SCRIPT = """
 import os, select, signal, sys
@@ -58,6 +61,17 @@ def test_an_end_that_is_wanted_before_all_are_ready_is_no_failure() -> None:
     """The worker asks for it itself, and never becomes ready; the others are ended by the signal."""
     work = "post.number == 2 and (os.kill(os.getppid(), signal.SIGTERM), signal.pause())"
     assert outcome(work) == ["status 0", "no child is left"]
+
+
+def test_a_worker_whose_parent_is_gone_before_it_is_ready_learns_it_in_the_usual_way() -> None:
+    parent_fd, parents_end = os.pipe()
+    parents_line, line = os.pipe()
+    for fd in (parents_end, parents_line):
+        os.close(fd)
+    Post(1, parent_fd, line).ready()
+    assert os.read(parent_fd, 1) == b""
+    os.close(line)
+    os.close(parent_fd)
 
 
 def test_an_output_that_nobody_reads_ends_no_worker_in_disorder() -> None:

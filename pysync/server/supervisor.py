@@ -49,8 +49,9 @@ class Post:
     line: int
 
     def ready(self) -> None:
-        """Tell the parent that this worker serves."""
-        os.write(self.line, _READY)
+        """Tell the parent that this worker serves; where it is gone, `parent_fd` says so."""
+        with suppress(BrokenPipeError):
+            os.write(self.line, _READY)
 
 
 @dataclass(slots=True, eq=False)

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from buckets import Proxied, proxied
@@ -26,6 +27,17 @@ async def bucket(radosgw: S3Server) -> AsyncIterator[Proxied]:
 async def body_of(store: Store, key: str) -> bytes | None:
     found = await store.get(key)
     return found.body if isinstance(found, Object) else None
+
+
+@asynccontextmanager
+async def put_not_looked_up(bucket: Proxied, etag: str) -> AsyncIterator[asyncio.Future[str]]:
+    """A put of `two` at `a`, over `etag`, without an answer: at the end it looks up what became of it."""
+    end = asyncio.Event()
+    asks = bucket.proxy.delay("HEAD", until=end)
+    putting = asyncio.ensure_future(bucket.store.put("a", b"two", expect=Etag(etag)))
+    await asks.wait()
+    yield putting
+    end.set()
 
 
 class TestAPutWhoseAnswerIsLost:
@@ -61,55 +73,39 @@ class TestAPutWhoseAnswerIsLost:
 
     async def test_was_stored_also_where_it_has_been_replaced(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
-        read = asyncio.Event()
         bucket.proxy.lose_reply("PUT")
-        asks = bucket.proxy.delay("HEAD", until=read)
-        putting = asyncio.ensure_future(bucket.store.put("a", b"two", expect=Etag(etag)))
-        await asks.wait()
-        for body in (b"three", b"four"):
-            found = await bucket.other.get("a")
-            assert isinstance(found, Object)
-            last = await bucket.other.put("a", body, expect=Etag(found.etag))
-        read.set()
+        async with put_not_looked_up(bucket, etag) as putting:
+            for body in (b"three", b"four"):
+                found = await bucket.other.get("a")
+                assert isinstance(found, Object)
+                last = await bucket.other.put("a", body, expect=Etag(found.etag))
         assert await putting not in (etag, last)
         assert await body_of(bucket.store, "a") == b"four"
 
     async def test_was_not_stored_where_another_took_its_place(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
-        read = asyncio.Event()
         bucket.proxy.cut("PUT")
-        asks = bucket.proxy.delay("HEAD", until=read)
-        putting = asyncio.ensure_future(bucket.store.put("a", b"two", expect=Etag(etag)))
-        await asks.wait()
-        found = await bucket.other.get("a")
-        assert isinstance(found, Object)
-        await bucket.other.put("a", b"three", expect=Etag(found.etag))
-        read.set()
+        async with put_not_looked_up(bucket, etag) as putting:
+            found = await bucket.other.get("a")
+            assert isinstance(found, Object)
+            await bucket.other.put("a", b"three", expect=Etag(found.etag))
         with pytest.raises(EtagMismatch):
             await putting
         assert await body_of(bucket.store, "a") == b"three"
 
     async def test_nobody_can_tell_once_the_object_is_gone(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
-        read = asyncio.Event()
         bucket.proxy.lose_reply("PUT")
-        asks = bucket.proxy.delay("HEAD", until=read)
-        putting = asyncio.ensure_future(bucket.store.put("a", b"two", expect=Etag(etag)))
-        await asks.wait()
-        await bucket.other.delete("a")
-        read.set()
+        async with put_not_looked_up(bucket, etag) as putting:
+            await bucket.other.delete("a")
         with pytest.raises(StoreUnavailable):
             await putting
 
     async def test_nobody_can_tell_where_no_lineage_leads_back(self, bucket: Proxied) -> None:
         etag = await bucket.other.put("a", b"one")
-        read = asyncio.Event()
         bucket.proxy.cut("PUT")
-        asks = bucket.proxy.delay("HEAD", until=read)
-        putting = asyncio.ensure_future(bucket.store.put("a", b"two", expect=Etag(etag)))
-        await asks.wait()
-        await bucket.other.put("a", b"three")
-        read.set()
+        async with put_not_looked_up(bucket, etag) as putting:
+            await bucket.other.put("a", b"three")
         with pytest.raises(StoreUnavailable):
             await putting
 

@@ -58,6 +58,8 @@ async def serving(folder: Path, port: int = 0, **members: Any) -> AsyncIterator[
     finally:
         if process.returncode is None:
             process.kill()
+        assert process.stdout is not None
+        await process.stdout.read()  # workers hold it too: all have ended, and it is closed
         await process.wait()
 
 

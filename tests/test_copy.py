@@ -94,9 +94,9 @@ async def put_all(store: Store, objects: dict[str, bytes]) -> None:
     await asyncio.gather(*(store.put(key, body) for key, body in objects.items()))
 
 
-async def fill(store: Store) -> None:
-    """Put some of everything that a store may hold."""
-    await put_all(store, {**DOCUMENTS, **log_objects(ELEMENTS)})
+async def fill(store: Store, elements: int = ELEMENTS) -> None:
+    """Put some of everything that a store may hold, with a log of so many elements."""
+    await put_all(store, {**DOCUMENTS, **log_objects(elements)})
     for key, content in FILES.items():
         await store.write(key, chunks_of(content), "application/x-test")
     await store.put(REVOCATIONS, minting.revocation_list(ISSUER, 3).text)

@@ -12,7 +12,7 @@ from aiobotocore.session import get_session
 from components import S3Server
 from log_nodes import Node, numbered
 from shell import Shell
-from test_copy import DOCUMENTS, ELEMENTS, LOG, contents, copy, document, fill
+from test_copy import DOCUMENTS, LOG, contents, copy, document, fill
 from test_copy_starfish import LOG as STARFISH_LOG
 from test_copy_starfish import stored
 
@@ -25,6 +25,9 @@ from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of
 
 pytestmark = pytest.mark.timeout(180)
+
+ELEMENTS = 600
+"""Of the log that is copied: 60 segments and the first blocks of its index."""
 
 
 @pytest.fixture(params=["radosgw", "moto"])
@@ -53,7 +56,7 @@ async def local(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 async def test_a_folder_moves_to_a_bucket_and_back(bucket: Store, local: Store, tmp_path: Path) -> None:
-    await fill(local)
+    await fill(local, ELEMENTS)
     content = os.urandom(1024) * 20 * 1024
     await local.write("files/large", chunks_of(content), "video/mp4")
     before = await contents(local)
@@ -127,7 +130,7 @@ async def test_a_bucket_of_starfish_is_read(
 
 
 async def test_a_run_that_broke_off_is_finished_by_the_next(bucket: Store, local: Store) -> None:
-    await fill(local)
+    await fill(local, ELEMENTS)
     for after in (0, 3, 40):
         failing = FaultyStore(bucket)
         failing.crash(after, done=True)

@@ -90,11 +90,11 @@ def fresh_folder() -> Iterator[Path]:
 
 @contextmanager
 def serving(folder: Path, core: int | None = None, workers: int = 1) -> Iterator[Running]:
-    """Our server with `service.json` and the documents in `folder`."""
+    """Our server with `service.json` and the documents in `folder`; all its workers answer."""
     port = free_port()
     command = ["-m", "pysync", "serve", "--config", str(SERVICE)]
     command += ["--port", str(port), "--store", f"file:{folder}", "--workers", str(workers)]
-    with _running(command, port, "/health", core) as server:
+    with _running(command, port, "/health", core, tells=True) as server:
         yield server
 
 
@@ -105,17 +105,24 @@ def free_port() -> int:
 
 
 @contextmanager
-def _running(command: list[str], port: int, path: str, core: int | None) -> Iterator[Running]:
+def _running(
+    command: list[str], port: int, path: str, core: int | None, *, tells: bool = False
+) -> Iterator[Running]:
+    """A server that answers at `path`; one that `tells` has also written a line: the first worker answers
+    before there are others."""
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=CHECKOUT,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if tells else subprocess.DEVNULL,
         preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
     )
     try:
         _first_answer(process, port, path)
-        yield Running(f"http://127.0.0.1:{port}", process.pid, time.perf_counter() - started)
+        start_s = time.perf_counter() - started
+        if process.stdout is not None:
+            process.stdout.readline()
+        yield Running(f"http://127.0.0.1:{port}", process.pid, start_s)
     finally:
         process.terminate()
         try:
@@ -123,6 +130,8 @@ def _running(command: list[str], port: int, path: str, core: int | None) -> Iter
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _first_answer(process: subprocess.Popen[bytes], port: int, path: str) -> None:

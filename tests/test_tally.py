@@ -1,5 +1,6 @@
 """Counts of several workers are told as one service's, whoever is asked and whoever is gone."""
 
+import shutil
 from pathlib import Path
 
 from configurations import collection, config
@@ -73,6 +74,19 @@ async def test_counts_that_cannot_be_written_are_told_to_nobody(tmp_path: Path) 
     (tmp_path / ".1").rmdir()
     assert shared.total().statuses == {("none", "", 200): 2}
     shared.close()
+
+
+async def test_counts_come_back_to_a_folder_that_was_swept_away(tmp_path: Path) -> None:
+    folder = tmp_path / "tallies"
+    folder.mkdir()
+    asked, other = (SharedTally(counted((200, 0.5)), folder, number) for number in (1, 2))
+    assert asked.total().statuses == {("none", "", 200): 1}
+    other.publish()
+    shutil.rmtree(folder)
+    other.publish()
+    assert asked.total().statuses == {("none", "", 200): 2}
+    asked.close()
+    other.close()
 
 
 async def test_one_worker_sweeps_for_all(tmp_path: Path) -> None:

@@ -89,19 +89,19 @@ class SharedTally:
         return total
 
     def publish(self) -> None:
-        """Write what is new. A disk that takes nothing costs the others our latest counts, and no more."""
+        """Write what is new, or gone: temporary folders are swept where nothing happens for days. A disk that
+        takes nothing costs the others our latest counts, and no more."""
         tally = Tally()
         tally.add(self._earlier)
         tally.add(self._own)
         text = tally.encode()
-        if text == self._published:
+        if text == self._published and self._file.exists():
             return
         beside = self._file.with_name(f".{self._file.name}")
         try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             beside.write_bytes(text)
             os.replace(beside, self._file)
-        except FileNotFoundError:
-            return  # the folder is gone, and so is the parent: nobody will ask
         except OSError as error:
             log.warning("metrics are not up to date: %s", error)
             return

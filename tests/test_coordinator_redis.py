@@ -21,7 +21,7 @@ from redis_losses import (
 
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
-from pysync.coordinator.redis import LEEWAY_MS, RedisCoordinator
+from pysync.coordinator.redis import LEEWAY_MS, SINCE, RedisCoordinator
 from pysync.coordinator.redis_link import MAX_WAITING
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing import Advance, CoordinatorContract, MovedClock
@@ -165,6 +165,19 @@ async def test_a_count_that_comes_late_finds_its_window(redis: RedisServer) -> N
     assert await other.count("a", 60_000) == Window(1, 60_000)
     for node in (late, other):
         await node.close()
+
+
+@pytest.mark.parametrize("text", [b"", b"x", b"x 1y", b"\xff 1", b"x " + b"9" * 5000])
+async def test_what_others_wrote_in_the_place_of_its_own_is_a_lost_memory(
+    redis: RedisServer, coordinator: RedisCoordinator, text: bytes
+) -> None:
+    async with client(redis) as own:
+        await own.set(SINCE, text)
+    assert await is_refused(coordinator, "before", wall_clock_ms())
+    await come_back(coordinator)
+    signed_ms = wall_clock_ms() + LEEWAY_MS
+    assert await coordinator.remember_nonce("a", "after", signed_ms)
+    await (await RedisCoordinator.at(redis.url)).close()
 
 
 async def test_who_reads_changes_is_told_that_redis_lost_its_memory(

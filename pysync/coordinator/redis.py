@@ -47,6 +47,7 @@ OLDEST_VERSION: Final = 7
 _is_url = re.compile(
     r"redis://[^/?#]+(/[0-9]*)?|rediss://[^/?#]+(/[0-9]*)?(\?(&?ssl_(ca_certs|certfile|keyfile)=[^&#]+)+)?"
 ).fullmatch
+_is_since = re.compile(rb"([!-~]+) ([0-9]{1,15})").fullmatch
 _is_change_id = re.compile(r"[0-9]{15}\.(?P<ms>[0-9]{15})-(?P<n>[0-9]{10})").fullmatch
 
 
@@ -58,8 +59,9 @@ class _Since(NamedTuple):
 
     @classmethod
     def read(cls, text: bytes | None) -> Self | None:
-        process, _, ms = (text or b"").decode().partition(" ")
-        return cls(process, int(ms)) if ms else None
+        """None for anything else, too: it is then written anew."""
+        found = _is_since(text or b"")
+        return None if found is None else cls(found[1].decode(), int(found[2]))
 
     def text(self) -> bytes:
         return f"{self.process} {self.ms}".encode()

@@ -1,6 +1,7 @@
 """What a bucket is asked at start, and what people are told who cannot use it."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -125,6 +126,35 @@ class TestCredentials:
         async with opened(radosgw, new_prefix(), access_key_id=None, secret_access_key=None) as store:
             await store.put("a", b"one")
             assert isinstance(await store.get("a"), Object)
+
+    async def test_are_waited_for_where_they_are_renewed_late(
+        self, radosgw: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        without_credentials(monkeypatch, tmp_path)
+        own = {"AccessKeyId": radosgw.access_key_id, "SecretAccessKey": radosgw.secret_access_key}
+        told = tmp_path / "told"
+        (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {told}\n")
+
+        def tell(until_s: float) -> None:
+            until = formatdate(wall_clock_ms() / 1000 + until_s, usegmt=True)
+            told.write_text(json.dumps({"Version": 1, **own, "Expiration": until}))
+
+        tell(-1)
+        of_a_role = replace(radosgw.store("x"), access_key_id=None, secret_access_key=None)
+        with pytest.raises(StoreUnavailable) as refused:
+            await S3Store.at(of_a_role)
+        assert "are still expired" in refused.value.why
+        tell(2)
+        async with opened(radosgw, new_prefix(), access_key_id=None, secret_access_key=None) as store:
+            await asyncio.sleep(2.1)
+            tell(-1)
+            with pytest.raises(StoreUnavailable, match=StoreUnavailable.text):
+                await store.get("a")
+            told.write_text("")
+            with pytest.raises(StoreUnavailable, match=StoreUnavailable.text):
+                await store.get("a")
+            tell(3600)
+            await store.put("a", b"{}")
 
 
 class TestConditions:

@@ -68,12 +68,14 @@ class Account:
 
     async def signer(self) -> Signer:
         """The signer of the credentials as they are now: those of a role change every few hours. Raises
-        StoreUnavailable where there are none."""
+        StoreUnavailable where there are none, or only expired ones."""
         frozen = self._static
         if frozen is None:
-            with asking():
+            try:
                 credentials = await self._session.get_credentials()
                 frozen = credentials and await credentials.get_frozen_credentials()
+            except Exception as error:  # there are many providers, and what they raise has nothing in common
+                raise StoreUnavailable from error
             if not frozen:
                 raise StoreUnavailable(NO_CREDENTIALS)
         if self._signer is None or self._signer.credentials != frozen:

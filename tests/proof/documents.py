@@ -5,7 +5,7 @@ base, who wrote that, and so on down to nothing. `n` of a document's data is its
 """
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -43,10 +43,17 @@ def hash_of(data: Any) -> str:
 
 
 def _untrue_answers(pushes: list[Write], pulls: list[Operation]) -> Iterator[Violation]:
-    """Hashes that are not of the data, conflicts with the very base that was sent."""
+    """Hashes that are not of the data, conflicts with the very base that was sent or with the push itself,
+    repetitions that are told another time."""
+    writers = Counter(hash_of(push.first.sent["data"]) for push in pushes)
     for push in pushes:
+        own = hash_of(push.first.sent["data"])
+        if len({attempt.answer.get("timestamp") for attempt in push.acknowledged}) > 1:
+            yield Violation("true answers", "a repeated push was told another time", push.acknowledged)
         for attempt in push.attempts:
-            if attempt.status == 200 and attempt.answer["hash"] != hash_of(attempt.sent["data"]):
+            if attempt.status == 409 and attempt.answer["currentHash"] == own and writers[own] == 1:
+                yield Violation("true conflicts", "a push conflicted with itself", push.attempts)
+            if attempt.status == 200 and attempt.answer["hash"] != own:
                 yield Violation("true hashes", "a push was answered another hash", (attempt,))
             if attempt.status == 409 and attempt.answer["currentHash"] == (attempt.sent["base"] or ""):
                 yield Violation("true conflicts", "a conflict with the base that was sent", (attempt,))

@@ -220,6 +220,22 @@ def test_a_push_that_is_repeated_under_its_key_is_one() -> None:
     assert "one winner" in broken(*twice, push(NOTHING, V1, 12, 13, once="other"), in_the_end(V1))
 
 
+def test_a_repeated_push_that_conflicts_with_itself_is_found() -> None:
+    first = push(NOTHING, V1, 0, 9, None, once="k")
+    itself = push(NOTHING, V1, 10, 11, 409, current=V1, once="k")
+    assert broken(first, itself, in_the_end(V1)) == {"true conflicts"}
+    plain = Version(1)
+    tries = [replace(one, sent={**one.sent, "data": plain.data}) for one in (first, itself)]
+    tries[1] = replace(tries[1], answer={"currentHash": plain.hash})
+    assert broken(*tries, push(NOTHING, plain, 1, 2), in_the_end(plain)) == set(), "another's may be there"
+
+
+def test_a_repeated_push_that_is_told_another_time_is_found() -> None:
+    once = push(NOTHING, V1, 0, 1, once="k")
+    later = replace(once, start=2, end=3, nonce="later", answer={**once.answer, "timestamp": 2})
+    assert broken(once, later, in_the_end(V1)) == {"true answers"}
+
+
 def test_a_conflict_that_was_written_is_found() -> None:
     refused = replace(GOOD_DOCUMENT[4], status=409, answer={"currentHash": NOTHING.hash})
     assert "refused is not done" in broken(*without(GOOD_DOCUMENT, 4), refused)

@@ -51,7 +51,7 @@ class Documents:
             StoreUnavailable: nobody can tell whether it is written.
         """
         written = Written(body.hash, self.now_ms())
-        await self._write(key, body, body.stored(written.timestamp_ms), ttl_ms)
+        await self._write(key, body, written.timestamp_ms, ttl_ms)
         return written
 
     async def push_once(
@@ -70,11 +70,7 @@ class Documents:
         has_expired = ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms
         if claim.hash != body.hash or has_expired:
             return await self.push(key, body, ttl_ms)
-        try:
-            await self._write(key, body, marked(body.stored(claim.timestamp_ms), mark), ttl_ms)
-        except Conflict:
-            if not await self._bears(key, mark):
-                raise
+        await self._write(key, body, claim.timestamp_ms, ttl_ms, mark)
         return claim
 
     async def sweep(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
@@ -89,12 +85,22 @@ class Documents:
                 swept += 1
         return swept
 
-    async def _write(self, key: str, body: _core.PushBody, stored: bytes, ttl_ms: int | None) -> None:
-        """Put `stored` where the base of `body` is what is there. Raises as `push`."""
+    async def _write(
+        self, key: str, body: _core.PushBody, timestamp_ms: int, ttl_ms: int | None, mark: str | None = None
+    ) -> None:
+        """Store `body` where its base is what is there, and under a `mark` unless that is there. Raises as
+        `push`."""
+        stored = body.stored(timestamp_ms)
+        if mark is not None:
+            stored = marked(stored, mark)
         expect: Expect | None = ABSENT if body.base_hash is None else self._known(key, body.base_hash, ttl_ms)
         for _ in range(_ATTEMPTS):
             if expect is None:
-                expect = self._expectation(await self._store.get(key), body.base_hash, ttl_ms)
+                found = await self._store.get(key)
+                # By this very read: at the next one another push may have replaced it.
+                if mark is not None and isinstance(found, Object) and bears(found.body, mark):
+                    return
+                expect = self._expectation(found, body.base_hash, ttl_ms)
             try:
                 etag = await self._store.put(key, stored, expect=expect)
             except EtagMismatch:
@@ -138,8 +144,3 @@ class Documents:
         if current_hash != (base_hash or ""):
             raise Conflict(current_hash)
         return Etag(found.etag)
-
-    async def _bears(self, key: str, mark: str) -> bool:
-        """Whether what is stored was written with `mark`."""
-        found = await self._store.get(key)
-        return isinstance(found, Object) and bears(found.body, mark)

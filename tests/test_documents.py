@@ -95,6 +95,22 @@ async def test_a_write_of_the_same_bytes_in_the_same_millisecond_is_not_taken_fo
         await documents.push_once("a", body, "k")
 
 
+async def test_what_is_found_stored_is_told_although_another_replaces_it() -> None:
+    shared = MemoryStore()
+    store = FaultyStore(shared)
+    documents, other = [Documents(way, MemoryCoordinator(), lambda: 1) for way in (store, shared)]
+    body = decode_push(b'{"data":{"n":1}}')
+    written = await documents.push_once("a", body, "k")
+    release = asyncio.Event()
+    store.delay("get", release, after=1)
+    again = asyncio.ensure_future(documents.push_once("a", body, "k"))
+    while store.calls["get"] < 1:
+        await asyncio.sleep(0)
+    await other.push("a", decode_push(b'{"data":{"n":2},"baseHash":"%s"}' % written.hash.encode()))
+    release.set()
+    assert await again == written
+
+
 async def test_of_attempts_under_one_key_at_once_all_are_told_the_same() -> None:
     store, coordinator = MemoryStore(), MemoryCoordinator()
     times = iter(range(1, 100))

@@ -5,7 +5,7 @@ from typing import Final
 import orjson
 from multidict import istr
 
-from pysync.errors import PysyncError
+from pysync.errors import CoordinatorUnavailable, PysyncError, StoreUnavailable
 
 # istr: text whose case-insensitive form is computed once; a header is found with it in half the time.
 HEADER_AUTHORIZATION: Final = istr("Authorization")
@@ -20,8 +20,11 @@ HEADER_REQUEST_ID: Final = istr("X-Request-Id")
 
 def error_body(error: PysyncError) -> bytes:
     """The body of a refusal: `{"error": text, "code": code}` and its extras (wire section 2).
-    `errors.from_answer` is the way back."""
-    return orjson.dumps({"error": error.message, "code": error.code, **error.extras})
+    `errors.from_answer` is the way back. Why a store or coordinator cannot be used, operators are told.
+    """
+    is_ours = isinstance(error, StoreUnavailable | CoordinatorUnavailable)
+    text = error.text if is_ours else error.message
+    return orjson.dumps({"error": text, "code": error.code, **error.extras})
 
 
 def written_body(hash_: str, timestamp_ms: int) -> bytes:

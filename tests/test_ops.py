@@ -3,6 +3,10 @@
 import aiohttp
 from conftest import Browser, Start
 
+from pysync.errors import StoreUnavailable
+from pysync.store import NotModified, Object
+from pysync.store.memory import MemoryStore
+
 
 async def test_a_service_that_is_about_to_stop_is_alive_and_not_ready(
     start: Start, session: aiohttp.ClientSession
@@ -30,3 +34,19 @@ async def test_probes_go_by_address_and_nothing_else_does(
         assert (await browser.request("GET", probe)).status == 200
     for other in ("/metrics", "/version", "/healthcare/pull/notes/a"):
         assert (await browser.request("GET", other)).status == 421, other
+
+
+async def test_why_the_store_cannot_be_used_is_not_told_to_clients(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    class Astray(MemoryStore):
+        async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+            raise StoreUnavailable("no credentials: set the key")
+
+    notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "pullOnly": True}
+    browser = Browser(await start({"collections": [notes]}, store=Astray()), session)
+    refused = await browser.pull("notes/a")
+    assert (refused.status, refused.json) == (
+        503,
+        {"error": "store_unavailable", "code": "store_unavailable"},
+    )

@@ -12,7 +12,7 @@ from proof.command import BUILD
 from proof.nodes import Nodes, machines_on_s3, workers_on_a_folder
 from proof.run import prove
 
-SECONDS = 15.0
+SECONDS = 10.0
 
 
 async def keeps_every_promise(nodes: Nodes, seed: int, *faults: str) -> None:

@@ -103,7 +103,8 @@ def _client_config(config: StoreConfig, place: S3Place) -> AioConfig:
         max_pool_connections=min(_LISTINGS_AT_ONCE, config.max_connections),
         retries={"mode": "standard", "total_max_attempts": 5},
         signature_version="s3v4",
-        s3={"addressing_style": "path" if place.path_style else "auto"},
+        # Left to itself botocore takes "path" for every endpoint of ours, and AWS's address without a region.
+        s3={"addressing_style": "path" if place.path_style else "virtual"},
         # Checksums beyond the signature are newer than many servers.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -93,8 +93,7 @@ def _note_bucket(store: Store, findings: Findings) -> None:
 
     assert isinstance(store, S3Store)
     bucket = store.bucket
-    kept = {"If-None-Match": bucket.creates, "If-Match": bucket.replaces}
-    ignored = " and ".join(name for name, is_kept in kept.items() if not is_kept)
+    ignored = " and ".join(bucket.ignored)
     findings.rows.append(("store conditions", f"{ignored} ignored" if ignored else "honoured"))
     if ignored:
         findings.warnings.append(Problem("store", f"{ignored} ignored: one process alone may serve it"))

@@ -19,6 +19,7 @@ from pysync.config import Problem
 from pysync.probe import Findings, probe
 from pysync.store import open_store
 from pysync.store.local import LocalStore
+from pysync.testing import FaultProxy
 
 COLLECTIONS = [
     {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
@@ -161,3 +162,25 @@ async def test_what_keeps_a_bucket_and_redis_from_being_used_is_told(
     assert "2 problems" in found
     assert "the secret key is not that of the access key" in found
     assert re.search(rf"^  coordinator  redis at 127\.0\.0\.1:{port}, database 0: ", found, re.M)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_bucket_that_ignores_conditions_is_for_one_process(
+    moto: S3Server, shell: Shell, caplog: pytest.LogCaptureFixture, tmp_path: Path, workers: int
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    async with FaultProxy(moto.endpoint) as proxy:
+        proxy.drop_header("If-None-Match")
+        proxy.drop_header("If-Match")
+        store = {**in_bucket(moto), "endpoint": proxy.url}
+        coordinator = f"file:{tmp_path}/coordinator"
+        status, found = await check(shell, store=store, coordinator=coordinator, server={"workers": workers})
+    if workers == 1:
+        assert status == 0
+        assert re.search("^store conditions +If-None-Match and If-Match ignored$", found, re.M)
+        assert (
+            "1 warning\n\n  store  If-None-Match and If-Match ignored: one process alone may serve" in found
+        )
+    else:
+        assert status == 1
+        assert "ignores If-None-Match and If-Match: it cannot be served by more than one process" in found

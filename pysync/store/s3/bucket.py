@@ -21,6 +21,12 @@ class Bucket:
         """Whether several processes may write to it."""
         return self.creates and self.replaces
 
+    @property
+    def ignored(self) -> list[str]:
+        """The conditions of a put that its server ignores."""
+        kept = {"If-None-Match": self.creates, "If-Match": self.replaces}
+        return [name for name, is_kept in kept.items() if not is_kept]
+
     def condition(self, etag: str) -> str:
         """An etag as the value of If-Match and If-None-Match."""
         return f'"{etag}"' if self.quotes else etag

@@ -132,7 +132,7 @@ class _Probe:
 
 def _warn(bucket: Bucket, name: str, shared: bool) -> None:
     if not bucket.is_conditional:
-        ignored = "If-Match" if bucket.creates else "If-None-Match"
+        ignored = " and ".join(bucket.ignored)
         if shared:
             raise ValueError(f"store: {name} ignores {ignored}: it cannot be served by more than one process")
         log.warning("%s ignores %s: no other process may serve it beside this one", name, ignored)

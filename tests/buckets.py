@@ -5,8 +5,10 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from components import S3Server
 
 from pysync.store.s3 import Patience, S3Store
@@ -69,3 +71,12 @@ async def proxied(server: S3Server) -> AsyncIterator[Proxied]:
         proxy.forget()
         yield found
         proxy.heal()
+
+
+def without_credentials(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have the machine offer none."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "config"))

@@ -87,6 +87,18 @@ async def test_what_was_accepted_once_is_refused_whatever_redis_forgets(
         await asked.close()
 
 
+async def test_a_nonce_signed_by_a_clock_two_seconds_ahead_is_refused_after_a_loss(
+    redis: RedisServer,
+) -> None:
+    node = await RedisCoordinator.at(redis.url)
+    signed_ms = wall_clock_ms() + 1_990
+    assert await node.remember_nonce("aa", "n", signed_ms)
+    await flush(redis)
+    await come_back(node)
+    assert await is_refused(node, "n", signed_ms)
+    await node.close()
+
+
 async def is_refused(coordinator: Coordinator, nonce: str, signed_ms: int) -> bool:
     try:
         return not await coordinator.remember_nonce("aa", nonce, signed_ms)

@@ -16,6 +16,7 @@ from shell import Shell
 
 from pysync import config
 from pysync.config import Problem
+from pysync.coordinator import open_coordinator
 from pysync.probe import Findings, probe
 from pysync.store import open_store
 from pysync.store.local import LocalStore
@@ -73,6 +74,13 @@ async def test_nothing_is_made_that_a_first_start_would_make(shell: Shell, tmp_p
     status, found = await check(shell, store="file:deep/data")
     assert (status, found.count("not there yet: the first start makes it")) == (0, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["service.json"]
+
+
+async def test_a_coordinator_in_a_folder_of_its_own_is_asked_there(shell: Shell, tmp_path: Path) -> None:
+    await (await open_coordinator(f"file:{tmp_path}/own", None)).close()
+    status, found = await check(shell, store="file:data", coordinator=f"file:{tmp_path}/own")
+    assert (status, found.count("not there yet")) == (0, 1)
+    assert re.search(f"^coordinator claim +{DURATION}$", found, re.M)
 
 
 async def test_memory_has_nothing_that_could_be_wrong(shell: Shell) -> None:

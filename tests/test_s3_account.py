@@ -1,11 +1,15 @@
 """Where requests for a bucket go: its address in every style, and the region."""
 
+import itertools
 import socket
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from buckets import new_prefix, opened
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from buckets import new_prefix, opened, without_credentials
 from components import S3Server
 
 from pysync.config import StoreConfig, s3_place
@@ -47,11 +51,32 @@ async def test_a_bucket_has_one_address(bucket: str, members: dict[str, Any], ex
 async def test_the_region_is_the_environments_where_none_is_configured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    without_credentials(monkeypatch, tmp_path)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-south-2")
     assert await base("s3://b-c") == "https://b-c.s3.eu-south-2.amazonaws.com"
     assert await base("s3://b-c", region="eu-west-1") == "https://b-c.s3.eu-west-1.amazonaws.com"
+
+
+async def test_the_credentials_of_a_role_are_renewed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    without_credentials(monkeypatch, tmp_path)
+    asked = itertools.count(1)
+
+    async def lend(request: web.Request) -> web.Response:
+        # So near its end that each use asks for newer ones.
+        ends = datetime.now(UTC) + timedelta(minutes=1)
+        lent = {"AccessKeyId": f"key-{next(asked)}", "SecretAccessKey": "hush", "Token": "token"}
+        return web.json_response({**lent, "Expiration": ends.strftime("%Y-%m-%dT%H:%M:%SZ")})
+
+    app = web.Application()
+    app.router.add_get("/role", lend)
+    async with TestServer(app) as server:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", str(server.make_url("/role")))
+        config = StoreConfig(url="s3://bucket")
+        account = await Account.open(config, s3_place(config))
+        keys = [(await account.signer()).credentials.access_key for _ in range(2)]
+        await account.close()
+    assert keys[0] != keys[1]
+    assert all(key.startswith("key-") for key in keys)
 
 
 async def test_a_bucket_with_a_host_of_its_own_is_served(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from buckets import HASTY, new_prefix, no_pause, opened, proxied
+from buckets import HASTY, new_prefix, no_pause, opened, proxied, without_credentials
 from components import S3Server, free_port
 from multidict import CIMultiDict
 
@@ -267,15 +267,9 @@ async def test_tries_are_counted_and_end_in_time() -> None:
     attempts = Attempts(Patience(random=lambda: 1.0, clock_s=lambda: 0.0, sleep=pause))
     assert [await attempts.again() for _ in range(6)] == [True, True, True, True, False, False]
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    spread = Attempts(Patience(random=lambda: 0.25, clock_s=lambda: 0.0, sleep=pause))
+    assert await spread.again()
+    assert pauses[-1] == pytest.approx(0.025)
     clock = iter((0.0, 5.0, 9.95))
     late = Attempts(Patience(random=lambda: 1.0, clock_s=lambda: next(clock), sleep=no_pause))
     assert [await late.again() for _ in range(2)] == [True, False]
-
-
-def without_credentials(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Have the machine offer none."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "credentials"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "config"))

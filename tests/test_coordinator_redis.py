@@ -66,6 +66,11 @@ class TestRedisCoordinator(CoordinatorContract):
         await coordinator.close()
 
 
+async def test_a_redis_without_a_limit_may_have_any_policy(start_redis: StartRedis) -> None:
+    server = start_redis("--maxmemory-policy", "allkeys-lru")
+    await (await RedisCoordinator.at(server.url)).close()
+
+
 @pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_snapshot, flush])
 async def test_what_was_accepted_once_is_refused_whatever_redis_forgets(
     redis: RedisServer, lose: Callable[[RedisServer], Awaitable[None]]

@@ -265,6 +265,8 @@ async def test_a_file_that_changed_on_the_way_is_not_written(target: Store) -> N
     tally, told = await copy(source, target)
     assert (tally.corrupt, told) == (1, [("a", "corrupt: its sha256 is not that of its bytes")])
     assert await target.open("a") is None
+    assert await copy(source, target, keep_corrupt=True) == (Tally(corrupt=1), told)
+    assert (await read_file(target, "a"))[1] == b"onetwo"
 
 
 async def test_a_key_that_the_store_does_not_take_is_told(tmp_path: Path) -> None:

@@ -74,7 +74,11 @@ class TestABucketThatCannotBeUsed:
     @pytest.mark.parametrize(
         ("status", "body", "headers"),
         [
-            (301, s3_error("PermanentRedirect"), {"x-amz-bucket-region": "eu-west-1"}),
+            (
+                301,
+                s3_error("PermanentRedirect"),
+                {"x-amz-bucket-region": "eu-west-1", "Location": "http://127.0.0.1:1/pysync"},
+            ),
             (400, s3_error("AuthorizationHeaderMalformed", "expecting 'eu-west-1'"), {}),
             (400, s3_error("AuthorizationHeaderMalformed") + b"<Region>eu-west-1</Region>", {}),
         ],
@@ -227,6 +231,14 @@ class TestConditions:
                 await store.put("a", b"three", expect=Etag(etag))
             proxy.heal()
             assert await store.get("a", newer) is NOT_MODIFIED
+
+
+async def test_a_server_that_ignores_ranges_gets_no_file_mixed_up(moto: S3Server, lax: FaultProxy) -> None:
+    async with opened(moto, new_prefix(), lax.url) as store:
+        await store.write("f", chunks_of(b"file"), "text/plain")
+        lax.drop_header("Range")
+        with pytest.raises(StoreUnavailable):
+            await store.open("f", 1, 3)
 
 
 class TestEtags:

@@ -59,13 +59,23 @@ class TestAPutWhoseAnswerIsLost:
         await bucket.store.put("a", b"two", expect=Etag(etag))
         assert await body_of(bucket.other, "a") == b"two"
 
-    @pytest.mark.parametrize("status", [500, 502, 503, 504])
+    @pytest.mark.parametrize(
+        ("status", "body"),
+        [
+            (500, b""),
+            (500, s3_error("InternalError")),
+            (502, b""),
+            (503, b""),
+            (503, s3_error("ServiceUnavailable")),
+            (504, b""),
+        ],
+    )
     @pytest.mark.parametrize("forwarded", [True, False])
     async def test_an_error_of_the_server_tells_as_little(
-        self, bucket: Proxied, status: int, forwarded: bool
+        self, bucket: Proxied, status: int, body: bytes, forwarded: bool
     ) -> None:
         etag = await bucket.store.put("a", b"one")
-        bucket.proxy.answer("PUT", status=status, forwarded=forwarded)
+        bucket.proxy.answer("PUT", status=status, body=body, forwarded=forwarded)
         etag = await bucket.store.put("a", b"two", expect=Etag(etag))
         found = await bucket.other.get("a")
         assert isinstance(found, Object)

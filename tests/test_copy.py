@@ -16,7 +16,7 @@ from pysync import minting
 from pysync._core import LogHead, decode_push
 from pysync.applog.tail import object_key
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.copy import Copier, Tally
+from pysync.copy import Copier, Outcomes
 from pysync.errors import StoreUnavailable
 from pysync.store import Object, Source, Store
 from pysync.store.local import LocalStore
@@ -69,12 +69,12 @@ def target(stores: tuple[Store, Store]) -> Store:
     return stores[1]
 
 
-async def copy(source: Source, target: Store, **options: bool) -> tuple[Tally, Told]:
+async def copy(source: Source, target: Store, **options: bool) -> tuple[Outcomes, Told]:
     """What a copier counted and told."""
     told: Told = []
     copier = Copier(source, target, lambda key, text: told.append((key, text)), **options)
     await copier.run()
-    return copier.tally, told
+    return copier.outcomes, told
 
 
 @cache
@@ -132,14 +132,14 @@ async def test_everything_arrives_as_it_was_and_once(source: Store, target: Stor
     before = await contents(source)
     levels = {key.rpartition("/")[2].partition("-")[0] for key in before if key.startswith("_pysync/logs/")}
     assert {"index1", "index2"} <= levels
-    tally, told = await copy(source, target)
+    outcomes, told = await copy(source, target)
     assert told == []
     assert await contents(target) == before
     size = sum(len(body) for _, body in before.values())
-    assert tally == Tally(copied=len(before), bytes=size)
-    assert tally.is_whole
+    assert outcomes == Outcomes(copied=len(before), bytes=size)
+    assert outcomes.is_whole
     again, told = await copy(source, target)
-    assert (again, told) == (Tally(already_there=len(before)), [])
+    assert (again, told) == (Outcomes(already_there=len(before)), [])
 
 
 async def test_a_log_is_read_and_appended_to_where_it_was_copied_to(source: Store, target: Store) -> None:
@@ -160,15 +160,15 @@ async def test_what_comes_later_is_taken_by_another_run(source: Store, target: S
     await node.append_at_once(numbered(40, ELEMENTS), key=LOG)
     await node.logs.close()
     before = await contents(target)
-    tally, told = await copy(source, target)
-    assert (tally.different, tally.copied) == (3, 0)
+    outcomes, told = await copy(source, target)
+    assert (outcomes.different, outcomes.copied) == (3, 0)
     assert sorted(told) == [
         (key, "different: another object is there already") for key in ("files/b/c", LOG, "notes/a")
     ]
     assert await contents(target) == before
-    tally, told = await copy(source, target, overwrite=True)
+    outcomes, told = await copy(source, target, overwrite=True)
     assert told == []
-    assert tally.is_whole
+    assert outcomes.is_whole
     assert await contents(target) == await contents(source)
 
 
@@ -177,10 +177,10 @@ async def test_a_file_and_a_document_under_one_key_are_different(source: Store, 
     await source.write("b", chunks_of(b"b"), "text/plain")
     await target.write("a", chunks_of(b"a"), "text/plain")
     await target.put("b", DOCUMENTS["top"])
-    tally, _ = await copy(source, target)
-    assert tally == Tally(different=2)
-    tally, _ = await copy(source, target, overwrite=True)
-    assert tally.copied == 2
+    outcomes, _ = await copy(source, target)
+    assert outcomes == Outcomes(different=2)
+    outcomes, _ = await copy(source, target, overwrite=True)
+    assert outcomes.copied == 2
     assert await contents(target) == await contents(source)
 
 
@@ -190,8 +190,8 @@ async def test_of_a_log_that_is_overwritten_nothing_stays(source: Store, target:
     for start in range(0, 100, 10):
         await other.append_at_once(numbered(10, start), key=LOG)
     await other.logs.close()
-    tally, _ = await copy(source, target)
-    assert tally.different == 1
+    outcomes, _ = await copy(source, target)
+    assert outcomes.different == 1
     assert len(await keys_below(target, "_pysync/logs")) < 20
     await copy(source, target, overwrite=True)
     assert await contents(target) == await contents(source)
@@ -205,7 +205,7 @@ async def test_what_is_corrupt_is_told_and_stays_behind(source: Store, target: S
     await source.put("notes/bare", b'{"owner":"somebody"}')
     await replace(source, "top", flipped)
     await replace(source, REVOCATIONS, lambda text: text.replace(b'"generation":3', b'"generation":4'))
-    tally, told = await copy(source, target)
+    outcomes, told = await copy(source, target)
     assert dict(told) == {
         "notes/cut": "corrupt: it does not read as a document",
         "notes/text": "corrupt: it does not read as a document",
@@ -213,7 +213,7 @@ async def test_what_is_corrupt_is_told_and_stays_behind(source: Store, target: S
         "top": "corrupt: its hash is not that of its data",
         REVOCATIONS: "corrupt: bad-signature",
     }
-    assert (tally.corrupt, tally.is_whole) == (5, False)
+    assert (outcomes.corrupt, outcomes.is_whole) == (5, False)
     assert await contents(target) == {
         key: held for key, held in whole.items() if key not in ("top", REVOCATIONS)
     }
@@ -224,9 +224,9 @@ async def test_what_is_corrupt_is_copied_where_it_is_to_be_kept(source: Store, t
     await source.put("notes/bare", b'{"owner":"somebody"}')
     first = (await keys_below(source, "_pysync/logs"))[0]
     await replace(source, first, flipped)
-    tally, told = await copy(source, target, keep_corrupt=True)
+    outcomes, told = await copy(source, target, keep_corrupt=True)
     assert {key for key, _ in told} == {"notes/bare", first}
-    assert tally.corrupt == 2
+    assert outcomes.corrupt == 2
     assert await contents(target) == await contents(source)
 
 
@@ -246,9 +246,9 @@ async def test_a_log_that_lacks_a_part_gets_no_head(
         held = await source.get(other)
         assert isinstance(held, Object)
         await source.put(damaged, held.body)
-    tally, told = await copy(source, target)
+    outcomes, told = await copy(source, target)
     assert {key for key, _ in told} == {damaged, LOG}
-    assert (tally.corrupt, tally.refused) == (1, 1)
+    assert (outcomes.corrupt, outcomes.refused) == (1, 1)
     assert await target.get(LOG) is None
 
 
@@ -262,10 +262,10 @@ async def test_a_file_that_changed_on_the_way_is_not_written(target: Store) -> N
 
     source = Rotten()
     await source.write("a", chunks_of(b"one", b"two"), "text/plain")
-    tally, told = await copy(source, target)
-    assert (tally.corrupt, told) == (1, [("a", "corrupt: its sha256 is not that of its bytes")])
+    outcomes, told = await copy(source, target)
+    assert (outcomes.corrupt, told) == (1, [("a", "corrupt: its sha256 is not that of its bytes")])
     assert await target.open("a") is None
-    assert await copy(source, target, keep_corrupt=True) == (Tally(corrupt=1), told)
+    assert await copy(source, target, keep_corrupt=True) == (Outcomes(corrupt=1), told)
     assert (await read_file(target, "a"))[1] == b"onetwo"
 
 
@@ -274,11 +274,11 @@ async def test_a_key_that_the_store_does_not_take_is_told(tmp_path: Path) -> Non
     await source.write("a", chunks_of(b"a"), "text/plain")
     await source.write("~incoming/a", chunks_of(b"a"), "text/plain")
     await source.write("long/" + "x" * 300, chunks_of(b"a"), "text/plain")
-    tally, told = await copy(source, target)
-    assert (tally.copied, tally.refused, len(told)) == (1, 2, 2)
+    outcomes, told = await copy(source, target)
+    assert (outcomes.copied, outcomes.refused, len(told)) == (1, 2, 2)
     await source.delete("a")
     await source.write("a/b", chunks_of(b"b"), "text/plain")
-    tally, told = await copy(source, target)
+    outcomes, told = await copy(source, target)
     assert ("a/b", "refused: another file lies above or below it, and this store keeps folders") in told
     await target.close()
 
@@ -308,8 +308,8 @@ async def test_a_store_that_fails_midway_is_named_and_the_next_run_goes_on(
     failing.fail(verb, after=2)  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable, match=r"(reading|writing|copying) .+: it does not answer"):
         await copy(source, failing)
-    tally, told = await copy(source, target)
-    assert (told, tally.is_whole) == ([], True)
+    outcomes, told = await copy(source, target)
+    assert (told, outcomes.is_whole) == ([], True)
     assert await contents(target) == await contents(source)
 
 
@@ -334,16 +334,16 @@ async def test_it_reads_so_many_at_once_and_no_more() -> None:
         await event.wait()
     assert slow.calls["get"] == 32
     release.set()
-    tally, _ = await copying
-    assert tally.copied == 200
+    outcomes, _ = await copying
+    assert outcomes.copied == 200
     assert slow.most_reads_at_once == 32
 
 
 async def test_a_large_file_arrives_whole(source: Store, target: Store) -> None:
     content = os.urandom(1024) * 20 * 1024
     await source.write("large", chunks_of(content), "text/plain")
-    tally, _ = await copy(source, target)
-    assert tally == Tally(copied=1, bytes=len(content))
+    outcomes, _ = await copy(source, target)
+    assert outcomes == Outcomes(copied=1, bytes=len(content))
     assert await contents(target) == {"large": ("text/plain", content)}
 
 
@@ -351,12 +351,12 @@ async def test_a_revocation_list_is_never_replaced_by_an_earlier_one(source: Sto
     lists = {generation: minting.revocation_list(ISSUER, generation).text for generation in (3, 4)}
     await source.put(REVOCATIONS, lists[3])
     await target.put(REVOCATIONS, lists[4])
-    tally, told = await copy(source, target, overwrite=True)
-    assert (tally.different, told) == (1, [(REVOCATIONS, "different: a later list is there already")])
+    outcomes, told = await copy(source, target, overwrite=True)
+    assert (outcomes.different, told) == (1, [(REVOCATIONS, "different: a later list is there already")])
     await target.put(REVOCATIONS, lists[3])
     await source.put(REVOCATIONS, lists[4])
-    tally, told = await copy(source, target, overwrite=True)
-    assert (tally.copied, told) == (1, [])
+    outcomes, told = await copy(source, target, overwrite=True)
+    assert (outcomes.copied, told) == (1, [])
     await source.put(f"{REVOCATIONS[:-1]}x", lists[4])
     _, told = await copy(source, target)
     assert told == [(f"{REVOCATIONS[:-1]}x", "corrupt: it is the revocation list of another issuer")]

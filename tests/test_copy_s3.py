@@ -17,7 +17,7 @@ from test_copy_starfish import LOG as STARFISH_LOG
 from test_copy_starfish import stored
 
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.copy import Tally
+from pysync.copy import Outcomes
 from pysync.errors import StoreUnavailable
 from pysync.store import Store, open_store
 from pysync.store.local import LocalStore
@@ -60,15 +60,15 @@ async def test_a_folder_moves_to_a_bucket_and_back(bucket: Store, local: Store, 
     content = os.urandom(1024) * 20 * 1024
     await local.write("files/large", chunks_of(content), "video/mp4")
     before = await contents(local)
-    tally, told = await copy(local, bucket)
-    assert (tally.copied, told) == (len(before), [])
+    outcomes, told = await copy(local, bucket)
+    assert (outcomes.copied, told) == (len(before), [])
     again, told = await copy(local, bucket)
-    assert (again, told) == (Tally(already_there=len(before)), [])
+    assert (again, told) == (Outcomes(already_there=len(before)), [])
     node = Node(bucket, MemoryCoordinator(), MovedClock())
     await node.append({"n": ELEMENTS}, key=LOG)
     await node.logs.close()
     back = await LocalStore.at(tmp_path / "back")
-    tally, told = await copy(bucket, back)
+    outcomes, told = await copy(bucket, back)
     assert told == []
     reader = Node(back, MemoryCoordinator(), MovedClock())
     assert await reader.datas(key=LOG) == numbered(ELEMENTS + 1)
@@ -88,10 +88,10 @@ async def test_what_differs_in_a_bucket_stays_unless_it_may_be_overwritten(
     await bucket.put("a", document(b'{"other":1}'))
     await bucket.write("b", chunks_of(b"b"), "text/plain")
     await bucket.write("c", chunks_of(b"d"), "text/plain")
-    tally, _ = await copy(local, bucket)
-    assert tally == Tally(different=3)
-    tally, _ = await copy(local, bucket, overwrite=True)
-    assert tally.copied == 3
+    outcomes, _ = await copy(local, bucket)
+    assert outcomes == Outcomes(different=3)
+    outcomes, _ = await copy(local, bucket, overwrite=True)
+    assert outcomes.copied == 3
     assert await contents(bucket) == await contents(local)
 
 
@@ -121,8 +121,8 @@ async def test_a_bucket_of_starfish_is_read(
         await put("__sync__/config.json", b'{"version":1}', "application/json")
         await put("files/a.png", b"\x89PNG", "image/png")
         await put("files/empty", b"", "application/octet-stream")
-    tally, told = await copy(bucket, local)
-    assert (tally.copied, told) == (len(values) + 2, [])
+    outcomes, told = await copy(bucket, local)
+    assert (outcomes.copied, told) == (len(values) + 2, [])
     held = await contents(local)
     assert held.pop("files/a.png") == ("image/png", b"\x89PNG")
     assert held.pop("files/empty") == ("application/octet-stream", b"")
@@ -136,10 +136,10 @@ async def test_a_run_that_broke_off_is_finished_by_the_next(bucket: Store, local
         failing.crash(after, done=True)
         with pytest.raises(StoreUnavailable):
             await copy(local, failing)
-    tally, told = await copy(local, bucket)
+    outcomes, told = await copy(local, bucket)
     assert told == []
-    assert tally.is_whole
-    assert tally.already_there >= 40
+    assert outcomes.is_whole
+    assert outcomes.already_there >= 40
     assert await contents(bucket) == await contents(local)
 
 

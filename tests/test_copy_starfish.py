@@ -15,7 +15,7 @@ from test_copy import contents, copy
 
 from pysync.applog import LogRules
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.copy import Tally
+from pysync.copy import Outcomes
 from pysync.documents import Documents
 from pysync.errors import StoreUnavailable
 from pysync.store import Source
@@ -79,14 +79,14 @@ async def test_documents_arrive_as_they_are_and_are_pulled(starfish: Starfish, t
     values = {"notes/a": stored(DATA), "notes/b/_keyring": stored({}), "top": stored({"a": 1})}
     await starfish.put(values)
     await starfish.put({"__sync__/config.json": {"version": 1, "collections": []}})
-    tally, told = await copy(starfish.source, target)
-    assert (tally.copied, told) == (3, [])
+    outcomes, told = await copy(starfish.source, target)
+    assert (outcomes.copied, told) == (3, [])
     assert {key: json.loads(body) for key, (_, body) in (await contents(target)).items()} == values
     pulled = await Documents(target, MemoryCoordinator(), MovedClock()).pull("notes/a")
     assert pulled is not None
     assert json.loads(pulled.data) == DATA
     again, _ = await copy(starfish.source, target)
-    assert again == Tally(already_there=3)
+    assert again == Outcomes(already_there=3)
 
 
 async def test_a_whole_number_that_was_hashed_with_all_its_digits_is_sound(
@@ -100,8 +100,8 @@ async def test_a_whole_number_that_was_hashed_with_all_its_digits_is_sound(
     log = {"items": [{"ts": 5, "data": data}]}
     exact = sha256(f'{{"last":{text},"n":1}}')
     await starfish.put({"log": {"v": 1, "data": log, "ts": 5, "hash": exact}})
-    tally, told = await copy(starfish.source, target)
-    assert (tally.copied, told) == (3, [])
+    outcomes, told = await copy(starfish.source, target)
+    assert (outcomes.copied, told) == (3, [])
 
 
 @pytest.mark.parametrize("behind", [0, 1])
@@ -115,16 +115,16 @@ async def test_a_log_arrives_and_is_appended_to(
     else:
         values = twin.starfish_chunks(LOG, "logs/a", 7, beside, behind)
     await starfish.put(values)
-    tally, told = await copy(starfish.source, target)
-    assert (tally.copied, told) == (len(values), [])
+    outcomes, told = await copy(starfish.source, target)
+    assert (outcomes.copied, told) == (len(values), [])
     assert await keys_below(target, "") == sorted(values)
     rules = LogRules(field="entries") if layout == "document" else LogRules()
     node = Node(target, MemoryCoordinator(), MovedClock())
     await node.append({"n": 60}, key="logs/a", rules=rules)
     assert await node.datas(key="logs/a", rules=rules) == numbered(61)
     await node.logs.close()
-    tally, told = await copy(target, MemoryStore())
-    assert (tally.is_whole, told) == (True, [])
+    outcomes, told = await copy(target, MemoryStore())
+    assert (outcomes.is_whole, told) == (True, [])
 
 
 async def test_what_does_not_verify_stays_behind(starfish: Starfish, target: MemoryStore) -> None:
@@ -142,7 +142,7 @@ async def test_what_does_not_verify_stays_behind(starfish: Starfish, target: Mem
             "logs/shorter": shorter,
         }
     )
-    tally, told = await copy(starfish.source, target)
+    outcomes, told = await copy(starfish.source, target)
     mismatch, unread = "corrupt: its hash is not that of its data", "corrupt: it does not read as a document"
     assert dict(told) == {
         "notes/a": mismatch,
@@ -152,7 +152,7 @@ async def test_what_does_not_verify_stays_behind(starfish: Starfish, target: Mem
         "logs/changed": mismatch,
         "logs/shorter": mismatch,
     }
-    assert tally.copied == 0
+    assert outcomes.copied == 0
     assert await contents(target) == {}
 
 
@@ -186,8 +186,8 @@ async def test_a_chunk_of_no_log_is_told(starfish: Starfish, target: MemoryStore
     del values["logs/a"]
     values["notes__seg/0000000000000001"] = stored(DATA)
     await starfish.put(values)
-    tally, told = await copy(starfish.source, target)
-    assert (tally.copied, tally.corrupt) == (1, 2)
+    outcomes, told = await copy(starfish.source, target)
+    assert (outcomes.copied, outcomes.corrupt) == (1, 2)
     assert {text for _, text in told} == {"corrupt: it is a chunk of a log whose head is not there"}
 
 
@@ -203,8 +203,8 @@ async def test_a_file_has_the_media_type_that_lies_beside_it(tmp_path: Path, tar
     for key, (content, meta, _) in files.items():
         (tmp_path / key).write_bytes(content)
         (tmp_path / f"{key}.__meta__").write_bytes(meta)
-    tally, told = await copy(FolderSource(tmp_path), target)
-    assert (tally.copied, told) == (len(files), [])
+    outcomes, told = await copy(FolderSource(tmp_path), target)
+    assert (outcomes.copied, told) == (len(files), [])
     held = {key: (content_type, content) for key, (content, _, content_type) in files.items()}
     assert await contents(target) == held
 
@@ -217,8 +217,8 @@ async def test_what_a_folder_holds_beside_objects_is_told_and_not_guessed(
     (tmp_path / "note.tmp").write_bytes(b'{"v": 1, "da')
     (tmp_path / b"not \xff UTF-8".decode("utf-8", "surrogateescape")).write_bytes(b"{}")
     (tmp_path / "nothing").mkdir()
-    tally, told = await copy(FolderSource(tmp_path), target)
-    assert (tally.corrupt, tally.refused, len(told)) == (3, 1, 4)
+    outcomes, told = await copy(FolderSource(tmp_path), target)
+    assert (outcomes.corrupt, outcomes.refused, len(told)) == (3, 1, 4)
     assert await contents(target) == {}
 
 

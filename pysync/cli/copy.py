@@ -9,7 +9,7 @@ from typing import Final, TextIO
 
 from pysync.cli.files import print_json
 from pysync.config.tree import wire_name
-from pysync.copy import Copier, Tally, open_source, open_target, place
+from pysync.copy import Copier, Outcomes, open_source, open_target, place
 from pysync.errors import StoreUnavailable
 
 _ON_TERMINAL_S: Final = 0.5
@@ -39,12 +39,12 @@ async def _copy(options: argparse.Namespace) -> int:
             await target.close()
     finally:
         await source.close()
-    return 0 if copier.tally.is_whole else 1
+    return 0 if copier.outcomes.is_whole else 1
 
 
 async def _run(copier: Copier, progress: "Progress") -> None:
     """Copy, and tell how far it came also where it ends early."""
-    telling = asyncio.ensure_future(progress.follow(copier.tally))
+    telling = asyncio.ensure_future(progress.follow(copier.outcomes))
     try:
         await copier.run()
     except StoreUnavailable as error:
@@ -54,7 +54,7 @@ async def _run(copier: Copier, progress: "Progress") -> None:
         with suppress(asyncio.CancelledError):
             await telling
         progress.end()
-        print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.tally).items()})
+        print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.outcomes).items()})
 
 
 class Progress:
@@ -69,11 +69,13 @@ class Progress:
         self.end()
         print(f"pysync: {key}: {text}", file=self._out)
 
-    async def follow(self, tally: Tally) -> None:
+    async def follow(self, outcomes: Outcomes) -> None:
         """Tell how far it is, for as long as this runs."""
         while True:
             await asyncio.sleep(_ON_TERMINAL_S if self._is_terminal else _ELSEWHERE_S)
-            line = f"{tally.copied} copied ({tally.bytes:,} bytes), {tally.already_there} already there"
+            line = (
+                f"{outcomes.copied} copied ({outcomes.bytes:,} bytes), {outcomes.already_there} already there"
+            )
             start, end = (_ERASE, "") if self._is_terminal else ("", "\n")
             print(start + line, end=end, file=self._out, flush=True)
 

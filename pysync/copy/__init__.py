@@ -5,7 +5,7 @@ copier   each object from the one to the other, what a log's head names before t
 sound    whether an object is what it should be
 """
 
-from pysync.copy.copier import Copier, Tally
+from pysync.copy.copier import Copier, Outcomes
 from pysync.copy.places import Place, open_source, open_target, place
 
-__all__ = ["Copier", "Place", "Tally", "open_source", "open_target", "place"]
+__all__ = ["Copier", "Outcomes", "Place", "open_source", "open_target", "place"]

@@ -33,7 +33,7 @@ Outcome = Literal["copied", "already_there", "corrupt", "different", "refused"]
 
 
 @dataclass(slots=True)
-class Tally:
+class Outcomes:
     """How many objects met which end, and the bytes of those that were copied. Of the `different` another
     lies at the key already; the `refused` have a key that the store does not take, or name what is not there.
     """
@@ -67,7 +67,7 @@ class Copier:
         overwrite: bool = False,
         keep_corrupt: bool = False,
     ) -> None:
-        self.tally = Tally()
+        self.outcomes = Outcomes()
         self._source = source
         self._target = target
         self._tell = tell
@@ -269,7 +269,7 @@ class Copier:
                     there = await self._look(key)
                 else:
                     self._count(key, "copied")
-                    self.tally.bytes += len(found.body)
+                    self.outcomes.bytes += len(found.body)
                     return True
         is_there = there is not None and there.body == found.body
         self._count(key, "already_there" if is_there else "different")
@@ -305,7 +305,7 @@ class Copier:
             written = await self._target.write(key, chunks, file.content_type)
         if written != file.sha256:
             raise Corrupt(_OTHER_HASH)
-        self.tally.bytes += file.size
+        self.outcomes.bytes += file.size
         return "copied"
 
     async def _get(self, key: str) -> Object | None:
@@ -317,7 +317,7 @@ class Copier:
             return _object(await self._target.get(key))
 
     def _count(self, key: str, outcome: Outcome, why: str = "") -> None:
-        setattr(self.tally, outcome, getattr(self.tally, outcome) + 1)
+        setattr(self.outcomes, outcome, getattr(self.outcomes, outcome) + 1)
         if outcome == "different" and not why:
             why = "another object is there already"
         if why:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from components import RedisServer, free_port
@@ -22,7 +23,7 @@ from redis_losses import (
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
 from pysync.coordinator.redis import LEEWAY_MS, SINCE, RedisCoordinator
-from pysync.coordinator.redis_link import MAX_WAITING
+from pysync.coordinator.redis_link import MAX_WAITING, Command
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing import Advance, CoordinatorContract, MovedClock
 
@@ -167,6 +168,28 @@ async def test_nodes_that_start_at_once_refuse_nothing_fresh(redis: RedisServer)
     for node in nodes:
         assert not await node.remember_nonce("aa", "0", wall_clock_ms())
         await node.close()
+
+
+async def test_of_two_nodes_that_say_since_when_redis_remembers_the_first_is_believed(
+    redis: RedisServer, coordinator: RedisCoordinator
+) -> None:
+    """Another node says so between what this one reads and what it would write."""
+    said = None
+
+    async def ask(*commands: Command) -> list[Any]:
+        nonlocal said
+        if said is None and commands[0][0] == "MULTI":
+            other = await RedisCoordinator.at(redis.url)
+            await other.close()
+            async with client(redis) as own:
+                said = await own.get(SINCE)
+        return await coordinator._link._talk(*commands)
+
+    async with client(redis) as own:
+        await own.delete(SINCE)
+    settled = await coordinator._settled(ask)
+    assert said is not None
+    assert settled.text() == said
 
 
 async def test_a_count_that_comes_late_finds_its_window(redis: RedisServer) -> None:

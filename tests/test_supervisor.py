@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
-from pysync.server.supervisor import Post
+from pysync.server.supervisor import HEALTHY_S, Post, Supervisor, _Place, _Worker
 
 SCRIPT = """
 import os, select, signal, sys
@@ -78,3 +79,13 @@ def test_an_output_that_nobody_reads_ends_no_worker_in_disorder() -> None:
     """What a worker could not print is lost; it must not run on in its parent's place."""
     work = "sys.stdout.write('unread'); os.close(1); os.kill(os.getppid(), signal.SIGTERM)"
     assert "no child is left" in outcome(work)
+
+
+def test_who_dies_again_soon_is_replaced_later_each_time_up_to_a_bound() -> None:
+    supervisor = Supervisor(1, lambda post: None, 0.1)
+    place = supervisor._places[1] = _Place()
+    next_waits = []
+    for lived_s in [0.0] * 7 + [HEALTHY_S + 1, 0.0]:
+        supervisor._replace(_Worker(1, 0, 0, time.monotonic() - lived_s, status=1))
+        next_waits.append(place.delay_s)
+    assert next_waits == [0.5, 1, 2, 4, 8, 10, 10, 0.5, 1]

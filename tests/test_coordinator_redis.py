@@ -68,8 +68,9 @@ class TestRedisCoordinator(CoordinatorContract):
 
 
 async def test_a_redis_without_a_limit_may_have_any_policy(start_redis: StartRedis) -> None:
-    server = start_redis("--maxmemory-policy", "allkeys-lru")
-    await (await RedisCoordinator.at(server.url)).close()
+    coordinator = await RedisCoordinator.at(start_redis("--maxmemory-policy", "allkeys-lru").url)
+    assert await coordinator.remember_nonce("aa", "n", wall_clock_ms())
+    await coordinator.close()
 
 
 @pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_snapshot, flush])

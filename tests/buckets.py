@@ -3,12 +3,13 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiobotocore.session import get_session
 from components import S3Server
 
 from pysync.store.s3 import Patience, S3Store
@@ -25,6 +26,18 @@ HASTY = Patience(sleep=no_pause)
 
 def new_prefix() -> str:
     return os.urandom(6).hex()
+
+
+def another_program(server: S3Server) -> AbstractAsyncContextManager[Any]:
+    """A client of the server that knows nothing of ours."""
+    client: AbstractAsyncContextManager[Any] = get_session().create_client(
+        "s3",
+        endpoint_url=server.endpoint,
+        region_name=server.region,
+        aws_access_key_id=server.access_key_id,
+        aws_secret_access_key=server.secret_access_key,
+    )
+    return client
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import reference_log as twin
-from aiobotocore.session import get_session
+from buckets import another_program
 from components import S3Server
 from log_nodes import Node, numbered
 from shell import Shell
@@ -103,13 +103,7 @@ async def test_a_bucket_of_starfish_is_read(
         **twin.starfish_chunks(STARFISH_LOG, "logs/chunks", 7),
         "logs/one": twin.starfish_document(STARFISH_LOG),
     }
-    async with get_session().create_client(
-        "s3",
-        endpoint_url=server.endpoint,
-        region_name=server.region,
-        aws_access_key_id=server.access_key_id,
-        aws_secret_access_key=server.secret_access_key,
-    ) as client:
+    async with another_program(server) as client:
 
         async def put(key: str, body: bytes, content_type: str) -> None:
             await client.put_object(

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiobotocore.session import get_session
-from buckets import Proxied, new_prefix, opened, proxied
+from buckets import Proxied, another_program, new_prefix, opened, proxied
 from components import S3Server
 
 from pysync.config import StoreConfig
@@ -56,13 +55,7 @@ async def store(radosgw: S3Server, prefix: str) -> AsyncIterator[S3Store]:
 @pytest.fixture
 async def client(radosgw: S3Server) -> AsyncIterator[Any]:
     """Another program with access to the bucket."""
-    async with get_session().create_client(
-        "s3",
-        endpoint_url=radosgw.endpoint,
-        region_name=radosgw.region,
-        aws_access_key_id=radosgw.access_key_id,
-        aws_secret_access_key=radosgw.secret_access_key,
-    ) as client:
+    async with another_program(radosgw) as client:
         yield client
 
 

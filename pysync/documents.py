@@ -7,10 +7,12 @@ from collections.abc import Callable
 import orjson
 
 from pysync import _core
+from pysync.changes import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
 from pysync.errors import Conflict, DocumentCorrupt, StoreUnavailable
 from pysync.marks import bears, marked, new_mark
 from pysync.model import Written
+from pysync.outbox import Outbox
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
 
 MAX_LATEST = 4096
@@ -24,6 +26,7 @@ class Documents:
     def __init__(self, store: Store, coordinator: Coordinator, now_ms: Callable[[], int]) -> None:
         self._store = store
         self._coordinator = coordinator
+        self._outbox = Outbox(store, coordinator)
         self.now_ms = now_ms
         self._latest: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
@@ -42,20 +45,31 @@ class Documents:
             self._remember(key, document.hash, found.etag)
         return None if self._expired(document, ttl_ms) else document
 
-    async def push(self, key: str, body: _core.PushBody, ttl_ms: int | None = None) -> Written:
+    async def push(
+        self,
+        key: str,
+        body: _core.PushBody,
+        ttl_ms: int | None = None,
+        subject: Subject | None = None,
+    ) -> Written:
         """Write `body` where its base is what is stored; of two pushes with one base exactly one succeeds,
-        in any number of processes.
+        in any number of processes. It is announced as a change of `subject`; of none, nobody hears of it.
 
         Raises:
             Conflict: the base is stale, or null where something is stored.
             StoreUnavailable: nobody can tell whether it is written.
         """
         written = Written(body.hash, self.now_ms())
-        await self._write(key, body, written.timestamp_ms, ttl_ms)
+        await self._write(key, body, written, ttl_ms, subject)
         return written
 
     async def push_once(
-        self, key: str, body: _core.PushBody, request_key: str, ttl_ms: int | None = None
+        self,
+        key: str,
+        body: _core.PushBody,
+        request_key: str,
+        ttl_ms: int | None = None,
+        subject: Subject | None = None,
     ) -> Written:
         """`push`, answered again where what is stored was written with this `request_key`.
 
@@ -69,8 +83,8 @@ class Documents:
         claim = Written(*claimed)
         has_expired = ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms
         if claim.hash != body.hash or has_expired:
-            return await self.push(key, body, ttl_ms)
-        await self._write(key, body, claim.timestamp_ms, ttl_ms, mark)
+            return await self.push(key, body, ttl_ms, subject)
+        await self._write(key, body, claim, ttl_ms, subject, mark)
         return claim
 
     async def sweep(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
@@ -86,11 +100,18 @@ class Documents:
         return swept
 
     async def _write(
-        self, key: str, body: _core.PushBody, timestamp_ms: int, ttl_ms: int | None, mark: str | None = None
+        self,
+        key: str,
+        body: _core.PushBody,
+        written: Written,
+        ttl_ms: int | None,
+        subject: Subject | None,
+        mark: str | None = None,
     ) -> None:
         """Store `body` where its base is what is there, and under a `mark` unless that is there. Raises as
         `push`."""
-        stored = body.stored(timestamp_ms)
+        stored = body.stored(written.timestamp_ms)
+        changes = [] if subject is None else [subject.change(written.hash, written.timestamp_ms)]
         if mark is not None:
             stored = marked(stored, mark)
         expect: Expect | None = ABSENT if body.base_hash is None else self._known(key, body.base_hash, ttl_ms)
@@ -99,10 +120,11 @@ class Documents:
                 found = await self._store.get(key)
                 # By this very read: at the next one another push may have replaced it.
                 if mark is not None and isinstance(found, Object) and bears(found.body, mark):
+                    await self._outbox.repeat(changes)
                     return
                 expect = self._expectation(found, body.base_hash, ttl_ms)
             try:
-                etag = await self._store.put(key, stored, expect=expect)
+                etag = await self._outbox.put(key, stored, expect, changes)
             except EtagMismatch:
                 expect = None
             else:

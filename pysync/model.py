@@ -10,7 +10,9 @@
 - *segment*: an immutable object that holds older elements of a log.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pysync._core import Scope
 
@@ -41,3 +43,18 @@ class Written:
 
     hash: str
     timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEvent:
+    """A successful push, as plugins and projections are told of it (service, Write event). `body` is the
+    pushed `data`, of an append its element's; None where it was no JSON. `identity` is the writer's, None for
+    nobody."""
+
+    collection: str
+    params: Mapping[str, str]
+    hash: str
+    timestamp: int
+    body: Mapping[str, Any] | None = None
+    identity: str | None = None
+    namespace: str | None = None

@@ -36,10 +36,14 @@ _OWN_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError
 
 
 class Schema(NamedTuple):
-    """The tables of a database file. `version` is kept in `user_version`."""
+    """The tables of a database file, as they came to be: each step is the statements that bring a file of the
+    version before it to the next, the first of them a new file. A file's version is in its `user_version`."""
 
-    version: int
-    statements: str
+    steps: tuple[str, ...]
+
+    @property
+    def version(self) -> int:
+        return len(self.steps)
 
 
 def create_folder(path: Path) -> None:
@@ -48,7 +52,8 @@ def create_folder(path: Path) -> None:
 
 
 def create_database(path: Path, schema: Schema) -> None:
-    """Bring the file at `path` to `schema`, in any number of processes at once.
+    """Bring the file at `path` to `schema`, in any number of processes at once: all steps that it lacks, or
+    none.
 
     Raises ValueError where a newer version wrote it, sqlite3.Error or OSError where it cannot be used.
     """
@@ -66,8 +71,9 @@ def create_database(path: Path, schema: Schema) -> None:
                 )
             if version < schema.version:
                 connection.execute("PRAGMA journal_mode = WAL")
+                steps = ";".join(schema.steps[version:])
                 connection.executescript(
-                    f"BEGIN IMMEDIATE; {schema.statements}; PRAGMA user_version = {schema.version}; COMMIT;"
+                    f"BEGIN IMMEDIATE; {steps}; PRAGMA user_version = {schema.version}; COMMIT;"
                 )
         finally:
             connection.close()
@@ -135,6 +141,7 @@ class TurnReader:
         self._cursor = connection.cursor()
         self._loop = asyncio.get_running_loop()
         self._version: int | None = None
+        self._closed = False
 
     def version(self) -> int:
         """A number that stays the same while nobody, in any process, commits. Raises sqlite3.Error."""
@@ -153,13 +160,15 @@ class TurnReader:
 
     def close(self) -> None:
         """End the transaction and close the connection."""
-        self._end_turn()
-        self._cursor.close()
-        self._connection.close()
+        if not self._closed:
+            self._end_turn()
+            self._closed = True
+            self._cursor.close()
+            self._connection.close()
 
     def _end_turn(self) -> None:
         self._version = None
-        if self._connection.in_transaction:
+        if not self._closed and self._connection.in_transaction:
             self._cursor.execute("COMMIT")
 
 

@@ -4,25 +4,31 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from pysync.coordinator import EPOCH_MS, Coordinator, Window, nonce_epoch, open_coordinator
+from pysync.changes import Change
+from pysync.coordinator import EPOCH_MS, Coordinator, Intent, Window, nonce_epoch, open_coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
-from pysync.testing import BoundedNoncesContract, CoordinatorContract, MovedClock
+from pysync.testing import (
+    RETENTION,
+    BoundedNoncesContract,
+    CoordinatorContract,
+    LeadersContract,
+    MovedClock,
+)
 
 MAX_LIVE = 1_000
-CHANGES_KEPT = 100
 
 
 class TestMemoryCoordinator(CoordinatorContract, BoundedNoncesContract):
     @pytest.fixture
     async def coordinator(self, clock: MovedClock) -> AsyncIterator[Coordinator]:
-        coordinator = MemoryCoordinator(clock, MAX_LIVE, CHANGES_KEPT)
+        coordinator = MemoryCoordinator(clock, MAX_LIVE, RETENTION)
         yield coordinator
         await coordinator.close()
 
@@ -30,7 +36,7 @@ class TestMemoryCoordinator(CoordinatorContract, BoundedNoncesContract):
 class TestLocalCoordinator(CoordinatorContract, BoundedNoncesContract):
     @pytest.fixture
     async def coordinator(self, clock: MovedClock, tmp_path: Path) -> AsyncIterator[Coordinator]:
-        coordinator = await LocalCoordinator.at(tmp_path, clock, MAX_LIVE, CHANGES_KEPT)
+        coordinator = await LocalCoordinator.at(tmp_path, clock, MAX_LIVE, RETENTION)
         yield coordinator
         await coordinator.close()
 
@@ -55,11 +61,29 @@ class Alternating:
     async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         return await self._next().claim(key, value, ttl_ms)
 
-    async def announce(self, change: bytes) -> str:
-        return await self._next().announce(change)
+    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+        return await self._next().announce(changes, intent)
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, bytes]] | None:
+    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         return await self._next().changes(after, limit)
+
+    async def newest(self) -> str:
+        return await self._next().newest()
+
+    async def wait(self, after: str) -> None:
+        await self._next().wait(after)
+
+    async def intend(self, changes: Sequence[Change]) -> str:
+        return await self._next().intend(changes)
+
+    async def withdraw(self, intent: str) -> None:
+        await self._next().withdraw(intent)
+
+    async def intents(self, limit: int) -> list[Intent]:
+        return await self._next().intents(limit)
+
+    async def leads(self, name: str) -> bool:
+        return await self._next().leads(name)
 
     async def close(self) -> None:
         for coordinator in self._coordinators:
@@ -70,10 +94,19 @@ class TestTwoLocalCoordinatorsOnOneFolder(CoordinatorContract, BoundedNoncesCont
     @pytest.fixture
     async def coordinator(self, clock: MovedClock, tmp_path: Path) -> AsyncIterator[Alternating]:
         pair = Alternating(
-            *[await LocalCoordinator.at(tmp_path, clock, MAX_LIVE, CHANGES_KEPT) for _ in range(2)]
+            *[await LocalCoordinator.at(tmp_path, clock, MAX_LIVE, RETENTION) for _ in range(2)]
         )
         yield pair
         await pair.close()
+
+
+class TestLocalLeaders(LeadersContract):
+    @pytest.fixture
+    async def pair(self, clock: MovedClock, tmp_path: Path) -> AsyncIterator[tuple[Coordinator, ...]]:
+        pair = tuple([await LocalCoordinator.at(tmp_path, clock) for _ in range(2)])
+        yield pair
+        for coordinator in pair:
+            await coordinator.close()
 
 
 @pytest.fixture

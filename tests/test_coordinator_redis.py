@@ -20,10 +20,12 @@ from redis_losses import (
     take_snapshot,
 )
 
+from pysync.changes import Change, Retention
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
-from pysync.coordinator.redis import LEEWAY_MS, SINCE, RedisCoordinator
+from pysync.coordinator.redis import LEEWAY_MS, RedisCoordinator
 from pysync.coordinator.redis_link import MAX_WAITING, Command
+from pysync.coordinator.redis_memory import SINCE
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing import Advance, CoordinatorContract, MovedClock
 
@@ -62,7 +64,7 @@ class TestRedisCoordinator(CoordinatorContract):
 
     @pytest.fixture
     async def coordinator(self, redis: RedisServer, clock: MovedClock) -> AsyncIterator[Coordinator]:
-        coordinator = await RedisCoordinator.at(redis.url, clock, changes_kept=100)
+        coordinator = await RedisCoordinator.at(redis.url, clock, Retention(100))
         yield coordinator
         await coordinator.close()
 
@@ -184,11 +186,11 @@ async def test_of_two_nodes_that_say_since_when_redis_remembers_the_first_is_bel
             await other.close()
             async with client(redis) as own:
                 said = await own.get(SINCE)
-        return await coordinator._link._talk(*commands)
+        return await coordinator._memory._link._talk(*commands)
 
     async with client(redis) as own:
         await own.delete(SINCE)
-    settled = await coordinator._settled(ask)
+    settled = await coordinator._memory._settled(ask)
     assert said is not None
     assert settled.text() == said
 
@@ -221,18 +223,6 @@ async def test_what_others_wrote_in_the_place_of_its_own_is_a_lost_memory(
     await (await RedisCoordinator.at(redis.url)).close()
 
 
-async def test_who_reads_changes_is_told_that_redis_lost_its_memory(
-    redis: RedisServer, coordinator: RedisCoordinator
-) -> None:
-    before = await coordinator.announce(b"1")
-    await end_and_forget(redis)
-    await come_back(coordinator)
-    after = await coordinator.announce(b"2")
-    assert before < after
-    assert await coordinator.changes(before, 10) is None
-    assert await coordinator.changes("", 10) == [(after, b"2")]
-
-
 async def test_a_lost_reply_lets_no_nonce_through_twice(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
@@ -261,7 +251,11 @@ async def test_a_redis_that_is_out_of_reach_is_not_waited_for(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
     redis.kill()
-    for ask in (coordinator.count("b", 60_000), coordinator.announce(b"x"), coordinator.changes("", 1)):
+    for ask in (
+        coordinator.count("b", 60_000),
+        coordinator.announce([Change(b"x")]),
+        coordinator.changes("", 1),
+    ):
         with pytest.raises(CoordinatorUnavailable):
             await ask
     # What is refused now does not leave the loop's turn.

@@ -51,14 +51,20 @@ def test_imports_point_down() -> None:
 def test_heavy_dependencies_have_one_home() -> None:
     homes = {
         "aiohttp.web": ("server/",),
-        "sqlite3": ("sqlite.py", "store/local.py", "store/files.py", "coordinator/local.py"),
+        "sqlite3": (
+            "sqlite.py",
+            "sqlite_changes.py",
+            "store/local.py",
+            "store/files.py",
+            "coordinator/local.py",
+        ),
         "cryptography": ("keys.py",),
         "jsonschema_rs": ("schema.py", "config/"),
         "yaml": ("config/",),
         "aiobotocore": ("store/s3/",),
         "botocore": ("store/s3/",),
         "hiredis": ("coordinator/redis_link.py",),
-        "redis": ("coordinator/redis.py", "coordinator/redis_link.py"),
+        "redis": ("coordinator/redis",),
         "uvloop": ("server/run.py",),
         "prometheus_client": ("server/metrics.py",),
     }

@@ -145,7 +145,7 @@ def test_appends_to_short_and_long_logs_take_turns(filled: tuple[servers.Running
 
 def test_the_write_ahead_log_is_counted_through_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "some.db"
-    create_database(path, Schema(1, "CREATE TABLE body(text BLOB)"))
+    create_database(path, Schema(("CREATE TABLE body(text BLOB)",)))
     with closing(connect_writer(path, "FULL")) as connection:
         connection.execute("INSERT INTO body VALUES(zeroblob(10000))")
         wal = applog.WriteAheadLog(path)

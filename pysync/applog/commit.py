@@ -14,6 +14,7 @@ from pysync.applog.heads import Heads, Held
 from pysync.applog.rules import LogRules
 from pysync.applog.starfish import adopted, gathered
 from pysync.applog.tail import Bounds, Nodes, folder, object_key
+from pysync.changes import Subject
 from pysync.errors import (
     AppendLimitExceeded,
     NonMonotonicTimestamp,
@@ -22,6 +23,7 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.model import Written
+from pysync.outbox import Outbox
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, Store
 
 log = logging.getLogger(__name__)
@@ -44,12 +46,13 @@ SEGMENT_BYTES: Final = 64 * 1024
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """An append that waits. With a `mark` it recognises its element: another attempt may have written that
-    since the log had the id and count `claimed`."""
+    """An append that waits, and is announced as a change of `subject`. With a `mark` it recognises its
+    element: another attempt may have written that since the log had the id and count `claimed`."""
 
     element: _core.Append
     rules: LogRules
     done: asyncio.Future[Written]
+    subject: Subject | None = None
     mark: str = ""
     claimed: tuple[str, int] = ("", 0)
 
@@ -61,6 +64,7 @@ class Commits:
     def __init__(
         self,
         store: Store,
+        outbox: Outbox,
         heads: Heads,
         now_ms: Callable[[], int],
         head_bytes: int,
@@ -70,6 +74,7 @@ class Commits:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store
+        self._outbox = outbox
         self._heads = heads
         self._now_ms = now_ms
         self._head_bytes = head_bytes
@@ -164,7 +169,12 @@ class Commits:
         if is_guess and any(isinstance(outcome, str) for outcome in outcomes):
             return False
         if after.count > head.count:
-            etag = await self._store.put(key, stored, expect=expect)
+            changes = [
+                waiting.subject.change(*outcome)
+                for waiting, outcome in zip(open_, outcomes, strict=True)
+                if waiting.subject is not None and not isinstance(outcome, str)
+            ]
+            etag = await self._outbox.put(key, stored, expect, changes)
             self._heads.keep(key, rules.field, self._without_discarded(after), etag)
         for waiting, outcome in zip(open_, outcomes, strict=True):
             _tell(waiting, outcome)
@@ -215,6 +225,8 @@ class Commits:
                     _refuse([waiting], error)  # the others ask for nothing that lies there
                     continue
                 if found is not None:
+                    if waiting.subject is not None:
+                        await self._outbox.repeat([waiting.subject.change(*found)])
                     _tell(waiting, found)
                     continue
                 marked[waiting.mark] = waiting

@@ -13,9 +13,11 @@ from pysync.applog.heads import Heads
 from pysync.applog.rules import LogRules
 from pysync.applog.starfish import chunk_key, chunk_names, gathered
 from pysync.applog.tail import LONG, Bounds, Nodes, Tail
+from pysync.changes import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
 from pysync.errors import DocumentCorrupt, PysyncError, StoreUnavailable, TsTooFarAhead
 from pysync.model import Written
+from pysync.outbox import Outbox
 from pysync.store import Etag, EtagMismatch, Object, Store
 
 
@@ -36,17 +38,21 @@ class Logs:
         self._coordinator = coordinator
         self.now_ms = now_ms
         self._heads = Heads(store, now_ms)
+        self._outbox = Outbox(store, coordinator)
         self._commits = Commits(
             store,
+            self._outbox,
             self._heads,
             now_ms,
             store.light_put_bytes if head_bytes is None else head_bytes,
             self._blame,
         )
 
-    async def append(self, key: str, element: _core.Append, rules: LogRules) -> Written:
+    async def append(
+        self, key: str, element: _core.Append, rules: LogRules, subject: Subject | None = None
+    ) -> Written:
         """Add an element to the log at `key`, durably, in an order that all readers see, each with a later
-        time than the one before.
+        time than the one before. It is announced as a change of `subject`; of none, nobody hears of it.
 
         Raises:
             TsTooFarAhead, NonMonotonicTimestamp, AppendLimitExceeded: the element is not added.
@@ -54,11 +60,16 @@ class Logs:
             StoreUnavailable: nobody can tell whether it is added.
         """
         if not rules.persist:
-            return self._unstored(element)
-        return await self._commits.submit(key, Waiting(element, rules, _future()))
+            return await self._tell(self._unstored(element), subject)
+        return await self._commits.submit(key, Waiting(element, rules, _future(), subject))
 
     async def append_once(
-        self, key: str, element: _core.Append, rules: LogRules, request_key: str
+        self,
+        key: str,
+        element: _core.Append,
+        rules: LogRules,
+        request_key: str,
+        subject: Subject | None = None,
     ) -> Written:
         """`append`, answered as the first append with this `request_key` was, for ten minutes.
 
@@ -69,13 +80,16 @@ class Logs:
         name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
         if not rules.persist:
             fresh = self._unstored(element)
-            return Written(*orjson.loads(await self._claim(name, [fresh.hash, fresh.timestamp_ms])))
+            claimed = Written(*orjson.loads(await self._claim(name, [fresh.hash, fresh.timestamp_ms])))
+            return await self._tell(claimed, subject)
         # Repetitions look through all that came since: an older head would be right, and dear.
         held = await self._heads.recent(key, rules.field)
         id_, count = ("", 0) if held is None else (held.head.id, held.head.count)
         own: list[str | int] = [os.urandom(8).hex(), id_, count]
         mark, id_, count = orjson.loads(await self._claim(name, own))
-        return await self._commits.submit(key, Waiting(element, rules, _future(), mark, (id_, count)))
+        return await self._commits.submit(
+            key, Waiting(element, rules, _future(), subject, mark, (id_, count))
+        )
 
     async def read(self, key: str, bounds: Bounds, rules: LogRules) -> Tail:
         """The elements of the log at `key` within `bounds`, as it is now; none where nothing is stored or it
@@ -108,6 +122,12 @@ class Logs:
         if isinstance(outcome, str):
             raise TsTooFarAhead
         return Written(_core.content_hash(element.canonical), outcome[1])
+
+    async def _tell(self, written: Written, subject: Subject | None) -> Written:
+        """Announce what is stored nowhere."""
+        if subject is not None:
+            await self._outbox.announce([subject.change(written.hash, written.timestamp_ms)])
+        return written
 
     async def _claim(self, name: str, value: list[str | int]) -> bytes:
         return await self._coordinator.claim(name, orjson.dumps(value), IDEMPOTENCY_TTL_MS)

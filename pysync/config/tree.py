@@ -226,7 +226,14 @@ class ConfigEndpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangesKept:
+    max_count: int = member("Changes that the change log keeps at least.", 100_000)
+    max_age_ms: int = member("How old they may get.", 86_400_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
+    name: str | None = member("What `pysync project rebuild` calls it; absent: its `target`.", None)
     source: tuple[str, ...] = member("Collections whose writes are projected: a name or a list of them.")
     target: str = member("Key template of the list, or `module:function`.")
     id: str | None = member("Template of the entry's id.", None)
@@ -267,9 +274,12 @@ class Config:
     restrictions: tuple[Restriction, ...] = member(
         "Identities denied or allowed everywhere: an object or a list of them.", ()
     )
+    changes: ChangesKept = member(
+        "For how long who follows the change stream may be away without a gap.", ChangesKept
+    )
     projections: tuple[Projection, ...] = member("Lists kept by the server.", ())
     events: tuple[EventsPlugin, ...] = member("Event batches stored as Parquet.", ())
-    plugins: tuple[str, ...] = member("`package.module:plugin`.", ())
+    plugins: tuple[str, ...] = member("`package.module:plugin`, or the name of an entry point.", ())
 
     def each_namespace(self) -> Iterator[tuple[str, str, tuple[Collection, ...]]]:
         """The collections under each prefix, the root first: the namespace's name (`""`: the root), the path

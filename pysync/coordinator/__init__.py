@@ -1,10 +1,11 @@
 """What workers and nodes must agree on beside the store: nonces seen, rate counters, idempotency keys, and
 the log of changes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from pysync.changes import Change, ChangeLog, Retention
 from pysync.clock import wall_clock_ms
 
 EPOCH_MS: Final = 300_000
@@ -19,8 +20,8 @@ MAX_LIVE_NONCES: Final = 4_000_000
 IDEMPOTENCY_TTL_MS: Final = 600_000
 """For how long a write is recognised again by its Idempotency-Key (wire section 4)."""
 
-CHANGES_KEPT: Final = 100_000
-"""The newest changes, which a coordinator keeps at least."""
+LEASE_MS: Final = 5_000
+"""How long a process may do what only one should, after it was last told that it leads."""
 
 
 def nonce_epoch(now_ms: int) -> int:
@@ -41,7 +42,15 @@ class Window:
     resets_in_ms: int
 
 
-class Coordinator(Protocol):
+class Intent(NamedTuple):
+    """Changes of a write that was about to be made `age_ms` ago."""
+
+    name: str
+    age_ms: int
+    changes: list[Change]
+
+
+class Coordinator(ChangeLog, Protocol):
     """Shared, short-lived memory. `CoordinatorContract` in `pysync.testing` is its promise as tests. What
     cannot be kept safely is refused with `CoordinatorUnavailable`, never let through.
     """
@@ -59,19 +68,33 @@ class Coordinator(Protocol):
         """The value that `key` holds: `value` from now on and for `ttl_ms`, unless an earlier claim still
         holds another. Of several claims at once one wins, and all of them return its value."""
 
-    async def announce(self, change: bytes) -> str:
-        """The id of `change`, now the newest of the log. Ids are greater, as text, than all given before.
-        After CoordinatorUnavailable it may be in the log nevertheless."""
+    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+        """`ChangeLog.announce`, which ends `intent` too, where there is one: both or neither."""
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, bytes]] | None:
-        """The first `limit` changes after the one with the id `after` and their ids, oldest first; for `""`
-        from the oldest one kept. None where that one is not kept any more: others may have gone with it."""
+    async def intend(self, changes: Sequence[Change]) -> str:
+        """Remember, beyond the end of this process, that a write with these changes is about to be made,
+        until it is announced or withdrawn. Returns the intent's name. Not for stores that keep changes with
+        their writes."""
+
+    async def withdraw(self, intent: str) -> None:
+        """Forget an intent: its write was not made."""
+
+    async def intents(self, limit: int) -> list[Intent]:
+        """The oldest intents of all processes, at most `limit`."""
+
+    async def leads(self, name: str) -> bool:
+        """Whether this process is the one that does `name` for all that share the coordinator, for `LEASE_MS`
+        from now. Ask again well before. When a process ends or hangs another leads after that time at the
+        latest; two may lead for a moment, so what is done must bear it."""
 
     async def close(self) -> None: ...
 
 
 async def open_coordinator(
-    url: str, folder: str | None = None, now_ms: Callable[[], int] = wall_clock_ms
+    url: str,
+    folder: str | None = None,
+    now_ms: Callable[[], int] = wall_clock_ms,
+    retention: Retention = Retention(),  # noqa: B008 (frozen)
 ) -> Coordinator:
     """The coordinator that `url` names: `memory:`, `file:` (in `folder`, the file store's), `file:DIR`,
     `redis://...` or `rediss://...`. Raises ValueError for any other and for a Redis that will not do,
@@ -80,13 +103,13 @@ async def open_coordinator(
     if kind == "memory" and not rest:
         from pysync.coordinator.memory import MemoryCoordinator
 
-        return MemoryCoordinator(now_ms)
+        return MemoryCoordinator(now_ms, retention=retention)
     if kind == "file" and (rest or folder):
         from pysync.coordinator.local import LocalCoordinator
 
-        return await LocalCoordinator.at(rest or folder or "", now_ms)
+        return await LocalCoordinator.at(rest or folder or "", now_ms, retention=retention)
     if kind in ("redis", "rediss"):
         from pysync.coordinator.redis import RedisCoordinator
 
-        return await RedisCoordinator.at(url, now_ms)
+        return await RedisCoordinator.at(url, now_ms, retention)
     raise ValueError(f"{kind}: is no coordinator of this version: use memory:, file: or redis:")

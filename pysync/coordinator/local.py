@@ -1,49 +1,68 @@
 """The coordinator of all processes on one machine, in a folder.
 
-DIR/coordinator.db   counters, claims and the log of changes, in SQLite
+DIR/coordinator.db   counters, claims, the log of changes and what is intended, in SQLite
 DIR/nonces/          replay memory (`replay.py`): on the path of every signed request, too hot for SQLite
+DIR/leads/           who leads in what (`leading.py`)
 """
 
 import asyncio
-import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
+import orjson
+
+from pysync import sqlite_changes
+from pysync.changes import Change, Retention
 from pysync.clock import wall_clock_ms
-from pysync.coordinator import CHANGES_KEPT, MAX_LIVE_NONCES, Window, window_end_ms
+from pysync.coordinator import MAX_LIVE_NONCES, Intent, Window, window_end_ms
+from pysync.coordinator.leading import Leading
 from pysync.coordinator.replay import ReplayLedgers
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite import (
     GroupCommit,
     Schema,
+    TurnReader,
+    connect_reader,
     connect_writer,
     create_database,
     create_folder,
 )
+from pysync.sqlite_changes import Rows, SqliteChanges, append, change_id
 
 SCHEMA: Final = Schema(
-    2,
-    """
-    CREATE TABLE IF NOT EXISTS counter(
-        bucket TEXT NOT NULL,
-        window_ms INTEGER NOT NULL,
-        ends_ms INTEGER NOT NULL,
-        count INTEGER NOT NULL,
-        PRIMARY KEY(bucket, window_ms)
-    ) WITHOUT ROWID;
-    CREATE INDEX IF NOT EXISTS counter_end ON counter(ends_ms);
-    CREATE TABLE IF NOT EXISTS claim(key TEXT PRIMARY KEY, expires_ms INTEGER NOT NULL, value BLOB NOT NULL);
-    CREATE INDEX IF NOT EXISTS claim_expiry ON claim(expires_ms);
-    CREATE TABLE change(id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL);
-    INSERT INTO sqlite_sequence VALUES('change', strftime('%s', 'now') * 1000000)
-    """,
+    (
+        """
+        CREATE TABLE counter(
+            bucket TEXT NOT NULL,
+            window_ms INTEGER NOT NULL,
+            ends_ms INTEGER NOT NULL,
+            count INTEGER NOT NULL,
+            PRIMARY KEY(bucket, window_ms)
+        ) WITHOUT ROWID;
+        CREATE INDEX counter_end ON counter(ends_ms);
+        CREATE TABLE claim(key TEXT PRIMARY KEY, expires_ms INTEGER NOT NULL, value BLOB NOT NULL);
+        CREATE INDEX claim_expiry ON claim(expires_ms)
+        """,
+        "CREATE TABLE change(id INTEGER PRIMARY KEY)",  # in another form, which nobody has read
+        f"""
+        DROP TABLE change;
+        {sqlite_changes.TABLE};
+        CREATE TABLE intent(
+            id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, changes BLOB NOT NULL
+        );
+        CREATE TABLE boot(id TEXT NOT NULL);
+        INSERT INTO boot VALUES('')
+        """,
+    )
 )
-"""Ids of changes begin at the microsecond: none of an earlier file in this place is taken for one of this."""
+
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+"""What names the time since the machine was started; no file elsewhere than on Linux."""
 
 MAX_PAGES: Final = 262_144
-"""A gigabyte of counters, claims and changes; beyond it writes are refused until some expire."""
+"""A gigabyte of counters, claims, changes and intents; beyond it writes are refused until some expire."""
 
 SWEEP_ROWS: Final = 2
 """Expired rows that each write removes at most: twice what it adds, so that none pile up."""
@@ -64,9 +83,9 @@ _CLAIM = """
     RETURNING value"""
 _SWEEP_CLAIMS = f"""
     DELETE FROM claim WHERE key IN (SELECT key FROM claim WHERE expires_ms <= ? LIMIT {SWEEP_ROWS})"""  # noqa: S608
-_TRIM = f"DELETE FROM change WHERE id IN (SELECT id FROM change WHERE id <= ? LIMIT {SWEEP_ROWS})"  # noqa: S608
-
-_is_change_id = re.compile("[0-9]{17}").fullmatch
+_INTEND = "INSERT INTO intent(at_ms, changes) VALUES(?, ?)"
+_WITHDRAW = "DELETE FROM intent WHERE id = ?"
+_INTENTS = "SELECT id, at_ms, changes FROM intent ORDER BY id LIMIT ?"
 
 
 class LocalCoordinator:
@@ -74,15 +93,20 @@ class LocalCoordinator:
 
     def __init__(
         self,
+        reader: sqlite3.Connection,
         writer: GroupCommit,
         nonces: ReplayLedgers,
+        leading: Leading,
         now_ms: Callable[[], int],
-        changes_kept: int,
+        retention: Retention,
     ) -> None:
+        self._reader = TurnReader(reader)
         self._writer = writer
         self._nonces = nonces
+        self._leading = leading
+        self._is_closed = False
         self._now_ms = now_ms
-        self._changes_kept = changes_kept
+        self._log = SqliteChanges(self._reader, writer, CoordinatorUnavailable, now_ms, retention)
 
     @classmethod
     async def at(
@@ -90,15 +114,18 @@ class LocalCoordinator:
         folder: str | Path,
         now_ms: Callable[[], int] = wall_clock_ms,
         max_live_nonces: int = MAX_LIVE_NONCES,
-        changes_kept: int = CHANGES_KEPT,
+        retention: Retention = Retention(),  # noqa: B008 (frozen)
     ) -> Self:
         """The coordinator in `folder`, created where it is missing. Raises ValueError where a newer version
         wrote it, CoordinatorUnavailable where it cannot be used."""
         try:
-            writer, nonces = await asyncio.to_thread(_prepare, Path(folder), now_ms, max_live_nonces)
+            reader, writer, nonces, leading = await asyncio.to_thread(
+                _prepare, Path(folder), now_ms, max_live_nonces
+            )
         except (sqlite3.Error, OSError) as error:
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {error}") from error
-        return cls(GroupCommit(writer, CoordinatorUnavailable), nonces, now_ms, changes_kept)
+        commits = GroupCommit(writer, CoordinatorUnavailable)
+        return cls(reader, commits, nonces, leading, now_ms, retention)
 
     async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
         return await self._nonces.remember(presenter, nonce)
@@ -109,31 +136,78 @@ class LocalCoordinator:
     async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         return await self._writer.submit(_claim, key, value, ttl_ms, self._now_ms)
 
-    async def announce(self, change: bytes) -> str:
-        return f"{await self._writer.submit(_announce, change, self._changes_kept):017d}"
+    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+        last = await self._writer.submit(_announce, self._log.rows_of(changes), intent)
+        self._log.tell(last)
+        return change_id(last)
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, bytes]] | None:
-        if after and not _is_change_id(after):
-            return None
-        found = await self._writer.submit(_changes, int(after) if after else None, limit)
-        return None if found is None else [(f"{n:017d}", change) for n, change in found]
+    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        return await self._log.changes(after, limit)
+
+    async def newest(self) -> str:
+        return await self._log.newest()
+
+    async def wait(self, after: str) -> None:
+        await self._log.wait(after)
+
+    async def intend(self, changes: Sequence[Change]) -> str:
+        told = orjson.dumps([(change.text.decode(), change.identity) for change in changes])
+        return str(await self._writer.submit(_intend, told, self._now_ms()))
+
+    async def withdraw(self, intent: str) -> None:
+        await self._writer.submit(_withdraw, intent)
+
+    async def intents(self, limit: int) -> list[Intent]:
+        now_ms = self._now_ms()
+        return [
+            Intent(
+                str(id_),
+                now_ms - at_ms,
+                [Change(text.encode(), identity) for text, identity in orjson.loads(told)],
+            )
+            for id_, at_ms, told in self._log.rows(_INTENTS, limit)
+        ]
+
+    async def leads(self, name: str) -> bool:
+        try:
+            return self._leading.leads(name)
+        except OSError as error:
+            raise CoordinatorUnavailable from error
 
     async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         await self._writer.close()
+        self._reader.close()
         self._nonces.close()
+        self._leading.close()
 
 
 def _prepare(
     folder: Path, now_ms: Callable[[], int], max_live_nonces: int
-) -> tuple[sqlite3.Connection, ReplayLedgers]:
+) -> tuple[sqlite3.Connection, sqlite3.Connection, ReplayLedgers, Leading]:
     folder = folder.absolute()
     create_folder(folder)
     database = folder / "coordinator.db"
     create_database(database, SCHEMA)
-    # NORMAL: nothing here needs to outlive the loss of power, and the file stays whole.
+    # NORMAL: the file stays whole, and what the loss of power takes of it is only missed where noted.
     writer = connect_writer(database, "NORMAL")
     writer.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
-    return writer, ReplayLedgers(folder / "nonces", now_ms, max_live_nonces)
+    _note_boot(writer, BOOT.read_text().strip() if BOOT.exists() else "")
+    nonces = ReplayLedgers(folder / "nonces", now_ms, max_live_nonces)
+    return connect_reader(database), writer, nonces, Leading(folder / "leads", now_ms)
+
+
+def _note_boot(writer: sqlite3.Connection, boot: str) -> None:
+    """Begin the log of changes anew where the machine was started since it was last opened: its newest rows,
+    and intents, may have been lost with the power, and who follows it must be told to begin anew."""
+    writer.execute("BEGIN IMMEDIATE")
+    if writer.execute("SELECT id FROM boot").fetchone() != (boot,):
+        writer.execute("UPDATE boot SET id = ?", (boot,))
+        for statement in sqlite_changes.FORGET_ALL:
+            writer.execute(statement)
+    writer.execute("COMMIT")
 
 
 def _count(cursor: sqlite3.Cursor, bucket: str, window_ms: int, clock: Callable[[], int]) -> Window:
@@ -152,18 +226,17 @@ def _claim(cursor: sqlite3.Cursor, key: str, value: bytes, ttl_ms: int, clock: C
     return bytes(held)
 
 
-def _announce(cursor: sqlite3.Cursor, change: bytes, kept: int) -> int:
-    ((n,),) = cursor.execute("INSERT INTO change(body) VALUES(?) RETURNING id", (change,)).fetchall()
-    cursor.execute(_TRIM, (n - kept,))
-    return int(n)
+def _intend(cursor: sqlite3.Cursor, told: bytes, now_ms: int) -> int:
+    cursor.execute(_INTEND, (now_ms, told))
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
 
 
-def _changes(cursor: sqlite3.Cursor, after: int | None, limit: int) -> list[tuple[int, bytes]] | None:
-    if after is not None:
-        ((is_kept,),) = cursor.execute(
-            "SELECT EXISTS(SELECT 1 FROM change WHERE id = ?)", (after,)
-        ).fetchall()
-        if not is_kept:
-            return None
-    query = "SELECT id, body FROM change WHERE id > ? ORDER BY id LIMIT ?"
-    return cursor.execute(query, (after or 0, limit)).fetchall()
+def _announce(cursor: sqlite3.Cursor, rows: Rows, intent: str) -> int:
+    if intent:
+        _withdraw(cursor, intent)
+    return append(cursor, rows)
+
+
+def _withdraw(cursor: sqlite3.Cursor, intent: str) -> None:
+    cursor.execute(_WITHDRAW, (intent,))

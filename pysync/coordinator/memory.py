@@ -1,16 +1,20 @@
 """The coordinator of a single process: its memory ends with it."""
 
+import asyncio
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import Final
 
 from pysync._core import ReplayWindow
+from pysync.changes import Change, Retention
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import (
-    CHANGES_KEPT,
     EPOCHS_KEPT,
     MAX_LIVE_NONCES,
+    Intent,
     Window,
     nonce_epoch,
     window_end_ms,
@@ -19,6 +23,9 @@ from pysync.errors import CoordinatorUnavailable
 
 MAX_ENTRIES: Final = 1_000_000
 """Counters, and claims, at one time; beyond it new ones are refused."""
+
+WAIT_S: Final = 1.0
+"""How long `wait` waits at most."""
 
 SWEEP_MS: Final = 10_000
 """How often what has expired is dropped."""
@@ -31,7 +38,7 @@ class MemoryCoordinator:
         self,
         now_ms: Callable[[], int] = wall_clock_ms,
         max_live_nonces: int = MAX_LIVE_NONCES,
-        changes_kept: int = CHANGES_KEPT,
+        retention: Retention = Retention(),  # noqa: B008 (frozen)
     ) -> None:
         self._now_ms = now_ms
         self._max_live_nonces = max_live_nonces
@@ -40,9 +47,13 @@ class MemoryCoordinator:
         self._counters: dict[tuple[str, int], tuple[int, int]] = {}
         self._claims: dict[str, tuple[int, bytes]] = {}
         self._sweep_at_ms = 0
-        self._changes: deque[tuple[str, bytes]] = deque(maxlen=changes_kept)
+        self._retention = retention
+        self._changes: deque[tuple[str, int, Change]] = deque()
         # From the microsecond on: no id of an earlier process is taken for one of this.
-        self._announced = now_ms() * 1000
+        self._announced = self._forgotten = now_ms() * 1000
+        self._arrival = asyncio.Event()
+        self._intents: dict[str, tuple[int, list[Change]]] = {}
+        self._intended = itertools.count()
 
     async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
         epoch = nonce_epoch(self._now_ms())
@@ -80,22 +91,59 @@ class MemoryCoordinator:
         self._claims[key] = (now_ms + ttl_ms, value)
         return value
 
-    async def announce(self, change: bytes) -> str:
-        self._announced += 1
-        self._changes.append((f"{self._announced:017d}", change))
-        return self._changes[-1][0]
+    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+        now_ms = self._now_ms()
+        for change in changes:
+            self._announced += 1
+            self._changes.append((_change_id(self._announced), now_ms, change))
+        self._intents.pop(intent, None)
+        self._forget_changes(now_ms)
+        self._arrival.set()
+        return _change_id(self._announced)
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, bytes]] | None:
-        kept = self._changes
-        if after and not (kept and kept[0][0] <= after <= kept[-1][0]):
+    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        if after and not _change_id(self._forgotten) <= after <= _change_id(self._announced):
             return None
-        newer = list(takewhile(lambda found: found[0] > after, reversed(kept)))
-        return newer[::-1][:limit]
+        newer = list(takewhile(lambda found: found[0] > after, reversed(self._changes)))
+        if after and len(newer) < len(self._changes) and self._changes[-1 - len(newer)][0] != after:
+            return None
+        return [(id_, change) for id_, _, change in newer[::-1][:limit]]
+
+    async def newest(self) -> str:
+        return _change_id(self._announced)
+
+    async def wait(self, after: str) -> None:
+        if after < _change_id(self._announced):
+            return
+        self._arrival.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                await self._arrival.wait()
+
+    async def intend(self, changes: Sequence[Change]) -> str:
+        name = f"{next(self._intended):x}"
+        self._intents[name] = (self._now_ms(), list(changes))
+        return name
+
+    async def withdraw(self, intent: str) -> None:
+        self._intents.pop(intent, None)
+
+    async def intents(self, limit: int) -> list[Intent]:
+        now_ms, oldest = self._now_ms(), itertools.islice(self._intents.items(), limit)
+        return [Intent(name, now_ms - at_ms, changes) for name, (at_ms, changes) in oldest]
+
+    async def leads(self, name: str) -> bool:
+        return True
 
     async def close(self) -> None:
         self._seen.clear()
         self._counters.clear()
         self._claims.clear()
+
+    def _forget_changes(self, now_ms: int) -> None:
+        kept, retention = self._changes, self._retention
+        while kept and (len(kept) > retention.count or kept[0][1] + retention.age_ms < now_ms):
+            self._forgotten = int(kept.popleft()[0])
 
     def _sweep(self, now_ms: int) -> None:
         if now_ms < self._sweep_at_ms:
@@ -103,3 +151,7 @@ class MemoryCoordinator:
         self._sweep_at_ms = now_ms + SWEEP_MS
         self._counters = {k: held for k, held in self._counters.items() if held[0] > now_ms}
         self._claims = {k: held for k, held in self._claims.items() if held[0] > now_ms}
+
+
+def _change_id(number: int) -> str:
+    return f"{number:017d}"

@@ -3,34 +3,34 @@
 pysync:n:<digest>            a nonce that was seen
 pysync:c:<window>:<bucket>   a counter of one window, gone some time after its end
 pysync:k:<key>               a claim
+pysync:l:<name>              who leads, for as long as it may
 pysync:changes               the change log, a stream
+pysync:intents               changes of writes under way, a stream: each write's are one entry
 pysync:since                 which process of Redis remembers everything, and since when
 
-Redis may lose its memory, all of it or the last moments: it is started again, emptied, followed by a replica.
-`pysync:since` tells. It names the process of Redis that has remembered everything since a time. A node that
-connects to another process writes it anew, and one that finds it changed trusts no reply until it has
-connected anew. What was signed before that time may have been seen by the memory that is gone: it is refused.
+What was signed before Redis' memory began may have been seen by a memory that is gone: it is refused. Changes
+of an earlier memory are unknown, so who follows begins anew; so does the list of intents.
 """
 
-import logging
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from redis.asyncio import Connection
-from redis.asyncio.connection import parse_url
 
 from pysync._core import ReplayWindow
+from pysync.changes import Change, Retention
 from pysync.clock import wall_clock_ms
-from pysync.coordinator import CHANGES_KEPT, EPOCH_MS, Window, window_end_ms
-from pysync.coordinator.redis_link import Ask, Command, Link, ReplyError
+from pysync.coordinator import EPOCH_MS, LEASE_MS, Intent, Window, window_end_ms
+from pysync.coordinator.redis_arrivals import Arrivals
+from pysync.coordinator.redis_link import Command, connection
+from pysync.coordinator.redis_memory import Memory, time_ms
 from pysync.errors import CoordinatorUnavailable
 
-log = logging.getLogger(__name__)
-
-SINCE: Final = "pysync:since"
 CHANGES: Final = "pysync:changes"
+INTENTS: Final = "pysync:intents"
 
 NONCE_TTL_MS: Final = 2 * EPOCH_MS + 60_000
 """A signature may hold for 600 s after its nonce came, and a minute longer where nodes' clocks disagree."""
@@ -41,49 +41,38 @@ LEEWAY_MS: Final = 2_000
 LATE_MS: Final = 60_000
 """How long a count may take from a node's clock to Redis, which is more than any reply is waited for."""
 
-OLDEST_VERSION: Final = 7
-"""`SET` with both NX and GET, `PEXPIRE` with NX."""
+_NOTHING: Final = "0-0"
+"""The place before all changes."""
 
-_is_url = re.compile(
-    r"redis://[^/?#]+(/[0-9]*)?|rediss://[^/?#]+(/[0-9]*)?(\?(&?ssl_(ca_certs|certfile|keyfile)=[^&#]+)+)?"
-).fullmatch
-_is_since = re.compile(rb"([!-~]+) ([0-9]{1,15})").fullmatch
-_is_change_id = re.compile(r"[0-9]{15}\.(?P<ms>[0-9]{15})-(?P<n>[0-9]{10})").fullmatch
-
-
-class _Since(NamedTuple):
-    """What `pysync:since` holds: `ms` is Redis' time from which `process` remembers everything."""
-
-    process: str
-    ms: int
-
-    @classmethod
-    def read(cls, text: bytes | None) -> Self | None:
-        """None for anything else, too: it is then written anew."""
-        found = _is_since(text or b"")
-        return None if found is None else cls(found[1].decode(), int(found[2]))
-
-    def text(self) -> bytes:
-        return f"{self.process} {self.ms}".encode()
+_is_change_id = re.compile(r"(?P<since>[0-9]{15})\.(?P<ms>[0-9]{15})-(?P<n>[0-9]{10})").fullmatch
 
 
 class RedisCoordinator:
     """A `Coordinator` in Redis, for any number of nodes. Make one with `at`."""
 
-    def __init__(self, connection: Connection, now_ms: Callable[[], int], changes_kept: int) -> None:
-        self._place = f"redis at {connection.host}:{connection.port}, database {connection.db}"
-        self._link = Link(connection, self._greet)
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        now_ms: Callable[[], int],
+        retention: Retention,
+        name: str,
+    ) -> None:
+        self._memory = Memory(connect(), self._begin_anew)
+        self._arrivals = Arrivals(connect(), CHANGES)
         self._now_ms = now_ms
-        self._changes_kept = changes_kept
-        self._since: _Since | None = None
+        self._retention = retention
+        self._name = name
         self._signed_from_ms = 0
+        self._newest_ms = 0
+        self._led = set[str]()
 
     @classmethod
     async def at(
         cls,
         url: str,
         now_ms: Callable[[], int] = wall_clock_ms,
-        changes_kept: int = CHANGES_KEPT,
+        retention: Retention = Retention(),  # noqa: B008 (frozen)
+        random: Callable[[int], bytes] = os.urandom,
     ) -> Self:
         """The coordinator in the database that `url` names: `redis://[[user]:password@]host[:port][/number]`,
         or `rediss://` for TLS, with `?ssl_ca_certs=FILE`, `ssl_certfile` and `ssl_keyfile` if need be.
@@ -91,16 +80,14 @@ class RedisCoordinator:
         Raises ValueError where the URL or that Redis will not do, CoordinatorUnavailable where it cannot be
         used now. Neither tells the password.
         """
-        coordinator = cls(_connection(url), now_ms, changes_kept)
-        try:
-            await coordinator._link.open()
-        except CoordinatorUnavailable as error:
-            raise CoordinatorUnavailable(f"{coordinator._place}: {error.message}") from error
+        coordinator = cls(lambda: connection(url), now_ms, retention, random(16).hex())
+        await coordinator._memory.open()
+        coordinator._signed_from_ms = coordinator._memory.since_ms
         return coordinator
 
     async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
         key = b"pysync:n:" + ReplayWindow.digest(presenter, nonce)
-        (stored,) = await self._recall(("SET", key, 1, "NX", "PX", NONCE_TTL_MS))
+        (stored,) = await self._memory.recall(("SET", key, 1, "NX", "PX", NONCE_TTL_MS))
         if stored is None:
             return False
         if signed_ms < self._signed_from_ms:
@@ -113,132 +100,128 @@ class RedisCoordinator:
         # Its window is in the key's name: a count that comes late finds those that it belongs to.
         key = f"pysync:c:{window_ms}:{ends_ms}:{bucket}"
         ttl_ms = ends_ms - now_ms + LATE_MS
-        count, _ = _granted(await self._link.ask(("INCR", key), ("PEXPIRE", key, ttl_ms, "NX")))
+        count, _ = await self._memory.ask(("INCR", key), ("PEXPIRE", key, ttl_ms, "NX"))
         return Window(count, ends_ms - now_ms)
 
     async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
-        command = ("SET", f"pysync:k:{key}", value, "NX", "GET", "PX", ttl_ms)
-        (held,) = _granted(await self._link.ask(command))
+        (held,) = await self._memory.ask(("SET", f"pysync:k:{key}", value, "NX", "GET", "PX", ttl_ms))
         return value if held is None else bytes(held)
 
-    async def announce(self, change: bytes) -> str:
-        command = ("XADD", CHANGES, "MAXLEN", "~", self._changes_kept, "*", "c", change)
-        (place,) = await self._recall(command)
-        return self._change_id(place)
+    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+        add = ("XADD", CHANGES, "MAXLEN", "~", max(1, self._retention.count), "*")
+        added = [(*add, "c", change.text, "i", change.identity) for change in changes]
+        # Older than what was known to be the newest before: the log never becomes empty.
+        trim = ("XTRIM", CHANGES, "MINID", "~", max(0, self._newest_ms - self._retention.age_ms))
+        ended: list[Command] = [("XDEL", INTENTS, intent)] if intent else []
+        places = await self._memory.transact(*added, trim, *ended)
+        return self._known(places[len(added) - 1])
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, bytes]] | None:
-        start = "-"
-        if after:
-            known = _is_change_id(after)
-            if known is None:
-                return None
-            start = f"({int(known['ms'])}-{int(known['n'])}"
-        # The oldest is read last: what is trimmed meanwhile is then missed for certain.
-        found, newest, oldest = await self._recall(
-            ("XRANGE", CHANGES, start, "+", "COUNT", limit),
-            ("XREVRANGE", CHANGES, "+", "-", "COUNT", 1),
-            ("XRANGE", CHANGES, "-", "+", "COUNT", 1),
-        )
-        if after and not (
-            newest and oldest and self._change_id(oldest[0][0]) <= after <= self._change_id(newest[0][0])
-        ):
+    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        if not after:
+            return self._read(await self._range("-", limit))
+        known = _is_change_id(after)
+        if known is None:
             return None
-        return [(self._change_id(place), change) for place, (_, change) in found]
+        place = _place(known)
+        if place == _NOTHING:
+            found = await self._range("-", limit)
+            is_kept = not found or await self._is_whole()
+        else:
+            # With the one that is known: while it is kept, so is all that came after it.
+            first, *found = await self._range(place, limit + 1) or [(b"",)]
+            is_kept = first[0] == place.encode()
+        if not is_kept or int(known["since"]) != self._memory.since_ms:
+            return None
+        self._arrivals.know(after)
+        return self._read(found)
+
+    async def newest(self) -> str:
+        (found,) = await self._memory.recall(("XREVRANGE", CHANGES, "+", "-", "COUNT", 1))
+        return self._known(found[0][0] if found else _NOTHING.encode())
+
+    async def wait(self, after: str) -> None:
+        known = _is_change_id(after)
+        await self._arrivals.wait(after, _NOTHING if known is None else _place(known))
+
+    async def intend(self, changes: Sequence[Change]) -> str:
+        (place,) = await self._memory.recall(("XADD", INTENTS, "*", *_told(changes)))
+        return str(place.decode())
+
+    async def withdraw(self, intent: str) -> None:
+        await self._memory.ask(("XDEL", INTENTS, intent))
+
+    async def intents(self, limit: int) -> list[Intent]:
+        found, time = await self._memory.ask(("XRANGE", INTENTS, "-", "+", "COUNT", limit), ("TIME",))
+        intents = ((place.decode(), list(map(bytes, told))) for place, told in found)
+        now_ms = time_ms(time)
+        return [
+            Intent(name, max(0, now_ms - int(name.partition("-")[0])), _changes(told))
+            for name, told in intents
+        ]
+
+    async def leads(self, name: str) -> bool:
+        key = f"pysync:l:{name}"
+        (held,) = await self._memory.ask(("SET", key, self._name, "NX", "GET", "PX", LEASE_MS))
+        if held is None:
+            self._led.add(key)
+            return True
+        return held == self._name.encode() and await self._prolong(key)
 
     async def skew_ms(self) -> int:
         """How far this machine's clock is ahead of Redis'. Raises CoordinatorUnavailable."""
         asked_ms = self._now_ms()
-        ((seconds, micros),) = _granted(await self._link.ask(("TIME",)))
-        return (asked_ms + self._now_ms()) // 2 - int(seconds) * 1000 - int(micros) // 1000
+        (time,) = await self._memory.ask(("TIME",))
+        return (asked_ms + self._now_ms()) // 2 - time_ms(time)
 
     async def close(self) -> None:
-        await self._link.close()
+        with suppress(CoordinatorUnavailable):
+            for key in self._led:
+                # Prolonged, it is not another's before it is deleted.
+                if await self._prolong(key):
+                    await self._memory.ask(("DEL", key))
+        await self._arrivals.close()
+        await self._memory.close()
 
-    async def _recall(self, *commands: Command) -> list[Any]:
-        """The replies to `commands`, where Redis still remembers all that it did when it was connected."""
-        *replies, since = _granted(await self._link.ask(*commands, ("GET", SINCE)))
-        if self._since is None or since != self._since.text():
-            self._link.renew()
-            raise CoordinatorUnavailable
-        return replies
+    def _begin_anew(self) -> None:
+        """Redis has another memory than before."""
+        self._signed_from_ms = self._memory.since_ms + LEEWAY_MS
 
-    async def _greet(self, ask: Ask) -> None:
-        """Take a new connection into use: see to it that this Redis will do, and what it remembers.
+    async def _prolong(self, key: str) -> bool:
+        """Whether this process still leads; another may since a moment, and then is prolonged itself."""
+        (held,) = await self._memory.ask(("GETEX", key, "PX", LEASE_MS))
+        return bool(held == self._name.encode())
 
-        Raises ValueError where it will not do, CoordinatorUnavailable where it refuses to tell.
-        """
-        earlier, self._since = self._since, await self._settled(ask)
-        if earlier is None:
-            self._signed_from_ms = self._since.ms
-        elif earlier != self._since:
-            log.warning("redis may have lost its memory: what was signed before is refused")
-            self._signed_from_ms = self._since.ms + LEEWAY_MS
+    async def _range(self, start: str, limit: int) -> list[Any]:
+        (found,) = await self._memory.recall(("XRANGE", CHANGES, start, "+", "COUNT", limit))
+        return list(found)
 
-    async def _settled(self, ask: Ask) -> _Since:
-        """What `pysync:since` holds, written anew where it tells of another memory than this one."""
-        while True:
-            _, info, *others = await ask(("WATCH", SINCE), ("INFO",), ("TIME",), ("GET", SINCE))
-            _granted([info], tell=True)
-            facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-            if (unfit := _unfit(facts)) is not None:
-                raise ValueError(f"{self._place} {unfit}")
-            time, text = _granted(others, tell=True)
-            since, known = _Since.read(text), self._since
-            if since and since.process == facts["run_id"] and (known is None or since.ms >= known.ms):
-                return since
-            # Written only if nobody did, or flushed, since the time was read: it must not be too early.
-            since = _Since(facts["run_id"], int(time[0]) * 1000 + int(time[1]) // 1000)
-            *_, written = _granted(await ask(("MULTI",), ("SET", SINCE, since.text()), ("EXEC",)), tell=True)
-            if written is not None:
-                return since
+    async def _is_whole(self) -> bool:
+        """Whether the log, which is not empty, holds all changes that there ever were."""
+        (told,) = await self._memory.recall(("XINFO", "STREAM", CHANGES))
+        facts = dict(zip(told[::2], told[1::2], strict=True))
+        return bool(facts[b"length"] == facts[b"entries-added"])
 
-    def _change_id(self, place: bytes) -> str:
-        """The id of the change at `place` in the stream. It grows from one memory to the next, too."""
-        assert self._since is not None
+    def _read(self, found: list[Any]) -> list[tuple[str, Change]]:
+        return [(self._known(place), Change(bytes(told[1]), told[3].decode())) for place, told in found]
+
+    def _known(self, place: bytes) -> str:
+        """The id of the change at `place` of the stream. It grows from one memory to the next, too."""
         ms, n = map(int, place.split(b"-"))
-        return f"{self._since.ms:015d}.{ms:015d}-{n:010d}"
+        self._newest_ms = max(self._newest_ms, ms)
+        id_ = f"{self._memory.since_ms:015d}.{ms:015d}-{n:010d}"
+        self._arrivals.know(id_)
+        return id_
 
 
-def _connection(url: str) -> Connection:
-    """A connection to what `url` names, not opened yet. Raises ValueError."""
-    options: dict[str, Any] = {}
-    if _is_url(url):
-        # Its errors would tell part of a password that is not quoted, taking it for a port.
-        with suppress(ValueError):
-            options = {"host": "localhost", **parse_url(url)}
-    if not options:
-        raise ValueError(
-            "coordinator: must be redis://[[user]:password@]host[:port][/number], or rediss:// the same and "
-            "perhaps ?ssl_ca_certs=FILE; user and password quoted as in any URL"
-        )
-    kind: type[Connection] = options.pop("connection_class", Connection)
-    # As Redis 2 types replies: no greeting that only newer servers know. `Link` sees to timeouts and retries.
-    return kind(**options, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)
+def _place(known: re.Match[str]) -> str:
+    """Where in the stream the change with this id is."""
+    return f"{int(known['ms'])}-{int(known['n'])}"
 
 
-def _unfit(facts: dict[str, str]) -> str | None:
-    """What keeps a Redis, by what it says of itself, from being a coordinator."""
-    version = facts.get("redis_version", "0")
-    if int(version.partition(".")[0]) < OLDEST_VERSION:
-        return f"is version {version}; pysync needs {OLDEST_VERSION} or newer"
-    if facts.get("redis_mode") == "cluster":
-        return "is a node of a cluster; pysync needs a Redis of its own"
-    if facts.get("role") != "master":
-        return "is a replica, which cannot be written; name its master"
-    if "run_id" not in facts:
-        return "does not tell its run_id, so nobody can see whether it was started again and what it forgot"
-    policy = facts.get("maxmemory_policy")
-    if facts.get("maxmemory") != "0" and policy != "noeviction":
-        return (
-            f"forgets when it is full (maxmemory-policy {policy}), and a nonce that is forgotten can be used "
-            "again; set maxmemory-policy noeviction"
-        )
-    return None
+def _told(changes: Sequence[Change]) -> Command:
+    """The changes of one intent, as its entry holds them."""
+    return tuple(value for change in changes for value in change)
 
 
-def _granted(replies: list[Any], tell: bool = False) -> list[Any]:
-    """`replies`, none of which is an error. Raises CoordinatorUnavailable, with Redis' words if `tell`."""
-    for reply in replies:
-        if isinstance(reply, ReplyError):
-            raise CoordinatorUnavailable(str(reply) if tell else None) from reply
-    return replies
+def _changes(told: list[bytes]) -> list[Change]:
+    return [Change(text, identity.decode()) for text, identity in zip(told[::2], told[1::2], strict=True)]

@@ -8,11 +8,14 @@ import asyncio
 import itertools
 import logging
 import random as random_module
+import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from hiredis import pack_command
 from redis.asyncio import Connection
+from redis.asyncio.connection import parse_url
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 from pysync.errors import CoordinatorUnavailable
@@ -37,6 +40,10 @@ FIRST_WAIT_S: Final = 0.05
 MOST_WAIT_S: Final = 1.0
 """Between two attempts to connect again: doubled from the first to the most, less up to a half at random."""
 
+_is_url = re.compile(
+    r"redis://[^/?#]+(/[0-9]*)?|rediss://[^/?#]+(/[0-9]*)?(\?(&?ssl_(ca_certs|certfile|keyfile)=[^&#]+)+)?"
+).fullmatch
+
 
 class _Question(NamedTuple):
     commands: tuple[Command, ...]
@@ -57,10 +64,12 @@ class Link:
         connection: Connection,
         greet: Callable[[Ask], Awaitable[None]],
         chance: Callable[[], float] = random_module.random,
+        log: logging.Logger = log,
     ) -> None:
         self._connection = connection
         self._greet = greet
         self._chance = chance
+        self._log = log
         self._waiting: list[_Question] = []
         self._sent: list[_Question] = []
         self._wake = asyncio.Event()
@@ -181,14 +190,14 @@ class Link:
             wait_s = min(MOST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures, 10))
             await asyncio.sleep(wait_s * (1 - self._chance() / 2))
         if self._fault is not None:
-            log.warning("redis is back")
+            self._log.warning("redis is back")
             self._fault = None
 
     def _go_down(self, error: Exception) -> None:
         """Refuse what waits, and what comes until the connection is back."""
         fault = _reason(error)
         if fault != self._fault:
-            log.error("redis cannot be used: %s", fault)
+            self._log.error("redis cannot be used: %s", fault)
         self._fault = fault
         self._refuse(self._waiting, error)
         self._waiting = []
@@ -199,6 +208,23 @@ class Link:
                 refusal = CoordinatorUnavailable()
                 refusal.__cause__ = error
                 question.future.set_exception(refusal)
+
+
+def connection(url: str) -> Connection:
+    """A connection to what `url` names, not opened yet. Raises ValueError."""
+    options: dict[str, Any] = {}
+    if _is_url(url):
+        # Its errors would tell part of a password that is not quoted, taking it for a port.
+        with suppress(ValueError):
+            options = {"host": "localhost", **parse_url(url)}
+    if not options:
+        raise ValueError(
+            "coordinator: must be redis://[[user]:password@]host[:port][/number], or rediss:// the same and "
+            "perhaps ?ssl_ca_certs=FILE; user and password quoted as in any URL"
+        )
+    kind: type[Connection] = options.pop("connection_class", Connection)
+    # As Redis 2 types replies: no greeting that only newer servers know. `Link` sees to timeouts and retries.
+    return kind(**options, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)
 
 
 def _reason(error: Exception) -> str:

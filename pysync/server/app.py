@@ -16,6 +16,7 @@ from aiohttp import web
 from pysync import __version__
 from pysync.access import Access
 from pysync.applog import Logs
+from pysync.changes import Retention
 from pysync.clock import wall_clock_ms
 from pysync.config import Config, effective_coordinator, is_shared
 from pysync.coordinator import Coordinator, open_coordinator
@@ -138,12 +139,13 @@ async def create_app(
         raise ValueError("plugins: this version loads none")
     async with AsyncExitStack() as opened:
         url = config.store.url
+        retention = Retention(config.changes.max_count, config.changes.max_age_ms)
         if store is None:
-            store = await open_store(config.store, now_ms, shared=is_shared(config))
+            store = await open_store(config.store, now_ms, shared=is_shared(config), retention=retention)
             opened.push_async_callback(store.close)
         if coordinator is None:
             folder = url.removeprefix("file:") if url.startswith("file:") else None
-            coordinator = await open_coordinator(effective_coordinator(config), folder, now_ms)
+            coordinator = await open_coordinator(effective_coordinator(config), folder, now_ms, retention)
             opened.push_async_callback(coordinator.close)
         app = App(config, store, coordinator, now_ms, worker)
         opened.pop_all()

@@ -60,11 +60,12 @@ class LogHandlers:
             fields.check_appended(permissions, rule.roles_of(caller, match.identity), element.data)
         if match.route.check is not None:
             await apply(match.route.check, element.data)
+        subject = match.subject(caller)
         once = request_key(request, caller, match.key)
         if once is None:
-            written = await self._logs.append(match.key, element, self._rules)
+            written = await self._logs.append(match.key, element, self._rules, subject)
         else:
-            written = await self._logs.append_once(match.key, element, self._rules, once)
+            written = await self._logs.append_once(match.key, element, self._rules, once, subject)
         return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:

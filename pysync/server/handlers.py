@@ -81,11 +81,12 @@ class Handlers:
             body = await self._guarded(match, caller, body)
         if match.route.check is not None:
             await apply(match.route.check, body.data)
+        subject = match.subject(caller)
         once = request_key(request, caller, match.key)
         if once is None:
-            written = await self._documents.push(match.key, body, collection.ttl_ms)
+            written = await self._documents.push(match.key, body, collection.ttl_ms, subject)
         else:
-            written = await self._documents.push_once(match.key, body, once, collection.ttl_ms)
+            written = await self._documents.push_once(match.key, body, once, collection.ttl_ms, subject)
         return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:

@@ -12,8 +12,10 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
+from pysync.changes import Subject
 from pysync.config.template import RESERVED
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
+from pysync.model import Caller
 from pysync.rule import Rule
 from pysync.schema import Check
 from pysync.server.answer import Answer
@@ -68,6 +70,11 @@ class Match(NamedTuple):
     @property
     def params(self) -> dict[str, str]:
         return dict(zip(self.route.names, self.values, strict=True))
+
+    def subject(self, caller: Caller) -> Subject:
+        """What a write of `caller` to this path is of."""
+        rule = self.rule
+        return Subject(rule.collection.name, self.params, rule.namespace, caller.identity)
 
     @property
     def identity(self) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, S
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
+from pysync.changes import Change, ChangeLog, Retention
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
 
@@ -109,6 +110,13 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
+class StoredChanges(ChangeLog, Protocol):
+    """The change log of a store that keeps one beside its objects."""
+
+    async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
+        """`Store.put` of a document, and its changes: both or neither."""
+
+
 class Store(Protocol):
     """Objects under keys: UTF-8, `/` between segments; `split_key` says which are valid. The same promise on
     every back end; `StoreContract` in `pysync.testing` is that promise as tests. Whatever goes wrong beside
@@ -122,6 +130,11 @@ class Store(Protocol):
     """Whether `get` waits for others, as behind a network: then many are worth asking for at once."""
     light_put_bytes: ClassVar[int]
     """How many bytes a `put` carries at about the price of none."""
+
+    @property
+    def change_log(self) -> StoredChanges | None:
+        """The log that keeps changes together with the writes; None where there is none, and a coordinator's
+        log is told of them afterwards."""
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
         """The object at `key`, None where there is none. Never stale: a `put` that returned is seen."""
@@ -183,7 +196,11 @@ async def get_each(store: Source, keys: Sequence[str], at_once: int = READS_AT_O
 
 
 async def open_store(
-    config: StoreConfig, now_ms: Callable[[], int] = wall_clock_ms, *, shared: bool = False
+    config: StoreConfig,
+    now_ms: Callable[[], int] = wall_clock_ms,
+    *,
+    shared: bool = False,
+    retention: Retention = Retention(),  # noqa: B008 (frozen)
 ) -> Store:
     """The store that `config` names. `shared`: other processes serve it too, so conditions that only this
     process could keep will not do. Raises ValueError for a store that does not exist or cannot be shared,
@@ -196,7 +213,7 @@ async def open_store(
     if kind == "file" and rest:
         from pysync.store.local import LocalStore
 
-        return await LocalStore.at(rest, now_ms)
+        return await LocalStore.at(rest, now_ms, retention)
     if kind == "s3" and rest.startswith("//"):
         from pysync.store.s3 import S3Store
 

@@ -1,6 +1,6 @@
 """The embedded store: documents in one SQLite database, files as plain files beside it.
 
-    DIR/pysync.db     documents, and one row for each file; the rows say what exists
+    DIR/pysync.db     documents, and one row for each file: the rows say what exists; the log of changes
     DIR/files/<key>   the files, at their own key path, so that `files/**/*.parquet` can be queried
 
 Any number of processes may share DIR. Reads run on the event loop's thread: a lookup costs some
@@ -23,6 +23,8 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import orjson
 
+from pysync import sqlite_changes
+from pysync.changes import Change, Retention
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import (
@@ -35,6 +37,7 @@ from pysync.sqlite import (
     create_folder,
     refusal,
 )
+from pysync.sqlite_changes import Rows, SqliteChanges, append
 from pysync.store import (
     ANY,
     JSON_TYPE,
@@ -56,8 +59,8 @@ log = logging.getLogger(__name__)
 # are then read without its overflow pages. `doomed` names files whose rows are gone and that are to be
 # unlinked, so that a crash in between leaves nothing behind.
 SCHEMA: Final = Schema(
-    1,
-    """
+    (
+        """
     CREATE TABLE object(
         id INTEGER PRIMARY KEY,
         parent TEXT NOT NULL,
@@ -75,6 +78,8 @@ SCHEMA: Final = Schema(
     CREATE TABLE doomed(key TEXT PRIMARY KEY) WITHOUT ROWID;
     CREATE TABLE probe(id INTEGER PRIMARY KEY, etag TEXT NOT NULL)
     """,
+        sqlite_changes.TABLE,
+    )
 )
 
 _GET = """
@@ -179,27 +184,34 @@ class LocalStore:
         writer: GroupCommit,
         files: FileTree,
         now_ms: Callable[[], int],
+        retention: Retention,
     ) -> None:
         self._reader = TurnReader(reader)
         self._writer = writer
         self._files = files
         self._now_ms = now_ms
+        self.change_log = _KeptChanges(self, self._reader, writer, now_ms, retention)
         self._recent = Recent()
         self._name = os.urandom(8).hex()
         self._numbers = itertools.count()
 
     @classmethod
-    async def at(cls, folder: str | Path, now_ms: Callable[[], int] = wall_clock_ms) -> Self:
+    async def at(
+        cls,
+        folder: str | Path,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        retention: Retention = Retention(),  # noqa: B008 (frozen)
+    ) -> Self:
         """The store in `folder`, created where it is missing. Raises ValueError where a newer version wrote
         it, StoreUnavailable where it cannot be used."""
         try:
             reader, writer, files = await asyncio.to_thread(_prepare, Path(folder))
         except (sqlite3.Error, OSError) as error:
             raise StoreUnavailable(f"cannot open the store in {folder}: {error}") from error
-        store = cls(reader, GroupCommit(writer, StoreUnavailable), files, now_ms)
+        store = cls(reader, GroupCommit(writer, StoreUnavailable), files, now_ms, retention)
         try:
             for (key,) in store._read("SELECT key FROM doomed"):
-                await store._writer.submit(_unlink_doomed, files, key)
+                await store._unlink(key)
         except BaseException:
             await store.close()
             raise
@@ -240,17 +252,15 @@ class LocalStore:
         return [found.get(key) for key in keys]
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
-        parent, name = split_key(key)
-        etag = self._new_etag()
-        row = (etag, content_type, self._now_ms(), body, parent, name)
+        etag, row = self._row(key, body, content_type)
         if await self._writer.submit(_put, row, expect):
-            await self._writer.submit(_unlink_doomed, self._files, key)
+            await self._unlink(key)
         return etag
 
     async def delete(self, key: str, expect: Expect = ANY) -> None:
         parent, name = split_key(key)
         if await self._writer.submit(_delete, parent, name, expect):
-            await self._writer.submit(_unlink_doomed, self._files, key)
+            await self._unlink(key)
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
         split_key(key)
@@ -320,6 +330,16 @@ class LocalStore:
         module's: processes that were forked would share it."""
         return f"{self._name}{next(self._numbers):x}"
 
+    def _row(self, key: str, body: bytes, content_type: str) -> tuple[str, tuple[Any, ...]]:
+        """A new etag for the document, and what `_put` writes."""
+        parent, name = split_key(key)
+        etag = self._new_etag()
+        return etag, (etag, content_type, self._now_ms(), body, parent, name)
+
+    async def _unlink(self, key: str) -> None:
+        """Remove the doomed file at `key`."""
+        await self._writer.submit(_unlink_doomed, self._files, key)
+
     def _version(self) -> int:
         try:
             return self._reader.version()
@@ -358,6 +378,29 @@ class LocalStore:
         return None
 
 
+class _KeptChanges(SqliteChanges):
+    """The `StoredChanges` of a store."""
+
+    def __init__(
+        self,
+        store: LocalStore,
+        reader: TurnReader,
+        writer: GroupCommit,
+        now_ms: Callable[[], int],
+        retention: Retention,
+    ) -> None:
+        super().__init__(reader, writer, StoreUnavailable, now_ms, retention)
+        self._store = store
+
+    async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
+        etag, row = self._store._row(key, body, JSON_TYPE)
+        was_file, last = await self._writer.submit(_put_changed, row, expect, self.rows_of(changes))
+        self.tell(last)
+        if was_file:
+            await self._store._unlink(key)
+        return etag
+
+
 def _prepare(folder: Path) -> tuple[sqlite3.Connection, sqlite3.Connection, FileTree]:
     folder = folder.absolute()
     create_folder(folder)
@@ -382,6 +425,13 @@ def _put(cursor: sqlite3.Cursor, row: tuple[Any, ...], expect: Expect) -> bool:
     _doom(cursor, parent, name)
     cursor.execute(_PUT_OVER_FILE, row)
     return True
+
+
+def _put_changed(
+    cursor: sqlite3.Cursor, row: tuple[Any, ...], expect: Expect, rows: Rows
+) -> tuple[bool, int]:
+    """`_put`, and the changes; the id of the last of them too."""
+    return _put(cursor, row, expect), append(cursor, rows)
 
 
 def _delete(cursor: sqlite3.Cursor, parent: str, name: str, expect: Expect) -> bool:

@@ -33,6 +33,7 @@ class _Stored:
 class MemoryStore:
     """A `Store` that forgets everything when it is dropped. Document keys and file keys never conflict."""
 
+    change_log: ClassVar[None] = None
     reads_wait: ClassVar[bool] = False
     light_put_bytes: ClassVar[int] = 4_096
 

@@ -1,49 +1,23 @@
 """The promise of `Coordinator`, as tests."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import ClassVar
 
 import pytest
 
-from pysync.coordinator import EPOCH_MS, Coordinator
+from pysync.changes import ChangeLog
+from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator
 from pysync.errors import CoordinatorUnavailable
-
-Advance = Callable[[int], Awaitable[None]]
-"""Lets so many milliseconds pass."""
-
-
-class MovedClock:
-    """A clock in milliseconds that stands until a test moves it. Call it to read it."""
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self.now_ms = now_ms
-
-    def __call__(self) -> int:
-        return self.now_ms
+from pysync.testing.change_logs import ChangeLogContract, change
+from pysync.testing.times import Advance, MovedClock, MovedTime
 
 
-class MovedTime:
-    """The time of a contract: the fixture `clock`, and `advance`, which moves it. For a coordinator that has
-    a clock of its own, too, override `advance`, and say in `slack_ms` how far it may run on in a test."""
-
-    slack_ms: ClassVar[int] = 0
+class CoordinatorContract(ChangeLogContract):
+    """The promise of `Coordinator`, but for `leads`. The subclass gives the fixture `coordinator`, which
+    reads the fixture `clock` and keeps changes by `RETENTION`."""
 
     @pytest.fixture
-    def clock(self) -> MovedClock:
-        return MovedClock()
-
-    @pytest.fixture
-    def advance(self, clock: MovedClock) -> Advance:
-        async def advance(ms: int) -> None:
-            clock.now_ms += ms
-
-        return advance
-
-
-class CoordinatorContract(MovedTime):
-    """The promise of `Coordinator`. The subclass gives the fixture `coordinator`, which reads the fixture
-    `clock` and was told to keep 100 changes."""
+    def log(self, coordinator: Coordinator) -> ChangeLog:
+        return coordinator
 
     async def test_a_nonce_is_accepted_once_per_key(
         self, coordinator: Coordinator, clock: MovedClock
@@ -115,39 +89,87 @@ class CoordinatorContract(MovedTime):
         held = await asyncio.gather(*(coordinator.claim("k", b"%d" % n, 60_000) for n in range(50)))
         assert len(set(held)) == 1
 
-    async def test_changes_are_read_in_the_order_of_their_ids(self, coordinator: Coordinator) -> None:
-        assert await coordinator.changes("", 10) == []
-        announced = [(await coordinator.announce(b"%d" % n), b"%d" % n) for n in range(10)]
-        assert announced == sorted(announced)
-        assert await coordinator.changes("", 100) == announced
-        assert await coordinator.changes("", 3) == announced[:3]
-        for place, (change_id, _) in enumerate(announced):
-            assert await coordinator.changes(change_id, 100) == announced[place + 1 :]
-            assert await coordinator.changes(change_id, 2) == announced[place + 1 : place + 3]
-
-    async def test_of_changes_announced_at_once_none_is_lost(self, coordinator: Coordinator) -> None:
-        ids = await asyncio.gather(*(coordinator.announce(b"%d" % n) for n in range(50)))
-        found = await coordinator.changes("", 100)
-        assert found == sorted((change_id, b"%d" % n) for n, change_id in enumerate(ids))
-
-    async def test_who_fell_behind_the_changes_that_are_kept_is_told(self, coordinator: Coordinator) -> None:
-        ids = [await coordinator.announce(b"%d" % n) for n in range(500)]
-        assert await coordinator.changes(ids[0], 10) is None
-        kept = await coordinator.changes("", 500)
-        assert kept is not None
-        assert [change_id for change_id, _ in kept] == ids[-len(kept) :]
-        assert 100 <= len(kept) < 400
-        assert await coordinator.changes(ids[-len(kept) - 1], 10) is None
-        assert await coordinator.changes(ids[-len(kept)], 500) == kept[1:]
-
-    @pytest.mark.parametrize("unknown", ["0", "x", "~" * 100, "9" * 30, "\u0663", "\0"])
-    async def test_an_id_that_nobody_was_given_is_told_from_one_that_is_kept(
-        self, coordinator: Coordinator, unknown: str
+    async def test_an_intent_is_known_until_it_is_announced_or_withdrawn(
+        self, coordinator: Coordinator, advance: Advance
     ) -> None:
-        assert await coordinator.changes(unknown, 10) is None
-        change_id = await coordinator.announce(b"x")
-        for near in (unknown, change_id[:-1], change_id + "0", change_id[:-1] + "x"):
-            assert await coordinator.changes(near, 10) is None
+        assert await coordinator.intents(10) == []
+        told = [[change("a"), change("b", "somebody")], [change("c")], [change("d")]]
+        names = []
+        for changes in told:
+            names.append(await coordinator.intend(changes))
+            await advance(1_000)
+        intents = await coordinator.intents(10)
+        assert [(intent.name, intent.changes) for intent in intents] == list(zip(names, told, strict=True))
+        for intent, age_ms in zip(intents, (3_000, 2_000, 1_000), strict=True):
+            assert age_ms <= intent.age_ms <= age_ms + self.slack_ms
+        assert [intent.name for intent in await coordinator.intents(2)] == names[:2]
+        await coordinator.withdraw(names[0])
+        last = await coordinator.announce(told[1], names[1])
+        assert [intent.name for intent in await coordinator.intents(10)] == names[2:]
+        assert await coordinator.changes("", 10) == [(last, change("c"))]
+
+    async def test_what_another_has_announced_or_withdrawn_is_announced_all_the_same(
+        self, coordinator: Coordinator
+    ) -> None:
+        names = [await coordinator.intend([change("a")]) for _ in range(2)]
+        await coordinator.announce([change("a")], names[0])
+        await coordinator.withdraw(names[1])
+        await coordinator.withdraw(names[1])
+        for name in names:
+            await coordinator.announce([change("a")], name)
+        found = await coordinator.changes("", 10)
+        assert found is not None
+        assert len(found) == 3
+        assert await coordinator.intents(10) == []
+
+    async def test_no_two_intents_have_one_name(self, coordinator: Coordinator) -> None:
+        names = list(await asyncio.gather(*(coordinator.intend([change("a")]) for _ in range(20))))
+        for name in names:
+            await coordinator.withdraw(name)
+        names += [await coordinator.intend([change("a")]) for _ in range(5)]
+        assert len(set(names)) == 25
+
+
+class LeadersContract(MovedTime):
+    """The promise of `Coordinator.leads`. The subclass gives the fixture `pair`: two coordinators that share
+    one memory, as two processes have them, and read the fixture `clock`. They are closed though a test may
+    have done that."""
+
+    async def test_one_leads_at_a_time(self, pair: tuple[Coordinator, Coordinator], advance: Advance) -> None:
+        one, other = pair
+        for _ in range(3):
+            assert await one.leads("a")
+            assert not await other.leads("a")
+            await advance(LEASE_MS // 2)
+        assert await other.leads("b")
+        assert not await one.leads("b")
+        assert await one.leads("a")
+
+    async def test_when_who_leads_has_closed_another_does(
+        self, pair: tuple[Coordinator, Coordinator], advance: Advance
+    ) -> None:
+        one, other = pair
+        assert await one.leads("a")
+        assert not await other.leads("a")
+        await one.close()
+        await advance(LEASE_MS + 1)
+        assert await other.leads("a")
+
+    async def test_who_has_not_asked_for_the_time_of_a_lease_leads_no_longer(
+        self, pair: tuple[Coordinator, Coordinator], advance: Advance
+    ) -> None:
+        one, other = pair
+        for _ in range(2):
+            assert await one.leads("a")
+            await advance(LEASE_MS + 1)
+            assert await other.leads("a")
+            assert not await one.leads("a")
+            assert await other.leads("a")
+            await advance(LEASE_MS + 1)
+
+    async def test_of_many_that_ask_at_once_one_leads(self, pair: tuple[Coordinator, Coordinator]) -> None:
+        told = await asyncio.gather(*(coordinator.leads("a") for coordinator in pair))
+        assert sorted(told) == [False, True]
 
 
 class BoundedNoncesContract(MovedTime):

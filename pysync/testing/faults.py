@@ -41,6 +41,7 @@ class FaultyStore:
     `calls` counts calls by verb; `most_reads_at_once` is how many of get, open, list and walk overlapped.
     """
 
+    change_log: ClassVar[None] = None
     reads_wait: ClassVar[bool] = True
     light_put_bytes: ClassVar[int] = 4_096
 

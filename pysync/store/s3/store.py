@@ -38,6 +38,7 @@ class S3Store:
     """A `Store` in a bucket of S3, or of a server that speaks it. Make one with `at`. `bucket` says what the
     probe at start found."""
 
+    change_log: ClassVar[None] = None
     reads_wait: ClassVar[bool] = True
     # To hash and send as much costs about what else there is to a request.
     light_put_bytes: ClassVar[int] = 32_768

@@ -1,0 +1,89 @@
+"""Changes: what is told of a write to those who follow, and the logs that keep it (wire section 9).
+
+A change is encoded once, when its write is made; the text that is kept is the text that is sent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import orjson
+
+CHANGES_KEPT: Final = 100_000
+CHANGES_KEPT_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of its changes a log keeps at least: the newest `count`, unless they are older than `age_ms`.
+    What it keeps beyond is of no promise."""
+
+    count: int = CHANGES_KEPT
+    age_ms: int = CHANGES_KEPT_MS
+
+
+class Change(NamedTuple):
+    """One write, as it is told: `text` is the JSON object that followers get. Who wrote, `identity` (`""`:
+    nobody who is known), is for the server's own use."""
+
+    text: bytes
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is written: a document of a collection, in a namespace (None: at the root), by the values of its
+    path's parameters, and by whom."""
+
+    collection: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    namespace: str | None = None
+    identity: str = ""
+
+    def change(self, hash_: str, timestamp_ms: int) -> Change:
+        """The change that a write with this answer is."""
+        told = {
+            "collection": self.collection,
+            "params": self.params,
+            "hash": hash_,
+            "timestamp": timestamp_ms,
+        }
+        if self.namespace is not None:
+            told["namespace"] = self.namespace
+        return Change(orjson.dumps(told), self.identity)
+
+
+class Told(NamedTuple):
+    """A change, read again."""
+
+    subject: Subject
+    hash: str
+    timestamp_ms: int
+
+
+def read_change(change: Change) -> Told:
+    """What `Subject.change` was made of."""
+    told = orjson.loads(change.text)
+    subject = Subject(told["collection"], told["params"], told.get("namespace"), change.identity)
+    return Told(subject, told["hash"], told["timestamp"])
+
+
+class ChangeLog(Protocol):
+    """Changes in the order of their ids, which is the order in which the writes of one document were made.
+    All processes on one store share it. What cannot be told is `Unavailable`."""
+
+    async def announce(self, changes: Sequence[Change]) -> str:
+        """The id of the last of `changes` (one at least), now the newest of the log. Ids are greater, as
+        text, than all given before. After an error they may be in the log nevertheless."""
+
+    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        """The first `limit` changes after the id `after` and their ids, oldest first; for `""` from the
+        oldest one kept. None where some after it are not kept any more, or nobody was given that id."""
+
+    async def newest(self) -> str:
+        """An id that all changes so far are at or before, and none to come is; `changes` knows it, even of a
+        log that is empty."""
+
+    async def wait(self, after: str) -> None:
+        """Return when there may be a change after `after`: at once where this process has announced one,
+        within some 20 ms where another has; after a second in any case."""

@@ -1,0 +1,125 @@
+"""Plugins: objects with a name and hooks, all of them optional (service, Events 2).
+
+A plugin is any object with a `name` and at least one hook; `Plugin` names them all. The configuration names
+plugins (`"plugins": ["package.module:object"]`, or the name of an entry point of the group `pysync.plugins`),
+or `create_app` is given them. They are asked in that order. What the configuration names may also be a class
+or a function without parameters, which makes the plugin: each process makes its own.
+
+`authorize`, `before_pull`, `intercept_pull` and `intercept_push` may refuse the request by raising an error
+of `pysync.errors`; anything else that they raise, or taking longer than `HOOK_S`, is counted, logged, and
+`500`. What `after_write` raises is counted and logged, and the push's answer stays what it is.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from pysync.applog import Logs
+from pysync.caps import Certificate
+from pysync.config import Action, Config
+from pysync.coordinator import Coordinator
+from pysync.documents import Documents
+from pysync.model import Caller, WriteEvent, Written
+from pysync.outbox import Outbox
+from pysync.store import Store
+
+HOOK_S: Final = 5.0
+"""How long a hook of one request may take (wire section 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a request is about to do: `action` (pull, push or list) on a collection, at the document key
+    `key`, which is the collection's template with `params` (of a list: its prefix). `caller` holds all roles
+    but those that plugins give."""
+
+    action: Action
+    collection: str
+    namespace: str | None
+    params: Mapping[str, str]
+    key: str
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A push that is about to be made. `data` is what the client sent, sanitised, as canonical JSON text."""
+
+    request: Request
+    data: bytes
+    base_hash: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A plugin's answer to a pull: its body, `200`. With a `version` it has that as its ETag and honours
+    If-None-Match."""
+
+    body: bytes
+    content_type: str = "application/json"
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A plugin's answer to a push: it has stored what the push brought, or taken it elsewhere. `extras` are
+    members of the answer beside `hash` and `timestamp`."""
+
+    written: Written
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a plugin works with while the service runs: the same objects that serve requests. `sweeps`: this
+    process is the one of its machine's that does what need be done only once."""
+
+    config: Config
+    store: Store
+    coordinator: Coordinator
+    outbox: Outbox
+    documents: Documents
+    logs: Logs
+    now_ms: Callable[[], int]
+    sweeps: bool
+
+
+CapValidator = Callable[[Certificate], str | None]
+"""Looks at a certificate whose signature holds: None, or the code by which it is refused (logged; the caller
+gets 401)."""
+
+
+class Plugin(Protocol):
+    """Every hook. A plugin has those that it needs; a public attribute whose name is nearly one of these is
+    refused."""
+
+    name: str
+    """Names it in logs and metrics; each plugin of a service has its own."""
+
+    cap_validators: Mapping[str, CapValidator]
+    """By kind of certificate: `device`, `member`, `audience`."""
+
+    def lifespan(self, services: Services) -> AbstractAsyncContextManager[None]:
+        """Entered before the service answers its first request, left after its last. What it raises on
+        entering keeps the server from starting."""
+
+    async def authorize(self, request: Request) -> Iterable[str]:
+        """Roles that the caller has beside its own, for this request alone: of every pull, push and list,
+        also of open collections, of each entry of a batch and each event of a stream. It reads, and changes
+        nothing."""
+
+    async def before_pull(self, request: Request) -> None:
+        """Called once the pull of one document or log is allowed, before the store is read."""
+
+    async def intercept_pull(self, request: Request) -> Reply | None:
+        """The answer to the pull, instead of what is stored; None leaves it to the next plugin, or the
+        store."""
+
+    async def intercept_push(self, push: Push) -> Pushed | None:
+        """Take the push, which is allowed, checked and counted, instead of the store; None leaves it to the
+        next plugin, or the store. What is taken is announced like any other write."""
+
+    async def after_write(self, event: WriteEvent) -> None:
+        """Called after each push that was answered 200, in the order in which they ended, before the answer
+        is sent; of a push that is repeated (Idempotency-Key), again."""

@@ -1,0 +1,172 @@
+"""A change log in a database: its rows are written in the transaction of the write that they tell of.
+
+The ids of the rows have no gaps, and the oldest row is never told: it is the place before the first that is.
+So one look at it says whether anything after an id is gone, and the log is never without an id. A new one
+holds such a row alone, whose id is the microsecond: no id of an earlier database in this place is taken for
+one of this.
+"""
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from pysync.changes import Change, Retention
+from pysync.errors import Unavailable
+from pysync.sqlite import GroupCommit, TurnReader, refusal
+
+_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"  # in steps of a millisecond
+
+TABLE: Final = f"""
+    CREATE TABLE change(
+        id INTEGER PRIMARY KEY,
+        at_ms INTEGER NOT NULL,
+        text BLOB NOT NULL,
+        identity TEXT NOT NULL
+    );
+    INSERT INTO change VALUES({_NOW}, 0, x'', '')
+"""
+
+FORGET_ALL: Final = (
+    f"INSERT INTO change SELECT max({_NOW}, max(id) + 1000000), 0, x'', '' FROM change",  # noqa: S608
+    "DELETE FROM change WHERE id < (SELECT max(id) FROM change)",
+)
+"""Begins the log anew, for one whose newest rows may be lost: nobody was given an id as great as the next."""
+
+POLL_S: Final = 0.02
+"""How often `wait` looks whether another process has committed, and for how long."""
+POLLS: Final = 50
+
+TRIM_EVERY: Final = 128
+TRIM_ROWS: Final = 512
+"""After how many changes those are deleted that need not be kept, and how many of them at most, unless more
+came at once: twice as many as came are always allowed, so that none pile up."""
+
+# Without AUTOINCREMENT, which would write a second table: an id is one more than the greatest there is, and
+# there always is one.
+_INSERT = "INSERT INTO change(at_ms, text, identity) VALUES(?, ?, ?)"
+_NEWEST = "SELECT max(id) FROM change"
+_BOUNDS = "SELECT (SELECT min(id) FROM change), (SELECT max(id) FROM change)"
+_AFTER = "SELECT id, text, identity FROM change WHERE id > ? ORDER BY id LIMIT ?"
+_FIRST_SINCE = "SELECT id FROM change WHERE id > ? AND id <= ? AND at_ms >= ? ORDER BY id LIMIT 1"
+_FORGET = "DELETE FROM change WHERE id < ?"
+
+_is_id = re.compile("[0-9]{17}").fullmatch
+
+
+class Rows(NamedTuple):
+    """Changes as they are written: time, text and identity of each; and what is kept beside them."""
+
+    rows: list[tuple[int, bytes, str]]
+    retention: Retention
+
+
+class SqliteChanges:
+    """A `ChangeLog` in the table `TABLE` of a database that `reader` reads and `writer` writes. What fails is
+    `unavailable`."""
+
+    def __init__(
+        self,
+        reader: TurnReader,
+        writer: GroupCommit,
+        unavailable: type[Unavailable],
+        now_ms: Callable[[], int],
+        retention: Retention,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._unavailable = unavailable
+        self._now_ms = now_ms
+        self._retention = retention
+        self._announced = 0
+        self._arrival = asyncio.Event()
+
+    def rows_of(self, changes: Sequence[Change]) -> Rows:
+        """What `append` writes of changes (one at least) that are made now."""
+        now_ms = self._now_ms()
+        return Rows([(now_ms, change.text, change.identity) for change in changes], self._retention)
+
+    def tell(self, last: int) -> None:
+        """Wake who waits: `last` is the id of a change that is committed."""
+        if last > self._announced:
+            self._announced = last
+            self._arrival.set()
+
+    async def announce(self, changes: Sequence[Change]) -> str:
+        last = await self._writer.submit(append, self.rows_of(changes))
+        self.tell(last)
+        return change_id(last)
+
+    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        if after and not _is_id(after):
+            return None
+        # Of one turn of the loop, and so of one snapshot.
+        ((oldest, newest),) = self.rows(_BOUNDS)
+        place = int(after) if after else oldest
+        if not oldest <= place <= newest:
+            return None
+        found = self.rows(_AFTER, place, limit) if place < newest else []
+        return [(change_id(id_), Change(text, identity)) for id_, text, identity in found]
+
+    async def newest(self) -> str:
+        return change_id(self._newest())
+
+    async def wait(self, after: str) -> None:
+        seen = -1
+        for _ in range(POLLS):
+            if after < change_id(self._announced):
+                return
+            version = self._version()
+            if version != seen and after < await self.newest():
+                return
+            seen = version
+            self._arrival.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._arrival.wait()
+
+    def _newest(self) -> int:
+        ((newest,),) = self.rows(_NEWEST)
+        return int(newest)
+
+    def _version(self) -> int:
+        try:
+            return self._reader.version()
+        except sqlite3.Error as error:
+            raise refusal(error, self._unavailable) from error
+
+    def rows(self, statement: str, *args: Any) -> list[Any]:
+        """All rows of a query to the database."""
+        try:
+            return self._reader.rows(statement, args)
+        except sqlite3.Error as error:
+            raise refusal(error, self._unavailable) from error
+
+
+def append(cursor: sqlite3.Cursor, rows: Rows) -> int:
+    """Write changes, in the transaction of what they tell of. Returns the id of the last."""
+    several = rows.rows
+    if len(several) > 1:
+        cursor.executemany(_INSERT, several[:-1])
+    cursor.execute(_INSERT, several[-1])
+    last = cursor.lastrowid
+    assert last is not None
+    if last % TRIM_EVERY < len(several):
+        _trim(cursor, last, max(TRIM_ROWS, 2 * len(several)), several[-1][0], rows.retention)
+    return last
+
+
+def _trim(cursor: sqlite3.Cursor, newest: int, most: int, now_ms: int, retention: Retention) -> None:
+    """Forget the oldest changes that need not be kept, `most` of them at most."""
+    ((oldest,),) = cursor.execute("SELECT min(id) FROM change").fetchall()
+    end = min(oldest + most, newest)
+    young = cursor.execute(_FIRST_SINCE, (oldest, end, now_ms - retention.age_ms)).fetchone()
+    last_old = end if young is None else young[0] - 1
+    cursor.execute(_FORGET, (min(max(last_old, newest - retention.count), end),))
+
+
+def change_id(number: int) -> str:
+    """The id, as followers know it, of the change in row `number`."""
+    return f"{number:017d}"

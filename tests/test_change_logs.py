@@ -1,0 +1,378 @@
+"""Logs of changes in databases: beside the documents of a store, and of a coordinator."""
+
+import asyncio
+import contextlib
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pysync import sqlite_changes
+from pysync.changes import Change, ChangeLog, Retention
+from pysync.coordinator.local import LocalCoordinator
+from pysync.errors import StoreUnavailable
+from pysync.sqlite import create_database
+from pysync.sqlite_changes import TRIM_EVERY, TRIM_ROWS
+from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
+from pysync.store.local import SCHEMA, LocalStore
+from pysync.testing import RETENTION, ChangeLogContract, MovedClock, change, chunks_of
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, clock: MovedClock) -> AsyncIterator[LocalStore]:
+    store = await LocalStore.at(tmp_path, clock, RETENTION)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def other(tmp_path: Path, clock: MovedClock, store: LocalStore) -> AsyncIterator[LocalStore]:
+    """The store of another process on the same folder."""
+    other = await LocalStore.at(tmp_path, clock, RETENTION)
+    yield other
+    await other.close()
+
+
+class TestLocalStoresLog(ChangeLogContract):
+    @pytest.fixture
+    async def log(self, store: LocalStore) -> ChangeLog:
+        return store.change_log
+
+
+class Alternating:
+    """The logs of two processes that take turns: together they keep the promise of one."""
+
+    def __init__(self, *logs: ChangeLog) -> None:
+        self._logs = logs
+        self._turn = 0
+
+    def _next(self) -> ChangeLog:
+        self._turn += 1
+        return self._logs[self._turn % len(self._logs)]
+
+    async def announce(self, changes: Sequence[Change]) -> str:
+        return await self._next().announce(changes)
+
+    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        return await self._next().changes(after, limit)
+
+    async def newest(self) -> str:
+        return await self._next().newest()
+
+    async def wait(self, after: str) -> None:
+        await self._next().wait(after)
+
+
+class TestLogsOfTwoStoresOnOneFolder(ChangeLogContract):
+    @pytest.fixture
+    async def log(self, store: LocalStore, other: LocalStore) -> ChangeLog:
+        return Alternating(store.change_log, other.change_log)
+
+
+async def told(log: ChangeLog, after: str = "") -> list[Change]:
+    """All changes of a log after an id that it still knows."""
+    found = await log.changes(after, 10_000)
+    assert found is not None
+    return [change for _, change in found]
+
+
+async def test_a_write_and_its_changes_are_made_together(store: LocalStore) -> None:
+    changes = [change("1"), change("2")]
+    etag = await store.change_log.put("a", b"one", ABSENT, changes)
+    found = await store.get("a")
+    assert isinstance(found, Object)
+    assert (found.body, found.etag, found.content_type) == (b"one", etag, "application/json")
+    assert await told(store.change_log) == changes
+    await store.change_log.put("a", b"two", Etag(etag), [change("3")])
+    assert await told(store.change_log) == [*changes, change("3")]
+
+
+async def test_a_refused_write_has_no_change_and_takes_none_from_its_neighbours(store: LocalStore) -> None:
+    await store.put("taken", b"one")
+    expects: list[Expect] = [ABSENT, Etag("another"), ANY]
+    outcomes = await asyncio.gather(
+        *(store.change_log.put("taken", b"two", expect, [change(f"{expect}")]) for expect in expects),
+        *(store.change_log.put(f"n/{n}", b"n", ABSENT, [change(f"{n}")]) for n in range(8)),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [EtagMismatch] * 2 + [str] * 9
+    assert await told(store.change_log) == [change("any"), *(change(f"{n}") for n in range(8))]
+
+
+async def test_changes_of_a_document_are_told_in_the_order_of_its_versions(
+    store: LocalStore, other: LocalStore
+) -> None:
+    versions = []
+
+    async def write_on(through: LocalStore) -> None:
+        for _ in range(50):
+            count = 0
+            expect: Expect = ABSENT
+            found = await through.get("a")
+            if isinstance(found, Object):
+                count, expect = int(found.body), Etag(found.etag)
+            with contextlib.suppress(EtagMismatch):
+                after = change(f"{count + 1}")
+                await through.change_log.put("a", b"%d" % (count + 1), expect, [after])
+                versions.append(after)
+
+    await asyncio.gather(*(write_on(through) for through in (store, other) * 4))
+    assert await told(store.change_log) == [change(f"{n + 1}") for n in range(len(versions))]
+
+
+async def test_a_document_in_the_place_of_a_file_is_a_write_like_any_other(store: LocalStore) -> None:
+    await store.write("a", chunks_of(b"file"), "text/plain")
+    await store.change_log.put("a", b"document", ANY, [change("1")])
+    assert await store.open("a") is None
+    assert await told(store.change_log) == [change("1")]
+
+
+async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: LocalStore) -> None:
+    await store.change_log.put("a", b"1", ABSENT, [change("1")])
+    place = await store.change_log.newest()
+    store._writer._connection.execute("PRAGMA max_page_count = 20")
+    outcomes = await asyncio.gather(
+        *(store.change_log.put(f"n/{n}", bytes(50_000), ABSENT, [change(f"{n}")]) for n in range(4)),
+        return_exceptions=True,
+    )
+    assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+    assert await store.list("n", None, 10) == []
+    assert await store.change_log.newest() == place
+    store._writer._connection.execute("PRAGMA max_page_count = 1000000")
+    await store.change_log.put("n/1", b"1", ABSENT, [change("2")])
+    assert await told(store.change_log, place) == [change("2")]
+
+
+async def test_changes_and_the_place_of_a_follower_survive_a_restart(tmp_path: Path) -> None:
+    first = await LocalStore.at(tmp_path)
+    empty = await first.change_log.newest()
+    await first.change_log.put("a", b"1", ABSENT, [change("1")])
+    place = await first.change_log.newest()
+    await first.change_log.put("b", b"2", ABSENT, [change("2")])
+    await first.close()
+    second = await LocalStore.at(tmp_path)
+    assert await told(second.change_log, empty) == [change("1"), change("2")]
+    assert await told(second.change_log, place) == [change("2")]
+    assert place < await second.change_log.newest() < await second.change_log.announce([change("3")])
+    await second.close()
+
+
+async def test_another_folder_in_the_same_place_knows_none_of_the_ids(tmp_path: Path) -> None:
+    before = ""
+    for name in ("first", "second"):
+        store = await LocalStore.at(tmp_path / name)
+        if before:
+            assert await store.change_log.changes(before, 10) is None
+        assert before < await store.change_log.newest()
+        before = await store.change_log.announce([change(f"{n}") for n in range(10)])
+        await store.close()
+
+
+async def test_a_folder_of_the_version_before_opens_with_all_it_holds(tmp_path: Path) -> None:
+    """Its tables are those that version 1 made."""
+    create_database(tmp_path / "pysync.db", SCHEMA._replace(steps=SCHEMA.steps[:1]))
+    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (1,)
+        database.execute(
+            "INSERT INTO object(parent, name, etag, content_type, modified_ms, body)"
+            "VALUES('notes', 'a', 'e1', 'application/json', 5, x'7b7d')"
+        )
+    stores = await asyncio.gather(*(LocalStore.at(tmp_path) for _ in range(4)))
+    for store in stores:
+        found = await store.get("notes/a")
+        assert found == Object(b"{}", "e1", "application/json", 5)
+        assert await told(store.change_log) == []
+    await stores[0].change_log.put("notes/a", b"two", Etag("e1"), [change("1")])
+    assert await told(stores[1].change_log) == [change("1")]
+    for store in stores:
+        await store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db")) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (len(SCHEMA.steps),)
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_who_waits_is_told_by_its_own_process_and_by_others(
+    store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody here would stop waiting by itself."""
+    monkeypatch.setattr(sqlite_changes, "POLLS", 1_000_000)
+    for writer in (store, other):
+        place = await store.change_log.newest()
+        waiting = asyncio.ensure_future(store.change_log.wait(place))
+        await asyncio.sleep(0)
+        await writer.put("b", b"of no change")
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await writer.change_log.put("a", b"1", ANY, [change("1")])
+        await waiting
+        assert await told(store.change_log, place) == [change("1")]
+
+
+async def test_a_change_of_another_process_before_the_wait_is_told(
+    store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_changes, "POLLS", 1_000_000)
+    place = await store.change_log.newest()
+    assert await told(store.change_log, place) == []
+    await other.change_log.announce([change("1")])
+    await store.change_log.wait(place)
+
+
+async def test_a_cancelled_write_is_told_all_the_same(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_changes, "POLLS", 1_000_000)
+    place = await store.change_log.newest()
+    writing = asyncio.ensure_future(store.change_log.put("a", b"1", ABSENT, [change("1")]))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await store.change_log.wait(place)
+    assert await told(store.change_log, place) == [change("1")]
+
+
+async def test_a_closed_log_is_unavailable(tmp_path: Path) -> None:
+    store = await LocalStore.at(tmp_path)
+    log = store.change_log
+    place = await log.newest()
+    await store.close()
+    for ask in (log.announce([change("1")]), log.changes(place, 1), log.newest(), log.wait(place)):
+        with pytest.raises(StoreUnavailable):
+            await ask
+
+
+class TestForgetting:
+    """A log keeps what it should, little more, and no commit pays for much."""
+
+    def rows(self, store: LocalStore) -> int:
+        ((count,),) = store._writer._connection.execute("SELECT count(*) FROM change").fetchall()
+        return int(count)
+
+    async def test_what_is_old_is_forgotten(self, store: LocalStore, clock: MovedClock) -> None:
+        retention = Retention(count=10_000, age_ms=1_000)
+        store.change_log._retention = retention
+        place = await store.change_log.announce([change("old")])
+        for n in range(300):
+            await store.change_log.announce([change(f"{n}")])
+        clock.now_ms += 500
+        young = await store.change_log.announce([change("young")])
+        clock.now_ms += 501
+        for n in range(TRIM_EVERY):
+            await store.change_log.announce([change(f"{n}")])
+        assert await store.change_log.changes(place, 1) is None
+        assert len(await told(store.change_log, young)) == TRIM_EVERY
+        assert self.rows(store) <= 2 * TRIM_EVERY + 2
+
+    async def test_of_what_is_old_the_last_place_is_remembered(
+        self, store: LocalStore, clock: MovedClock
+    ) -> None:
+        place = ""
+        for n in range(2 * TRIM_EVERY):
+            clock.now_ms += 2 * RETENTION.age_ms
+            place = await store.change_log.announce([change(f"{n}")])
+        assert await store.change_log.newest() == place
+        assert await store.change_log.changes(place, 10) == []
+        last = await store.change_log.announce([change("last")])
+        assert await store.change_log.changes(place, 10) == [(last, change("last"))]
+
+    async def test_one_commit_forgets_a_bounded_number(self, store: LocalStore) -> None:
+        store.change_log._retention = Retention(count=10_000)
+        for start in range(0, 5_000, 500):
+            await store.change_log.announce([change(f"{start + n}") for n in range(500)])
+        assert self.rows(store) == 5_001
+        store.change_log._retention = RETENTION
+        before = self.rows(store)
+        while before > RETENTION.count + TRIM_EVERY + 1:
+            for n in range(TRIM_EVERY):
+                await store.change_log.announce([change(f"{n}")])
+            after = self.rows(store)
+            assert before - TRIM_ROWS <= after - TRIM_EVERY < before
+            before = after
+
+    async def test_groups_of_any_size_do_not_pile_up(self, store: LocalStore) -> None:
+        for _ in range(10):
+            await store.change_log.announce([change(f"{n}") for n in range(2_000)])
+        assert self.rows(store) <= 2_000 + RETENTION.count + 1
+
+
+WRITE_ON = """
+import asyncio, itertools, sys
+from pysync.changes import Change
+from pysync.store import ABSENT
+from pysync.store.local import LocalStore
+
+async def write(store, lane):
+    for n in itertools.count():
+        await store.change_log.put(f"lane{lane}/{n}", b"%d" % n * 300, ABSENT, [Change(b"%d/%d" % (lane, n))])
+        print(f"{lane}/{n}", flush=True)
+
+async def main(folder):
+    store = await LocalStore.at(folder)
+    await asyncio.gather(*(write(store, lane) for lane in range(8)))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_after_a_kill_there_is_a_change_for_each_write_and_for_no_other(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", WRITE_ON, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    acknowledged = [await asyncio.to_thread(process.stdout.readline) for _ in range(1_000)]
+    process.kill()
+    acknowledged += await asyncio.to_thread(process.stdout.readlines)
+    process.communicate()
+    store = await LocalStore.at(tmp_path)
+    changes = await store.change_log.changes("", 100_000)
+    assert changes is not None
+    ids = [int(id_) for id_, _ in changes]
+    assert ids == list(range(ids[0], ids[0] + len(ids)))
+    texts = {change.text.decode() for _, change in changes}
+    assert len(texts) == len(ids)
+    assert {line[:-1] for line in acknowledged if line.endswith("\n")} <= texts
+    assert {f"lane{text}" for text in texts} == {listed.key async for listed in store.walk("")}
+    await store.close()
+
+
+class TestAfterAStartOfTheMachine:
+    """What a coordinator's log lost with the power, nobody takes for told."""
+
+    async def test_who_followed_before_is_told_to_begin_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        boot = tmp_path / "boot_id"
+        monkeypatch.setattr("pysync.coordinator.local.BOOT", boot)
+        boot.write_text("one\n")
+        place = ""
+        for _ in range(2):
+            coordinator = await LocalCoordinator.at(tmp_path)
+            assert not place or await told(coordinator, place) == []
+            place = await coordinator.announce([change("1")])
+            await coordinator.close()
+        intent = await self.intend(tmp_path)
+        boot.write_text("two\n")
+        coordinator = await LocalCoordinator.at(tmp_path)
+        other = await LocalCoordinator.at(tmp_path)
+        for each in (coordinator, other):
+            assert await each.changes(place, 1) is None
+            assert await told(each) == []
+            assert await each.newest() > place
+        assert [found.name for found in await coordinator.intents(10)] == [intent]
+        last = await other.announce([change("2")], intent)
+        assert await coordinator.changes("", 10) == [(last, change("2"))]
+        for each in (coordinator, other):
+            await each.close()
+
+    async def intend(self, folder: Path) -> str:
+        coordinator = await LocalCoordinator.at(folder)
+        intent = await coordinator.intend([change("2")])
+        await coordinator.close()
+        return intent

@@ -7,6 +7,7 @@ nonce. What the caller may do is `pysync.rule`'s to say.
 """
 
 import hmac
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from pysync.errors import Forbidden, RateLimited, Unauthorized
 from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
 from pysync.revocation import Revocations
 from pysync.rule import Rule
+
+log = logging.getLogger(__name__)
 
 SKEW_MS = SKEW_S * 1000
 MAX_REMEMBERED_CHARS = 16 * 1024 * 1024
@@ -70,10 +73,16 @@ ADMIN = Credentials(Caller(roles=ANONYMOUS_ROLES | {"admin"}))
 
 
 class Access:
-    """Authentication and rate limits of one service. `now_ms` is its clock."""
+    """Authentication and rate limits of one service. `now_ms` is its clock. `refusal` tells the code by which
+    a certificate is refused that holds otherwise, None where it is not."""
 
     def __init__(
-        self, config: Config, coordinator: Coordinator, revocations: Revocations, now_ms: Callable[[], int]
+        self,
+        config: Config,
+        coordinator: Coordinator,
+        revocations: Revocations,
+        now_ms: Callable[[], int],
+        refusal: Callable[[Certificate], str | None] | None = None,
     ) -> None:
         self._auth = auth = config.auth
         self._asked = _roles_asked(config)
@@ -81,6 +90,7 @@ class Access:
         self._coordinator = coordinator
         self._revocations = revocations
         self._now_ms = now_ms
+        self._refusal = refusal
         self._known: OrderedDict[tuple[str, str], Proof] = OrderedDict()
         self._known_chars = 0
 
@@ -160,7 +170,7 @@ class Access:
         if authorization.startswith("Bearer "):
             return self._present_admin(authorization.removeprefix("Bearer ")).caller
         now_s, presenter = self._now_ms() // 1000, headers.get(wire.HEADER_PUB, "")
-        certificate = _certificate(authorization, now_s)
+        certificate = self._certificate(authorization, now_s)
         if certificate.kind == "audience" and not presenter:
             caller = Caller(roles=self._roles(certificate, ""))
         else:
@@ -196,7 +206,7 @@ class Access:
         known = self._known.get((authorization, presenter)) or self._known.get((authorization, ""))
         if known is not None:
             return known
-        certificate = _certificate(authorization, self._now_ms() // 1000)
+        certificate = self._certificate(authorization, self._now_ms() // 1000)
         is_audience = certificate.kind == "audience"
         try:
             key = _core.PublicKey(presenter if is_audience else certificate.sub)
@@ -209,6 +219,15 @@ class Access:
             excluded=certificate.aud is not None and key.hex not in certificate.aud,
             known_as=(authorization, presenter if is_audience else ""),
         )
+
+    def _certificate(self, authorization: str, now_s: int) -> Certificate:
+        """The certificate of a header, verified, as plugins accept it too. Raises as `_certificate` does."""
+        certificate = _certificate(authorization, now_s)
+        code = None if self._refusal is None else self._refusal(certificate)
+        if code is not None:
+            log.info("cap-cert plugin reject: %s", code)
+            raise Unauthorized
+        return certificate
 
     def _remember(self, proof: Proof) -> None:
         """Spare the caller's next request the check of the certificate's own signature. Only who has signed a

@@ -32,34 +32,52 @@ class Bundle:
             rules[0],
             examines=any(rule.examines for rule in rules),
             by_space=any(rule.by_space for rule in rules),
+            by_plugin=False,
             admits_anonymous=True,
             roles=frozenset(),
         )
         """What a bundle asks of whoever reads any of it: credentials that hold, if any are examined. It
-        admits nobody to a document, and has the rate limit of the first member."""
+        admits nobody to a document, and has the rate limit of the first member. Plugins are asked for the
+        roles of each member."""
         self.others = self.rules[1:]
         """The rules of the other members, whose rate limits count too."""
 
+    def readable(
+        self, readers: Sequence[Caller | None], identity: str | None, path: str
+    ) -> list[tuple[Rule, Caller]]:
+        """The members below `path`, whose `{identity}` is `identity`, that their readers may read: perhaps
+        none. `readers` is who asks, with the roles that count for each of `rules`, None where it is refused
+        that one."""
+        return [
+            (rule, reader)
+            for rule, reader in zip(self.rules, readers, strict=True)
+            if reader is not None
+            and rule.owns(key := f"{path}/{rule.collection.name}")
+            and rule.answers(reader, identity, key)
+        ]
+
     async def pull(
-        self, documents: Documents, caller: Caller, identity: str | None, path: str
+        self,
+        documents: Documents,
+        readable: Sequence[tuple[Rule, Caller]],
+        identity: str | None,
+        path: str,
     ) -> list[Member]:
-        """The members below `path`, whose `{identity}` is `identity`, that `caller` may read: perhaps none.
+        """The members that `readable` found.
 
         Raises:
             DocumentCorrupt: one of them does not read as a document.
             StoreUnavailable: nobody can tell what one of them holds.
         """
-        readable = [
-            rule
-            for rule in self.rules
-            if rule.owns(key := f"{path}/{rule.collection.name}") and rule.answers(caller, identity, key)
-        ]
         found = await asyncio.gather(
-            *(documents.pull(f"{path}/{rule.collection.name}", rule.collection.ttl_ms) for rule in readable)
+            *(
+                documents.pull(f"{path}/{rule.collection.name}", rule.collection.ttl_ms)
+                for rule, _ in readable
+            )
         )
         return [
-            _as_read(rule, document, rule.roles_of(caller, identity))
-            for rule, document in zip(readable, found, strict=True)
+            _as_read(rule, document, rule.roles_of(reader, identity))
+            for (rule, reader), document in zip(readable, found, strict=True)
         ]
 
 

@@ -11,8 +11,11 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+import orjson
 
 from pysync._core import Scope
 
@@ -45,16 +48,22 @@ class Written:
     timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WriteEvent:
-    """A successful push, as plugins and projections are told of it (service, Write event). `body` is the
-    pushed `data`, of an append its element's; None where it was no JSON. `identity` is the writer's, None for
-    nobody."""
+    """A successful push, as plugins and projections are told of it (service, Write event). `text` is the
+    pushed `data` as JSON, of an append its element's; None where it was no JSON. `identity` is the writer's,
+    None for nobody."""
 
     collection: str
     params: Mapping[str, str]
     hash: str
     timestamp: int
-    body: Mapping[str, Any] | None = None
+    text: bytes | None = field(default=None, repr=False)
     identity: str | None = None
     namespace: str | None = None
+
+    @cached_property
+    def body(self) -> Mapping[str, Any] | None:
+        """The pushed `data`, parsed when it is first asked for. All that are told of the write share it: it
+        is not to be changed."""
+        return None if self.text is None else orjson.loads(self.text)

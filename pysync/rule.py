@@ -1,6 +1,6 @@
 """What a collection's actions ask of a caller: roles, scopes, restrictions (wire section 3)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pysync.config import Action, Collection, Config, RateRule, Restriction, effective_limit
 from pysync.config.template import matches, params, wins_over
@@ -34,14 +34,30 @@ class Rule:
     """Which path parameter is `{identity}`: of a list, of its prefix."""
     by_space: bool
     """Roles that a space's access document gives count (`pysync.spaces`)."""
+    by_plugin: bool
+    """Roles that plugins give count."""
     restrictions: tuple[Restriction, ...]
     limit: RateRule | None
     rivals: tuple[str, ...] = ()
     """Templates of other collections in the namespace that win keys over this one's."""
+    by_request: bool = field(init=False)
+    """Roles count that a caller holds for one request alone: of a space, or of plugins."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_request", self.by_space or self.by_plugin)
 
     @classmethod
-    def of(cls, config: Config, namespace: str | None, collection: Collection, action: Action) -> "Rule":
-        """The rule that the configuration makes for `action` on `collection`."""
+    def of(
+        cls,
+        config: Config,
+        namespace: str | None,
+        collection: Collection,
+        action: Action,
+        *,
+        by_plugin: bool = False,
+    ) -> "Rule":
+        """The rule that the configuration makes for `action` on `collection`. `by_plugin`: there is a plugin
+        that gives roles. As it may give them to anybody, everybody's credentials are looked at."""
         roles = frozenset(collection.write_roles if action == "push" else collection.read_roles)
         levels = [config.restrictions, collection.restrictions]
         if namespace is not None:
@@ -65,9 +81,12 @@ class Rule:
             namespace=namespace,
             roles=roles,
             admits_anonymous=not needed,
-            examines=needed or not public or bool(restrictions) or bool(collection.field_permissions),
+            examines=(
+                needed or not public or by_plugin or bool(restrictions) or bool(collection.field_permissions)
+            ),
             identity_index=names.index("identity") if "identity" in names else None,
             by_space=config.auth.spaces is not None and _names_space_roles(roles, collection),
+            by_plugin=by_plugin,
             restrictions=restrictions,
             limit=effective_limit(config, collection, action),
             rivals=_rivals(config, namespace, collection),

@@ -354,7 +354,11 @@ def test_a_schema_stands_by_itself(ref: str) -> None:
             "is required: maxRequests alone limits nothing",
         ),
         ({"batchKeyDenySuffixes": [""]}, "batchKeyDenySuffixes[0]", "must not be empty"),
-        ({"plugins": ["plugin"]}, "plugins[0]", "must be package.module:plugin"),
+        (
+            {"plugins": ["package.audit", "package.audit:Audit", "a plugin"]},
+            "plugins[2]",
+            "must be package.module:plugin, or the name of an entry point",
+        ),
         ({"collections": {}}, "collections", "must be a list, not an object"),
         ({"namespaces": []}, "namespaces", "must be an object, not a list"),
         ({"namespaces": {"a": None}}, "namespaces.a", "must be an object, not null"),

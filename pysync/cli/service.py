@@ -12,6 +12,7 @@ from pysync import config
 
 
 def serve(options: argparse.Namespace) -> int:
+    from pysync.plugins import loading
     from pysync.server import run
     from pysync.server.banner import origin
 
@@ -26,6 +27,7 @@ def serve(options: argparse.Namespace) -> int:
         settings = config.parse({}, os.environ, flags)
     else:
         settings = config.load(options.config, os.environ, flags)
+        loading.beside(options.config)
     try:
         return run.serve(settings)
     except OSError as error:
@@ -37,8 +39,10 @@ def serve(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> int:
     from pysync.config import report
+    from pysync.plugins import loading
 
-    accepted, text = report.check(options.file)
+    loading.beside(options.file)
+    accepted, text = report.check(options.file, use=loading.loaded)
     print(text)
     if accepted and options.probe:
         print()

@@ -13,7 +13,7 @@ _HELD = re.compile(
     r"public|self|admin|device:root|admin:.+|cap:(read|write|list):.+|delegated:.+:.+|space:(owner|member)",
     re.DOTALL,
 )
-"""The forms of the roles that the server gives; others come from auth.identityRoles."""
+"""The forms of the roles that the server gives; others come from auth.identityRoles, or from plugins."""
 _PLAIN = dict.fromkeys(("public", "self", "admin", "device:root"))
 _ANY_ISSUER = "anybody can sign a certificate that yields {}: name whom you trust in auth.trustedIssuers"
 
@@ -28,15 +28,18 @@ def _warnings(config: Config) -> Iterator[Problem]:
     if not any(collections for _, _, collections in namespaces):
         yield Problem("collections", "nothing is served: there is no collection")
     granted = {role for roles in config.auth.identity_roles.values() for role in roles}
+    known = None if config.plugins else granted
     for _, path, collections in namespaces:
         for at, collection in enumerate(collections):
-            yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None, granted)
+            yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None, known)
     yield from _shared_keys(config)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
         yield Problem("auth.spaces.trustOnFirstUse", "whoever comes first owns a space: only false is safe")
 
 
-def _collection(collection: Collection, path: str, any_issuer: bool, granted: set[str]) -> Iterator[Problem]:
+def _collection(
+    collection: Collection, path: str, any_issuer: bool, granted: set[str] | None
+) -> Iterator[Problem]:
     if "public" in collection.write_roles and not collection.pull_only:
         who = "anyone" if collection.require_auth is not True else "anyone with a key of their own"
         yield Problem(f"{path}.writeRoles", f"public: {who} may write", collection.name)
@@ -85,8 +88,8 @@ def _log(collection: Collection) -> Iterator[tuple[str, str]]:
             yield "forceFullFetch", "tells clients to ask for what appendOnly.allowFull refuses"
 
 
-def _role(role: str, collection: Collection, any_issuer: bool, granted: set[str]) -> Iterator[str]:
-    if not _HELD.fullmatch(role) and role not in granted:
+def _role(role: str, collection: Collection, any_issuer: bool, granted: set[str] | None) -> Iterator[str]:
+    if granted is not None and not _HELD.fullmatch(role) and role not in granted:
         yield f"nobody holds {role!r}{nearest(role.lower(), _PLAIN)}"
     cap = _CAP_ROLE.fullmatch(role)
     if cap and cap[1] == "*":

@@ -1,7 +1,7 @@
 """What `pysync check FILE` prints: every problem, or the warnings and the route table."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,14 +23,20 @@ class Row:
     roles: tuple[str, ...]
 
 
-def check(path: str, environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
-    """Whether the file is accepted, and the text that says so, or says every reason why not."""
+def check(
+    path: str,
+    environ: Mapping[str, str] = os.environ,
+    use: Callable[[Config], object] = lambda config: None,
+) -> tuple[bool, str]:
+    """Whether the file is accepted, and the text that says so, or says every reason why not. `use` may find
+    more, and raises ConfigError."""
     try:
         value = read(Path(path))
     except ConfigError as error:
         return False, str(error)  # which names the file
     try:
         config = parse(value, environ)
+        use(config)
     except ConfigError as error:
         return False, "\n".join([f"{path}: {_count(error.problems, 'problem')}", "", *_told(error.problems)])
     return True, f"{path}: accepted\n\n{report(config)}"

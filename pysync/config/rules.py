@@ -37,6 +37,7 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 _HOST = re.compile(r"[^/\s?#@]+")
 _MOUNT = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._:@-]+)*")
 _OBJECT_OF_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_ENTRY_POINT = re.compile(r"\w[\w.-]*")
 _STORE = re.compile(r"memory:|file:[^\0]+|s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]*)?(\?[^\s#]*)?")
 _COORDINATOR = re.compile(r"memory:|file:[^\0]*|rediss?://[^\s/]+(/[^\s]*)?")
 
@@ -57,8 +58,8 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
         for collection in collections:
             yield from _at(place(collection), _limits(collection.rate_limit or None, config.rate_limit))
     for at, plugin in enumerate(config.plugins):
-        if not _OBJECT_OF_MODULE.fullmatch(plugin):
-            yield Problem(f"plugins[{at}]", "must be package.module:plugin")
+        if not (_OBJECT_OF_MODULE.fullmatch(plugin) or _ENTRY_POINT.fullmatch(plugin)):
+            yield Problem(f"plugins[{at}]", "must be package.module:plugin, or the name of an entry point")
     known = _by_name(config)
     for projection in config.projections:
         yield from _at(place(projection), _projection(projection, known))

@@ -18,7 +18,7 @@ def served(config: Config, collections: Iterable[Collection]) -> Iterator[Collec
 
 
 def unserved(config: Config) -> Iterator[Problem]:
-    """The members that are accepted and have no effect yet, or keep the server from starting."""
+    """The members that are accepted and have no effect yet."""
     for _, path, collections in config.each_namespace():
         for at, collection in enumerate(collections):
             if not any(served(config, [collection])):
@@ -29,5 +29,3 @@ def unserved(config: Config) -> Iterator[Problem]:
     ):
         if said:
             yield Problem(member, _NOT_YET)
-    if config.plugins:
-        yield Problem("plugins", "the server will not start: this version loads no plugins")

@@ -7,7 +7,10 @@ or a function without parameters, which makes the plugin: each process makes its
 
 `authorize`, `before_pull`, `intercept_pull` and `intercept_push` may refuse the request by raising an error
 of `pysync.errors`; anything else that they raise, or taking longer than `HOOK_S`, is counted, logged, and
-`500`. What `after_write` raises is counted and logged, and the push's answer stays what it is.
+`500` (an `authorize` that takes too long: `503`). What `after_write` raises is counted and logged, and the
+push's answer stays what it is.
+
+`hooks.py` calls the hooks, `loading.py` finds and checks plugins; `docs/plugins.md` is for their authors.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,8 +34,9 @@ HOOK_S: Final = 5.0
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a request is about to do: `action` (pull, push or list) on a collection, at the document key
-    `key`, which is the collection's template with `params` (of a list: its prefix). `caller` holds all roles
-    but those that plugins give."""
+    `key`, which is the collection's template with `params` (of a list: its prefix). `caller` holds its roles
+    as far as they are known: `authorize` sees them without those that plugins give, and `self` is never among
+    them. Of a certificate's roles only those are there that the configuration names."""
 
     action: Action
     collection: str
@@ -44,21 +48,28 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A push that is about to be made. `data` is what the client sent, sanitised, as canonical JSON text."""
+    """A push that is about to be made. `data` is what the client sent, sanitised, as the JSON text that would
+    be stored, and `hash` is its hash; of an append to a log, of its element."""
 
     request: Request
     data: bytes
+    hash: str
     base_hash: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A plugin's answer to a pull: its body, `200`. With a `version` it has that as its ETag and honours
-    If-None-Match."""
+    If-None-Match. Raises ValueError where content type or version do not fit in a header."""
 
     body: bytes
     content_type: str = "application/json"
     version: str | None = None
+
+    def __post_init__(self) -> None:
+        headers = self.content_type + (self.version or "")
+        if not (headers.isascii() and headers.isprintable()) or '"' in (self.version or ""):
+            raise ValueError("content_type and version must be printable ASCII, the version without quotes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,8 @@ class Pushed:
 @dataclass(frozen=True, slots=True)
 class Services:
     """What a plugin works with while the service runs: the same objects that serve requests. `sweeps`: this
-    process is the one of its machine's that does what need be done only once."""
+    process is the one of its machine's that does what need be done only once. `count(metric, *labels, by=1)`
+    counts more of a metric of `pysync.server.metrics.COUNTERS`."""
 
     config: Config
     store: Store
@@ -83,11 +95,13 @@ class Services:
     logs: Logs
     now_ms: Callable[[], int]
     sweeps: bool
+    count: Callable[..., None]
 
 
 CapValidator = Callable[[Certificate], str | None]
 """Looks at a certificate whose signature holds: None, or the code by which it is refused (logged; the caller
-gets 401)."""
+gets 401). A certificate is looked at once and then remembered, so the same one gets the same answer. No
+coroutine: it does not wait."""
 
 
 class Plugin(Protocol):
@@ -110,11 +124,13 @@ class Plugin(Protocol):
         nothing."""
 
     async def before_pull(self, request: Request) -> None:
-        """Called once the pull of one document or log is allowed, before the store is read."""
+        """Called once the pull of one document or log is allowed, before the store is read: also of each that
+        a batch, a bundle or a keyring fold is about to read."""
 
     async def intercept_pull(self, request: Request) -> Reply | None:
         """The answer to the pull, instead of what is stored; None leaves it to the next plugin, or the
-        store."""
+        store. Asked for each document of a batch, a bundle or a keyring fold too, which cannot carry such an
+        answer: there it is as if the document were in no collection."""
 
     async def intercept_push(self, push: Push) -> Pushed | None:
         """Take the push, which is allowed, checked and counted, instead of the store; None leaves it to the

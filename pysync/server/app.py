@@ -5,9 +5,10 @@ A request goes: aiohttp -> `connection` -> `middleware` -> `routes` -> a handler
 where.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,10 @@ from pysync.clock import wall_clock_ms
 from pysync.config import Config, effective_coordinator, is_shared
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
+from pysync.outbox import Outbox
+from pysync.plugins import HOOK_S, Services
+from pysync.plugins.hooks import Hooks, request_id
+from pysync.plugins.loading import loaded
 from pysync.revocation import Revocations
 from pysync.server.answer import Answer
 from pysync.server.callers import Callers
@@ -31,6 +36,8 @@ from pysync.server.listing import Lists
 from pysync.server.metrics import Metrics
 from pysync.server.middleware import Middleware
 from pysync.server.ops import Ops
+from pysync.server.plugged import PluggedHandlers, Plugs
+from pysync.server.roles import Roles
 from pysync.server.routes import RouteTable
 from pysync.server.tally import SharedTally, Tally
 from pysync.server.wiring import Wiring, owners
@@ -61,6 +68,8 @@ class App:
         coordinator: Coordinator,
         now_ms: Callable[[], int],
         worker: Worker | None = None,
+        plugins: Sequence[object] = (),
+        hook_s: float = HOOK_S,
     ) -> None:
         self.config = config
         self.store = store
@@ -70,13 +79,18 @@ class App:
         self._shared = None if worker is None else SharedTally(tally, worker.tallies, worker.number)
         counted = (lambda: tally) if self._shared is None else self._shared.total
         self.ops = Ops(store, Metrics(__version__, counted), now_ms)
+        self._hooks = hooks = Hooks(plugins, partial(tally.count, "pysync_plugin_failures"), hook_s)
         documents = Documents(store, coordinator, now_ms)
         self._logs = Logs(store, coordinator, now_ms)
         revocations = Revocations(store, now_ms, config.auth.trusted_issuers or ())
-        access = Access(config, coordinator, revocations, now_ms)
+        refusal = hooks.refusal if hooks.validates else None
+        access = Access(config, coordinator, revocations, now_ms, refusal)
         callers = Callers(access, server.mount_path, server.trusted_proxy_hops)
-        spaces = Spaces(config.auth.spaces, store)
-        keyrings = Keyrings(documents, spaces, owners(config))
+        roles = Roles(Spaces(config.auth.spaces, store), hooks)
+        keyrings = Keyrings(documents, roles, hooks, owners(config, hooks))
+        outbox = Outbox(store, coordinator)
+        plugs = Plugs(hooks, outbox)
+        handling = documents, access, callers, revocations, roles, keyrings
         routes = RouteTable()
         Wiring(
             config=config,
@@ -86,13 +100,33 @@ class App:
             logs=self._logs,
             access=access,
             callers=callers,
-            spaces=spaces,
-            handlers=Handlers(documents, access, callers, revocations, spaces, keyrings),
-            lists=Lists(store, callers, spaces),
+            roles=roles,
+            hooks=hooks,
+            plugs=plugs,
+            handlers=Handlers(*handling),
+            plugged=PluggedHandlers(plugs, *handling),
+            lists=Lists(store, callers, roles),
             ops=self.ops,
         ).add_all()
-        self._middleware = Middleware(routes, tally, server.cors.origins, server.public_hosts)
-        self.expiry = Expiry(documents, self._logs, routes, sweeps=worker is None or worker.sweeps)
+        told = None if hooks.is_empty else request_id
+        self._middleware = Middleware(routes, tally, server.cors.origins, server.public_hosts, told)
+        sweeps = worker is None or worker.sweeps
+        self.expiry = Expiry(documents, self._logs, routes, sweeps=sweeps)
+        self._services = Services(
+            config=config,
+            store=store,
+            coordinator=coordinator,
+            outbox=outbox,
+            documents=documents,
+            logs=self._logs,
+            now_ms=now_ms,
+            sweeps=sweeps,
+            count=tally.count,
+        )
+
+    async def open(self) -> None:
+        """Enter the plugins' lifespans. Raises ValueError where one of them fails."""
+        await self._hooks.open(self._services)
 
     async def handle(self, request: web.BaseRequest) -> Answer:
         """Answer one request."""
@@ -104,7 +138,8 @@ class App:
         self._middleware.draining = True
 
     async def close(self) -> None:
-        """Finish the writes under way and let go of store and coordinator."""
+        """Leave the plugins' lifespans, finish the writes under way and let go of store and coordinator."""
+        await self._hooks.close()
         self.expiry.close()
         await self._logs.close()
         await self._coordinator.close()
@@ -125,18 +160,21 @@ async def create_app(
     config: Config,
     store: Store | None = None,
     coordinator: Coordinator | None = None,
+    plugins: Sequence[object] = (),
     *,
     now_ms: Callable[[], int] = wall_clock_ms,
     worker: Worker | None = None,
+    hook_s: float = HOOK_S,
 ) -> App:
     """The service of `config`, with the store and coordinator that it names unless others are given; `worker`
-    where it is one of several processes.
+    where it is one of several processes. It has the `plugins` and, after them, those that `config` names;
+    their hooks may take `hook_s` for one request.
 
-    Raises ValueError for a store or coordinator that does not exist, StoreUnavailable or
-    CoordinatorUnavailable for one that does not open.
+    Raises ValueError for a store or coordinator that does not exist and a plugin that does not start,
+    StoreUnavailable or CoordinatorUnavailable for one that does not open, and ConfigError with all that is
+    wrong with the plugins.
     """
-    if config.plugins:
-        raise ValueError("plugins: this version loads none")
+    hooked = loaded(config, plugins)
     async with AsyncExitStack() as opened:
         url = config.store.url
         retention = Retention(config.changes.max_count, config.changes.max_age_ms)
@@ -147,6 +185,9 @@ async def create_app(
             folder = url.removeprefix("file:") if url.startswith("file:") else None
             coordinator = await open_coordinator(effective_coordinator(config), folder, now_ms, retention)
             opened.push_async_callback(coordinator.close)
-        app = App(config, store, coordinator, now_ms, worker)
+        app = App(config, store, coordinator, now_ms, worker, hooked, hook_s)
+        opened.pop_all()
+        opened.push_async_callback(app.close)
+        await app.open()
         opened.pop_all()
         return app

@@ -19,12 +19,13 @@ from pysync.errors import (
     InvalidLimit,
     PullBoundRequired,
 )
+from pysync.model import Caller, Written
 from pysync.server.answer import NO_STORE, Answer, version_matches
 from pysync.server.callers import Callers
+from pysync.server.roles import Roles
 from pysync.server.routes import Match
 from pysync.server.streamed import streamed
 from pysync.server.writes import apply, check_author, receive, request_key
-from pysync.spaces import Spaces
 
 STRIP_IN_THREAD_ABOVE = 64 * 1024
 MAX_BOUND = 2**63 - 1
@@ -36,20 +37,35 @@ _is_bound = re.compile(r"0|[1-9][0-9]*").fullmatch
 class LogHandlers:
     """The routes of one append-only collection, whose logs follow `rules`."""
 
-    def __init__(self, rules: LogRules, logs: Logs, access: Access, callers: Callers, spaces: Spaces) -> None:
+    def __init__(self, rules: LogRules, logs: Logs, access: Access, callers: Callers, roles: Roles) -> None:
         self._rules = rules
         self._logs = logs
         self._access = access
         self._callers = callers
-        self._spaces = spaces
+        self._roles = roles
 
     async def append(self, request: web.BaseRequest, match: Match) -> Answer:
         """`POST {ns}/push/<key>`: one element at the log's end."""
+        caller, element = await self._received(request, match)
+        written = await self._made(request, match, caller, element)
+        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+
+    async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`GET {ns}/pull/<key>`: the elements within the bounds of the query."""
+        rule = match.rule
+        caller = signer = await self._callers.reader(request, rule)
+        if rule.by_request:
+            caller = await self._roles.enriched(rule, signer, match.params, match.key)
+        rule.authorize(caller, match.identity, match.key)
+        return await self._read(request, match, signer, caller)
+
+    async def _received(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.Append]:
+        """Who appends, with its roles for this log, and what: allowed and checked."""
         rule = match.rule
         permissions = rule.collection.field_permissions
         caller, text = await receive(request, rule, self._access, self._callers)
-        if rule.by_space:
-            caller = await self._spaces.enriched(rule, caller, match.params)
+        if rule.by_request:
+            caller = await self._roles.enriched(rule, caller, match.params, match.key)
         rule.authorize(caller, match.identity, match.key)
         element = _core.decode_append(text)
         if self._rules.require_author_signature:
@@ -60,21 +76,21 @@ class LogHandlers:
             fields.check_appended(permissions, rule.roles_of(caller, match.identity), element.data)
         if match.route.check is not None:
             await apply(match.route.check, element.data)
+        return caller, element
+
+    async def _made(
+        self, request: web.BaseRequest, match: Match, caller: Caller, element: _core.Append
+    ) -> Written:
+        """Make an append that is allowed and checked."""
         subject = match.subject(caller)
         once = request_key(request, caller, match.key)
         if once is None:
-            written = await self._logs.append(match.key, element, self._rules, subject)
-        else:
-            written = await self._logs.append_once(match.key, element, self._rules, once, subject)
-        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+            return await self._logs.append(match.key, element, self._rules, subject)
+        return await self._logs.append_once(match.key, element, self._rules, once, subject)
 
-    async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
-        """`GET {ns}/pull/<key>`: the elements within the bounds of the query."""
+    async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
+        """The answer to a pull that is allowed."""
         rule = match.rule
-        caller = await self._callers.reader(request, rule)
-        if rule.by_space:
-            caller = await self._spaces.enriched(rule, caller, match.params)
-        rule.authorize(caller, match.identity, match.key)
         now_ms = self._logs.now_ms()
         query = request.query if "?" in request.raw_path else {}
         tail = await self._logs.read(match.key, bounds(query, self._rules, now_ms), self._rules)

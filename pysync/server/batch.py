@@ -13,14 +13,23 @@ from pysync import _core, fields, wire
 from pysync.applog import Bounds, Logs
 from pysync.batch import Outcome, Read, read_each
 from pysync.config import Config
-from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden
-from pysync.model import Caller
+from pysync.config.template import params
+from pysync.errors import (
+    AuthorizationError,
+    DocumentCorrupt,
+    Forbidden,
+    PysyncError,
+    RolesUnavailable,
+)
+from pysync.model import ANONYMOUS, Caller
+from pysync.plugins.hooks import Hooks
 from pysync.rule import Rule
 from pysync.server.answer import Answer, version_matches
 from pysync.server.callers import Callers
-from pysync.server.routes import Match
+from pysync.server.roles import Roles, request_of
+from pysync.server.routes import Match, document_key
 from pysync.server.tails import Tails, Told, max_elements
-from pysync.spaces import Spaces, with_roles
+from pysync.spaces import with_roles
 from pysync.store import READS_AT_ONCE, Store
 
 IN_THREAD_ABOVE = 64 * 1024
@@ -37,8 +46,13 @@ class _Verdict(NamedTuple):
 _Tail = tuple[str, int, int | None, int | None, int | None]
 """A log to read, as a plan tells it: key, group, and the bounds."""
 
+_Group = tuple[int, str | None, list[str]]
+"""Entries that are decided on together, as a plan tells them: their collection, the `{identity}` of their
+paths, and the values of the parameters that decide."""
+
 _ADMITTED = _Verdict(None)
 _FORBIDDEN = _Verdict(Forbidden.text)
+_UNKNOWN = _Verdict(AuthorizationError.text)
 
 
 class BatchPull:
@@ -52,7 +66,8 @@ class BatchPull:
         store: Store,
         logs: Logs,
         callers: Callers,
-        spaces: Spaces,
+        roles: Roles,
+        hooks: Hooks,
         now_ms: Callable[[], int],
         reads_at_once: int = READS_AT_ONCE,
     ) -> None:
@@ -60,10 +75,16 @@ class BatchPull:
         self._store = store
         self._tails = Tails(logs, self._rules)
         self._callers = callers
-        self._spaces = spaces
+        self._roles = roles
+        self._spaces = roles.spaces
+        self._hooks = hooks
+        self._asks = hooks.authorizes or hooks.pulls
         self._now_ms = now_ms
         self._reads_at_once = reads_at_once
-        self._deciding = [spaces.params(rule) for rule in self._rules]
+        self._deciding = [
+            list(params(rule.collection.storage_path)) if self._asks else self._spaces.params(rule)
+            for rule in self._rules
+        ]
         self._planner = _core.BatchPlanner(
             [
                 (rule.collection.name, rule.collection.storage_path, served, rule.examines,
@@ -85,9 +106,8 @@ class BatchPull:
         caller = await self._callers.anybody(request, credentials, named)
         if caller is not credentials.caller:
             plan = self._plan(query, caller)
-        caller = replace(caller, scope=None)  # the plan saw to it
         known = await self._read_access(plan, caller)
-        verdicts = [self._decide(group, caller, known) for group in plan.groups]
+        verdicts = await self._verdicts(plan, caller, known)
         tails = plan.tails if any(rule.collection.append_only is not None for rule in named) else []
         answer = await self._read(plan, tails, verdicts, known)
         version = answer.etag
@@ -106,18 +126,49 @@ class BatchPull:
         keys = {key for group in plan.groups if (key := self._access_key(group)) is not None}
         return await read_each(self._store, keys, at_once=self._reads_at_once)
 
-    def _access_key(self, group: tuple[int, str | None, list[str]]) -> str | None:
+    def _access_key(self, group: _Group) -> str | None:
         row, _, values = group
         if not (self._rules[row].by_space and self._rules[row].examines):
             return None
         return self._spaces.key(dict(zip(self._deciding[row], values, strict=True)))
 
-    def _decide(
-        self, group: tuple[int, str | None, list[str]], caller: Caller, access: dict[str, Outcome]
-    ) -> _Verdict:
-        """What single pulls of the group would."""
-        row, identity, _ = group
+    async def _verdicts(
+        self, plan: _core.BatchPlan, caller: Caller, access: dict[str, Outcome]
+    ) -> list[_Verdict]:
+        """What single pulls would get, for each group of the plan."""
+        if self._asks:
+            return await asyncio.gather(*(self._ask(group, caller, access) for group in plan.groups))
+        caller = replace(caller, scope=None)  # the plan saw to it
+        verdicts = []
+        for group in plan.groups:
+            row, identity, _ = group
+            reader = self._in_space(group, caller, access)
+            verdicts.append(_UNKNOWN if reader is None else _decide(self._rules[row], reader, identity, ""))
+        return verdicts
+
+    async def _ask(self, group: _Group, caller: Caller, access: dict[str, Outcome]) -> _Verdict:
+        """The verdict on a group, which is one document, once plugins have been asked."""
+        row, identity, values = group
         rule = self._rules[row]
+        reader = self._in_space(group, caller if rule.examines else ANONYMOUS, access)
+        if reader is None:
+            return _UNKNOWN
+        path_params = dict(zip(self._deciding[row], values, strict=True))
+        key = document_key(rule.collection.storage_path.split("/"), path_params)
+        try:
+            reader = await self._roles.by_plugins(rule, reader, path_params, key)
+            verdict = _decide(rule, reader, identity, key)
+            if verdict.refusal is None and self._hooks.pulls:
+                await self._hooks.leave(request_of(rule, reader, path_params, key))
+        except RolesUnavailable:
+            return _UNKNOWN
+        except PysyncError as error:
+            return _Verdict(error.message)
+        return verdict
+
+    def _in_space(self, group: _Group, caller: Caller, access: dict[str, Outcome]) -> Caller | None:
+        """`caller` with its roles in the group's space; None where they could not be read."""
+        rule = self._rules[group[0]]
         if (
             rule.by_space
             and rule.examines
@@ -126,15 +177,9 @@ class BatchPull:
         ):
             stored = access[key]
             if isinstance(stored, str):
-                return _Verdict(AuthorizationError.text)
-            caller = with_roles(caller, self._spaces.roles(stored, caller.identity))
-        if not rule.answers(caller, identity, ""):
-            return _FORBIDDEN
-        permissions = rule.collection.field_permissions
-        if not permissions:
-            return _ADMITTED
-        hidden = fields.hidden(permissions, rule.roles_of(caller, identity))
-        return _Verdict(None, hidden) if hidden else _ADMITTED
+                return None
+            return with_roles(caller, self._spaces.roles(stored, caller.identity))
+        return caller
 
     async def _read(
         self, plan: _core.BatchPlan, tails: list[_Tail], verdicts: list[_Verdict], known: dict[str, Outcome]
@@ -196,6 +241,17 @@ class BatchPull:
             return frozenset()
         rows = [row for row, _, _ in plan.groups]
         return frozenset((key, group) for key, group in reads if not self._rules[rows[group]].owns(key))
+
+
+def _decide(rule: Rule, reader: Caller, identity: str | None, key: str) -> _Verdict:
+    """What single pulls of a group would get."""
+    if not rule.answers(reader, identity, key):
+        return _FORBIDDEN
+    permissions = rule.collection.field_permissions
+    if not permissions:
+        return _ADMITTED
+    hidden = fields.hidden(permissions, rule.roles_of(reader, identity))
+    return _Verdict(None, hidden) if hidden else _ADMITTED
 
 
 def _cache_lines(named: list[Rule], caller: Caller, answer: _core.BatchAnswer) -> str:

@@ -6,27 +6,40 @@ from aiohttp import web
 from pysync import bundles, wire
 from pysync.bundles import Bundle
 from pysync.documents import Documents
+from pysync.errors import PysyncError
+from pysync.model import ANONYMOUS, Caller
+from pysync.plugins.hooks import Hooks
+from pysync.rule import Rule
 from pysync.server.answer import Answer, json_answer, version_matches
 from pysync.server.callers import Callers
+from pysync.server.roles import Roles, request_of
 from pysync.server.routes import Match
-from pysync.spaces import Spaces
 
 
 class BundlePull:
     """The pull route of one bundle."""
 
-    def __init__(self, bundle: Bundle, documents: Documents, callers: Callers, spaces: Spaces) -> None:
+    def __init__(
+        self, bundle: Bundle, documents: Documents, callers: Callers, roles: Roles, hooks: Hooks
+    ) -> None:
         self._bundle = bundle
         self._documents = documents
         self._callers = callers
-        self._spaces = spaces
+        self._roles = roles
+        self._hooks = hooks
+        self._asks = hooks.authorizes or hooks.pulls
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<path>`: `{"collections": {name: {"data", "hash"}}, "timestamp"}`."""
         bundle = self._bundle
         caller = await self._callers.reader(request, bundle.gate, *bundle.others)
-        caller = await self._spaces.enriched(bundle.gate, caller, match.params)
-        members = await bundle.pull(self._documents, caller, match.identity, match.key)
+        if bundle.gate.by_request:
+            caller = await self._roles.enriched(bundle.gate, caller, match.params, match.key)
+        readers: list[Caller | None] = [caller] * len(bundle.rules)
+        if self._asks:
+            readers = [await self._reader(rule, caller, match) for rule in bundle.rules]
+        readable = bundle.readable(readers, match.identity, match.key)
+        members = await bundle.pull(self._documents, readable, match.identity, match.key)
         version = bundles.version(members)
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
         if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
@@ -36,3 +49,20 @@ class BundlePull:
         }
         answer = {"collections": collections, "timestamp": self._documents.now_ms()}
         return json_answer(200, answer, headers)
+
+    async def _reader(self, rule: Rule, caller: Caller, match: Match) -> Caller | None:
+        """`caller`, with what plugins say, as the reader of a member; None where a pull of it alone would be
+        refused, or answered by a plugin."""
+        key = f"{match.key}/{rule.collection.name}"
+        params = match.params
+        if not rule.examines:
+            caller = ANONYMOUS
+        try:
+            caller = await self._roles.by_plugins(rule, caller, params, key)
+            if self._hooks.pulls and rule.answers(caller, match.identity, key):
+                await self._hooks.leave(request_of(rule, caller, params, key))
+        except PysyncError as error:
+            if error.status >= 500:
+                raise
+            return None
+        return caller

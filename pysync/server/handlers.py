@@ -8,15 +8,15 @@ from pysync.access import Access
 from pysync.config import Limit
 from pysync.documents import Documents
 from pysync.errors import Conflict
-from pysync.model import Caller
+from pysync.model import Caller, Written
 from pysync.revocation import Revocations
 from pysync.server.answer import NO_STORE, Answer, version_matches
 from pysync.server.body import read_body
 from pysync.server.callers import Callers
 from pysync.server.keyrings import Keyrings
+from pysync.server.roles import Roles
 from pysync.server.routes import Match
 from pysync.server.writes import apply, check_author, receive, request_key
-from pysync.spaces import Spaces
 
 MAX_REVOCATION_BYTES = 262_144
 REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
@@ -31,24 +31,42 @@ class Handlers:
         access: Access,
         callers: Callers,
         revocations: Revocations,
-        spaces: Spaces,
+        roles: Roles,
         keyrings: Keyrings,
     ) -> None:
         self._documents = documents
         self._access = access
         self._callers = callers
         self._revocations = revocations
-        self._spaces = spaces
+        self._roles = roles
         self._keyrings = keyrings
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<key>` (wire section 4)."""
         rule = match.rule
-        collection = rule.collection
         caller = signer = await self._callers.reader(request, rule)
-        if rule.by_space:
-            caller = await self._spaces.enriched(rule, signer, match.params)
+        if rule.by_request:
+            caller = await self._roles.enriched(rule, signer, match.params, match.key)
         rule.authorize(caller, match.identity, match.key)
+        return await self._read(request, match, signer, caller)
+
+    async def push(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`POST {ns}/push/<key>` (wire section 4)."""
+        caller, body = await self._received(request, match)
+        written = await self._made(request, match, caller, body)
+        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+
+    async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`POST /revocations`: the list is its own proof (wire section 3)."""
+        await self._access.count(REVOCATION_LIMIT, f"revocations:{self._callers.address(request)}")
+        text = await read_body(request, MAX_REVOCATION_BYTES)
+        generation = await self._revocations.publish(text)
+        return Answer(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
+
+    async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
+        """The answer to a pull that is allowed: `caller` is the `signer` with its roles for this document."""
+        rule = match.rule
+        collection = rule.collection
         document = await self._documents.pull(match.key, collection.ttl_ms)
         now_ms = self._documents.now_ms()
         keyring = None
@@ -67,34 +85,31 @@ class Handlers:
             return Answer(200, document.answer(now_ms), headers)
         return _variant(request, match, document, hidden, keyring, now_ms)
 
-    async def push(self, request: web.BaseRequest, match: Match) -> Answer:
-        """`POST {ns}/push/<key>` (wire section 4)."""
+    async def _received(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.PushBody]:
+        """Who pushes, with its roles for this document, and what: allowed and checked."""
         rule = match.rule
-        collection = rule.collection
         caller, text = await receive(request, rule, self._access, self._callers)
-        if rule.by_space:
-            caller = await self._spaces.pushing(rule, caller, match.params, match.key, text)
+        if rule.by_request:
+            caller = await self._roles.pushing(rule, caller, match.params, match.key, text)
         rule.authorize(caller, match.identity, match.key)
         body = _core.decode_push(text)
         check_author("document", body, caller, match.key)
-        if collection.field_permissions:
+        if rule.collection.field_permissions:
             body = await self._guarded(match, caller, body)
         if match.route.check is not None:
             await apply(match.route.check, body.data)
+        return caller, body
+
+    async def _made(
+        self, request: web.BaseRequest, match: Match, caller: Caller, body: _core.PushBody
+    ) -> Written:
+        """Store a push that is allowed and checked."""
+        ttl_ms = match.rule.collection.ttl_ms
         subject = match.subject(caller)
         once = request_key(request, caller, match.key)
         if once is None:
-            written = await self._documents.push(match.key, body, collection.ttl_ms, subject)
-        else:
-            written = await self._documents.push_once(match.key, body, once, collection.ttl_ms, subject)
-        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
-
-    async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:
-        """`POST /revocations`: the list is its own proof (wire section 3)."""
-        await self._access.count(REVOCATION_LIMIT, f"revocations:{self._callers.address(request)}")
-        text = await read_body(request, MAX_REVOCATION_BYTES)
-        generation = await self._revocations.publish(text)
-        return Answer(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
+            return await self._documents.push(match.key, body, ttl_ms, subject)
+        return await self._documents.push_once(match.key, body, once, ttl_ms, subject)
 
     async def _guarded(self, match: Match, caller: Caller, body: _core.PushBody) -> _core.PushBody:
         """The push as far as the caller may change the members of the document."""

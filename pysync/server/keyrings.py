@@ -9,17 +9,21 @@ from pysync.config.template import RESERVED
 from pysync.documents import Documents
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
+from pysync.plugins.hooks import Hooks
+from pysync.server.roles import Roles, request_of
 from pysync.server.routes import Match, RouteTable, document_key
-from pysync.spaces import Spaces
 
 
 class Keyrings:
     """Finds the keyrings of documents. `owners` say which collection, by its rule for pulls, a key belongs
     to: one table for each namespace, with every collection in it, pulled or not."""
 
-    def __init__(self, documents: Documents, spaces: Spaces, owners: Sequence[RouteTable]) -> None:
+    def __init__(
+        self, documents: Documents, roles: Roles, hooks: Hooks, owners: Sequence[RouteTable]
+    ) -> None:
         self._documents = documents
-        self._spaces = spaces
+        self._roles = roles
+        self._hooks = hooks
         self._owners = owners
 
     async def fold(self, match: Match, caller: Caller, now_ms: int) -> tuple[bytes, str] | None:
@@ -52,8 +56,8 @@ class Keyrings:
         return orjson.dumps(entry), keyring.hash + fields.mark(hidden)
 
     async def _reader(self, owner: Match, caller: Caller) -> Caller | None:
-        """`caller` with its roles in the space that the key belongs to; None where a pull of its own would
-        not give it a document of `owner`."""
+        """`caller` with the roles that it has for the key alone; None where a pull of its own would not give
+        it a document of `owner`."""
         rule = owner.rule
         collection = rule.collection
         if (
@@ -62,8 +66,18 @@ class Keyrings:
             or (caller is ANONYMOUS and not rule.admits_anonymous)
         ):
             return None
-        reader = await self._spaces.enriched(rule, caller, owner.params) if rule.by_space else caller
-        return reader if rule.permits(reader, owner.identity, owner.key) else None
+        try:
+            if rule.by_request:
+                caller = await self._roles.enriched(rule, caller, owner.params, owner.key)
+            if not rule.permits(caller, owner.identity, owner.key):
+                return None
+            if self._hooks.pulls:
+                await self._hooks.leave(request_of(rule, caller, owner.params, owner.key))
+        except PysyncError as error:
+            if error.status >= 500:
+                raise
+            return None
+        return caller
 
     def _owners_of(self, key: str) -> list[Match]:
         found = []

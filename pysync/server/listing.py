@@ -8,8 +8,8 @@ from pysync import listing
 from pysync.errors import InvalidAfter, InvalidLimit
 from pysync.server.answer import Answer, json_answer
 from pysync.server.callers import Callers
+from pysync.server.roles import Roles
 from pysync.server.routes import Match, are_parameters, is_parameter
-from pysync.spaces import Spaces
 from pysync.store import Store
 
 _is_limit = re.compile(r"[1-9][0-9]*").fullmatch
@@ -19,17 +19,17 @@ _LIMIT_DIGITS = len(str(listing.MAX_LIMIT))
 class Lists:
     """The list routes of one service."""
 
-    def __init__(self, store: Store, callers: Callers, spaces: Spaces) -> None:
+    def __init__(self, store: Store, callers: Callers, roles: Roles) -> None:
         self._store = store
         self._callers = callers
-        self._spaces = spaces
+        self._roles = roles
 
     async def list(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
         rule = match.rule
         caller = await self._callers.reader(request, rule)
-        if rule.by_space:
-            caller = await self._spaces.enriched(rule, caller, match.params)
+        if rule.by_request:
+            caller = await self._roles.enriched(rule, caller, match.params, match.key)
         rule.authorize(caller, match.identity, match.key)
         limit, after = listing.DEFAULT_LIMIT, None
         if "?" in request.raw_path:

@@ -4,13 +4,19 @@ A labelled prometheus_client counter and histogram cost a small request about a 
 our own (`tally.py`) costs next to nothing, and the exposition format stays the library's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pysync.server.tally import BUCKETS_S, Tally
+
+COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "pysync_plugin_failures": ("Hooks of plugins that failed, or took too long.", ("plugin", "hook")),
+}
+"""What `Tally.count` counts: the metric, without `_total`, what it means, and the names of its labels."""
 
 
 class Metrics(Collector):
@@ -44,7 +50,18 @@ class Metrics(Collector):
                 buckets.append((bound, cumulated))
             durations.add_metric([action], buckets, tally.seconds[action])
         yield durations
+        yield from _counters(tally)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+def _counters(tally: Tally) -> Iterator[Metric]:
+    families = {
+        metric: CounterMetricFamily(metric, meaning, labels=labels)
+        for metric, (meaning, labels) in COUNTERS.items()
+    }
+    for (metric, *labels), count in list(tally.counts.items()):
+        families[metric].add_metric(labels, count)
+    yield from families.values()

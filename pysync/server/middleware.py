@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 from aiohttp import web
 
@@ -42,15 +43,21 @@ _is_request_id = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 class Middleware:
     """The way from a request to the answer of its handler. `origins` are the pages that may call, and
     `hosts` the names this service answers to (empty: any). While `draining` every answer is a connection's
-    last."""
+    last. `told` are the ids of requests to those who log what plugins do; None: there are no plugins."""
 
     def __init__(
-        self, routes: RouteTable, tally: Tally, origins: Sequence[str], hosts: Sequence[str]
+        self,
+        routes: RouteTable,
+        tally: Tally,
+        origins: Sequence[str],
+        hosts: Sequence[str],
+        told: ContextVar[str | None] | None = None,
     ) -> None:
         self._routes = routes
         self._tally = tally
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
+        self._told = told
         self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
@@ -61,6 +68,8 @@ class Middleware:
         request_id = request.headers.get(wire.HEADER_REQUEST_ID)
         if request_id is None or not _is_request_id(request_id):
             request_id = f"{self._id_prefix}-{next(self._ids):x}"
+        if self._told is not None:
+            self._told.set(request_id)
         route: Route | None = None
         try:
             if self._hosts:

@@ -24,12 +24,14 @@ log = logging.getLogger("pysync.server")
 
 class Tally:
     """Answered requests: `statuses` counts them by action, collection and status (labels bounded by the
-    configuration), `durations` by action and bucket of time, `seconds` adds up their times by action."""
+    configuration), `durations` by action and bucket of time, `seconds` adds up their times by action. And
+    whatever else is counted: `counts`, by the metric's name and the values of its labels."""
 
     def __init__(self) -> None:
         self.statuses: dict[tuple[str, str, int], int] = {}
         self.durations: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}
+        self.counts: dict[tuple[str, ...], int] = {}
 
     def observe(self, route: Route | None, status: int, seconds: float) -> None:
         """Count one answered request."""
@@ -46,8 +48,15 @@ class Tally:
         buckets[bisect_left(BUCKETS_S, seconds)] += 1
         self.seconds[action] += seconds
 
+    def count(self, metric: str, *labels: str, by: int = 1) -> None:
+        """Count `by` more of a metric that `server.metrics.COUNTERS` knows, with the values of its labels."""
+        key = (metric, *labels)
+        self.counts[key] = self.counts.get(key, 0) + by
+
     def add(self, other: "Tally") -> None:
         """Count what `other` has counted."""
+        for counted, count in other.counts.items():
+            self.counts[counted] = self.counts.get(counted, 0) + count
         for key, count in other.statuses.items():
             self.statuses[key] = self.statuses.get(key, 0) + count
         for action, counts in other.durations.items():
@@ -58,13 +67,15 @@ class Tally:
     def encode(self) -> bytes:
         """The counts as text that `decode` reads."""
         statuses = [[*key, count] for key, count in self.statuses.items()]
-        return orjson.dumps([statuses, self.durations, self.seconds])
+        counts = [[*key, count] for key, count in self.counts.items()]
+        return orjson.dumps([statuses, self.durations, self.seconds, counts])
 
     @classmethod
     def decode(cls, text: bytes) -> "Tally":
         tally = cls()
-        statuses, tally.durations, tally.seconds = orjson.loads(text)
+        statuses, tally.durations, tally.seconds, counts = orjson.loads(text)
         tally.statuses = {(action, collection, status): n for action, collection, status, n in statuses}
+        tally.counts = {tuple(key): count for *key, count in counts}
         return tally
 
 

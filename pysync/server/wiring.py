@@ -13,6 +13,7 @@ from pysync.config.support import served
 from pysync.config.template import params
 from pysync.documents import Documents
 from pysync.errors import NotFound
+from pysync.plugins.hooks import Hooks
 from pysync.rule import Rule
 from pysync.schema import compile_schema
 from pysync.server.answer import Answer
@@ -25,8 +26,9 @@ from pysync.server.listing import Lists
 from pysync.server.manifest import Manifest
 from pysync.server.openapi import OpenApi
 from pysync.server.ops import Ops
+from pysync.server.plugged import PluggedLogs, Plugs
+from pysync.server.roles import Roles
 from pysync.server.routes import Handler, Match, Route, RouteTable
-from pysync.spaces import Spaces
 from pysync.store import Store
 
 
@@ -41,8 +43,12 @@ class Wiring:
     logs: Logs
     access: Access
     callers: Callers
-    spaces: Spaces
+    roles: Roles
+    hooks: Hooks
+    plugs: Plugs
     handlers: Handlers
+    plugged: Handlers
+    """The handlers where plugins have a say."""
     lists: Lists
     ops: Ops
 
@@ -59,10 +65,11 @@ class Wiring:
     def _add_collection(self, namespace: str | None, collection: Collection) -> None:
         path = collection.storage_path
         key = path if collection.bundle is None else f"{path}/{collection.name}"
-        pull, push, pushes = self.handlers.pull, self.handlers.push, "push"
+        pull = (self.plugged if self.hooks.pulls else self.handlers).pull
+        push, pushes = (self.plugged if self.hooks.pushes else self.handlers).push, "push"
         if collection.append_only is not None:
-            log = self._log(collection)
-            pull, push, pushes = log.pull, log.append, "append"
+            pull = self._log(collection, asks=self.hooks.pulls).pull
+            push, pushes = self._log(collection, asks=self.hooks.pushes).append, "append"
         if not collection.push_only and collection.bundle is None:
             self._add_action("pull", "GET", pull, namespace, collection, key)
         if not collection.pull_only:
@@ -71,8 +78,13 @@ class Wiring:
             prefix = path.rpartition("/")[0]
             self._add_action("list", "GET", self.lists.list, namespace, collection, prefix)
 
-    def _log(self, collection: Collection) -> LogHandlers:
-        return LogHandlers(LogRules.of(collection), self.logs, self.access, self.callers, self.spaces)
+    def _log(self, collection: Collection, *, asks: bool) -> LogHandlers:
+        """The handlers of a log; `asks`: plugins have a say."""
+        parts = LogRules.of(collection), self.logs, self.access, self.callers, self.roles
+        return PluggedLogs(self.plugs, *parts) if asks else LogHandlers(*parts)
+
+    def _rule(self, namespace: str | None, collection: Collection, action: Action) -> Rule:
+        return Rule.of(self.config, namespace, collection, action, by_plugin=self.hooks.authorizes)
 
     def _add_action(
         self,
@@ -86,7 +98,7 @@ class Wiring:
     ) -> None:
         """Serve `action` on `collection` at `path`, a template below the action. The route is `named`
         otherwise where it does something else than the action does to a document."""
-        rule = Rule.of(self.config, namespace, collection, action)
+        rule = self._rule(namespace, collection, action)
         schema = collection.object_schema
         check = None if schema is None else compile_schema(schema)
         for prefix in _prefixes(self.config, namespace):
@@ -109,7 +121,7 @@ class Wiring:
         bundles: dict[str, list[Rule]] = {}
         for collection in collections:
             if collection.bundle is not None and not collection.push_only:
-                rule = Rule.of(self.config, namespace, collection, "pull")
+                rule = self._rule(namespace, collection, "pull")
                 bundles.setdefault(collection.bundle, []).append(rule)
         for name, rules in bundles.items():
             bundle = Bundle(rules)
@@ -117,7 +129,7 @@ class Wiring:
             for prefix in _prefixes(self.config, namespace):
                 head = segments(f"{prefix}/pull")
                 route = Route(
-                    BundlePull(bundle, self.documents, self.callers, self.spaces).pull,
+                    BundlePull(bundle, self.documents, self.callers, self.roles, self.hooks).pull,
                     head + tuple(path.split("/")),
                     params(path),
                     "bundle",
@@ -138,11 +150,18 @@ class Wiring:
             id(found) for found in served(config, collections) if not (found.bundle or found.push_only)
         }
         rules = [
-            (Rule.of(config, namespace, collection, "pull"), id(collection) in batched)
+            (self._rule(namespace, collection, "pull"), id(collection) in batched)
             for collection in collections
         ]
         batch = BatchPull(
-            config, rules, self.store, self.logs, self.callers, self.spaces, self.documents.now_ms
+            config,
+            rules,
+            self.store,
+            self.logs,
+            self.callers,
+            self.roles,
+            self.hooks,
+            self.documents.now_ms,
         )
         for prefix in _prefixes(config, namespace):
             template = segments(f"{prefix}/batch/pull")
@@ -182,7 +201,7 @@ class Wiring:
         self.routes.add(["POST"], revoke)
 
 
-def owners(config: Config) -> list[RouteTable]:
+def owners(config: Config, hooks: Hooks) -> list[RouteTable]:
     """For each namespace a table that says which collection a key belongs to, by its rule for pulls."""
     tables = []
     for name, _, collections in config.each_namespace():
@@ -191,7 +210,7 @@ def owners(config: Config) -> list[RouteTable]:
             path = collection.storage_path
             if collection.bundle is not None:
                 path += f"/{collection.name}"
-            rule = Rule.of(config, name or None, collection, "pull")
+            rule = Rule.of(config, name or None, collection, "pull", by_plugin=hooks.authorizes)
             table.add(["GET"], Route(_unserved, tuple(path.split("/")), params(path), rule=rule))
         tables.append(table)
     return tables

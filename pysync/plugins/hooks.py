@@ -1,0 +1,208 @@
+"""The hooks of a service's plugins, called as `pysync.plugins` promises."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pysync.caps import Certificate
+from pysync.errors import AuthorizationError, InternalError, NotFound, PysyncError, RolesUnavailable
+from pysync.model import WriteEvent
+from pysync.plugins import HOOK_S, Plugin, Push, Pushed, Reply, Request, Services
+
+log = logging.getLogger("pysync.plugins")
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the request that is being answered, for logs. Set where there are plugins."""
+
+T = TypeVar("T")
+
+
+class _Hook(NamedTuple):
+    """A hook of one plugin."""
+
+    plugin: str
+    name: str
+    call: Callable[..., Any]
+
+
+class Hooks:
+    """The hooks of `plugins`, which `loading` has checked, in their order. `failed` counts a failure, by
+    plugin and hook."""
+
+    def __init__(
+        self,
+        plugins: Sequence[Any] = (),
+        failed: Callable[[str, str], None] = lambda plugin, hook: None,
+        hook_s: float = HOOK_S,
+    ) -> None:
+        self._failed = failed
+        self._hook_s = hook_s
+        self._lifespans = _each(plugins, "lifespan")
+        self._authorize = _each(plugins, "authorize")
+        self._before_pull = _each(plugins, "before_pull")
+        self._intercept_pull = _each(plugins, "intercept_pull")
+        self._intercept_push = _each(plugins, "intercept_push")
+        self._after_write = _each(plugins, "after_write")
+        self._validators: dict[str, list[_Hook]] = {}
+        for plugin in plugins:
+            for kind, validator in plugin.cap_validators.items() if has(plugin, "cap_validators") else ():
+                hook = _Hook(plugin.name, "cap_validators", validator)
+                self._validators.setdefault(kind, []).append(hook)
+        self._entered = AsyncExitStack()
+        self.is_empty: Final = not plugins
+        self.authorizes: Final = bool(self._authorize)
+        """Whether any plugin gives roles."""
+        self.pulls: Final = bool(self._before_pull or self._intercept_pull)
+        """Whether any plugin is asked before something is read."""
+        self.pushes: Final = bool(self._intercept_push or self._after_write)
+        """Whether any plugin is asked about pushes, or told of them."""
+        self.validates: Final = bool(self._validators)
+        """Whether any plugin looks at certificates."""
+
+    async def open(self, services: Services) -> None:
+        """Enter the plugins' lifespans. Raises ValueError where one fails; those entered before it are left
+        by `close`."""
+        for hook in self._lifespans:
+            try:
+                await self._entered.enter_async_context(_Span(self, hook, services))
+            except Exception as error:
+                raise ValueError(f"plugin {hook.plugin}: it does not start: {error}") from error
+
+    async def close(self) -> None:
+        """Leave the lifespans, the last entered first. What they raise is counted and logged."""
+        await self._entered.aclose()
+
+    def refusal(self, certificate: Certificate) -> str | None:
+        """The code by which a plugin refuses `certificate`, whose signature holds. Raises AuthorizationError
+        where a plugin cannot say."""
+        for hook in self._validators.get(certificate.kind, ()):
+            try:
+                code = hook.call(certificate)
+            except Exception as error:
+                self._fail(hook, error)
+                raise AuthorizationError from None
+            if code is not None:
+                return str(code)
+        return None
+
+    async def roles(self, request: Request) -> frozenset[str]:
+        """The roles that plugins give for `request`. Raises AuthorizationError, RolesUnavailable after 5 s in
+        all, and what a plugin refuses with."""
+        given: set[str] = set()
+        hook = self._authorize[0]
+        try:
+            async with asyncio.timeout(self._hook_s) as deadline:
+                for hook in self._authorize:
+                    given.update(_roles(await hook.call(request)))
+        except PysyncError:
+            raise
+        except Exception as error:
+            self._fail(hook, error)
+            raise (RolesUnavailable if deadline.expired() else AuthorizationError) from None
+        return frozenset(given)
+
+    async def pulled(self, request: Request) -> Reply | None:
+        """What plugins answer to a pull that is allowed, instead of the store; None: nothing. Raises
+        InternalError, and what a plugin refuses with."""
+        for hook in self._before_pull:
+            await self._called(hook, request)
+        for hook in self._intercept_pull:
+            reply = await self._called(hook, request)
+            if reply is not None:
+                return self._checked(hook, reply, Reply)
+        return None
+
+    async def leave(self, request: Request) -> None:
+        """`pulled`, of a document that is read together with others. Raises NotFound too, where a plugin
+        answers: what it says has no place there."""
+        if await self.pulled(request) is not None:
+            raise NotFound("Collection not found")
+
+    async def pushed(self, push: Push) -> Pushed | None:
+        """What became of a push that a plugin has taken; None: none has. Raises as `pulled`."""
+        for hook in self._intercept_push:
+            pushed = await self._called(hook, push)
+            if pushed is not None:
+                return self._checked(hook, pushed, Pushed)
+        return None
+
+    async def written(self, event: WriteEvent) -> None:
+        """Tell of a push that was made. Nothing is raised: it is made."""
+        for hook in self._after_write:
+            try:
+                async with asyncio.timeout(self._hook_s):
+                    await hook.call(event)
+            except Exception as error:
+                self._fail(hook, error)
+
+    async def _called(self, hook: _Hook, about: Request | Push) -> Any:
+        try:
+            async with asyncio.timeout(self._hook_s):
+                return await hook.call(about)
+        except PysyncError:
+            raise
+        except Exception as error:
+            self._fail(hook, error)
+            raise _internal_error() from None
+
+    def _checked(self, hook: _Hook, found: object, kind: type[T]) -> T:
+        if isinstance(found, kind):
+            return found
+        error = TypeError(f"it returned {type(found).__name__}, not {kind.__name__} or None")
+        self._fail(hook, error)
+        raise _internal_error()
+
+    def _fail(self, hook: _Hook, error: Exception) -> None:
+        """Count and log what a hook raised."""
+        self._failed(hook.plugin, hook.name)
+        said = "took too long" if isinstance(error, TimeoutError) else "failed"
+        log.error(
+            "plugin %s: %s %s", hook.plugin, hook.name, said, exc_info=error,
+            extra={"request_id": request_id.get()},
+        )  # fmt: skip
+
+
+class _Span:
+    """The lifespan of one plugin. What it raises on leaving is a failure like any other."""
+
+    def __init__(self, hooks: Hooks, hook: _Hook, services: Services) -> None:
+        self._hooks = hooks
+        self._hook = hook
+        self._context = hook.call(services)
+
+    async def __aenter__(self) -> None:
+        await self._context.__aenter__()
+
+    async def __aexit__(self, *raised: object) -> None:
+        try:
+            await self._context.__aexit__(None, None, None)
+        except Exception as error:
+            self._hooks._fail(self._hook, error)
+
+
+def has(plugin: object, hook: str) -> bool:
+    """Whether the plugin has the hook: not one that it merely inherits from `Plugin`."""
+    own = getattr(type(plugin), hook, None)
+    return hasattr(plugin, hook) and (own is None or own is not getattr(Plugin, hook, None))
+
+
+def _each(plugins: Iterable[Any], hook: str) -> list[_Hook]:
+    return [_Hook(plugin.name, hook, getattr(plugin, hook)) for plugin in plugins if has(plugin, hook)]
+
+
+def _internal_error() -> InternalError:
+    return InternalError(extras={"requestId": request_id.get()})
+
+
+def _roles(given: object) -> list[str]:
+    """The roles that an `authorize` returned. Raises TypeError where they are none: a text is a list of
+    letters."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"it returned {type(given).__name__}, not roles")
+    roles = list(given)
+    if not all(isinstance(role, str) for role in roles):
+        raise TypeError("it returned roles that are no text")
+    return roles

@@ -1,0 +1,201 @@
+"""Finds the plugins that a configuration names, and checks that they are plugins: a hook with a slip in its
+name would never be called, and nobody would notice."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from pysync.caps import Kind
+from pysync.config import Config, ConfigError, Problem
+from pysync.plugins.hooks import has
+
+GROUP: Final = "pysync.plugins"
+"""The group of entry points that name plugins."""
+
+_ASYNC: Final = {
+    "authorize": "request",
+    "before_pull": "request",
+    "intercept_pull": "request",
+    "intercept_push": "push",
+    "after_write": "event",
+}
+"""The hooks that wait, and what each is given."""
+_HOOKS: Final = (*_ASYNC, "lifespan", "cap_validators")
+_NEAR: Final = 0.75
+"""How much alike two names are, of 1, when one of them is taken for a slip."""
+
+
+def loaded(config: Config, given: Sequence[object] = ()) -> tuple[object, ...]:
+    """The plugins `given` and, after them, those that `config` names, made and checked. Raises ConfigError
+    with everything that is wrong with any of them."""
+    problems: list[Problem] = []
+    plugins = [(f"create_app: plugins[{at}]", plugin) for at, plugin in enumerate(given)]
+    for at, reference in enumerate(config.plugins):
+        place = f"plugins[{at}]"
+        try:
+            plugins.append((place, _made(_found(reference))))
+        except ValueError as error:
+            problems.append(Problem(place, str(error)))
+    first: dict[str, str] = {}
+    for place, plugin in plugins:
+        problems += [Problem(place, fault) for fault in _faults(plugin)]
+        name = getattr(plugin, "name", None)
+        if isinstance(name, str) and first.setdefault(name, place) != place:
+            problems.append(Problem(place, f"{name!r} is also the name of {first[name]}"))
+    if problems:
+        raise ConfigError(problems)
+    return tuple(plugin for _, plugin in plugins)
+
+
+def beside(file: str | os.PathLike[str]) -> None:
+    """Let modules in the folder of a configuration file be found, after all others: none of them takes the
+    place of what the server itself is made of."""
+    folder = str(Path(file).resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def resolved(reference: str) -> Any:
+    """The object that `package.module:object` names. Raises ValueError where there is none."""
+    module_name, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise ValueError(f"there is no module {error.name}") from None
+        raise ValueError(f"{module_name} cannot be imported: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{module_name} cannot be imported: {_told(error)}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        where = getattr(module, "__file__", None) or "it"
+        raise ValueError(f"{module_name} has no {name}{_nearest(name, vars(module))} ({where})") from None
+
+
+def _found(reference: str) -> Any:
+    if ":" in reference:
+        return resolved(reference)
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=GROUP)
+    for entry in found.select(name=reference):
+        try:
+            return entry.load()
+        except Exception as error:
+            raise ValueError(f"the entry point {entry.value} cannot be loaded: {_told(error)}") from error
+    hint = _nearest(reference, dict.fromkeys(found.names))
+    raise ValueError(f"no installed package has an entry point {reference} of the group {GROUP}{hint}")
+
+
+def _made(found: Any) -> Any:
+    """The plugin itself, where what is named makes it. Raises ValueError where it cannot."""
+    if not (inspect.isclass(found) or inspect.isroutine(found)):
+        return found
+    if inspect.iscoroutinefunction(found):
+        raise ValueError(f"{found.__name__} is async: what makes a plugin does not wait")
+    if not _takes(found, 0):
+        raise ValueError(f"{found.__name__} needs arguments: what makes a plugin takes none")
+    try:
+        return found()
+    except Exception as error:
+        raise ValueError(f"{found.__name__} made no plugin: {_told(error)}") from error
+
+
+def _faults(plugin: object) -> Iterator[str]:
+    """What keeps an object from being a plugin."""
+    name = getattr(plugin, "name", None)
+    if not isinstance(name, str) or not name or not name.isprintable():
+        yield f'{type(plugin).__name__} has no name: give it one, name = "..."'
+    yield from _slips(plugin)
+    hooks = [hook for hook in _HOOKS if has(plugin, hook)]
+    if not hooks:
+        yield f"{type(plugin).__name__} has no hook: one or more of {', '.join(_HOOKS)}"
+    for hook in hooks:
+        value = getattr(plugin, hook)
+        if hook == "cap_validators":
+            yield from _validator_faults(value)
+        elif not callable(value):
+            yield f"{hook} is not callable"
+        elif hook == "lifespan":
+            yield from _lifespan_faults(value)
+        else:
+            yield from _hook_faults(hook, value)
+
+
+def _slips(plugin: object) -> Iterator[str]:
+    """Attributes that are nearly hooks."""
+    for name in dir(plugin):
+        if name.startswith("_") or name == "name" or name in _HOOKS:
+            continue
+        near = get_close_matches(_plain(name), map(_plain, _HOOKS), n=1, cutoff=_NEAR)
+        if near:
+            hook = next(hook for hook in _HOOKS if _plain(hook) == near[0])
+            yield f"{name} is no hook; did you mean {hook}? (begin it with _ if it is none)"
+
+
+def _hook_faults(hook: str, value: Callable[..., Any]) -> Iterator[str]:
+    form = f"async def {hook}(self, {_ASYNC[hook]})"
+    if not _is_async(value):
+        yield f"{hook} must be async: {form}"
+    if not _takes(value, 1):
+        yield f"{hook} takes the wrong arguments: {form}"
+
+
+def _lifespan_faults(value: Callable[..., Any]) -> Iterator[str]:
+    if _is_async(value) or inspect.isasyncgenfunction(value):
+        yield "lifespan must return an asynchronous context manager: put @asynccontextmanager above it"
+    if not _takes(value, 1):
+        yield "lifespan takes the wrong arguments: def lifespan(self, services)"
+
+
+def _validator_faults(validators: object) -> Iterator[str]:
+    if not isinstance(validators, Mapping):
+        yield "cap_validators must be a mapping of kinds of certificates to functions"
+        return
+    kinds = get_args(Kind)
+    for kind, validator in validators.items():
+        if kind not in kinds:
+            yield f"cap_validators: there is no kind {kind!r} of certificates, only {', '.join(kinds)}"
+        elif not callable(validator):
+            yield f"cap_validators: that of {kind} is not callable"
+        elif _is_async(validator):
+            yield f"cap_validators: that of {kind} must not be async"
+        elif not _takes(validator, 1):
+            yield f"cap_validators: that of {kind} takes one argument, the certificate"
+
+
+def _is_async(call: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+
+
+def _takes(call: Callable[..., Any], count: int) -> bool:
+    """Whether it can be called with so many arguments, as far as can be told."""
+    try:
+        signature = inspect.signature(call)
+    except (ValueError, TypeError):
+        return True  # written in C
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _plain(name: str) -> str:
+    """A name as one that slips past: `afterWrite` is `after_write`."""
+    return name.lower().replace("_", "")
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    near = get_close_matches(name, [other for other in known if not other.startswith("_")], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

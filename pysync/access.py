@@ -156,6 +156,14 @@ class Access:
                 raise Unauthorized
         return credentials.caller
 
+    async def holds(self, proof: Proof) -> bool:
+        """Whether the certificate of somebody who was admitted holds still: it has neither expired nor been
+        taken back. Raises StoreUnavailable where nobody can tell."""
+        certificate = proof.certificate
+        if self._now_ms() // 1000 > certificate.exp + SKEW_S:
+            return False
+        return not await self._revocations.revoked(certificate)
+
     async def introduced(self, headers: Mapping[str, str]) -> Caller:
         """Whom `headers` claim to come from, by a certificate or token alone. Nothing is signed, so this is
         good for what to show and never for what to do. An audience certificate needs no presenter here.

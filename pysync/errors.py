@@ -15,6 +15,7 @@
     │   ├── InvalidAfter          └── Unavailable 503
     │   ├── InvalidRevocation         ├── StoreUnavailable, CoordinatorUnavailable
     │   ├── MissingCollections        └── RolesUnavailable
+    │   ├── UnknownCollection
     │   ├── InvalidParams
     │   ├── InvalidAppendParams
     │   ├── TooManyCollections
@@ -103,6 +104,10 @@ class InvalidRevocation(BadRequest):
 
 class MissingCollections(BadRequest):
     code, text = "missing_collections", "Missing required query parameter: collections"
+
+
+class UnknownCollection(BadRequest):
+    code, text = "unknown_collection", "Collection not found"
 
 
 class InvalidParams(BadRequest):

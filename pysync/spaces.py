@@ -8,7 +8,8 @@ read is trusted on first use unless `trustOnFirstUse` says so. It is read for ev
 import asyncio
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 import orjson
 
@@ -25,8 +26,26 @@ RESOLVE_S = 5.0
 OWNER = "space:owner"
 MEMBER = "space:member"
 
-_NONE: frozenset[str] = frozenset()
 _is_space_id = re.compile(r"[A-Za-z0-9_-]+").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Whom an access document gives roles. `of_all` are everybody's."""
+
+    owner: str | None
+    members: frozenset[str]
+    of_all: frozenset[str] = frozenset()
+
+    def roles(self, identity: str) -> frozenset[str]:
+        """The roles of `identity`, which is not empty."""
+        if identity == self.owner:
+            return frozenset({OWNER, MEMBER})
+        return frozenset({MEMBER}) if identity in self.members else self.of_all
+
+
+_NOBODY: Final = Membership(None, frozenset())
+_FIRST_COMES: Final = Membership(None, frozenset(), frozenset({OWNER, MEMBER}))
 
 
 class Spaces:
@@ -55,18 +74,21 @@ class Spaces:
         except KeyError:
             return None
 
-    def roles(self, stored: bytes | None, identity: str) -> frozenset[str]:
-        """The roles of `identity`, which is not empty, by the stored access document; None: there is no
-        document. One that names no owner gives no roles."""
+    def membership(self, stored: bytes | None) -> Membership:
+        """Who belongs to a space, by its stored access document; None: there is none. One that names no owner
+        gives nobody a role."""
         if stored is None:
-            return frozenset({OWNER, MEMBER}) if self._trusts_first else _NONE
+            return _FIRST_COMES if self._trusts_first else _NOBODY
         data = _data(stored)
         owner, members = data.get("owner"), data.get("members")
         if not isinstance(owner, str):
-            return _NONE
-        if owner == identity:
-            return frozenset({OWNER, MEMBER})
-        return frozenset({MEMBER}) if isinstance(members, list) and identity in members else _NONE
+            return _NOBODY
+        named = members if isinstance(members, list) else []
+        return Membership(owner, frozenset(name for name in named if isinstance(name, str)))
+
+    def roles(self, stored: bytes | None, identity: str) -> frozenset[str]:
+        """The roles of `identity`, which is not empty, by the stored access document; None: there is none."""
+        return self.membership(stored).roles(identity)
 
     async def enriched(self, rule: Rule, caller: Caller, params: Mapping[str, str]) -> Caller:
         """`caller` with its roles in the space of `params`, as far as `rule` asks for such roles.

@@ -41,6 +41,8 @@ async def test_every_route_is_described_and_nothing_else(
         ("/revocations", "post"),
         ("/batch/pull", "get"),
         ("/acme/batch/pull", "get"),
+        ("/events", "get"),
+        ("/acme/events", "get"),
         ("/pull/notes/{id}", "get"),
         ("/push/u/{identity}/{id}", "post"),
         ("/acme/pull/notes/{id}", "get"),

@@ -22,6 +22,7 @@ from pysync.clock import wall_clock_ms
 from pysync.config import Config, effective_coordinator, is_shared
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
+from pysync.feed import Feed
 from pysync.outbox import Outbox
 from pysync.plugins import HOOK_S, Services
 from pysync.plugins.hooks import Hooks, request_id
@@ -31,6 +32,7 @@ from pysync.server.answer import Answer
 from pysync.server.callers import Callers
 from pysync.server.expiry import Expiry
 from pysync.server.handlers import Handlers
+from pysync.server.hearing import Hearing
 from pysync.server.keyrings import Keyrings
 from pysync.server.listing import Lists
 from pysync.server.metrics import Metrics
@@ -39,8 +41,9 @@ from pysync.server.ops import Ops
 from pysync.server.plugged import PluggedHandlers, Plugs
 from pysync.server.roles import Roles
 from pysync.server.routes import RouteTable
+from pysync.server.subscribers import Subscribers
 from pysync.server.tally import SharedTally, Tally
-from pysync.server.wiring import Wiring, owners
+from pysync.server.wiring import Wiring, owners, pull_rules
 from pysync.spaces import Spaces
 from pysync.store import Store, open_store
 
@@ -91,6 +94,9 @@ class App:
         outbox = Outbox(store, coordinator)
         plugs = Plugs(hooks, outbox)
         handling = documents, access, callers, revocations, roles, keyrings
+        hearing = Hearing(pull_rules(config, hooks), access, roles, store, now_ms)
+        feed = Feed(outbox.log, hearing.key_of, hearing.permits)
+        self._subscribers = Subscribers(feed, hearing, tally)
         routes = RouteTable()
         Wiring(
             config=config,
@@ -106,6 +112,8 @@ class App:
             handlers=Handlers(*handling),
             plugged=PluggedHandlers(plugs, *handling),
             lists=Lists(store, callers, roles),
+            hearing=hearing,
+            subscribers=self._subscribers,
             ops=self.ops,
         ).add_all()
         told = None if hooks.is_empty else request_id
@@ -133,14 +141,17 @@ class App:
         return await self._middleware.handle(request)
 
     def drain(self) -> None:
-        """Be ready no longer, and make every answer a connection's last: the service is about to stop."""
+        """Be ready no longer, end change streams, and make every answer a connection's last: the service is
+        about to stop."""
         self.ops.draining = True
         self._middleware.draining = True
+        self._subscribers.end()
 
     async def close(self) -> None:
         """Leave the plugins' lifespans, finish the writes under way and let go of store and coordinator."""
         await self._hooks.close()
         self.expiry.close()
+        self._subscribers.close()
         await self._logs.close()
         await self._coordinator.close()
         await self.store.close()

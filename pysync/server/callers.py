@@ -24,7 +24,12 @@ class Callers:
     async def reader(self, request: web.BaseRequest, rule: Rule, *others: Rule) -> Caller:
         """Who sends a request that has no body to speak of. It counts against the rate limits of `others`
         too. Raises what `Access.present` and `admit` do."""
-        credentials = self._access.present(rule, request.headers)
+        return await self.admitted(request, self._access.present(rule, request.headers), rule, *others)
+
+    async def admitted(
+        self, request: web.BaseRequest, credentials: Credentials, rule: Rule, *others: Rule
+    ) -> Caller:
+        """`reader`, of a request that presents `credentials`. Raises what `Access.admit` does."""
         if credentials is NOBODY and not _is_metered(rule, *others):
             return ANONYMOUS
         return await self._access.admit(rule, credentials, self.inbound(request, rule, *others), b"", *others)

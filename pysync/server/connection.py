@@ -42,6 +42,22 @@ class Connection(web.RequestHandler):
         """Whether no request has come that is still to be answered, its answer written to the end."""
         return not self._request_in_progress and not self._messages
 
+    def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
+        """Give the connection, whose last answer has begun, to `protocol`, which may write the rest of it for
+        hours. What aiohttp keeps for a connection is several times of what such an answer needs: it is let go
+        of as if the connection were lost. Raises ConnectionResetError where it is."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        self.transport = None
+        self.connection_lost(None)
+        transport.set_protocol(protocol)
+        if self._paused:
+            protocol.pause_writing()
+        if self._buffer_paused or self._reading_paused:
+            transport.resume_reading()
+        return transport
+
     def expire(self) -> None:
         """Answer 408 to a head that never came, and close."""
         if self.transport is not None:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from pysync.server.tally import BUCKETS_S, Tally
 
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "pysync_events": ("Events sent on change streams.", ("collection",)),
     "pysync_plugin_failures": ("Hooks of plugins that failed, or took too long.", ("plugin", "hook")),
 }
 """What `Tally.count` counts: the metric, without `_total`, what it means, and the names of its labels."""
@@ -51,6 +52,9 @@ class Metrics(Collector):
             durations.add_metric([action], buckets, tally.seconds[action])
         yield durations
         yield from _counters(tally)
+        streams = GaugeMetricFamily("pysync_streams", "Open change streams.")
+        streams.add_metric([], tally.streams)
+        yield streams
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

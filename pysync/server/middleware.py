@@ -32,6 +32,7 @@ CORS_HEADERS = ", ".join(
         wire.HEADER_REQUEST_ID,
         wire.HEADER_IDEMPOTENCY_KEY,
         wire.HEADER_IF_NONE_MATCH,
+        wire.HEADER_LAST_EVENT_ID,
     )
 )
 CORS_EXPOSED = "ETag, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"

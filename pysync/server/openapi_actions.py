@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pysync.config import Collection, Config, template
+from pysync.config.support import served
 from pysync.rule import Rule
 from pysync.server.openapi_parts import Json, answer, array, component, json_content, map_of, object_of
 from pysync.server.routes import Route
@@ -175,6 +176,54 @@ def _batch(service: Service, route: Route) -> Operation:
     )
 
 
+def _events(service: Service, route: Route) -> Operation:
+    config, space = service.config, _namespace(service, route)
+    rules = [
+        Rule.of(config, space, collection, "pull")
+        for collection in served(config, _collections(service, space))
+    ]
+    readable = [rule for rule in rules if not rule.collection.push_only]
+    is_open = bool(readable) and not any(rule.examines for rule in rules)
+    names = [rule.collection.name for rule in rules]
+    value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
+    sets = {
+        rule.collection.name: object_of(
+            dict.fromkeys(template.params(rule.collection.storage_path), value), []
+        )
+        for rule in rules
+    }
+    return Operation(
+        "Hear of writes as they happen",
+        {
+            "200": {
+                "description": "A stream without an end: `id` and `data` of each change, comments in "
+                "between, and `event: reset` where changes are lost.",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            }
+        },
+        frozenset({503} if is_open else {401, 403, 503}) | metered(readable),
+        (
+            {
+                "name": "collections",
+                "in": "query",
+                "description": "Absent: all that the caller may read.",
+                "style": "form",
+                "explode": False,
+                "schema": array({"type": "string", "enum": names}) | {"minItems": 1},
+            },
+            {
+                "name": "params",
+                "in": "query",
+                "description": "The values that parameters must have, by collection; absent: any.",
+                "content": json_content(object_of(sets, [])),
+            },
+            component("parameters", "lastEventId"),
+            component("parameters", "lastEventIdInQuery"),
+        ),
+        security=None if is_open else [{}, *credentials(config)],
+    )
+
+
 def _param_set(collection: Collection) -> Json:
     """What names one document of a batch: all parameters, but an `{identity}` that is the caller's."""
     value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
@@ -292,6 +341,7 @@ ACTIONS: Mapping[str, Callable[[Service, Route], Operation]] = {
     "list": _list,
     "bundle": _bundle,
     "batch": _batch,
+    "events": _events,
     "config": _config,
     "revoke": _revoke,
     "health": _alive,

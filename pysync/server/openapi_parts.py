@@ -133,6 +133,18 @@ PARAMETERS: Json = {
         "description": "Versions that the caller has: the answer is 304 where one of them is current.",
         "schema": {"type": "string"},
     },
+    "lastEventId": {
+        "name": wire.HEADER_LAST_EVENT_ID,
+        "in": "header",
+        "description": "The id of the last event that the caller has: what came since is told first.",
+        "schema": {"type": "string"},
+    },
+    "lastEventIdInQuery": {
+        "name": "lastEventId",
+        "in": "query",
+        "description": "The same; the header wins.",
+        "schema": {"type": "string"},
+    },
     "idempotencyKey": {
         "name": wire.HEADER_IDEMPOTENCY_KEY,
         "in": "header",

@@ -25,13 +25,15 @@ log = logging.getLogger("pysync.server")
 class Tally:
     """Answered requests: `statuses` counts them by action, collection and status (labels bounded by the
     configuration), `durations` by action and bucket of time, `seconds` adds up their times by action. And
-    whatever else is counted: `counts`, by the metric's name and the values of its labels."""
+    whatever else is counted: `counts`, by the metric's name and the values of its labels. `streams` is how
+    many change streams are open."""
 
     def __init__(self) -> None:
         self.statuses: dict[tuple[str, str, int], int] = {}
         self.durations: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}
         self.counts: dict[tuple[str, ...], int] = {}
+        self.streams = 0
 
     def observe(self, route: Route | None, status: int, seconds: float) -> None:
         """Count one answered request."""
@@ -63,17 +65,18 @@ class Tally:
             own = self.durations.get(action, [0] * len(counts))
             self.durations[action] = [mine + theirs for mine, theirs in zip(own, counts, strict=True)]
             self.seconds[action] = self.seconds.get(action, 0.0) + other.seconds[action]
+        self.streams += other.streams
 
     def encode(self) -> bytes:
         """The counts as text that `decode` reads."""
         statuses = [[*key, count] for key, count in self.statuses.items()]
         counts = [[*key, count] for key, count in self.counts.items()]
-        return orjson.dumps([statuses, self.durations, self.seconds, counts])
+        return orjson.dumps([statuses, self.durations, self.seconds, counts, self.streams])
 
     @classmethod
     def decode(cls, text: bytes) -> "Tally":
         tally = cls()
-        statuses, tally.durations, tally.seconds, counts = orjson.loads(text)
+        statuses, tally.durations, tally.seconds, counts, tally.streams = orjson.loads(text)
         tally.statuses = {(action, collection, status): n for action, collection, status, n in statuses}
         tally.counts = {tuple(key): count for *key, count in counts}
         return tally
@@ -88,6 +91,7 @@ class SharedTally:
         self._folder = folder
         self._file = folder / str(number)
         self._earlier = _read(self._file)
+        self._earlier.streams = 0  # they ended with it
         self._published = b""
         self._task = asyncio.get_running_loop().create_task(self._publish_often())
 

@@ -22,6 +22,7 @@ from pysync.server.batch import BatchPull
 from pysync.server.bundles import BundlePull
 from pysync.server.callers import Callers
 from pysync.server.handlers import Handlers
+from pysync.server.hearing import Hearing
 from pysync.server.listing import Lists
 from pysync.server.manifest import Manifest
 from pysync.server.openapi import OpenApi
@@ -29,6 +30,8 @@ from pysync.server.ops import Ops
 from pysync.server.plugged import PluggedLogs, Plugs
 from pysync.server.roles import Roles
 from pysync.server.routes import Handler, Match, Route, RouteTable
+from pysync.server.stream import Stream
+from pysync.server.subscribers import Subscribers
 from pysync.store import Store
 
 
@@ -50,6 +53,8 @@ class Wiring:
     plugged: Handlers
     """The handlers where plugins have a say."""
     lists: Lists
+    hearing: Hearing
+    subscribers: Subscribers
     ops: Ops
 
     def add_all(self) -> None:
@@ -59,6 +64,7 @@ class Wiring:
                 self._add_collection(namespace, collection)
             self._add_bundles(namespace, collections)
             self._add_batch(namespace)
+            self._add_stream(namespace, collections)
         self._add_manifests()
         self._add_service()
 
@@ -168,6 +174,19 @@ class Wiring:
             alias = prefix != _prefix(config, namespace)
             self.routes.add(["GET"], Route(batch.pull, template, (), "batch", namespace or "", alias=alias))
 
+    def _add_stream(self, namespace: str | None, collections: Sequence[Collection]) -> None:
+        """The change stream of a namespace that has something to tell of."""
+        if not collections:
+            return
+        rules = [self._rule(namespace, collection, "pull") for collection in collections]
+        stream = Stream(rules, self.access, self.callers, self.hearing, self.subscribers)
+        for prefix in _prefixes(self.config, namespace):
+            alias = prefix != _prefix(self.config, namespace)
+            route = Route(
+                stream.open, segments(f"{prefix}/events"), (), "events", namespace or "", alias=alias
+            )
+            self.routes.add(["GET"], route)
+
     def _add_manifests(self) -> None:
         """The routes that tell clients the configuration; `/sync/config` is where a published client asks."""
         if self.config.config_endpoint is None:
@@ -199,6 +218,13 @@ class Wiring:
                 self.routes.add(["GET"], Route(handler, segments(prefix + path), action=action))
         revoke = Route(self.handlers.revoke, segments(f"{mount}/revocations"), action="revoke")
         self.routes.add(["POST"], revoke)
+
+
+def pull_rules(config: Config, hooks: Hooks) -> Iterator[Rule]:
+    """The rule of pulling each collection that is served."""
+    for namespace, collections in _served(config):
+        for collection in collections:
+            yield Rule.of(config, namespace, collection, "pull", by_plugin=hooks.authorizes)
 
 
 def owners(config: Config, hooks: Hooks) -> list[RouteTable]:

@@ -1,0 +1,278 @@
+"""The feed: one follower of the change log for all who listen to a process (wire section 9).
+
+A change is read once, and its text for the wire made once, however many listen. Who listens is found by
+collection and parameters, so a write costs what its listeners do. Whoever begins in the past reads the log
+page by page, at its own pace, until it has reached the follower's place; from there on it is handed what the
+follower reads. As every event has its place in the log, none is missed and none is told twice where the two
+meet.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from pysync.changes import Change, ChangeLog, Subject, read_change
+from pysync.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+PAGE: Final = 128
+"""Changes that are read at a time."""
+RETRY_S: Final = 1.0
+"""After which a log that could not be read is asked again."""
+PAUSE_WRITES: Final = 500
+PAUSE_BYTES: Final = 32 * 1024
+"""What is handed out, to all and to each, before others have their turn."""
+
+Topic = tuple[str | None, str]
+"""A namespace (None: the root) and the name of a collection in it."""
+
+Interest = Mapping[Topic, Mapping[str, str]]
+"""The collections that somebody listens to, each with the values that parameters must have."""
+
+
+class Event(NamedTuple):
+    """A change at its place in the log. `key` is its document's, `frame` the text that listeners are sent."""
+
+    id: str
+    subject: Subject
+    key: str
+    frame: bytes
+
+    @property
+    def topic(self) -> Topic:
+        return self.subject.namespace, self.subject.collection
+
+    @property
+    def collection(self) -> str:
+        """Its collection, as metrics name it."""
+        namespace, name = self.topic
+        return name if namespace is None else f"{namespace}/{name}"
+
+
+class Listener(Protocol):
+    """Who hears of changes. Everything up to `place` has been told, or was none of its business."""
+
+    place: str
+    interest: Interest
+    asks: bool
+    """Whether it may hear of an event depends on more than its interest."""
+
+    def hear(self, event: Event) -> None: ...
+
+    def reset(self, place: str) -> None:
+        """Changes are lost: go on from `place`."""
+
+    def cut(self) -> None:
+        """What comes next cannot be told. Who comes back begins at its place again."""
+
+    async def ready(self) -> bool:
+        """Return when more can be taken, False where nothing will be any more."""
+
+
+class Start(NamedTuple):
+    """Where somebody begins to listen. `is_resumed`: in the past, so that there may be something to tell;
+    `is_reset`: now, as what was asked for is gone."""
+
+    place: str
+    is_resumed: bool = False
+    is_reset: bool = False
+
+
+Plan = Sequence[tuple[Event, Sequence[Listener]]]
+Permit = Callable[[Listener, Event], bool]
+Permits = Callable[[Plan], Awaitable[Permit]]
+"""Finds out who may hear of what is planned, as things are now. Who cannot be decided on is cut."""
+
+
+class Feed:
+    """The changes of `log`, for all listeners of this process. `key_of` tells the key of the document that a
+    change is of, None for what nobody could pull."""
+
+    def __init__(self, log: ChangeLog, key_of: Callable[[Subject], str | None], permits: Permits) -> None:
+        self._log = log
+        self._key_of = key_of
+        self._permits = permits
+        self._index = _Index()
+        self._place = ""
+        self._follower: asyncio.Task[None] | None = None
+        self.settled = ""
+        """Whoever listens has been told of everything up to here."""
+
+    async def begin(self, after: str) -> Start:
+        """Where to listen from: from `after` on where one is given (`""`: none), if what came after it is
+        still known. Raises Unavailable."""
+        if after and await self._log.changes(after, 1) is not None:
+            return Start(after, is_resumed=True)
+        return Start(await self._log.newest(), is_reset=bool(after))
+
+    async def bring(self, listener: Listener) -> bool:
+        """Tell the listener what it has missed, and have it listen from then on. What cannot be told cuts
+        it. Whether it listens now."""
+        try:
+            while True:
+                page = await self._log.changes(listener.place, PAGE)
+                if page is None:
+                    listener.reset(await self._log.newest())
+                    continue
+                plan = self._plan(page, [listener])
+                permit = await self._permits(plan) if listener.asks and plan else _anybody
+                for event, _ in plan:
+                    if not await listener.ready():
+                        return False
+                    _hand(listener, event, permit)
+                if page:
+                    listener.place = page[-1][0]
+                if len(page) < PAGE and self.join(listener):
+                    return True
+        except Unavailable as error:
+            log.warning("a change stream was cut, as changes cannot be read: %s", error.why)
+            listener.cut()
+            return False
+
+    def join(self, listener: Listener) -> bool:
+        """Have the listener hear of everything after its place. False where the follower is past that."""
+        if self._follower is None:
+            self._place = self.settled = listener.place
+            self._follower = asyncio.get_running_loop().create_task(self._follow())
+        elif listener.place < self._place:
+            return False
+        self._index.add(listener)
+        return True
+
+    def leave(self, listener: Listener) -> None:
+        """Tell the listener nothing more. Fine for one that never joined."""
+        if self._index.discard(listener) and not self._index.listeners:
+            self.close()
+
+    def close(self) -> None:
+        """Follow no more."""
+        if self._follower is not None:
+            self._follower.cancel()
+            self._follower = None
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                page = await self._read_on()
+                if page is None:
+                    self._place = await self._log.newest()
+                    for listener in list(self._index.listeners):
+                        listener.reset(self._place)
+                elif page:
+                    # Whoever joins from now on is told of what comes after this page, and of it by `bring`.
+                    self._place = page[-1][0]
+                    await self._tell(self._plan(page))
+                self.settled = self._place
+        except Exception:
+            log.exception("changes could not be told")
+            self._follower = None
+            for listener in list(self._index.listeners):
+                listener.cut()
+
+    async def _read_on(self) -> list[tuple[str, Change]] | None:
+        """What comes next, perhaps nothing yet."""
+        while True:
+            try:
+                await self._log.wait(self._place)
+                return await self._log.changes(self._place, PAGE)
+            except Unavailable as error:
+                log.warning("changes cannot be read: %s", error.why)
+                await asyncio.sleep(RETRY_S)
+
+    def _plan(self, page: Sequence[tuple[str, Change]], only: Sequence[Listener] = ()) -> Plan:
+        """The events of a page that anybody listens for, or `only` these do, and who that is."""
+        plan = []
+        for id_, change in page:
+            subject = read_change(change).subject
+            if only:
+                listeners = [listener for listener in only if _concerns(listener, subject)]
+            else:
+                listeners = self._index.concerned(subject)
+            key = self._key_of(subject) if listeners else None
+            if key is not None:
+                frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), change.text)
+                plan.append((Event(id_, subject, key, frame), listeners))
+        return plan
+
+    async def _tell(self, plan: Plan) -> None:
+        """Hand out the events, first to those about whom there is no question: they wait for nobody."""
+        asking = [(event, [who for who in listeners if who.asks]) for event, listeners in plan]
+        await _hand_out([(event, [who for who in listeners if not who.asks]) for event, listeners in plan])
+        asking = [(event, listeners) for event, listeners in asking if listeners]
+        if asking:
+            await _hand_out(asking, await self._permits(asking))
+
+
+def _anybody(listener: Listener, event: Event) -> bool:
+    return True
+
+
+async def _hand_out(plan: Plan, permit: Permit = _anybody) -> None:
+    writes = size = 0
+    for event, listeners in plan:
+        for listener in listeners:
+            _hand(listener, event, permit)
+        writes, size = writes + len(listeners), size + len(event.frame)
+        if writes > PAUSE_WRITES or size > PAUSE_BYTES:
+            writes = size = 0
+            await asyncio.sleep(0)
+
+
+def _hand(listener: Listener, event: Event, permit: Permit) -> None:
+    if event.id > listener.place and permit(listener, event):
+        listener.hear(event)
+
+
+def _concerns(listener: Listener, subject: Subject) -> bool:
+    wanted = listener.interest.get((subject.namespace, subject.collection))
+    return wanted is not None and wanted.items() <= subject.params.items()
+
+
+_Place = tuple[str | None, ...]
+
+
+def _places(topic: Topic, wanted: Mapping[str, str]) -> list[_Place]:
+    """Where somebody who wants these values may be found: any of them will do."""
+    places: list[_Place] = [(*topic, *pair) for pair in wanted.items()]
+    return places or [topic]
+
+
+class _Index:
+    """Listeners by what they listen for: a whole collection, or one of the values that they name."""
+
+    def __init__(self) -> None:
+        self.listeners: set[Listener] = set()
+        self._at: dict[_Place, set[Listener]] = {}
+
+    def add(self, listener: Listener) -> None:
+        self.listeners.add(listener)
+        for topic, wanted in listener.interest.items():
+            # Of several values the one that fewest listen for.
+            places = _places(topic, wanted)
+            place = min(places, key=lambda place: len(self._at.get(place, ())))
+            self._at.setdefault(place, set()).add(listener)
+
+    def discard(self, listener: Listener) -> bool:
+        """Whether it was there."""
+        if listener not in self.listeners:
+            return False
+        self.listeners.discard(listener)
+        for topic, wanted in listener.interest.items():
+            for place in _places(topic, wanted):
+                held = self._at.get(place, set())
+                held.discard(listener)
+                if not held:
+                    self._at.pop(place, None)
+        return True
+
+    def concerned(self, subject: Subject) -> list[Listener]:
+        """Who listens for changes of `subject`."""
+        topic = (subject.namespace, subject.collection)
+        found = list(self._at.get(topic, ()))
+        for pair in subject.params.items():
+            for listener in self._at.get((*topic, *pair), ()):
+                if _concerns(listener, subject):
+                    found.append(listener)
+        return found

@@ -1,0 +1,232 @@
+"""Who may hear of what: of a write hears who could pull what was written, decided when it is told (wire
+section 9)."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol, cast
+
+from pysync.access import Access, Proof
+from pysync.batch import Outcome, read_each
+from pysync.changes import Subject
+from pysync.config.template import params
+from pysync.errors import Forbidden, PysyncError, StoreUnavailable, Unauthorized
+from pysync.feed import Event, Interest, Listener, Permit, Plan, Topic
+from pysync.model import ANONYMOUS, Caller
+from pysync.rule import Rule
+from pysync.server.roles import Roles
+from pysync.server.routes import document_key
+from pysync.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles
+from pysync.store import Store
+
+CHECK_MS: Final = 1_000
+"""For how long a certificate that holds is taken to hold."""
+_SOMEBODY: Final = "."
+"""An identity that nobody has: no parameter takes it."""
+
+REFUSED: Final = Caller(roles=frozenset())
+"""Who may hear nothing: a plugin has refused them."""
+_ANY_SPACE: Final = frozenset({OWNER, MEMBER})
+
+
+class Hearer(Listener, Protocol):
+    """A listener who is somebody. `proof` is what lets them in, None where nothing was asked for. `asked` are
+    the topics of which they may not hear everything. `held_at_ms`: when the proof was last seen to hold."""
+
+    caller: Caller
+    proof: Proof | None
+    asked: frozenset[Topic]
+    held_at_ms: int
+
+    def end(self) -> None:
+        """They may not listen any more."""
+
+
+class Grant(NamedTuple):
+    """What somebody may listen for: of `asked` not every event."""
+
+    interest: Interest
+    asked: frozenset[Topic]
+
+
+class Hearing:
+    """The decisions of one service. `rules` are those of pulling its collections."""
+
+    def __init__(
+        self,
+        rules: Iterable[Rule],
+        access: Access,
+        roles: Roles,
+        store: Store,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._rules = {topic_of(rule): rule for rule in rules}
+        self._templates = {topic: _template(rule) for topic, rule in self._rules.items()}
+        self._names = {
+            topic: frozenset(params(rule.collection.storage_path)) for topic, rule in self._rules.items()
+        }
+        self._access = access
+        self._roles = roles
+        self._spaces = roles.spaces
+        self._store = store
+        self._now_ms = now_ms
+
+    def key_of(self, subject: Subject) -> str | None:
+        """The key of what is written, None where no pull of its collection reaches it."""
+        topic = (subject.namespace, subject.collection)
+        rule = self._rules.get(topic)
+        if rule is None or self._names[topic] != subject.params.keys():
+            return None
+        key = self._key(topic, subject.params)
+        return key if rule.owns(key) else None
+
+    def grant(self, wanted: Mapping[Topic, Mapping[str, str]], caller: Caller) -> Grant:
+        """What of `wanted`, parameters by collection, `caller` may ever hear of."""
+        interest, asked = {}, set()
+        for topic, values in wanted.items():
+            found = self._may_hear(topic, values, caller)
+            if found is not None:
+                interest[topic], is_asked = found
+                if is_asked:
+                    asked.add(topic)
+        return Grant(interest, frozenset(asked))
+
+    def _key(self, topic: Topic, values: Mapping[str, str]) -> str:
+        return document_key(self._templates[topic], dict(values))
+
+    def _may_hear(
+        self, topic: Topic, values: Mapping[str, str], caller: Caller
+    ) -> tuple[Mapping[str, str], bool] | None:
+        """The parameters' values of what the caller may hear of, and whether each event is yet to be decided
+        on; None: of none."""
+        rule = self._rules[topic]
+        if rule.collection.push_only:
+            return None
+        scope = caller.scope if rule.examines else None
+        is_one = self._names[topic] <= values.keys()
+        if scope is not None and is_one and not scope.allows(self._key(topic, values)):
+            return None
+        caller, own, identity = replace(caller, scope=None), caller.identity, _identity(rule, values)
+        if rule.answers(caller, identity, "") and not rule.by_plugin:
+            return values, scope is not None
+        if rule.by_plugin and (rule.admits_anonymous or caller != ANONYMOUS):
+            return values, True
+        if rule.by_space and own and rule.answers(with_roles(caller, _ANY_SPACE), identity, ""):
+            return values, True
+        if own and identity == _SOMEBODY and rule.answers(caller, own, ""):
+            return {**values, "identity": own}, scope is not None
+        return None
+
+    async def permits(self, plan: Plan) -> Permit:
+        """Ask all that decides on these events, once for all who listen: whether certificates hold, and who
+        belongs to a space. Who cannot be decided on is cut."""
+        hearers = {id(who): cast(Hearer, who) for _, listeners in plan for who in listeners}
+        for hearer in hearers.values():
+            await self.check(hearer)
+        known = await self._memberships(plan)
+        by_plugins = await self._by_plugins(plan, known)
+
+        def permit(listener: Listener, event: Event) -> bool:
+            hearer = cast(Hearer, listener)
+            if event.topic not in hearer.asked:
+                return True
+            rule = self._rules[event.topic]
+            if rule.by_plugin:
+                caller = by_plugins[id(listener), event.id]
+            else:
+                caller = self._in_space(rule, hearer, event, known)
+            if caller is None:
+                listener.cut()
+                return False
+            return rule.answers(caller, event.subject.params.get("identity"), event.key)
+
+        return permit
+
+    def _in_space(
+        self, rule: Rule, hearer: Hearer, event: Event, known: Mapping[str, Membership | None]
+    ) -> Caller | None:
+        """The hearer with the roles of the event's space; None where these cannot be told."""
+        caller = hearer.caller
+        space = self._access_key(rule, event) if caller.identity else None
+        if space is None:
+            return caller
+        membership = known[space]
+        return None if membership is None else with_roles(caller, membership.roles(caller.identity))
+
+    async def _by_plugins(
+        self, plan: Plan, known: Mapping[str, Membership | None]
+    ) -> Mapping[tuple[int, str], Caller | None]:
+        """Those whom plugins are asked about, by event, with all their roles: `REFUSED` where one refuses
+        them, None where one fails."""
+        found: dict[tuple[int, str], Caller | None] = {}
+        for event, listeners in plan:
+            rule = self._rules[event.topic]
+            if not rule.by_plugin:
+                continue
+            for listener in listeners:
+                hearer = cast(Hearer, listener)
+                if event.topic in hearer.asked:
+                    caller = self._in_space(rule, hearer, event, known)
+                    found[id(listener), event.id] = await self._asked_of_plugins(rule, caller, event)
+        return found
+
+    async def _asked_of_plugins(self, rule: Rule, caller: Caller | None, event: Event) -> Caller | None:
+        if caller is None:
+            return None
+        try:
+            return await self._roles.by_plugins(rule, caller, event.subject.params, event.key)
+        except (Forbidden, Unauthorized):
+            return REFUSED
+        except PysyncError:
+            return None
+
+    async def check(self, hearer: Hearer) -> None:
+        """End whoever listens by a certificate that does not hold any more, and cut where nobody can tell."""
+        now_ms = self._now_ms()
+        if hearer.proof is None or now_ms - hearer.held_at_ms < CHECK_MS:
+            return
+        try:
+            if await self._access.holds(hearer.proof):
+                hearer.held_at_ms = now_ms
+            else:
+                hearer.end()
+        except StoreUnavailable:
+            hearer.cut()
+
+    async def _memberships(self, plan: Plan) -> dict[str, Membership | None]:
+        """Who belongs to the spaces of the events, None where that cannot be told."""
+        keys = {
+            key for event, _ in plan if (key := self._access_key(self._rules[event.topic], event)) is not None
+        }
+        if not keys:
+            return {}
+        found: dict[str, Outcome] = {}
+        try:
+            async with asyncio.timeout(RESOLVE_S):
+                found = await read_each(self._store, keys)
+        except TimeoutError:
+            return dict.fromkeys(keys)
+        return {
+            key: None if isinstance(stored, str) else self._spaces.membership(stored)
+            for key, stored in found.items()
+        }
+
+    def _access_key(self, rule: Rule, event: Event) -> str | None:
+        """Where the access document lies that has a say."""
+        return self._spaces.key(event.subject.params) if rule.by_space and rule.examines else None
+
+
+def topic_of(rule: Rule) -> Topic:
+    """What listeners call a rule's collection."""
+    return rule.namespace, rule.collection.name
+
+
+def _template(rule: Rule) -> Sequence[str]:
+    collection = rule.collection
+    template = collection.storage_path.split("/")
+    return template if collection.bundle is None else [*template, collection.name]
+
+
+def _identity(rule: Rule, values: Mapping[str, str]) -> str | None:
+    """Whose documents these are: `_SOMEBODY`'s where the values leave it open, None where nobody's."""
+    return None if rule.identity_index is None else values.get("identity", _SOMEBODY)

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 SETTLED_MS: Final = 30_000
 """When the write of an intent is made, or never will be: longer than any put is waited for."""
-_PAGE: Final = 256
+_PAGE: Final = 1_000
+"""Intents that are looked at together; of younger ones `heal` sees so many, which is more than a node has."""
 
 
 class Outbox:
@@ -45,9 +46,9 @@ class Outbox:
         try:
             etag = await self._store.put(key, body, expect=expect)
         except EtagMismatch:
-            await self._settle(intent)
+            await self._withdrawn(intent)
             raise
-        await self._settle(intent, changes)
+        await self._announced(intent, changes)
         return etag
 
     async def announce(self, changes: Sequence[Change]) -> None:
@@ -60,26 +61,38 @@ class Outbox:
         if changes and self._kept is None:
             await self._coordinator.announce(changes)
 
+    @property
+    def needs_healing(self) -> bool:
+        """Whether a write and its announcement can come apart."""
+        return self._kept is None
+
     async def heal(self, *, all_: bool = False) -> int:
         """Announce the intents that nobody can be expected to announce any more, or, `all_`, those that are
         young too, which their writers then announce once more; how many there were. Raises
         CoordinatorUnavailable."""
-        if self._kept is not None:
+        if not self.needs_healing:
             return 0
         healed = 0
-        for intent in await self._coordinator.intents(_PAGE):
-            is_settled = intent.age_ms >= SETTLED_MS
-            if is_settled or all_:
-                await self._coordinator.announce(intent.changes, intent.name if is_settled else "")
-                healed += 1
-        return healed
+        while True:
+            intents = await self._coordinator.intents(_PAGE)
+            for intent in intents:
+                is_settled = intent.age_ms >= SETTLED_MS
+                if is_settled or all_:
+                    await self._coordinator.announce(intent.changes, intent.name if is_settled else "")
+                    healed += 1
+            if len(intents) < _PAGE or intents[-1].age_ms < SETTLED_MS:
+                return healed
 
-    async def _settle(self, intent: str, changes: Sequence[Change] = ()) -> None:
-        """End an intent. Where that fails it is left to `heal`: the write's own outcome is known."""
+    async def _announced(self, intent: str, changes: Sequence[Change]) -> None:
+        """Announce a write that is made. Where that fails `heal` does it: the write's outcome is known."""
         try:
-            if changes:
-                await self._coordinator.announce(changes, intent)
-            else:
-                await self._coordinator.withdraw(intent)
-        except CoordinatorUnavailable:
-            log.warning("a change could not be announced, and will be later")
+            await self._coordinator.announce(changes, intent)
+        except CoordinatorUnavailable as error:
+            log.warning("a write that is stored will be announced later: %s", error.why)
+
+    async def _withdrawn(self, intent: str) -> None:
+        """Withdraw the intent of a write that was not made. Where that fails `heal` announces it."""
+        try:
+            await self._coordinator.withdraw(intent)
+        except CoordinatorUnavailable as error:
+            log.warning("a write that was refused will be announced as if it were stored: %s", error.why)

@@ -32,6 +32,7 @@ from pysync.server.answer import Answer
 from pysync.server.callers import Callers
 from pysync.server.expiry import Expiry
 from pysync.server.handlers import Handlers
+from pysync.server.healing import Healing
 from pysync.server.hearing import Hearing
 from pysync.server.keyrings import Keyrings
 from pysync.server.listing import Lists
@@ -120,6 +121,7 @@ class App:
         self._middleware = Middleware(routes, tally, server.cors.origins, server.public_hosts, told)
         sweeps = worker is None or worker.sweeps
         self.expiry = Expiry(documents, self._logs, routes, sweeps=sweeps)
+        self._healing = Healing(outbox, sweeps=sweeps)
         self._services = Services(
             config=config,
             store=store,
@@ -151,6 +153,7 @@ class App:
         """Leave the plugins' lifespans, finish the writes under way and let go of store and coordinator."""
         await self._hooks.close()
         self.expiry.close()
+        self._healing.close()
         self._subscribers.close()
         await self._logs.close()
         await self._coordinator.close()

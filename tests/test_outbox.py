@@ -1,0 +1,437 @@
+"""The outbox: whatever fails between a write and its announcement, the write is announced."""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pysync import _core
+from pysync.applog import LogRules, Logs
+from pysync.changes import Change, Subject, read_change
+from pysync.coordinator import Intent
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.documents import Documents
+from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
+from pysync.outbox import SETTLED_MS, Outbox
+from pysync.server.healing import Healing
+from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
+from pysync.store.local import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore, MovedClock, change
+
+T = TypeVar("T")
+
+Verb = Literal["intend", "announce", "withdraw", "intents"]
+
+
+class FaultyCoordinator(MemoryCoordinator):
+    """One whose memory outlives what its users see of it: `fail` lets the next calls of a verb go wrong,
+    `done` or not, and after `crash` nothing is done any more."""
+
+    def __init__(self, clock: MovedClock) -> None:
+        super().__init__(clock)
+        self._faults: dict[Verb, deque[bool | None]] = {}
+        self._is_gone = False
+
+    def fail(self, verb: Verb, *, done: bool = False, after: int = 0) -> None:
+        self._faults.setdefault(verb, deque()).extend([*[None] * after, done])
+
+    def restart(self) -> None:
+        self._is_gone = False
+        self._faults.clear()
+
+    def crash(self) -> None:
+        self._is_gone = True
+
+    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+        return await self._call("announce", lambda: super(FaultyCoordinator, self).announce(changes, intent))
+
+    async def intend(self, changes: Sequence[Change]) -> str:
+        return await self._call("intend", lambda: super(FaultyCoordinator, self).intend(changes))
+
+    async def withdraw(self, intent: str) -> None:
+        await self._call("withdraw", lambda: super(FaultyCoordinator, self).withdraw(intent))
+
+    async def intents(self, limit: int) -> list[Intent]:
+        return await self._call("intents", lambda: super(FaultyCoordinator, self).intents(limit))
+
+    async def _call(self, verb: Verb, call: Callable[[], Awaitable[T]]) -> T:
+        faults = self._faults.get(verb)
+        done = faults.popleft() if faults else None
+        if self._is_gone or done is False:
+            raise CoordinatorUnavailable
+        result = await call()
+        if done:
+            raise CoordinatorUnavailable
+        return result
+
+
+class Scene(NamedTuple):
+    clock: MovedClock
+    kept: MemoryStore
+    """What is really stored."""
+    store: FaultyStore
+    coordinator: FaultyCoordinator
+    outbox: Outbox
+
+    async def told(self) -> list[str]:
+        """What followers have been told, in order."""
+        found = await self.coordinator.changes("", 10_000)
+        assert found is not None
+        return [found.text.decode() for _, found in found]
+
+    async def heal(self) -> None:
+        """What the service does some time later, once everything can be reached again."""
+        self.store.heal()
+        self.coordinator.restart()
+        self.clock.now_ms += SETTLED_MS
+        await self.outbox.heal()
+        assert await self.coordinator.intents(10) == []
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return made_scene()
+
+
+def made_scene() -> Scene:
+    clock = MovedClock()
+    kept = MemoryStore(clock)
+    store = FaultyStore(kept)
+    coordinator = FaultyCoordinator(clock)
+    return Scene(clock, kept, store, coordinator, Outbox(store, coordinator))
+
+
+ONE = change("1").text.decode()
+
+
+async def test_a_write_is_announced_once_and_leaves_no_intent(scene: Scene) -> None:
+    etag = await scene.outbox.put("a", b"1", ABSENT, [change("1"), change("2")])
+    found = await scene.kept.get("a")
+    assert isinstance(found, Object)
+    assert found.etag == etag
+    assert await scene.told() == [change(text).text.decode() for text in "12"]
+    assert await scene.coordinator.intents(10) == []
+    await scene.heal()
+    assert len(await scene.told()) == 2
+
+
+async def test_a_write_of_no_change_asks_nobody(scene: Scene) -> None:
+    scene.coordinator.crash()
+    await scene.outbox.put("a", b"1", ABSENT, [])
+    await scene.outbox.announce([])
+    await scene.outbox.repeat([])
+
+
+async def test_a_refused_write_is_withdrawn(scene: Scene) -> None:
+    await scene.kept.put("a", b"0")
+    with pytest.raises(EtagMismatch):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    await scene.heal()
+    assert await scene.told() == []
+
+
+async def test_what_cannot_be_intended_is_not_written(scene: Scene) -> None:
+    for done in (False, True):
+        scene.coordinator.fail("intend", done=done)
+        with pytest.raises(CoordinatorUnavailable):
+            await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    assert await scene.kept.get("a") is None
+
+
+async def test_a_write_whose_announcement_fails_is_done_and_announced_later(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.coordinator.fail("announce")
+    await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    assert "a write that is stored will be announced later" in caplog.text
+    assert await scene.told() == []
+    await scene.heal()
+    assert await scene.told() == [ONE]
+
+
+async def test_a_refusal_that_cannot_be_withdrawn_is_a_refusal(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    await scene.kept.put("a", b"0")
+    scene.coordinator.fail("withdraw")
+    with pytest.raises(EtagMismatch):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    assert "a write that was refused will be announced as if it were stored" in caplog.text
+    await scene.heal()
+    assert await scene.told() == [ONE]
+
+
+async def test_a_write_whose_reply_was_lost_is_announced(scene: Scene) -> None:
+    scene.store.lose_reply("put")
+    with pytest.raises(StoreUnavailable):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    assert isinstance(await scene.kept.get("a"), Object)
+    await scene.heal()
+    assert await scene.told() == [ONE]
+
+
+async def test_a_write_whose_writer_was_cancelled_is_announced(scene: Scene) -> None:
+    release = asyncio.Event()
+    arrived = scene.store.delay("put", release)
+    writing = asyncio.ensure_future(scene.outbox.put("a", b"1", ABSENT, [change("1")]))
+    await arrived.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    await scene.heal()
+    assert await scene.told() == [ONE]
+
+
+async def test_what_is_young_is_left_to_its_writer_unless_all_is_asked_for(scene: Scene) -> None:
+    await scene.coordinator.intend([change("1")])
+    scene.clock.now_ms += SETTLED_MS - 1
+    assert await scene.outbox.heal() == 0
+    assert await scene.outbox.heal(all_=True) == 1
+    assert await scene.told() == [ONE]
+    assert len(await scene.coordinator.intents(10)) == 1, "its writer may still be at it"
+    scene.clock.now_ms += 1
+    assert await scene.outbox.heal() == 1
+    assert await scene.outbox.heal() == 0
+    assert await scene.told() == [ONE] * 2
+
+
+async def test_any_number_of_intents_is_healed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pysync.outbox._PAGE", 10)
+    for n in range(35):
+        await scene.coordinator.intend([change(f"{n}")])
+    scene.clock.now_ms += SETTLED_MS
+    await scene.coordinator.intend([change("young")])
+    assert await scene.outbox.heal() == 35
+    assert await scene.told() == [change(f"{n}").text.decode() for n in range(35)]
+
+
+CRASHES = ["intend", "intended", "put", "stored", "announce", "announced"]
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("all_", [True, False])
+async def test_a_crash_at_any_step_loses_no_announcement(scene: Scene, crash: str, all_: bool) -> None:
+    """A process that is gone does nothing more: neither store nor coordinator hear of it."""
+    if crash.startswith("inten"):
+        scene.coordinator.fail("intend", done=crash == "intended")
+        scene.store.crash(0, done=False)
+    elif crash in ("put", "stored"):
+        scene.store.crash(0, done=crash == "stored")
+        scene.coordinator.fail("announce")
+    else:
+        scene.coordinator.fail("announce", done=crash == "announced")
+    with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    scene.coordinator.restart()
+    if not all_:
+        scene.clock.now_ms += SETTLED_MS
+    await Outbox(scene.kept, scene.coordinator).heal(all_=all_)
+    if await scene.kept.get("a") is not None:
+        assert ONE in await scene.told()
+    elif crash == "intend":
+        assert await scene.told() == []
+    await scene.heal()
+
+
+class Traced(MemoryStore):
+    """Remembers each write that was applied."""
+
+    def __init__(self, clock: MovedClock) -> None:
+        super().__init__(clock)
+        self.applied: list[bytes] = []
+
+    async def put(self, key: str, body: bytes, content_type: str = "", expect: Expect = ANY) -> str:
+        etag = await super().put(key, body, content_type, expect)
+        self.applied.append(body)
+        return etag
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+async def test_whatever_fails_every_write_that_was_applied_is_announced(seed: int) -> None:
+    chosen = random.Random(seed)
+    clock = MovedClock()
+    kept = Traced(clock)
+    store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
+    outbox = Outbox(store, coordinator)
+
+    async def write(n: int) -> None:
+        found = await kept.get("a")
+        expect: Expect = Etag(found.etag) if isinstance(found, Object) else ABSENT
+        with contextlib.suppress(EtagMismatch, StoreUnavailable, CoordinatorUnavailable):
+            await outbox.put("a", b"%d" % n, expect, [change(f"{n}")])
+
+    for n in range(40):
+        fault = chosen.randrange(8)
+        if fault < 2:
+            verbs: list[Verb] = ["intend", "announce", "withdraw"]
+            coordinator.fail(chosen.choice(verbs), done=bool(fault))
+        elif fault == 2:
+            store.fail("put")
+        elif fault == 3:
+            store.lose_reply("put")
+        writing = [asyncio.ensure_future(write(3 * n + m)) for m in range(chosen.choice([1, 3]))]
+        if fault == 4:
+            await asyncio.sleep(0)
+            writing[0].cancel()
+        await asyncio.gather(*writing, return_exceptions=True)
+        clock.now_ms += chosen.choice([0, 10, SETTLED_MS])
+        if fault == 5:
+            await outbox.heal(all_=chosen.random() < 0.5)
+    await Scene(clock, kept, store, coordinator, outbox).heal()
+    found = await coordinator.changes("", 10_000)
+    assert found is not None
+    assert {change(body.decode()).text for body in kept.applied} <= {told.text for _, told in found}
+
+
+SUBJECT = Subject("notes", {"id": "a"}, None, "somebody")
+
+
+def body(data: bytes, base: str | None = None) -> _core.PushBody:
+    text = b"null" if base is None else b'"%b"' % base.encode()
+    return _core.decode_push(b'{"data":%b,"baseHash":%b}' % (data, text))
+
+
+class TestDocuments:
+    """Pushes, seen by who follows."""
+
+    async def test_a_push_is_announced_by_its_answer_and_a_conflict_is_not(self, scene: Scene) -> None:
+        documents = Documents(scene.store, scene.coordinator, scene.clock)
+        written = await documents.push("notes/a", body(b'{"n":1}'), subject=SUBJECT)
+        with pytest.raises(Conflict):
+            await documents.push("notes/a", body(b'{"n":2}'), subject=SUBJECT)
+        await scene.heal()
+        found = await scene.coordinator.changes("", 10)
+        assert found is not None
+        [(_, told)] = found
+        assert read_change(told) == (SUBJECT, written.hash, written.timestamp_ms)
+
+    async def test_a_repeated_push_announces_what_its_first_attempt_could_not(self, scene: Scene) -> None:
+        documents = Documents(scene.store, scene.coordinator, scene.clock)
+        scene.store.lose_reply("put")
+        with pytest.raises(StoreUnavailable):
+            await documents.push_once("notes/a", body(b'{"n":1}'), "key", subject=SUBJECT)
+        assert await scene.told() == []
+        written = await documents.push_once("notes/a", body(b'{"n":1}'), "key", subject=SUBJECT)
+        assert await scene.told() == [
+            SUBJECT.change(written.hash, written.timestamp_ms).text.decode(),
+        ]
+
+    async def test_on_a_store_with_a_log_of_its_own_a_repetition_announces_nothing(
+        self, tmp_path: Path, scene: Scene
+    ) -> None:
+        store = await LocalStore.at(tmp_path)
+        documents = Documents(store, scene.coordinator, scene.clock)
+        for _ in range(2):
+            written = await documents.push_once("notes/a", body(b'{"n":1}'), "key", subject=SUBJECT)
+        found = await store.change_log.changes("", 10)
+        assert found is not None
+        assert [told for _, told in found] == [SUBJECT.change(written.hash, written.timestamp_ms)]
+        assert await scene.told() == []
+        assert not Outbox(store, scene.coordinator).needs_healing
+        await store.close()
+
+
+RULES = LogRules()
+
+
+def element(n: int) -> _core.Append:
+    return _core.decode_append(b'{"data":{"n":%d}}' % n)
+
+
+class TestLogs:
+    """Appends, seen by who follows."""
+
+    async def test_each_element_is_announced_once_by_its_answer(self, scene: Scene) -> None:
+        nodes = [Logs(scene.store, scene.coordinator, scene.clock) for _ in range(2)]
+        written = await asyncio.gather(
+            *(nodes[n % 2].append("log", element(n), RULES, SUBJECT) for n in range(60))
+        )
+        for node in nodes:
+            await node.close()
+        await scene.heal()
+        expected = Counter(SUBJECT.change(each.hash, each.timestamp_ms).text.decode() for each in written)
+        assert Counter(await scene.told()) == expected
+
+    async def test_an_append_whose_reply_was_lost_is_announced_when_it_is_repeated(
+        self, scene: Scene
+    ) -> None:
+        logs = Logs(scene.store, scene.coordinator, scene.clock)
+        scene.store.lose_reply("put")
+        with pytest.raises(StoreUnavailable):
+            await logs.append_once("log", element(1), RULES, "key", SUBJECT)
+        assert await scene.told() == []
+        written = await logs.append_once("log", element(1), RULES, "key", SUBJECT)
+        assert await scene.told() == [SUBJECT.change(written.hash, written.timestamp_ms).text.decode()]
+        await logs.close()
+
+
+class TestHealing:
+    """The healer of a service."""
+
+    async def test_it_announces_at_once_what_was_left_behind_and_goes_on(self, scene: Scene) -> None:
+        turns: list[asyncio.Event] = [asyncio.Event() for _ in range(3)]
+        turn = iter(turns)
+        going_on = asyncio.Semaphore(0)
+
+        async def sleep(_: float) -> None:
+            next(turn).set()
+            await going_on.acquire()
+
+        await scene.coordinator.intend([change("1")])
+        healing = Healing(scene.outbox, sleep=sleep)
+        await turns[0].wait()
+        assert await scene.told() == [ONE]
+        going_on.release()
+        await turns[1].wait()
+        assert await scene.told() == [ONE], "young, and no longer its first turn"
+        scene.clock.now_ms += SETTLED_MS
+        going_on.release()
+        await turns[2].wait()
+        assert await scene.told() == [ONE] * 2
+        assert await scene.coordinator.intents(10) == []
+        healing.close()
+
+    async def test_an_outage_is_told_once_and_the_first_turn_made_up_for(
+        self, scene: Scene, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await scene.coordinator.intend([change("1")])
+        scene.coordinator.crash()
+        over = asyncio.Event()
+        turns = 0
+
+        async def sleep(_: float) -> None:
+            nonlocal turns
+            turns += 1
+            if turns == 3:
+                scene.coordinator.restart()
+            if turns == 4:
+                over.set()
+                await asyncio.Event().wait()
+
+        with caplog.at_level(logging.INFO):
+            healing = Healing(scene.outbox, sleep=sleep)
+            await over.wait()
+        assert await scene.told() == [ONE]
+        assert caplog.text.count("wait to be announced") == 1
+        assert caplog.text.count("announced 1 writes") == 1
+        healing.close()
+
+    async def test_it_does_nothing_where_it_is_not_needed(self, tmp_path: Path, scene: Scene) -> None:
+        store = await LocalStore.at(tmp_path)
+        for healing in (
+            Healing(Outbox(store, scene.coordinator)),
+            Healing(scene.outbox, sweeps=False),
+        ):
+            assert healing._task is None
+            healing.close()
+        await store.close()

@@ -1,25 +1,39 @@
 """The coordinators: one contract, and what several processes and crashes must not break."""
 
 import asyncio
+import contextlib
 import os
+import signal
+import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from pysync.changes import Change
-from pysync.coordinator import EPOCH_MS, Coordinator, Intent, Window, nonce_epoch, open_coordinator
-from pysync.coordinator.local import LocalCoordinator
+from pysync.clock import wall_clock_ms
+from pysync.coordinator import (
+    EPOCH_MS,
+    LEASE_MS,
+    Coordinator,
+    Intent,
+    Window,
+    nonce_epoch,
+    open_coordinator,
+)
+from pysync.coordinator.local import SCHEMA, LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
+from pysync.sqlite import Schema, create_database
 from pysync.testing import (
     RETENTION,
     BoundedNoncesContract,
     CoordinatorContract,
     LeadersContract,
     MovedClock,
+    change,
 )
 
 MAX_LIVE = 1_000
@@ -216,6 +230,7 @@ FILL_DISK = """
 import asyncio, resource, signal, sys
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable
+from pysync.sqlite import Schema, create_database
 
 async def main(folder):
     coordinator = await LocalCoordinator.at(folder, lambda: 1_700_000_000_000)
@@ -357,4 +372,76 @@ async def test_expired_counters_and_claims_are_removed(tmp_path: Path, clock: Mo
     database = coordinator._writer._connection
     for table in ("counter", "claim"):
         assert database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] <= 200
+    await coordinator.close()
+
+
+LEAD = """
+import asyncio, sys
+from pysync.coordinator.local import LocalCoordinator
+
+async def main(folder):
+    coordinator = await LocalCoordinator.at(folder)
+    assert await coordinator.leads("a/b")
+    print("leads", flush=True)
+    sys.stdin.read()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Another process, which leads in "a/b"."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LEAD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leads\n"
+        yield process
+        process.kill()
+
+
+async def test_when_who_leads_is_killed_another_does_at_once(
+    tmp_path: Path, leader: "subprocess.Popen[str]"
+) -> None:
+    coordinator = await LocalCoordinator.at(tmp_path)
+    assert not await coordinator.leads("a/b")
+    assert await coordinator.leads("a")
+    leader.kill()
+    leader.wait()
+    assert await coordinator.leads("a/b")
+    await coordinator.close()
+
+
+async def test_who_hangs_leads_no_longer_than_a_lease(
+    tmp_path: Path, leader: "subprocess.Popen[str]"
+) -> None:
+    leader.send_signal(signal.SIGSTOP)
+    clock = MovedClock(wall_clock_ms())
+    coordinator = await LocalCoordinator.at(tmp_path, clock)
+    assert not await coordinator.leads("a/b")
+    clock.now_ms += LEASE_MS + 1_000
+    assert await coordinator.leads("a/b")
+    await coordinator.close()
+
+
+CHANGES_OF_VERSION_2 = """
+    CREATE TABLE change(id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL);
+    INSERT INTO sqlite_sequence VALUES('change', strftime('%s', 'now') * 1000000);
+    INSERT INTO change(body) VALUES(x'00')
+"""
+
+
+@pytest.mark.parametrize("steps", [SCHEMA.steps[:1], (SCHEMA.steps[0], CHANGES_OF_VERSION_2)])
+async def test_a_folder_of_an_earlier_version_keeps_what_it_counted_and_claimed(
+    tmp_path: Path, clock: MovedClock, steps: tuple[str, ...]
+) -> None:
+    create_database(tmp_path / "coordinator.db", Schema(steps))
+    with contextlib.closing(sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)) as database:
+        database.execute("INSERT INTO claim VALUES('k', ?, x'68656c64')", (clock.now_ms + 1_000,))
+    coordinator = await LocalCoordinator.at(tmp_path, clock)
+    assert await coordinator.claim("k", b"other", 1_000) == b"held"
+    assert await coordinator.changes("", 10) == []
+    last = await coordinator.announce([change("1")])
+    assert await coordinator.changes("", 10) == [(last, change("1"))]
     await coordinator.close()

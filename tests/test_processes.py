@@ -7,13 +7,18 @@ import signal
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from conftest import SUBJECT, Browser, Signed, root_device
+
+from pysync import _core
+from pysync.changes import read_change
+from pysync.store import Object
+from pysync.store.local import LocalStore
 
 COLLECTIONS = [
     {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]},
@@ -142,6 +147,55 @@ async def test_every_acknowledged_write_survives_kill_9(
             assert (await browser.pull(key)).json["hash"] == hash_
     with closing(sqlite3.connect(tmp_path / "data" / "pysync.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_writes_and_their_changes_agree_after_kill_9(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    """Counters are incremented through two processes, which are killed one after the other."""
+    acknowledged: dict[str, int] = {}
+    enough = [asyncio.Event(), asyncio.Event()]
+
+    async def writer(browser: Browser, number: int) -> None:
+        key = f"notes/{number % 6}"
+        with suppress(aiohttp.ClientError):
+            while True:
+                now = (await browser.pull(key)).json
+                count = now["data"].get("n", 0) + 1
+                if (await browser.push(key, {"n": count}, now["hash"])).status == 200:
+                    acknowledged[key] = max(count, acknowledged.get(key, 0))
+                    total = sum(acknowledged.values())
+                    for event, least in zip(enough, (150, 400), strict=True):
+                        if total >= least:
+                            event.set()
+
+    async with serving(tmp_path) as one, serving(tmp_path) as other:
+        writers = [
+            asyncio.create_task(writer(Browser(process.base, session), number))
+            for number in range(8)
+            for process in (one, other)
+        ]
+        for process, event in zip((one, other), enough, strict=True):
+            await event.wait()
+            process.signal(signal.SIGKILL)
+        await asyncio.gather(*writers)
+    store = await LocalStore.at(tmp_path / "data")
+    found = await store.change_log.changes("", 100_000)
+    assert found is not None
+    ids = [int(id_) for id_, _ in found]
+    assert ids == list(range(ids[0], ids[0] + len(ids)))
+    told: dict[str, list[str]] = {}
+    for _, change in found:
+        subject, hash_, _ = read_change(change)
+        told.setdefault(f"notes/{subject.params['id']}", []).append(hash_)
+    assert told.keys() == acknowledged.keys()
+    for key, hashes in told.items():
+        stored = await store.get(key)
+        assert isinstance(stored, Object)
+        count = json.loads(stored.body)["data"]["n"]
+        assert hashes == [_core.content_hash(b'{"n":%d}' % n) for n in range(1, count + 1)]
+        assert acknowledged[key] <= count
+    await store.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

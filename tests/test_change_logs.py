@@ -17,7 +17,8 @@ from pysync.errors import StoreUnavailable
 from pysync.sqlite import create_database
 from pysync.sqlite_changes import TRIM_EVERY, TRIM_ROWS
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
-from pysync.store.local import SCHEMA, LocalStore
+from pysync.store.local import LocalStore
+from pysync.store.writes import SCHEMA
 from pysync.testing import RETENTION, ChangeLogContract, MovedClock, change, chunks_of
 
 

@@ -55,6 +55,7 @@ def test_heavy_dependencies_have_one_home() -> None:
             "sqlite.py",
             "sqlite_changes.py",
             "store/local.py",
+            "store/writes.py",
             "store/files.py",
             "coordinator/local.py",
         ),

@@ -19,17 +19,15 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, Self
 
 import orjson
 
-from pysync import sqlite_changes
 from pysync.changes import Change, Retention
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import (
     GroupCommit,
-    Schema,
     TurnReader,
     connect_reader,
     connect_writer,
@@ -37,50 +35,23 @@ from pysync.sqlite import (
     create_folder,
     refusal,
 )
-from pysync.sqlite_changes import Rows, SqliteChanges, append
+from pysync.sqlite_changes import SqliteChanges
 from pysync.store import (
     ANY,
     JSON_TYPE,
     NOT_MODIFIED,
-    Etag,
     Expect,
     File,
     Listed,
     NotModified,
     Object,
-    check_expectation,
     split_key,
+    writes,
 )
-from pysync.store.files import CHUNK_BYTES, FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
+from pysync.store.files import CHUNK_BYTES, FileTree, Outgoing, Stamp, in_thread
+from pysync.store.writes import GET_FILE, SCHEMA, FileRow
 
 log = logging.getLogger(__name__)
-
-# A document's row has a body; a file's has sha256 and the stamp. The body comes last: the columns before it
-# are then read without its overflow pages. `doomed` names files whose rows are gone and that are to be
-# unlinked, so that a crash in between leaves nothing behind.
-SCHEMA: Final = Schema(
-    (
-        """
-    CREATE TABLE object(
-        id INTEGER PRIMARY KEY,
-        parent TEXT NOT NULL,
-        name TEXT NOT NULL,
-        etag TEXT NOT NULL,
-        content_type TEXT NOT NULL,
-        modified_ms INTEGER NOT NULL,
-        sha256 TEXT,
-        size INTEGER,
-        mtime_ns INTEGER,
-        inode INTEGER,
-        body BLOB,
-        UNIQUE(parent, name)
-    );
-    CREATE TABLE doomed(key TEXT PRIMARY KEY) WITHOUT ROWID;
-    CREATE TABLE probe(id INTEGER PRIMARY KEY, etag TEXT NOT NULL)
-    """,
-        sqlite_changes.TABLE,
-    )
-)
 
 _GET = """
     SELECT etag, content_type, modified_ms, sha256 IS NULL, CASE WHEN etag = ? THEN NULL ELSE body END
@@ -88,41 +59,10 @@ _GET = """
 _GET_MANY = """
     SELECT name, etag, content_type, modified_ms, body FROM object
     WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND sha256 IS NULL"""
-_GET_FILE = """
-    SELECT etag, content_type, modified_ms, sha256, size, mtime_ns, inode
-    FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"""
 LIST_NAMES: Final = "SELECT name FROM object WHERE parent = ? AND name > ? ORDER BY name LIMIT ?"
 _WALK = """
     SELECT parent, name, etag, modified_ms FROM object
     WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
-
-_INSERT = """
-    INSERT INTO object(etag, content_type, modified_ms, body, parent, name) VALUES(?, ?, ?, ?, ?, ?)
-    ON CONFLICT(parent, name) """
-_PUT_ABSENT = _INSERT + "DO NOTHING"
-_PUT_ANY = (
-    _INSERT
-    + """
-    DO UPDATE SET etag = excluded.etag, content_type = excluded.content_type,
-        modified_ms = excluded.modified_ms, body = excluded.body
-    WHERE sha256 IS NULL"""
-)
-_PUT_ETAG = """
-    UPDATE object SET etag = ?, content_type = ?, modified_ms = ?, body = ?
-    WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"""
-_PUT_OVER_FILE = """
-    UPDATE object SET etag = ?, content_type = ?, modified_ms = ?, body = ?,
-        sha256 = NULL, size = NULL, mtime_ns = NULL, inode = NULL
-    WHERE parent = ? AND name = ?"""
-_PUT_FILE = """
-    INSERT OR REPLACE INTO object(
-        parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode)
-    VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_CORRECT_FILE = """
-    UPDATE object SET etag = ?, sha256 = ?, size = ?, mtime_ns = ?, inode = ?
-    WHERE parent = ? AND name = ? AND etag = ?"""
-_CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
-_DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 
 FEW: Final = 4
 """Keys that are got one by one: a query for many costs as much as some of one, and looks past `Recent`."""
@@ -132,14 +72,6 @@ RECENT_OBJECT_BYTES: Final = 64 * 1024
 
 _ABOVE_ALL_TEXT: Final = b""
 """SQLite orders every blob after every text."""
-
-
-class _FileRow(NamedTuple):
-    etag: str
-    content_type: str
-    modified_ms: int
-    sha256: str
-    stamp: Stamp
 
 
 class Recent:
@@ -253,13 +185,13 @@ class LocalStore:
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         etag, row = self._row(key, body, content_type)
-        if await self._writer.submit(_put, row, expect):
+        if await self._writer.submit(writes.put, row, expect):
             await self._unlink(key)
         return etag
 
     async def delete(self, key: str, expect: Expect = ANY) -> None:
         parent, name = split_key(key)
-        if await self._writer.submit(_delete, parent, name, expect):
+        if await self._writer.submit(writes.delete, parent, name, expect):
             await self._unlink(key)
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
@@ -290,7 +222,7 @@ class LocalStore:
                     gathered = bytearray()
             sha256, stamp = await in_thread(incoming.finish, gathered)
             row = (parent, name, self._new_etag(), content_type, self._now_ms(), sha256, *stamp)
-            await self._writer.submit(_place_file, self._files, incoming, key, row)
+            await self._writer.submit(writes.place_file, self._files, incoming, key, row)
         finally:
             await in_thread(incoming.discard)
         return sha256
@@ -316,7 +248,7 @@ class LocalStore:
 
     async def probe(self) -> None:
         etag = self._new_etag()
-        await self._writer.submit(_probe, etag)
+        await self._writer.submit(writes.probe, etag)
         if not self._read("SELECT 1 FROM probe WHERE id = 1"):
             raise StoreUnavailable()
         await in_thread(self._files.probe)
@@ -331,14 +263,14 @@ class LocalStore:
         return f"{self._name}{next(self._numbers):x}"
 
     def _row(self, key: str, body: bytes, content_type: str) -> tuple[str, tuple[Any, ...]]:
-        """A new etag for the document, and what `_put` writes."""
+        """A new etag for the document, and what `writes.put` writes."""
         parent, name = split_key(key)
         etag = self._new_etag()
         return etag, (etag, content_type, self._now_ms(), body, parent, name)
 
     async def _unlink(self, key: str) -> None:
         """Remove the doomed file at `key`."""
-        await self._writer.submit(_unlink_doomed, self._files, key)
+        await self._writer.submit(writes.unlink_doomed, self._files, key)
 
     def _version(self) -> int:
         try:
@@ -352,12 +284,12 @@ class LocalStore:
         except sqlite3.Error as error:
             raise refusal(error, StoreUnavailable) from error
 
-    def _file_row(self, key: str) -> _FileRow | None:
-        for etag, content_type, modified_ms, sha256, *stamp in self._read(_GET_FILE, *split_key(key)):
-            return _FileRow(etag, content_type, modified_ms, sha256, Stamp(*stamp))
+    def _file_row(self, key: str) -> FileRow | None:
+        for etag, content_type, modified_ms, sha256, *stamp in self._read(GET_FILE, *split_key(key)):
+            return FileRow(etag, content_type, modified_ms, sha256, Stamp(*stamp))
         return None
 
-    async def _find_file(self, key: str, outgoing: Outgoing) -> _FileRow | None:
+    async def _find_file(self, key: str, outgoing: Outgoing) -> FileRow | None:
         """The row of the file that `outgoing` now holds open, the row corrected where it does not fit."""
         row = self._file_row(key)
         while row is not None:
@@ -373,7 +305,7 @@ class LocalStore:
                 raise StoreUnavailable()
             sha256 = await in_thread(outgoing.sha256)
             fitting = row._replace(etag=self._new_etag(), sha256=sha256, stamp=stamp)
-            await self._writer.submit(_correct_file, key, fitting, before.etag)
+            await self._writer.submit(writes.correct_file, key, fitting, before.etag)
             return fitting
         return None
 
@@ -394,7 +326,7 @@ class _KeptChanges(SqliteChanges):
 
     async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
         etag, row = self._store._row(key, body, JSON_TYPE)
-        was_file, last = await self._writer.submit(_put_changed, row, expect, self.rows_of(changes))
+        was_file, last = await self._writer.submit(writes.put_changed, row, expect, self.rows_of(changes))
         self.tell(last)
         if was_file:
             await self._store._unlink(key)
@@ -409,69 +341,3 @@ def _prepare(folder: Path) -> tuple[sqlite3.Connection, sqlite3.Connection, File
     database = folder / "pysync.db"
     create_database(database, SCHEMA)
     return connect_reader(database), connect_writer(database, "FULL"), files
-
-
-def _put(cursor: sqlite3.Cursor, row: tuple[Any, ...], expect: Expect) -> bool:
-    """Store a document; True where it took the place of a file, which is then doomed."""
-    if isinstance(expect, Etag):
-        cursor.execute(_PUT_ETAG, (*row, expect.value))
-    else:
-        cursor.execute(_PUT_ANY if expect == ANY else _PUT_ABSENT, row)
-    if cursor.rowcount:
-        return False
-    parent, name = row[-2:]
-    found = cursor.execute(_CURRENT, (parent, name)).fetchone()
-    check_expectation(expect, found and found[0])
-    _doom(cursor, parent, name)
-    cursor.execute(_PUT_OVER_FILE, row)
-    return True
-
-
-def _put_changed(
-    cursor: sqlite3.Cursor, row: tuple[Any, ...], expect: Expect, rows: Rows
-) -> tuple[bool, int]:
-    """`_put`, and the changes; the id of the last of them too."""
-    return _put(cursor, row, expect), append(cursor, rows)
-
-
-def _delete(cursor: sqlite3.Cursor, parent: str, name: str, expect: Expect) -> bool:
-    """Remove what is at a key; True where it was a file, which is then doomed."""
-    found = cursor.execute(_CURRENT, (parent, name)).fetchone()
-    if found is None:
-        return False
-    etag, is_file = found
-    check_expectation(expect, etag)
-    if is_file:
-        _doom(cursor, parent, name)
-    cursor.execute(_DELETE, (parent, name))
-    return bool(is_file)
-
-
-def _doom(cursor: sqlite3.Cursor, parent: str, name: str) -> None:
-    cursor.execute("INSERT OR IGNORE INTO doomed VALUES(?)", (f"{parent}/{name}" if parent else name,))
-
-
-def _unlink_doomed(cursor: sqlite3.Cursor, files: FileTree, key: str) -> None:
-    """Unlink the file of a row that is gone. In a transaction of its own, after the row's: a crash must not
-    find the row without its file. Within one, so that no file written meanwhile is met."""
-    if cursor.execute(_GET_FILE, split_key(key)).fetchone() is None:
-        with disk_errors():
-            files.remove(key)
-    cursor.execute("DELETE FROM doomed WHERE key = ?", (key,))
-
-
-def _place_file(
-    cursor: sqlite3.Cursor, files: FileTree, incoming: Incoming, key: str, row: tuple[Any, ...]
-) -> None:
-    with disk_errors():
-        files.place(incoming, key)
-    cursor.execute(_PUT_FILE, row)
-
-
-def _correct_file(cursor: sqlite3.Cursor, key: str, row: _FileRow, before: str) -> None:
-    """Make a file's row fit what lies on disk, unless another write has."""
-    cursor.execute(_CORRECT_FILE, (row.etag, row.sha256, *row.stamp, *split_key(key), before))
-
-
-def _probe(cursor: sqlite3.Cursor, etag: str) -> None:
-    cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

@@ -20,10 +20,9 @@ from proof.writes import Write, writes
 def judge_document(key: str, operations: Iterable[Operation]) -> Iterator[Violation]:
     """What the operations on the document at `key` show to be broken."""
     operations = list(operations)
-    asked = [operation for operation in operations if operation.kind == "push"]
-    pushes = writes(asked, lambda push: str(push.sent.get("once", push.nonce)))
-    pulls = [operation for operation in operations if operation.kind == "pull" and operation.status == 200]
-    last = max((pull for pull in pulls if pull.who == END), key=lambda pull: pull.start, default=None)
+    pushes = pushes_of(operations)
+    pulls = _pulls(operations)
+    last = _last(operations)
     yield from _untrue_answers(pushes, pulls)
     yield from _two_winners(pushes)
     if last is None:
@@ -38,8 +37,31 @@ def judge_document(key: str, operations: Iterable[Operation]) -> Iterator[Violat
         yield from _unordered(chain, index, operations)
 
 
+def pushes_of(operations: Iterable[Operation]) -> list[Write]:
+    """The pushes that were asked for."""
+    asked = [operation for operation in operations if operation.kind == "push"]
+    return writes(asked, lambda push: str(push.sent.get("once", push.nonce)))
+
+
+def versions_of(operations: list[Operation]) -> dict[str, int]:
+    """The versions that a document went through, by their hashes, counted from 1."""
+    last = _last(operations)
+    chain = [] if last is None else _chain(last, pushes_of(operations))[0]
+    return {hash_: at for at, (hash_, _) in enumerate(chain, start=1)}
+
+
 def hash_of(data: Any) -> str:
     return hashlib.sha256(reference.canonical(data).encode()).hexdigest()
+
+
+def _pulls(operations: list[Operation]) -> list[Operation]:
+    return [operation for operation in operations if operation.kind == "pull" and operation.status == 200]
+
+
+def _last(operations: list[Operation]) -> Operation | None:
+    """The last pull when all others had ended."""
+    pulls = (pull for pull in _pulls(operations) if pull.who == END)
+    return max(pulls, key=lambda pull: pull.start, default=None)
 
 
 def _untrue_answers(pushes: list[Write], pulls: list[Operation]) -> Iterator[Violation]:

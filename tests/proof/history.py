@@ -8,11 +8,26 @@ from typing import Any, Final, Literal, Self
 
 import orjson
 
-Kind = Literal["setup", "pull", "push", "append", "tail", "replay", "metered", "kill", "stall", "faults"]
+Kind = Literal[
+    "setup",
+    "pull",
+    "push",
+    "append",
+    "tail",
+    "replay",
+    "metered",
+    "follow",
+    "event",
+    "reset",
+    "kill",
+    "stall",
+    "faults",
+]
 """`pull` and `push` are of a document, `append` and `tail` of a log; `replay` sends the bytes of an earlier
-request again; `metered` pulls where there is a rate limit. `setup` is the first line, `faults` the last.
-`kill` is the death of a node, from its last moment to when it served again, `stall` a time in which Redis
-stood still."""
+request again; `metered` pulls where there is a rate limit. `follow` is a stream of changes, from its request
+to its last byte; `event` is a change that it told, `reset` that it could not tell all. `setup` is the first
+line, `faults` the last. `kill` is the death of a node, from its last moment to when it served again, `stall`
+a time in which Redis stood still."""
 
 END: Final = "end"
 """Who reads what is there when all others have ended."""
@@ -32,6 +47,9 @@ class Operation:
         append    data, which holds an `id` of its own; once, likewise
         tail      the query: last, checkpoint or full
         replay    kind: of the request that is sent again
+        follow    after: the id from which it goes on, where it has one; opened: when it began to tell
+        event     id; its change is the answer
+        reset     id: from which the stream goes on
         metered   from_ms, to_ms: the wall clock at start and end
         setup     seed; limit: window_ms and max_requests of what is metered
         faults    how often the way to the store failed, by fault

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from proof.documents import judge_document
+from proof.followers import judge_followers
 from proof.history import Kind, Operation, read
 from proof.logs import judge_log
 from proof.verdict import Verdict, Violation
@@ -17,6 +18,7 @@ ANSWERS: Final[dict[Kind, frozenset[int]]] = {
     "tail": frozenset({200, 401}),
     "metered": frozenset({200, 429}),
     "replay": frozenset({401}),
+    "follow": frozenset({200}),
 }
 """What may be answered, beside 503. A 401 is for all but one of the requests that are equal."""
 
@@ -35,6 +37,7 @@ def judge_operations(operations: list[Operation]) -> Verdict:
         *_judge_answers(operations),
         *_judge_nonces(operations),
         *_judge_limit(operations),
+        *judge_followers(operations),
     ]
     return Verdict(counts(operations), violations)
 
@@ -48,7 +51,9 @@ def counts(operations: list[Operation]) -> Counter[str]:
         if operation.kind in ANSWERS
     )
     kills = [operation for operation in operations if operation.kind == "kill"]
-    told.update(operation.kind for operation in operations if operation.kind in ("kill", "stall"))
+    told.update(
+        operation.kind for operation in operations if operation.kind in ("kill", "stall", "event", "reset")
+    )
     for operation in operations:
         if operation.kind == "faults":
             told.update({f"fault {name}": count for name, count in operation.sent.items()})

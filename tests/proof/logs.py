@@ -22,11 +22,9 @@ Element = dict[str, Any]
 def judge_log(key: str, operations: Iterable[Operation]) -> Iterator[Violation]:
     """What the operations on the log at `key` show to be broken."""
     operations = list(operations)
-    asked = [operation for operation in operations if operation.kind == "append"]
-    appends = writes(asked, lambda append: str(append.sent["data"]["id"]))
-    tails = [operation for operation in operations if operation.kind == "tail" and operation.status == 200]
-    whole = (tail for tail in tails if tail.who == END and "full" in tail.sent)
-    last = max(whole, key=lambda tail: tail.start, default=None)
+    appends = appends_of(operations)
+    tails = _tails(operations)
+    last = _last(operations)
     if last is None:
         yield Violation("read in the end", f"nobody read {key} in the end", tuple(operations[-1:]))
         return
@@ -42,10 +40,32 @@ def judge_log(key: str, operations: Iterable[Operation]) -> Iterator[Violation]:
     yield from _unordered(appends, tails, hashes, place)
 
 
+def appends_of(operations: Iterable[Operation]) -> list[Write]:
+    """The appends that were asked for."""
+    asked = [operation for operation in operations if operation.kind == "append"]
+    return writes(asked, lambda append: str(append.sent["data"]["id"]))
+
+
+def elements_of(operations: list[Operation]) -> list[Element]:
+    """What the log held in the end."""
+    last = _last(operations)
+    return [] if last is None else items(last)
+
+
 def items(tail: Operation) -> list[Element]:
     """The elements of an answer; a log that has none yet is an empty document."""
     found: list[Element] = tail.answer["data"].get("items", [])
     return found
+
+
+def _tails(operations: list[Operation]) -> list[Operation]:
+    return [operation for operation in operations if operation.kind == "tail" and operation.status == 200]
+
+
+def _last(operations: list[Operation]) -> Operation | None:
+    """The last tail, from the first element on, when all others had ended."""
+    whole = (tail for tail in _tails(operations) if tail.who == END and "full" in tail.sent)
+    return max(whole, key=lambda tail: tail.start, default=None)
 
 
 def _not_once(last: Operation, elements: list[Element], appends: list[Write]) -> Iterator[Violation]:

@@ -18,6 +18,8 @@ from components import RedisServer, S3Server
 
 from proof.history import Kind
 from proof.service import COLLECTIONS
+from pysync.coordinator import Intent
+from pysync.coordinator.redis import RedisCoordinator
 from pysync.testing import FaultProxy
 from pysync.testing.injected import s3_error
 
@@ -32,6 +34,8 @@ STARTS: Final = 5
 """Of a server whose store may not answer just then: whatever supervises it starts it again."""
 STALL_S: Final = 3.0
 STOP_LIMIT_S: Final = 20.0
+MOST_INTENTS: Final = 10_000
+"""More than there are when the clients have ended."""
 
 
 class Server:
@@ -108,6 +112,9 @@ class Nodes(Protocol):
     def disturbances(self) -> Sequence[Disturb]:
         """What befalls them in a run, in this order."""
 
+    async def settle(self) -> None:
+        """Return when all that was written is announced."""
+
 
 class Workers:
     """One server with many workers."""
@@ -120,6 +127,9 @@ class Workers:
 
     def disturbances(self) -> Sequence[Disturb]:
         return self._kill, self._kill
+
+    async def settle(self) -> None:
+        """A write and its change are one here."""
 
     async def _kill(self, random: Random) -> tuple[Kind, int]:
         (server,) = self.servers
@@ -143,6 +153,20 @@ class Machines:
 
     def disturbances(self) -> Sequence[Disturb]:
         return self._kill, self._stall, self._kill
+
+    async def settle(self) -> None:
+        """Start a server anew: it announces what nobody has."""
+        redis = await RedisCoordinator.at(self._redis.url)
+        try:
+            before, left = await redis.newest(), await redis.intents(MOST_INTENTS)
+            if left:
+                await self.servers[0].kill()
+                await self.servers[0].start()
+            async with asyncio.timeout(START_LIMIT_S):
+                while not await _are_announced(left, before, redis):
+                    await redis.wait(await redis.newest())
+        finally:
+            await redis.close()
 
     async def _kill(self, random: Random) -> tuple[Kind, int]:
         node = random.randrange(len(self.servers))
@@ -210,6 +234,18 @@ async def _serving(servers: list[Server]) -> AsyncIterator[list[Server]]:
         await asyncio.gather(*(server.start() for server in servers))
         yield servers
         await asyncio.gather(*(server.stop() for server in servers))
+
+
+async def _are_announced(intents: Sequence[Intent], before: str, redis: RedisCoordinator) -> bool:
+    """Whether these have ended, or been announced since the id `before`."""
+    told = await redis.changes(before, MOST_INTENTS)
+    assert told is not None
+    texts = {change.text for _, change in told}
+    open_ = {intent.name for intent in await redis.intents(MOST_INTENTS)}
+    return all(
+        intent.name not in open_ or texts.issuperset(change.text for change in intent.changes)
+        for intent in intents
+    )
 
 
 async def _until(holds: Callable[[], bool]) -> None:

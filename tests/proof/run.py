@@ -2,17 +2,23 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
+from proof.follower import FOLLOWERS, Follower
 from proof.history import History, Kind, Operation
 from proof.judge import judge
 from proof.nodes import Nodes
 from proof.service import LIMIT
 from proof.verdict import Verdict
-from proof.workload import load, read_all
+from proof.workload import LAST, load, push_last, read_all
+
+END_LIMIT_S: Final = 30.0
+"""For followers to be told what is there in the end."""
 
 
 async def prove(nodes: Nodes, path: Path, *, seconds: float, seed: int) -> Verdict:
@@ -21,12 +27,31 @@ async def prove(nodes: Nodes, path: Path, *, seconds: float, seed: int) -> Verdi
     random = Random(seed)
     with History(path) as history:
         history.add(_event("setup", {"seed": seed, "limit": LIMIT}))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(load(nodes.servers, history, random, seconds))
-            group.create_task(_disturb(nodes, history, random, seconds))
+        async with _following(nodes, history, random) as followers:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(load(nodes.servers, history, random, seconds))
+                group.create_task(_disturb(nodes, history, random, seconds))
+            await nodes.settle()
+            last = await push_last(nodes.servers, history, random)
+            with suppress(TimeoutError):  # what they miss the judge tells
+                async with asyncio.timeout(END_LIMIT_S):
+                    await asyncio.gather(*(follower.has_seen(LAST, last) for follower in followers))
         await read_all(nodes.servers, history, random)
         history.add(_event("faults", dict(nodes.faults())))
     return await asyncio.to_thread(judge, path)
+
+
+@asynccontextmanager
+async def _following(nodes: Nodes, history: History, random: Random) -> AsyncIterator[list[Follower]]:
+    """Followers, who are there from the beginning."""
+    followers = [Follower(f"f{n}", nodes.servers, history, Random(random.random())) for n in range(FOLLOWERS)]
+    running = [asyncio.create_task(follower.run()) for follower in followers]
+    try:
+        yield followers
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
 
 
 async def _disturb(nodes: Nodes, history: History, random: Random, seconds: float) -> None:

@@ -5,7 +5,7 @@ A library would send a request again by itself where its connection broke, and b
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -19,6 +19,7 @@ from pysync.keys import Keys
 HOST: Final = "proof.example"
 """Signed by everybody, whichever node it is for, so that one node's request may be sent to another."""
 ANSWER_LIMIT_S: Final = 15.0
+PIECE_BYTES: Final = 64 * 1024
 
 
 class NoAnswer(Exception):
@@ -93,24 +94,55 @@ class Connection:
             self.close()
             raise NoAnswer(repr(error)) from error
 
+    async def stream(self, request: Request) -> Answer | AsyncGenerator[bytes, None]:
+        """The pieces of the answer's body as they come, or the answer where it is an error. Raises NoAnswer,
+        and the pieces do, where the connection breaks or nothing comes for `ANSWER_LIMIT_S`."""
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                self._writer.write(request.text)
+                status, headers = await self._head()
+                if status != 200:
+                    return Answer(status, await self._body(headers))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            self.close()
+            raise NoAnswer(repr(error)) from error
+        return self._pieces(headers)
+
     def close(self) -> None:
         self._writer.transport.abort()
 
     async def _answer(self) -> Answer:
-        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        status = int(head[0].split(" ")[1])
-        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-        if status == 304:
-            return Answer(status, None)
-        if headers.get("transfer-encoding") == "chunked":
-            body = await self._chunked()
-        else:
-            body = await self._reader.readexactly(int(headers["content-length"]))
-        return Answer(status, orjson.loads(body))
+        status, headers = await self._head()
+        return Answer(status, None if status == 304 else await self._body(headers))
 
-    async def _chunked(self) -> bytes:
-        body = b""
+    async def _head(self) -> tuple[int, dict[str, str]]:
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        return int(head[0].split(" ")[1]), dict(line.lower().split(": ", 1) for line in head[1:] if line)
+
+    async def _body(self, headers: Mapping[str, str]) -> Any:
+        if headers.get("transfer-encoding") == "chunked":
+            return orjson.loads(b"".join([chunk async for chunk in self._chunks()]))
+        return orjson.loads(await self._reader.readexactly(int(headers["content-length"])))
+
+    async def _pieces(self, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        pieces = self._chunks() if headers.get("transfer-encoding") == "chunked" else self._to_the_end()
+        try:
+            while True:
+                async with asyncio.timeout(ANSWER_LIMIT_S):
+                    piece = await anext(pieces, b"")
+                if not piece:
+                    return
+                yield piece
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise NoAnswer(repr(error)) from error
+        finally:
+            self.close()
+
+    async def _to_the_end(self) -> AsyncGenerator[bytes, None]:
+        while piece := await self._reader.read(PIECE_BYTES):
+            yield piece
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
-            body += (await self._reader.readexactly(size + 2))[:-2]
+            yield (await self._reader.readexactly(size + 2))[:-2]
         await self._reader.readexactly(2)
-        return body

@@ -19,6 +19,8 @@ PLAIN: Final = ("counters/plain-1", "counters/plain-2", "counters/plain-3")
 says besides whose write it is."""
 LOGS: Final = ("logs/1", "logs/2", "logs/3")
 METERED: Final = "metered/door"
+LAST: Final = "counters/last"
+"""Pushed when all others have ended: who is told of it has been told of all."""
 
 
 FRESH_MS: Final = 280_000
@@ -105,12 +107,12 @@ class Client(Asker):
             data = {"n": seen.answer["data"].get("n", 0) + 1}
             if key in MARKED:
                 data["by"] = self._new_id()
-            pushed = await self._write("push", key, {"data": data, "base": seen.answer["hash"]})
+            pushed = await self.write("push", key, {"data": data, "base": seen.answer["hash"]})
             if pushed.status != 409:
                 return
 
     async def _append(self) -> None:
-        await self._write("append", self._random.choice(LOGS), {"data": self._element()})
+        await self.write("append", self._random.choice(LOGS), {"data": self._element()})
 
     async def _append_twice_at_once(self) -> None:
         """The same request twice, to any two nodes: one of them must refuse it."""
@@ -151,7 +153,7 @@ class Client(Asker):
         await self._after(pulled, request)
         return pulled
 
-    async def _write(self, kind: Kind, key: str, sent: dict[str, Any]) -> Operation:
+    async def write(self, kind: Kind, key: str, sent: dict[str, Any]) -> Operation:
         """Push or append; half of the time under an Idempotency-Key, and then until it is known whether it
         was done."""
         if self._random.random() < 0.5:
@@ -193,11 +195,23 @@ async def load(nodes: Sequence[Node], history: History, random: Random, seconds:
             group.create_task(client.run(until))
 
 
+async def push_last(nodes: Sequence[Node], history: History, random: Random) -> str:
+    """Push what nobody pushes after; its hash."""
+    client = Client(END, nodes, history, random, Requests())
+    sent = {"data": {"n": 1, "by": END}, "base": None, "once": END}
+    for _ in range(ATTEMPTS):
+        pushed = await client.write("push", LAST, sent)
+        if pushed.status == 200:
+            client.close()
+            return str(pushed.answer["hash"])
+    raise RuntimeError(f"a push is not answered: {pushed}")
+
+
 async def read_all(nodes: Sequence[Node], history: History, random: Random) -> None:
     """Read from every node what is there in the end."""
     reader = Asker(END, nodes, history, random)
     for node in reader.up():
-        for key in MARKED + PLAIN:
+        for key in (*MARKED, *PLAIN, LAST):
             await _until_answered(reader, node, key, None)
         for key in LOGS:
             await _until_answered(reader, node, key, {"full": "true"})

@@ -1,0 +1,123 @@
+"""Clients who follow the change stream of one node or another, and write down what it tells."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Final
+
+import orjson
+
+from proof import service
+from proof.asker import Node
+from proof.history import History, Kind, Operation
+from proof.signed import Answer, Connection, Device, NoAnswer, Request
+
+FOLLOWERS: Final = 4
+LONGEST_STREAM_S: Final = 4.0
+"""A follower leaves after at most so long, in the midst of whatever, and comes back to any node."""
+LONGEST_BACKOFF_S: Final = 0.2
+FOLLOWED: Final = ("counters", "logs")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What stands between two blank lines of a stream; `id` is the last one that was told."""
+
+    event: str
+    data: bytes
+    id: str
+
+
+class Follower:
+    """Somebody who follows `nodes`, goes on where the last stream ended, and never asks for anything else."""
+
+    def __init__(self, name: str, nodes: Sequence[Node], history: History, random: Random) -> None:
+        self.name = name
+        self._nodes = nodes
+        self._history = history
+        self._random = random
+        self._device = Device(random, service.NAMES)
+        self._place = ""
+        self._seen = asyncio.Condition()
+        self._keys = set[tuple[str, str]]()
+
+    async def run(self) -> None:
+        """Follow until it is cancelled."""
+        while True:
+            up = [at for at, node in enumerate(self._nodes) if node.address is not None]
+            if not up or not await self._follow(self._random.choice(up)):
+                await asyncio.sleep(self._random.uniform(0, LONGEST_BACKOFF_S))
+
+    async def has_seen(self, key: str, hash_: str) -> None:
+        """Return when it was told of this version, or that it was not told of all."""
+        async with self._seen:
+            await self._seen.wait_for(lambda: (key, hash_) in self._keys)
+
+    async def _follow(self, node: int) -> bool:
+        """One stream; whether it told anything."""
+        headers = [("Last-Event-ID", self._place)] if self._place else []
+        request = self._device.request(f"/events?collections={','.join(FOLLOWED)}", headers=headers)
+        sent: dict[str, Any] = {"after": self._place} if self._place else {}
+        start, status, error = time.monotonic(), None, ""
+        try:
+            async with asyncio.timeout(self._random.uniform(0, LONGEST_STREAM_S)):
+                answer = await self._ask(node, request)
+                status = answer.status if isinstance(answer, Answer) else 200
+                if not isinstance(answer, Answer):
+                    async with aclosing(answer):
+                        async for block in blocks(answer, self._place):
+                            if block.id:
+                                sent.setdefault("opened", time.monotonic())
+                            await self._hear(node, block)
+        except (NoAnswer, TimeoutError) as lost:
+            error = repr(lost)
+        followed = self._operation("follow", node, sent, start)
+        self._history.add(replace(followed, status=status, nonce=request.nonce, error=error))
+        return "opened" in sent
+
+    async def _ask(self, node: int, request: Request) -> Answer | AsyncGenerator[bytes, None]:
+        address = self._nodes[node].address
+        if address is None:
+            raise NoAnswer("nobody is there")
+        return await (await Connection.to(address)).stream(request)
+
+    async def _hear(self, node: int, block: Block) -> None:
+        self._place = block.id
+        if not block.data:
+            return
+        told, now = orjson.loads(block.data), time.monotonic()
+        if block.event == "reset":
+            self._history.add(self._operation("reset", node, {"id": block.id}, now))
+            return
+        key = f"{told['collection']}/{told['params']['id']}"
+        heard = self._operation("event", node, {"id": block.id}, now)
+        self._history.add(replace(heard, key=key, answer=told))
+        async with self._seen:
+            self._keys.add((key, told["hash"]))
+            self._seen.notify_all()
+
+    def _operation(self, kind: Kind, node: int, sent: dict[str, Any], start: float) -> Operation:
+        end = time.monotonic()
+        return Operation(kind=kind, who=self.name, node=node, sent=sent, start=start, end=end)
+
+
+async def blocks(pieces: AsyncIterator[bytes], place: str) -> AsyncIterator[Block]:
+    """The blocks of a stream, each told when its blank line is there; `place` is the id until one comes."""
+    rest, event, data = b"", "", b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            name, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if not line:
+                yield Block(event, data, place)
+                event, data = "", b""
+            elif name == b"id":
+                place = value.decode()
+            elif name == b"event":
+                event = value.decode()
+            elif name == b"data":
+                data += value

@@ -1,0 +1,161 @@
+"""Judges what followers were told: of each write, once, in order, and of nothing else.
+
+A follower is there from when its first stream told it a place. What was written after that it hears of,
+through any cut, unless it is told that it cannot be told (a reset).
+"""
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import reference_log as twin
+
+from proof.documents import hash_of, pushes_of, versions_of
+from proof.history import Operation
+from proof.logs import appends_of, elements_of
+from proof.verdict import Violation
+from proof.writes import Write
+
+
+@dataclass(slots=True)
+class Announced:
+    """What may be told of one key. `places` are the versions that it went through, by their hashes; `begun`
+    is when each that may be told was first asked for; `owed` are the writes that must be told."""
+
+    places: Mapping[str, int]
+    begun: Mapping[str, float]
+    owed: list[tuple[str, Write]] = field(default_factory=list)
+    may_be: Callable[[str], float | None] = lambda hash_: None
+
+
+def judge_followers(operations: list[Operation]) -> Iterator[Violation]:
+    """What the streams of changes show to be broken."""
+    told: defaultdict[str, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        if operation.kind in ("follow", "event", "reset"):
+            told[operation.who].append(operation)
+    if not told:
+        return
+    announced = _announced(operations)
+    for heard in told.values():
+        events = [operation for operation in heard if operation.kind == "event"]
+        yield from _out_of_turn(heard)
+        yield from _untrue(events, announced)
+        yield from _unordered(events, announced)
+        yield from _unheard(heard, announced)
+
+
+def _announced(operations: Iterable[Operation]) -> dict[str, Announced]:
+    keys: defaultdict[str, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        if operation.kind in ("push", "append", "pull", "tail"):
+            keys[operation.key].append(operation)
+    return {
+        key: _of_log(about) if any(one.kind in ("append", "tail") for one in about) else _of_document(about)
+        for key, about in keys.items()
+    }
+
+
+def _of_document(about: list[Operation]) -> Announced:
+    begun: dict[str, float] = {}
+    owed = []
+    for push in pushes_of(about):
+        hash_ = hash_of(push.first.sent["data"])
+        if not push.is_refused:
+            begun[hash_] = min(push.start, begun.get(hash_, math.inf))
+        if push.acknowledged:
+            owed.append((hash_, push))
+    return Announced(versions_of(about), begun, owed)
+
+
+def _of_log(about: list[Operation]) -> Announced:
+    appends = appends_of(about)
+    by_id = {str(append.first.sent["data"]["id"]): append for append in appends}
+    places: dict[str, int] = {}
+    begun: dict[str, float] = {}
+    for at, element in enumerate(elements_of(about), start=1):
+        hash_ = twin.log_hash(at, element["data"])
+        places[hash_] = at
+        if (append := by_id.get(str(element["data"].get("id")))) is not None:
+            begun[hash_] = append.start
+    owed = [(str(append.acknowledged[0].answer["hash"]), append) for append in appends if append.acknowledged]
+    doubtful = [append for append in appends if any(attempt.is_unknown for attempt in append.attempts)]
+
+    def may_be(hash_: str) -> float | None:
+        """When an append was asked for, of which an attempt may have been announced at another place."""
+        for append in doubtful:
+            data = append.first.sent["data"]
+            if any(twin.log_hash(at, data) == hash_ for at in range(1, len(places) + len(doubtful) + 1)):
+                return append.start
+        return None
+
+    return Announced(places, begun, owed, may_be)
+
+
+def _out_of_turn(heard: list[Operation]) -> Iterator[Violation]:
+    """Ids that are told again, or do not grow."""
+    told = [operation for operation in heard if operation.kind in ("event", "reset")]
+    for earlier, later in pairwise(told):
+        if later.sent["id"] <= earlier.sent["id"]:
+            said = f"{later.who} was told of {later.sent['id']} after {earlier.sent['id']}"
+            yield Violation("told once", said, (earlier, later))
+
+
+def _untrue(events: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
+    """Events of what nobody wrote, or was refused, or before it was asked for."""
+    for event in events:
+        about, hash_ = announced.get(event.key), str(event.answer["hash"])
+        begun = None if about is None else about.begun.get(hash_)
+        if begun is None and about is not None:
+            begun = about.may_be(hash_)
+        if begun is None:
+            said = f"{event.who} was told of version {hash_[:12]} of {event.key}, which nobody wrote"
+            yield Violation("told of writes", said, (event,))
+        elif event.end < begun:
+            said = f"{event.who} was told of version {hash_[:12]} of {event.key} before it was asked for"
+            yield Violation("told of writes", said, (event,))
+
+
+def _unordered(events: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
+    """First events of versions of one document after those of later ones."""
+    newest: dict[str, tuple[int, Operation]] = {}
+    seen = set[tuple[str, str]]()
+    for event in events:
+        hash_ = str(event.answer["hash"])
+        about = announced.get(event.key)
+        place = None if about is None else about.places.get(hash_)
+        if place is None or (event.key, hash_) in seen:
+            continue
+        seen.add((event.key, hash_))
+        if event.key in newest and newest[event.key][0] > place:
+            later, shown = newest[event.key]
+            said = f"{event.who} was told of version {place} of {event.key} after version {later}"
+            yield Violation("told in order", said, (shown, event))
+        else:
+            newest[event.key] = place, event
+
+
+def _unheard(heard: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
+    """Writes that were made while a follower was there, of which it was told neither then nor later."""
+    who = heard[0].who
+    opened = [one.sent["opened"] for one in heard if one.kind == "follow" and "opened" in one.sent]
+    if not opened:
+        return
+    there_from = min(opened)
+    resets = sorted(one.end for one in heard if one.kind == "reset")
+    told: defaultdict[tuple[str, str], float] = defaultdict(lambda: -math.inf)
+    for event in heard:
+        if event.kind == "event":
+            name = event.key, str(event.answer["hash"])
+            told[name] = max(told[name], event.end)
+    for key, about in announced.items():
+        for hash_, write in about.owed:
+            if write.start < there_from or told[key, hash_] >= write.start:
+                continue
+            # A reset has the follower read anew what was written before it.
+            if bisect_left(resets, write.start) == len(resets):
+                said = f"{who} was not told of version {hash_[:12]} of {key}"
+                yield Violation("told of each write", said, write.acknowledged)

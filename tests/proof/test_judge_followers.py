@@ -1,0 +1,187 @@
+"""The judge is not fooled about what followers are told: each broken promise, forged into a good history."""
+
+from dataclasses import replace
+
+import pytest
+import reference_log as twin
+
+from proof.follower import Block, blocks
+from proof.history import Operation
+from proof.test_judge import (
+    DOCUMENT,
+    FIRST_MS,
+    GOOD_DOCUMENT,
+    GOOD_LOG,
+    LOG,
+    NOTHING,
+    V1,
+    V2,
+    V3,
+    Version,
+    append,
+    broken,
+    in_the_end,
+    push,
+    whole,
+    without,
+)
+
+THERE = 0.5
+"""When the follower of these histories was told its first place."""
+
+
+def follow(opened: float | None = THERE, status: int | None = 200, who: str = "f1") -> Operation:
+    sent = {} if opened is None else {"opened": opened}
+    return Operation(kind="follow", who=who, node=0, sent=sent, start=0, end=99, status=status)
+
+
+def heard(at: float, key: str, hash_: str, id_: str = "", who: str = "f1") -> Operation:
+    told = {"hash": hash_, "timestamp": 1}
+    return Operation(
+        kind="event",
+        who=who,
+        node=0,
+        key=key,
+        sent={"id": id_ or f"{at:06.1f}"},
+        start=at,
+        end=at,
+        answer=told,
+    )
+
+
+def of_document(version: Version, at: float, id_: str = "") -> Operation:
+    return heard(at, DOCUMENT, version.hash, id_)
+
+
+def of_log(ids: str, at: float, id_: str = "") -> Operation:
+    """The change that left a log with these ids."""
+    return heard(at, LOG, twin.log_hash(len(ids), {"id": ids[-1]}), id_)
+
+
+def reset(at: float) -> Operation:
+    return Operation(kind="reset", who="f1", node=0, sent={"id": f"{at:06.1f}"}, start=at, end=at)
+
+
+TOLD = (
+    of_document(V1, 3),
+    of_log("a", 4),
+    of_log("ab", 5),
+    of_document(V2, 7),
+    of_log("abc", 8),
+    of_log("abcd", 9),
+    of_document(V3, 20),
+    of_log("abcdf", 24),
+)
+GOOD = (*GOOD_DOCUMENT, *GOOD_LOG, follow(), *TOLD)
+
+
+def test_a_good_history_passes() -> None:
+    assert broken(*GOOD) == set()
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(None, 503)) == set(), "nobody was ever there"
+
+
+def test_a_change_that_was_not_told_is_found() -> None:
+    for left_out in (0, 1, 2, 3, 5, 7):
+        told = without(TOLD, left_out)
+        assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == {"told of each write"}
+    # Whether these writes are made nobody knows.
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *without(TOLD, 4, 6)) == set()
+
+
+def test_who_was_not_there_yet_need_not_be_told() -> None:
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(2.5), *TOLD[4:]) == {"told of each write"}
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(2.5), *without(TOLD, 0, 1, 2)) == set()
+    assert broken(*GOOD, follow(0.5, who="f2")) == {"told of each write"}
+    assert broken(*GOOD, follow(50, who="f2")) == set()
+
+
+def test_a_reset_covers_what_was_written_before_it() -> None:
+    missed = [one for one in TOLD if not 5 < one.end < 10]
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *missed) == {"told of each write"}
+    told = sorted([*missed, reset(10)], key=lambda one: one.end)
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == set()
+    told = sorted([*missed, reset(6.5)], key=lambda one: one.end)
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == {"told of each write"}
+
+
+def test_an_id_that_is_told_again_or_does_not_grow_is_found() -> None:
+    assert broken(*GOOD, replace(TOLD[-1], start=25, end=25)) == {"told once"}
+    assert broken(*GOOD, of_log("abcdf", 25, "0001")) == {"told once"}
+    # The same change under a new id is announced twice, which costs a pull.
+    assert broken(*GOOD, of_log("abcdf", 25)) == set()
+    other = [replace(one, who="f2") for one in (follow(), *TOLD)]
+    assert broken(*GOOD, *other) == set()
+
+
+def test_a_change_that_nobody_wrote_is_found() -> None:
+    assert broken(*GOOD, of_document(Version(9, "x"), 30)) == {"told of writes"}
+    assert broken(*GOOD, of_log("abcdfg", 30)) == {"told of writes"}
+    assert broken(*GOOD, heard(30, "counters/other", V1.hash)) == {"told of writes"}
+
+
+def test_a_change_that_was_refused_is_found() -> None:
+    assert broken(*GOOD, of_document(Version(1, "x"), 30)) == {"told of writes"}
+    refused = append("r", 30, 31, 401)
+    assert broken(*GOOD, refused, heard(32, LOG, twin.log_hash(6, {"id": "r"}))) >= {"told of writes"}
+
+
+def test_a_change_whose_write_may_have_been_made_may_be_told() -> None:
+    assert broken(*GOOD, of_document(Version(4, "z"), 30)) == set(), "a push that was answered 503"
+    assert broken(*GOOD, heard(30, LOG, twin.log_hash(6, {"id": "e"}))) == set(), "an append likewise"
+    # An attempt at the append of f may have been announced at another place.
+    assert broken(*GOOD, heard(30, LOG, twin.log_hash(4, {"id": "f"}))) == set()
+
+
+def test_a_change_that_is_told_before_its_write_is_found() -> None:
+    early = [of_document(V1, 1.5), *without(TOLD, 0)]
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *early) == {"told of writes", "told of each write"}
+    early = [of_log("a", 0.9), *without(TOLD, 1)]
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *early) == {"told of writes", "told of each write"}
+
+
+def test_changes_of_one_document_out_of_order_are_found() -> None:
+    swapped = [of_document(V1, 7.1), of_document(V2, 7)]
+    told = sorted([*without(TOLD, 0, 3), *swapped], key=lambda one: one.end)
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == {"told in order"}
+    swapped = [of_log("ab", 6), of_log("a", 6.1)]
+    told = sorted([*without(TOLD, 1, 2), *swapped], key=lambda one: one.end)
+    assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == {"told in order"}
+
+
+def test_a_change_that_is_told_again_is_in_order() -> None:
+    assert broken(*GOOD, of_document(V1, 30), of_log("a", 31)) == set()
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 429, 500])
+def test_an_answer_that_no_follower_should_get_is_found(status: int) -> None:
+    assert broken(*GOOD, follow(None, status)) == {"only known answers"}
+
+
+def test_the_first_attempt_of_a_repeated_write_begins_it() -> None:
+    tries = [push(NOTHING, V1, 1, 5, None, once="k"), push(NOTHING, V1, 10, 11, once="k"), in_the_end(V1)]
+    assert broken(*tries, follow(), of_document(V1, 2)) == set()
+    assert broken(*tries, follow(), of_document(V1, 0.7)) == {"told of writes", "told of each write"}
+    assert broken(*tries, follow()) == {"told of each write"}
+    tries = [append("a", 1, 5, None, once="k"), append("a", 10, 11, place=1, once="k"), whole("a")]
+    assert broken(*tries, follow(), of_log("a", 2)) == set()
+    assert broken(*tries, follow()) == {"told of each write"}
+    assert tries[1].answer["timestamp"] == FIRST_MS + 1
+
+
+async def test_a_stream_is_read_in_whatever_pieces_it_comes() -> None:
+    text = b': hello\n\nid: 1\n\nid: 2\ndata: {"a":\ndata: 1}\n\n:\n\nevent: reset\nid: 3\ndata: {}\n\n'
+    text += b"id: 9\ndat"
+    for size in (1, 2, 3, 7, 100):
+
+        async def pieces(size: int = size):  # type: ignore[no-untyped-def]
+            for at in range(0, len(text), size):
+                yield text[at : at + size]
+
+        told = [block async for block in blocks(pieces(), "0")]
+        assert told == [
+            Block("", b"", "0"),
+            Block("", b"", "1"),
+            Block("", b'{"a":1}', "2"),
+            Block("", b"", "2"),
+            Block("reset", b"{}", "3"),
+        ]

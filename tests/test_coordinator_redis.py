@@ -20,14 +20,22 @@ from redis_losses import (
     take_snapshot,
 )
 
-from pysync.changes import Change, Retention
+from pysync.changes import Change
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
 from pysync.coordinator.redis import LEEWAY_MS, RedisCoordinator
 from pysync.coordinator.redis_link import MAX_WAITING, Command
 from pysync.coordinator.redis_memory import SINCE
 from pysync.errors import CoordinatorUnavailable
-from pysync.testing import Advance, CoordinatorContract, MovedClock
+from pysync.testing import (
+    RETENTION,
+    Advance,
+    ChangeLogContract,
+    CoordinatorContract,
+    LeadersContract,
+    MovedClock,
+)
+from pysync.testing.times import MovedTime
 
 
 @pytest.fixture
@@ -42,7 +50,9 @@ async def coordinator(redis: RedisServer) -> AsyncIterator[RedisCoordinator]:
     await coordinator.close()
 
 
-class TestRedisCoordinator(CoordinatorContract):
+class RedisTime(MovedTime):
+    """The time of a Redis: what is to expire there expires as much earlier as the clock is moved."""
+
     slack_ms = 10_000
 
     @pytest.fixture
@@ -63,10 +73,30 @@ class TestRedisCoordinator(CoordinatorContract):
         return advance
 
     @pytest.fixture
-    async def coordinator(self, redis: RedisServer, clock: MovedClock) -> AsyncIterator[Coordinator]:
-        coordinator = await RedisCoordinator.at(redis.url, clock, Retention(100))
+    async def coordinator(self, redis: RedisServer, clock: MovedClock) -> AsyncIterator[RedisCoordinator]:
+        coordinator = await RedisCoordinator.at(redis.url, clock, RETENTION)
         yield coordinator
         await coordinator.close()
+
+
+class TestRedisCoordinator(RedisTime, CoordinatorContract):
+    pass
+
+
+class TestRedisChangeLog(RedisTime, ChangeLogContract):
+    @pytest.fixture
+    def log(self, coordinator: RedisCoordinator) -> RedisCoordinator:
+        return coordinator
+
+
+class TestRedisLeaders(RedisTime, LeadersContract):
+    @pytest.fixture
+    async def pair(
+        self, redis: RedisServer, coordinator: RedisCoordinator, clock: MovedClock
+    ) -> AsyncIterator[tuple[Coordinator, Coordinator]]:
+        other = await RedisCoordinator.at(redis.url, clock, RETENTION)
+        yield coordinator, other
+        await other.close()
 
 
 async def test_a_redis_without_a_limit_may_have_any_policy(start_redis: StartRedis) -> None:

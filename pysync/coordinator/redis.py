@@ -57,7 +57,7 @@ class RedisCoordinator:
         retention: Retention,
         name: str,
     ) -> None:
-        self._memory = Memory(connect(), self._begin_anew)
+        self._memory = Memory(connect(), now_ms, self._begin_anew)
         self._arrivals = Arrivals(connect(), CHANGES)
         self._now_ms = now_ms
         self._retention = retention
@@ -144,20 +144,16 @@ class RedisCoordinator:
         await self._arrivals.wait(after, _NOTHING if known is None else _place(known))
 
     async def intend(self, changes: Sequence[Change]) -> str:
-        (place,) = await self._memory.recall(("XADD", INTENTS, "*", *_told(changes)))
-        return str(place.decode())
+        told = (value for change in changes for value in change)
+        added = await self._memory.recall(("XADD", INTENTS, "*", "at", self._memory.now_ms, *told))
+        return str(added[0].decode())
 
     async def withdraw(self, intent: str) -> None:
         await self._memory.ask(("XDEL", INTENTS, intent))
 
     async def intents(self, limit: int) -> list[Intent]:
-        found, time = await self._memory.ask(("XRANGE", INTENTS, "-", "+", "COUNT", limit), ("TIME",))
-        intents = ((place.decode(), list(map(bytes, told))) for place, told in found)
-        now_ms = time_ms(time)
-        return [
-            Intent(name, max(0, now_ms - int(name.partition("-")[0])), _changes(told))
-            for name, told in intents
-        ]
+        (found,) = await self._memory.ask(("XRANGE", INTENTS, "-", "+", "COUNT", limit))
+        return [_intent(place, told, self._memory.now_ms) for place, told in found]
 
     async def leads(self, name: str) -> bool:
         key = f"pysync:l:{name}"
@@ -218,10 +214,12 @@ def _place(known: re.Match[str]) -> str:
     return f"{int(known['ms'])}-{int(known['n'])}"
 
 
-def _told(changes: Sequence[Change]) -> Command:
-    """The changes of one intent, as its entry holds them."""
-    return tuple(value for change in changes for value in change)
-
-
-def _changes(told: list[bytes]) -> list[Change]:
-    return [Change(text, identity.decode()) for text, identity in zip(told[::2], told[1::2], strict=True)]
+def _intent(place: bytes, told: list[bytes], now_ms: int) -> Intent:
+    """The intent at `place` of their stream, of which that entry tells."""
+    _, at_ms, *changes = told
+    pairs = zip(changes[::2], changes[1::2], strict=True)
+    return Intent(
+        place.decode(),
+        max(0, now_ms - int(at_ms)),
+        [Change(bytes(text), identity.decode()) for text, identity in pairs],
+    )

@@ -45,10 +45,12 @@ class Since(NamedTuple):
 class Memory:
     """What one Redis remembers. `forgot` is called when it was found to be another memory than before."""
 
-    def __init__(self, connection: Connection, forgot: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, now_ms: Callable[[], int], forgot: Callable[[], None]) -> None:
         self.place = f"redis at {connection.host}:{connection.port}, database {connection.db}"
         self._link = Link(connection, self._greet)
+        self._now_ms = now_ms
         self._forgot = forgot
+        self._behind_ms = 0
         self._since: Since | None = None
 
     @property
@@ -56,6 +58,11 @@ class Memory:
         """Redis' time from which it remembers everything, as far as this node knows."""
         assert self._since is not None
         return self._since.ms
+
+    @property
+    def now_ms(self) -> int:
+        """Redis' time: this node's, and what it was behind when it connected."""
+        return self._now_ms() + self._behind_ms
 
     async def open(self) -> None:
         """Connect. Raises ValueError where that Redis will not do, CoordinatorUnavailable where it cannot be
@@ -106,6 +113,7 @@ class Memory:
             if (unfit := _unfit(facts)) is not None:
                 raise ValueError(f"{self.place} {unfit}")
             time, text = granted(others, tell=True)
+            self._behind_ms = time_ms(time) - self._now_ms()
             since, known = Since.read(text), self._since
             if since and since.process == facts["run_id"] and (known is None or since.ms >= known.ms):
                 return since

@@ -67,8 +67,12 @@ class Listener(Protocol):
     def cut(self) -> None:
         """What comes next cannot be told. Who comes back begins at its place again."""
 
+    @property
+    def is_free(self) -> bool:
+        """Whether more can be taken without being held back."""
+
     async def ready(self) -> bool:
-        """Return when more can be taken, False where nothing will be any more."""
+        """Return when it is free, False where it never will be."""
 
 
 class Start(NamedTuple):
@@ -80,7 +84,7 @@ class Start(NamedTuple):
     is_reset: bool = False
 
 
-Plan = Sequence[tuple[Event, Sequence[Listener]]]
+Plan = list[tuple[Event, list[Listener]]]
 Permit = Callable[[Listener, Event], bool]
 Permits = Callable[[Plan], Awaitable[Permit]]
 """Finds out who may hear of what is planned, as things are now. Who cannot be decided on is cut."""
@@ -117,11 +121,13 @@ class Feed:
                     listener.reset(await self._log.newest())
                     continue
                 plan = self._plan(page, [listener])
-                permit = await self._permits(plan) if listener.asks and plan else _anybody
-                for event, _ in plan:
+                while plan:
                     if not await listener.ready():
                         return False
-                    _hand(listener, event, permit)
+                    # Asked anew after each wait: they are told what they may hear of now.
+                    permit = await self._permits(plan) if listener.asks else _anybody
+                    while plan and listener.is_free:
+                        _hand(listener, plan.pop(0)[0], permit)
                 if page:
                     listener.place = page[-1][0]
                 if len(page) < PAGE and self.join(listener):
@@ -183,7 +189,7 @@ class Feed:
 
     def _plan(self, page: Sequence[tuple[str, Change]], only: Sequence[Listener] = ()) -> Plan:
         """The events of a page that anybody listens for, or `only` these do, and who that is."""
-        plan = []
+        plan: Plan = []
         for id_, change in page:
             subject = read_change(change).subject
             if only:
@@ -198,8 +204,8 @@ class Feed:
 
     async def _tell(self, plan: Plan) -> None:
         """Hand out the events, first to those about whom there is no question: they wait for nobody."""
-        asking = [(event, [who for who in listeners if who.asks]) for event, listeners in plan]
         await _hand_out([(event, [who for who in listeners if not who.asks]) for event, listeners in plan])
+        asking = [(event, [who for who in listeners if who.asks]) for event, listeners in plan]
         asking = [(event, listeners) for event, listeners in asking if listeners]
         if asking:
             await _hand_out(asking, await self._permits(asking))
@@ -230,28 +236,18 @@ def _concerns(listener: Listener, subject: Subject) -> bool:
     return wanted is not None and wanted.items() <= subject.params.items()
 
 
-_Place = tuple[str | None, ...]
-
-
-def _places(topic: Topic, wanted: Mapping[str, str]) -> list[_Place]:
-    """Where somebody who wants these values may be found: any of them will do."""
-    places: list[_Place] = [(*topic, *pair) for pair in wanted.items()]
-    return places or [topic]
-
-
 class _Index:
     """Listeners by what they listen for: a whole collection, or one of the values that they name."""
 
     def __init__(self) -> None:
         self.listeners: set[Listener] = set()
-        self._at: dict[_Place, set[Listener]] = {}
+        self._at: dict[tuple[str | None, ...], set[Listener]] = {}
 
     def add(self, listener: Listener) -> None:
         self.listeners.add(listener)
         for topic, wanted in listener.interest.items():
             # Of several values the one that fewest listen for.
-            places = _places(topic, wanted)
-            place = min(places, key=lambda place: len(self._at.get(place, ())))
+            place = min(_places(topic, wanted), key=lambda place: len(self._at.get(place, ())))
             self._at.setdefault(place, set()).add(listener)
 
     def discard(self, listener: Listener) -> bool:
@@ -276,3 +272,10 @@ class _Index:
                 if _concerns(listener, subject):
                     found.append(listener)
         return found
+
+
+def _places(topic: Topic, wanted: Mapping[str, str]) -> list[tuple[str | None, ...]]:
+    """Where the index may have a listener who wants these values."""
+    if not wanted:
+        return [topic]
+    return [(*topic, *pair) for pair in wanted.items()]

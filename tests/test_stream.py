@@ -8,10 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
-from streams import Heard, Told, listen
-
-from pysync import minting
+from conftest import ISSUER, STRANGER, Browser, Signed, Start, root_device
+from streams import Heard, listen
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
@@ -166,8 +164,9 @@ async def test_what_nobody_could_listen_for_is_refused_before_the_stream_begins(
         assert heard.headers["Content-Type"] == "application/json"
         return heard.status, json.loads(heard.body)["error"]
 
-    bad: list[Any] = ["[]", "{", "1", {"notes": []}, {"notes": {"other": "1"}}, {"notes": {"id": "a/b"}}]
-    for sets in bad:
+    malformed = ("[]", "{", "1", {"notes": []}, {"notes": {"other": "1"}}, {"notes": {"id": "a/b"}})
+    sets: Any
+    for sets in malformed:
         assert await refused(browser, params=sets) == (400, "Invalid params parameter")
     for value in (True, None, ["a"], "", "x" * 256):
         assert await refused(browser, params={"notes": {"id": value}}) == (400, "Invalid params parameter")

@@ -2,12 +2,14 @@
 section 9)."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
 from pysync.access import Access, Proof
-from pysync.batch import Outcome, read_each
+from pysync.batch import read_each
 from pysync.changes import Subject
 from pysync.config.template import params
 from pysync.errors import Forbidden, PysyncError, StoreUnavailable, Unauthorized
@@ -19,8 +21,12 @@ from pysync.server.routes import document_key
 from pysync.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles
 from pysync.store import Store
 
+log = logging.getLogger("pysync.server")
+
 CHECK_MS: Final = 1_000
 """For how long a certificate that holds is taken to hold."""
+ASKED_AT_ONCE: Final = 100
+"""How many questions plugins are asked at a time."""
 _SOMEBODY: Final = "."
 """An identity that nobody has: no parameter takes it."""
 
@@ -118,12 +124,25 @@ class Hearing:
         return None
 
     async def permits(self, plan: Plan) -> Permit:
-        """Ask all that decides on these events, once for all who listen: whether certificates hold, and who
-        belongs to a space. Who cannot be decided on is cut."""
-        hearers = {id(who): cast(Hearer, who) for _, listeners in plan for who in listeners}
-        for hearer in hearers.values():
-            await self.check(hearer)
-        known = await self._memberships(plan)
+        """Ask all that decides on these events, once for all who listen: whether certificates hold, who
+        belongs to a space, and plugins. Who cannot be decided on is cut."""
+        hearers = {id(who): cast(Hearer, who) for _, listeners in plan for who in listeners}.values()
+        checks = [partial(self.check, hearer) for hearer in hearers if self._is_due(hearer)]
+        keys = {
+            key for event, _ in plan if (key := self._access_key(self._rules[event.topic], event)) is not None
+        }
+        try:
+            async with asyncio.timeout(RESOLVE_S):
+                found = await read_each(self._store, keys, checks)
+        except TimeoutError:
+            log.warning("change streams were cut, as the store does not say who may hear of what")
+            for hearer in hearers:
+                hearer.cut()
+            return _nobody
+        known = {
+            key: None if isinstance(stored, str) else self._spaces.membership(stored)
+            for key, stored in found.items()
+        }
         by_plugins = await self._by_plugins(plan, known)
 
         def permit(listener: Listener, event: Event) -> bool:
@@ -158,16 +177,25 @@ class Hearing:
     ) -> Mapping[tuple[int, str], Caller | None]:
         """Those whom plugins are asked about, by event, with all their roles: `REFUSED` where one refuses
         them, None where one fails."""
+        asked = [
+            (cast(Hearer, listener), event)
+            for event, listeners in plan
+            if self._rules[event.topic].by_plugin
+            for listener in listeners
+            if event.topic in cast(Hearer, listener).asked
+        ]
         found: dict[tuple[int, str], Caller | None] = {}
-        for event, listeners in plan:
-            rule = self._rules[event.topic]
-            if not rule.by_plugin:
-                continue
-            for listener in listeners:
-                hearer = cast(Hearer, listener)
-                if event.topic in hearer.asked:
-                    caller = self._in_space(rule, hearer, event, known)
-                    found[id(listener), event.id] = await self._asked_of_plugins(rule, caller, event)
+        waiting = iter(asked)
+
+        async def ask_on() -> None:
+            for hearer, event in waiting:
+                rule = self._rules[event.topic]
+                caller = self._in_space(rule, hearer, event, known)
+                found[id(hearer), event.id] = await self._asked_of_plugins(rule, caller, event)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(ASKED_AT_ONCE, len(asked))):
+                group.create_task(ask_on())
         return found
 
     async def _asked_of_plugins(self, rule: Rule, caller: Caller | None, event: Event) -> Caller | None:
@@ -182,9 +210,9 @@ class Hearing:
 
     async def check(self, hearer: Hearer) -> None:
         """End whoever listens by a certificate that does not hold any more, and cut where nobody can tell."""
-        now_ms = self._now_ms()
-        if hearer.proof is None or now_ms - hearer.held_at_ms < CHECK_MS:
+        if hearer.proof is None or not self._is_due(hearer):
             return
+        now_ms = self._now_ms()
         try:
             if await self._access.holds(hearer.proof):
                 hearer.held_at_ms = now_ms
@@ -193,27 +221,16 @@ class Hearing:
         except StoreUnavailable:
             hearer.cut()
 
-    async def _memberships(self, plan: Plan) -> dict[str, Membership | None]:
-        """Who belongs to the spaces of the events, None where that cannot be told."""
-        keys = {
-            key for event, _ in plan if (key := self._access_key(self._rules[event.topic], event)) is not None
-        }
-        if not keys:
-            return {}
-        found: dict[str, Outcome] = {}
-        try:
-            async with asyncio.timeout(RESOLVE_S):
-                found = await read_each(self._store, keys)
-        except TimeoutError:
-            return dict.fromkeys(keys)
-        return {
-            key: None if isinstance(stored, str) else self._spaces.membership(stored)
-            for key, stored in found.items()
-        }
+    def _is_due(self, hearer: Hearer) -> bool:
+        return hearer.proof is not None and self._now_ms() - hearer.held_at_ms >= CHECK_MS
 
     def _access_key(self, rule: Rule, event: Event) -> str | None:
         """Where the access document lies that has a say."""
         return self._spaces.key(event.subject.params) if rule.by_space and rule.examines else None
+
+
+def _nobody(listener: Listener, event: Event) -> bool:
+    return False
 
 
 def topic_of(rule: Rule) -> Topic:

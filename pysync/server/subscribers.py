@@ -83,7 +83,7 @@ class Subscriber(asyncio.Protocol):
         if self._is_live and settled > self.place:
             self.place = settled
             self._write(b":\nid: %b\n\n" % settled.encode())
-        elif self._resumed is None:
+        elif self.is_free:
             self._write(_COMMENT)
 
     def cut(self) -> None:
@@ -94,6 +94,10 @@ class Subscriber(asyncio.Protocol):
         """Write `last`, and close in good order."""
         if self._write(last) and self._transport is not None:
             self._transport.close()
+
+    @property
+    def is_free(self) -> bool:
+        return self._resumed is None
 
     async def ready(self) -> bool:
         while (resumed := self._resumed) is not None:

@@ -164,8 +164,14 @@ async def test_what_nobody_could_listen_for_is_refused_before_the_stream_begins(
         assert heard.headers["Content-Type"] == "application/json"
         return heard.status, json.loads(heard.body)["error"]
 
-    malformed = ("[]", "{", "1", {"notes": []}, {"notes": {"other": "1"}}, {"notes": {"id": "a/b"}})
-    sets: Any
+    malformed: list[Any] = [
+        "[]",
+        "{",
+        "1",
+        {"notes": []},
+        {"notes": {"other": "1"}},
+        {"notes": {"id": "a/b"}},
+    ]
     for sets in malformed:
         assert await refused(browser, params=sets) == (400, "Invalid params parameter")
     for value in (True, None, ["a"], "", "x" * 256):

@@ -121,7 +121,8 @@ def scenes(draw: st.DrawFn) -> tuple[dict[str, Any], list[Write], list[str]]:
     """A configuration, writes, and the paths of certificates."""
     found = draw(collections())
     rival = {**MARK, "name": "rival", "storagePath": "c0/special", "pullOnly": True, "readRoles": ["extra"]}
-    extra = [rival] if found[0]["storagePath"] == "c0/{id}" and draw(st.booleans()) else []
+    has_rival = found[0]["storagePath"] == "c0/{id}" and not found[0].keys() & {"appendOnly", "bundle"}
+    extra = [rival] if has_rival and draw(st.booleans()) else []
     served = {"collections": [MARK, SPACES, *extra, *found]}
     members: dict[str, Any] = served
     if draw(st.booleans()):

@@ -1,16 +1,19 @@
 """The roles that plugins give, on every route (wire section 3)."""
 
+import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import aiohttp
 import pytest
-from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
+from conftest import ISSUER, STRANGER, SUBJECT, Signed, Start, minted_at, root_device
+from plugin_samples import Roles, Told, batch, people
 
+from pysync import _core, minting
 from pysync.errors import Forbidden
-from pysync.model import WriteEvent
 from pysync.plugins import Request
+from pysync.store.memory import MemoryStore
 
 EDITED = {"readRoles": ["editor"], "writeRoles": ["editor"]}
 NOTES = {
@@ -32,48 +35,6 @@ RINGS = {"name": "rings", "storagePath": "notes/{id}/_keyring", **EDITED}
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self", "editor"]}
 OPEN = {"name": "open", "storagePath": "open/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 EVERYTHING = [NOTES, LOG, CARDS, TITLE, RINGS, MINE, OPEN]
-
-
-class Roles:
-    """Gives roles by identity, and writes down what it was asked."""
-
-    name = "roles"
-
-    def __init__(self, held: Mapping[str, Iterable[str]]) -> None:
-        self.held = held
-        self.asked: list[Request] = []
-
-    async def authorize(self, request: Request) -> Iterable[str]:
-        self.asked.append(request)
-        return self.held.get(request.caller.identity, ())
-
-
-class Told:
-    """Writes down what was written."""
-
-    name = "told"
-
-    def __init__(self) -> None:
-        self.events: list[WriteEvent] = []
-
-    async def after_write(self, event: WriteEvent) -> None:
-        self.events.append(event)
-
-
-def people(base: str, session: aiohttp.ClientSession) -> tuple[Signed, Signed, Browser]:
-    """An editor, somebody else, and nobody in particular."""
-    editor, other = (Signed(base, session, keys, root_device(keys)) for keys in (ISSUER, STRANGER))
-    return editor, other, Browser(base, session)
-
-
-async def batch(browser: Browser, **params: list[dict[str, str]]) -> Any:
-    """The entries of a batch pull."""
-    bounds = {"log": [{"last": 1}] * len(params.get("log", []))} if "log" in params else {}
-    query = f"collections={','.join(params)}&params={json.dumps(params)}&appendParams={json.dumps(bounds)}"
-    query = query.replace(" ", "").replace('"', "%22").replace("{", "%7B").replace("}", "%7D")
-    answer = await browser.request("GET", f"/batch/pull?{query}")
-    assert answer.status == 200, answer.body
-    return answer.json["collections"]
 
 
 async def test_roles_of_plugins_open_every_route(start: Start, session: aiohttp.ClientSession) -> None:
@@ -225,3 +186,68 @@ async def test_who_cannot_be_authorized_is_refused_and_that_is_not_remembered(
     found = await batch(editor, notes=[{"id": "bad"}])
     assert found["notes"] == [{"error": "not on Sundays"}]
     assert (await editor.pull("notes/good")).status == 200
+
+
+class Waiting:
+    name = "waiting"
+
+    async def authorize(self, request: Request) -> Iterable[str]:
+        await asyncio.Event().wait()
+        return ()
+
+
+async def test_roles_that_take_too_long_are_unavailable(
+    start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = await start({"collections": EVERYTHING}, plugins=[Waiting()], hook_s=0)
+    editor, *_ = people(base, session)
+    for target in ("/pull/notes/a", "/list/notes", "/pull/boards/b"):
+        late = await editor.request("GET", target)
+        assert late.error == (503, "Unauthorized")
+        assert int(late.headers["Retry-After"]) >= 1
+    assert (await batch(editor, notes=[{"id": "a"}]))["notes"] == [{"error": "Authorization error"}]
+    assert set(caplog.messages) >= {"plugin waiting: authorize took too long"}
+
+
+@pytest.mark.parametrize("given", ["editor", None, [7], 7])
+async def test_what_are_no_roles_is_a_failure(
+    given: Any, start: Start, session: aiohttp.ClientSession
+) -> None:
+    roles = Roles({ISSUER.user_id: given})
+    editor, *_ = people(await start({"collections": EVERYTHING}, plugins=[roles]), session)
+    assert (await editor.pull("notes/a")).error == (500, "Authorization error")
+
+
+async def test_the_roles_of_all_plugins_count(start: Start, session: aiohttp.ClientSession) -> None:
+    one, two = Roles({ISSUER.user_id: ["seller"]}), Roles({ISSUER.user_id: ["editor"]})
+    two.name = "two"
+    editor, *_ = people(await start({"collections": EVERYTHING}, plugins=[one, two]), session)
+    assert (await editor.push("notes/a", {"price": 1})).status == 200
+
+
+async def test_plugins_see_the_roles_of_a_space(start: Start, session: aiohttp.ClientSession) -> None:
+    roles = Roles({})
+    plans = {"name": "plans", "storagePath": "spaces/{spaceId}/{id}", "readRoles": ["space:member"]}
+    store = MemoryStore()
+    access = {"data": {"owner": ISSUER.user_id}}
+    await store.put("spaces/one/_access", _core.decode_push(json.dumps(access).encode()).stored(1))
+    members = {"collections": [plans], "auth": {"spaces": {}}}
+    editor, *_ = people(await start(members, store=store, plugins=[roles]), session)
+    assert (await editor.pull("spaces/one/a")).status == 200
+    assert "error" not in (await batch(editor, plans=[{"spaceId": "one", "id": "a"}]))["plans"][0]
+    assert [request.caller.roles >= {"space:owner", "space:member"} for request in roles.asked] == [True] * 2
+
+
+async def test_a_scope_holds_whatever_roles_plugins_give(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    base = await start({"collections": EVERYTHING}, plugins=[Roles({SUBJECT.user_id: ["editor"]})])
+    certificate = minting.member(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "notes", grant=minting.writer("notes"), **minted_at()
+    )
+    member = Signed(base, session, SUBJECT, certificate)
+    assert (await member.pull("notes/a")).status == 200
+    assert (await member.pull("u/x/y")).error == (403, "Forbidden")
+    found = await batch(member, notes=[{"id": "a"}], mine=[{"identity": "x", "id": "y"}])
+    assert found["notes"][0]["hash"] == ""
+    assert found["mine"] == [{"error": "Forbidden"}]

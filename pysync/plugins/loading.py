@@ -26,7 +26,7 @@ _ASYNC: Final = {
 }
 """The hooks that wait, and what each is given."""
 _HOOKS: Final = (*_ASYNC, "lifespan", "cap_validators")
-_NEAR: Final = 0.75
+_NEAR: Final = 0.8
 """How much alike two names are, of 1, when one of them is taken for a slip."""
 
 

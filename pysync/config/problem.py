@@ -28,3 +28,7 @@ class ConfigError(Exception):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[tuple[Problem, ...]]]:
+        """A worker tells its parent what keeps it from starting."""
+        return ConfigError, (self.problems,)

@@ -105,8 +105,8 @@ coroutine: it does not wait."""
 
 
 class Plugin(Protocol):
-    """Every hook. A plugin has those that it needs; a public attribute whose name is nearly one of these is
-    refused."""
+    """Every hook. A plugin has those that it needs; a method whose name is nearly one of these is refused,
+    unless it begins with an underscore."""
 
     name: str
     """Names it in logs and metrics; each plugin of a service has its own."""

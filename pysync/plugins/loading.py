@@ -129,9 +129,12 @@ def _faults(plugin: object) -> Iterator[str]:
 
 
 def _slips(plugin: object) -> Iterator[str]:
-    """Attributes that are nearly hooks."""
+    """Methods, and mappings, with names that are nearly those of hooks."""
     for name in dir(plugin):
         if name.startswith("_") or name == "name" or name in _HOOKS:
+            continue
+        value = inspect.getattr_static(plugin, name)
+        if not (callable(value) or isinstance(value, classmethod | Mapping)):
             continue
         near = get_close_matches(_plain(name), map(_plain, _HOOKS), n=1, cutoff=_NEAR)
         if near:

@@ -27,6 +27,21 @@ from pysync.model import Caller, WriteEvent, Written
 from pysync.outbox import Outbox
 from pysync.store import Store
 
+__all__ = [
+    "HOOK_S",
+    "Caller",
+    "CapValidator",
+    "Certificate",
+    "Plugin",
+    "Push",
+    "Pushed",
+    "Reply",
+    "Request",
+    "Services",
+    "WriteEvent",
+    "Written",
+]
+
 HOOK_S: Final = 5.0
 """How long a hook of one request may take (wire section 3)."""
 

@@ -25,7 +25,8 @@ _ASYNC: Final = {
     "after_write": "event",
 }
 """The hooks that wait, and what each is given."""
-_HOOKS: Final = (*_ASYNC, "lifespan", "cap_validators")
+HOOKS: Final = (*_ASYNC, "lifespan", "cap_validators")
+"""Every hook."""
 _NEAR: Final = 0.8
 """How much alike two names are, of 1, when one of them is taken for a slip."""
 
@@ -113,9 +114,9 @@ def _faults(plugin: object) -> Iterator[str]:
     if not isinstance(name, str) or not name or not name.isprintable():
         yield f'{type(plugin).__name__} has no name: give it one, name = "..."'
     yield from _slips(plugin)
-    hooks = [hook for hook in _HOOKS if has(plugin, hook)]
+    hooks = [hook for hook in HOOKS if has(plugin, hook)]
     if not hooks:
-        yield f"{type(plugin).__name__} has no hook: one or more of {', '.join(_HOOKS)}"
+        yield f"{type(plugin).__name__} has no hook: one or more of {', '.join(HOOKS)}"
     for hook in hooks:
         value = getattr(plugin, hook)
         if hook == "cap_validators":
@@ -131,14 +132,14 @@ def _faults(plugin: object) -> Iterator[str]:
 def _slips(plugin: object) -> Iterator[str]:
     """Methods, and mappings, with names that are nearly those of hooks."""
     for name in dir(plugin):
-        if name.startswith("_") or name == "name" or name in _HOOKS:
+        if name.startswith("_") or name == "name" or name in HOOKS:
             continue
         value = inspect.getattr_static(plugin, name)
         if not (callable(value) or isinstance(value, classmethod | Mapping)):
             continue
-        near = get_close_matches(_plain(name), map(_plain, _HOOKS), n=1, cutoff=_NEAR)
+        near = get_close_matches(_plain(name), map(_plain, HOOKS), n=1, cutoff=_NEAR)
         if near:
-            hook = next(hook for hook in _HOOKS if _plain(hook) == near[0])
+            hook = next(hook for hook in HOOKS if _plain(hook) == near[0])
             yield f"{name} is no hook; did you mean {hook}? (begin it with _ if it is none)"
 
 

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Signed, Start, minted_at, root_device
 from plugin_samples import Roles, Told, batch, people
+from streams import listen
 
 from pysync import _core, minting
 from pysync.errors import Forbidden
@@ -251,3 +252,33 @@ async def test_a_scope_holds_whatever_roles_plugins_give(
     found = await batch(member, notes=[{"id": "a"}], mine=[{"identity": "x", "id": "y"}])
     assert found["notes"][0]["hash"] == ""
     assert found["mine"] == [{"error": "Forbidden"}]
+
+
+class Some:
+    """Lets the issuer see the documents of one id."""
+
+    name = "some"
+
+    async def authorize(self, request: Request) -> Iterable[str]:
+        if request.params["id"] == "refused":
+            raise Forbidden
+        is_seen = request.caller.identity == ISSUER.user_id and request.params["id"] == "seen"
+        return ["editor"] if is_seen or request.action == "push" else []
+
+
+async def test_a_stream_tells_of_what_plugins_let_the_caller_pull(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    editor, other, anyone = people(await start({"collections": EVERYTHING}, plugins=[Some()]), session)
+    heard = await listen(editor, collections="notes,cards,open")
+    silent = await listen(other, collections="notes,open")
+    assert (heard.status, silent.status) == (200, 200)
+    refused = await listen(anyone, collections="notes")
+    assert refused.status == 401
+    for key in ("notes/hidden", "notes/seen", "boards/hidden/cards", "boards/seen/cards", "open/any"):
+        assert (await editor.push(key, {})).status == 200
+    told = [(event["collection"], event["params"]["id"]) for event in await heard.events(3)]
+    assert told == [("notes", "seen"), ("cards", "seen"), ("open", "any")]
+    assert [event["collection"] for event in await silent.events(1)] == ["open"]
+    for opened in (heard, silent, refused):
+        await opened.close()

@@ -3,7 +3,7 @@
     tree       what a file may say, and its documentation
     source     load, parse: a file, the environment and flags -> one Config, or every problem at once
     convert    plain values -> the tree
-    rules      what is refused beyond types
+    rules      what is refused beyond types, of projections in a file of its own: projections
     template   key templates
     place      where an s3: store lies
     effective  what follows from several members: an action's limit, the coordinator

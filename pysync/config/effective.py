@@ -1,8 +1,9 @@
 """What follows from several members of the configuration together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from pysync.config import template
 from pysync.config.tree import Action, Collection, Config, RateLimit, RateRule
 
 
@@ -47,6 +48,25 @@ def shown_coordinator(config: Config) -> str:
     """`effective_coordinator` without what must not be shown: the user and password of a Redis."""
     scheme, slashes, rest = effective_coordinator(config).partition("://")
     return scheme + slashes + rest.rpartition("@")[2]
+
+
+def document_path(collection: Collection) -> str:
+    """The template of a collection's document keys."""
+    path = collection.storage_path
+    return path if collection.bundle is None else f"{path}/{collection.name}"
+
+
+def owner(collections: Iterable[Collection], key: str) -> Collection | None:
+    """Which of the collections, all of one prefix, a key belongs to; a template stands for the keys that it
+    makes. Literal segments win, and of two collections with the same keys the one that is pulled."""
+    return min(
+        (collection for collection in collections if template.matches(document_path(collection), key)),
+        key=lambda collection: (
+            [part.startswith("{") for part in document_path(collection).split("/")],
+            collection.push_only,
+        ),
+        default=None,
+    )
 
 
 def is_shared(config: Config) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pysync.config import template
 from pysync.config.convert import nearest
 from pysync.config.problem import Problem
+from pysync.config.projections import orphaned_target
 from pysync.config.tree import Collection, Config
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
@@ -33,6 +34,10 @@ def _warnings(config: Config) -> Iterator[Problem]:
         for at, collection in enumerate(collections):
             yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None, known)
     yield from _shared_keys(config)
+    for at, projection in enumerate(config.projections):
+        if orphaned_target(projection, config):
+            message = "belongs to no collection: nobody can pull the list, or hear of its changes"
+            yield Problem(f"projections[{at}].target", message, projection.target)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
         yield Problem("auth.spaces.trustOnFirstUse", "whoever comes first owns a space: only false is safe")
 

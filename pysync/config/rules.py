@@ -10,6 +10,7 @@ from pysync.config.convert import join
 from pysync.config.effective import effective_coordinator, resolve
 from pysync.config.place import s3_place
 from pysync.config.problem import Problem
+from pysync.config.projections import OBJECT_OF_MODULE, Fault, projection_faults, repeated_names
 from pysync.config.tree import (
     Action,
     Auth,
@@ -17,7 +18,6 @@ from pysync.config.tree import (
     Config,
     EventsPlugin,
     Namespace,
-    Projection,
     RateLimit,
     Server,
     wire_name,
@@ -25,8 +25,6 @@ from pysync.config.tree import (
 
 Place = Callable[[object], str]
 """Where an object of the tree was written."""
-Fault = tuple[str, str]
-"""The member at fault, relative to its object, and the message."""
 
 _OF_STORED_LOGS = ("max_items", "chunk_size", "max_pull_limit", "max_checkpoint_age_ms")
 RESERVED_NAMESPACES = frozenset({"pull", "push", "health", "batch", "list", "config", "events"})
@@ -36,7 +34,6 @@ _ISSUER = re.compile(r"[0-9a-f]{64}")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 _HOST = re.compile(r"[^/\s?#@]+")
 _MOUNT = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._:@-]+)*")
-_OBJECT_OF_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ENTRY_POINT = re.compile(r"\w[\w.-]*")
 _STORE = re.compile(r"memory:|file:[^\0]+|s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]*)?(\?[^\s#]*)?")
 _COORDINATOR = re.compile(r"memory:|file:[^\0]*|rediss?://[^\s/]+(/[^\s]*)?")
@@ -58,11 +55,13 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
         for collection in collections:
             yield from _at(place(collection), _limits(collection.rate_limit or None, config.rate_limit))
     for at, plugin in enumerate(config.plugins):
-        if not (_OBJECT_OF_MODULE.fullmatch(plugin) or _ENTRY_POINT.fullmatch(plugin)):
+        if not (OBJECT_OF_MODULE.fullmatch(plugin) or _ENTRY_POINT.fullmatch(plugin)):
             yield Problem(f"plugins[{at}]", "must be package.module:plugin, or the name of an entry point")
     known = _by_name(config)
     for projection in config.projections:
-        yield from _at(place(projection), _projection(projection, known))
+        yield from _at(place(projection), projection_faults(projection, config))
+    for projection, fault in repeated_names(config.projections):
+        yield from _at(place(projection), [fault])
     for events in config.events:
         yield from _at(place(events), _events(events, known))
 
@@ -284,39 +283,6 @@ def _storage(config: Config) -> Iterator[Fault]:
         yield "store", f"memory: cannot carry {workers} workers"
     if workers > 1 and coordinator == "memory:":
         yield "coordinator", f"{workers} workers need file:DIR or redis://host:port/number"
-
-
-def _projection(projection: Projection, known: Mapping[str, list[Collection]]) -> Iterator[Fault]:
-    sources = [collection for name in projection.source for collection in known.get(name, ())]
-    if not projection.source:
-        yield "source", "must name at least one collection"
-    for name in projection.source:
-        if name not in known:
-            yield "source", f"there is no collection {name!r}"
-    if projection.project is None:
-        if projection.id is None:
-            yield "id", "is required, or project"
-        else:
-            yield from _known_params("id", projection.id, sources)
-    else:
-        if not _OBJECT_OF_MODULE.fullmatch(projection.project):
-            yield "project", "must be module:function"
-        if projection.id is not None or projection.value or projection.remove_when:
-            yield "project", "stands in place of id, value and removeWhen"
-    # module:function has the form of a template too
-    for message in template.faults(projection.target):
-        yield "target", message
-    yield from _known_params("target", projection.target, sources)
-    for member, pointers in (("value", projection.value.values()), ("removeWhen", projection.remove_when)):
-        for pointer in pointers:
-            if not pointer.startswith("/"):
-                yield member, "JSON pointers start with a slash"
-
-
-def _known_params(member: str, text: str, sources: list[Collection]) -> Iterator[Fault]:
-    for name in dict.fromkeys(template.PARAM.findall(text)):
-        if any(name not in template.params(source.storage_path) for source in sources):
-            yield member, f"{{{name}}} is not a path parameter of every source"
 
 
 def _events(plugin: EventsPlugin, known: Mapping[str, list[Collection]]) -> Iterator[Fault]:

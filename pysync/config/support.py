@@ -23,9 +23,5 @@ def unserved(config: Config) -> Iterator[Problem]:
         for at, collection in enumerate(collections):
             if not any(served(config, [collection])):
                 yield Problem(f"{path}[{at}]", _NOT_YET, collection.name)
-    for member, said in (
-        ("projections", bool(config.projections)),
-        ("events", bool(config.events)),
-    ):
-        if said:
-            yield Problem(member, _NOT_YET)
+    if config.events:
+        yield Problem("events", _NOT_YET)

@@ -27,6 +27,7 @@ from pysync.outbox import Outbox
 from pysync.plugins import HOOK_S, Services
 from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loading import loaded
+from pysync.plugins.projection import projections_of
 from pysync.revocation import Revocations
 from pysync.server.answer import Answer
 from pysync.server.callers import Callers
@@ -188,7 +189,7 @@ async def create_app(
     StoreUnavailable or CoordinatorUnavailable for one that does not open, and ConfigError with all that is
     wrong with the plugins.
     """
-    hooked = loaded(config, plugins)
+    hooked = loaded(config, (*plugins, *projections_of(config)))
     async with AsyncExitStack() as opened:
         url = config.store.url
         retention = Retention(config.changes.max_count, config.changes.max_age_ms)

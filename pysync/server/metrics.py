@@ -16,6 +16,13 @@ from pysync.server.tally import BUCKETS_S, Tally
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_events": ("Events sent on change streams.", ("collection",)),
     "pysync_plugin_failures": ("Hooks of plugins that failed, or took too long.", ("plugin", "hook")),
+    "pysync_projection_folds": ("Times that writes were folded into a list.", ("projection",)),
+    "pysync_projection_puts": ("Lists written.", ("projection",)),
+    "pysync_projection_drops": (
+        "Entries for which a list was full, and changes of contested lists.",
+        ("projection",),
+    ),
+    "pysync_projection_failures": ("Sources, lists and functions that failed.", ("projection",)),
 }
 """What `Tally.count` counts: the metric, without `_total`, what it means, and the names of its labels."""
 

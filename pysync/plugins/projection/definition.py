@@ -1,0 +1,99 @@
+"""What a projection is: which writes it reads, which list an entry belongs to, and what the entry is."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from pysync import _core
+from pysync.config import template
+from pysync.model import WriteEvent
+from pysync.plugins import Services
+
+MAX_RETRIES: Final = 8
+
+Target = Callable[[WriteEvent], str | None]
+"""The key of the list that a write belongs to; None: no list."""
+Project = Callable[[WriteEvent], Mapping[str, Any] | None]
+"""`{"id", "value"}` puts an entry, `{"id", "remove": True}` takes it away, None does neither."""
+
+
+class Step(NamedTuple):
+    """What a write does to a list: `entry` is what the list is to hold under `id`, None: nothing."""
+
+    id: str
+    entry: Mapping[str, Any] | None
+
+
+class Projection:
+    """A list kept from the writes of other collections (service, Projection).
+
+    `source` names those collections, in any namespace. `target` is the list's key, a template of the write's
+    path parameters, or a function that returns the key; `project` is a pure function. Both are called anew
+    for each state of a source, any number of times. A list with `max_items` entries gets no further ones;
+    where its writers are in each other's way it is tried `max_retries` times more. `name` is the target
+    where that is a text, else the function's.
+
+    It is a plugin: `create_app(..., plugins=[Projection(...)])`. Raises ValueError for a target that is no
+    key.
+    """
+
+    def __init__(
+        self,
+        source: str | Sequence[str],
+        target: str | Target,
+        project: Project,
+        *,
+        name: str | None = None,
+        max_items: int | None = None,
+        max_retries: int = MAX_RETRIES,
+    ) -> None:
+        self.sources = frozenset([source] if isinstance(source, str) else source)
+        self.target = target
+        self.project = project
+        default = target if isinstance(target, str) else getattr(target, "__name__", "projection")
+        self.name: str = name or default
+        self.max_items = max_items
+        self.max_retries = max_retries
+        if isinstance(target, str):
+            for fault in template.faults(target):
+                raise ValueError(f"projection {self.name}: target {fault}")
+
+    def list_of(self, event: WriteEvent) -> str | None:
+        """The key of the list that the write belongs to, whatever a target function returns for one."""
+        if isinstance(self.target, str):
+            return filled(self.target, event.params)
+        return self.target(event)
+
+    def step(self, event: WriteEvent) -> Step | None:
+        """What the write does to its list. Raises what `project` does, and ValueError, TypeError or a
+        PysyncError for a result that no list can hold."""
+        result = self.project(event)
+        if result is None:
+            return None
+        id_ = result.get("id")
+        if not isinstance(id_, str):
+            raise ValueError("project returned no id that is a string")
+        if result.get("remove") is True:
+            return Step(id_, None)
+        value = result.get("value")
+        if not isinstance(value, Mapping):
+            raise ValueError("project returned no value that is an object")
+        # As the list will hold it: with numbers and depth as documents have them, so that it can be compared.
+        text = orjson.dumps({"id": id_, "value": value})
+        held = _core.decode_push(b'{"data":{"items":[%b]}}' % text)
+        return Step(id_, orjson.loads(held.data)["items"][0])
+
+    @asynccontextmanager
+    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+        """Keep the list while the service runs."""
+        from pysync.plugins.projection.follower import Projections  # which is made of projections
+
+        async with Projections(self.name, [self]).lifespan(services):
+            yield
+
+
+def filled(text: str, params: Mapping[str, str]) -> str:
+    """The text with each `{name}` replaced by that parameter. Raises KeyError."""
+    return template.PARAM.sub(lambda name: params[name[1]], text)

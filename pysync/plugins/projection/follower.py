@@ -1,0 +1,177 @@
+"""Following the change log: one process of a service keeps its lists, and another takes over."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from hashlib import sha256
+from typing import Final
+
+import orjson
+
+from pysync.changes import read_change
+from pysync.errors import Unavailable
+from pysync.plugins import Services
+from pysync.plugins.projection.definition import Projection
+from pysync.plugins.projection.lists import Lists
+from pysync.plugins.projection.rebuild import rebuild
+from pysync.store import Object
+
+PAGE: Final = 500
+"""Changes that are folded together at most."""
+
+PACE_S: Final = 0.1
+"""From one page to the next, unless that is full: a list that is written to all the time is put ten times a
+second, whatever the number of writes."""
+
+ASK_S: Final = 1.0
+"""How often a process asks whether it leads, and saves how far it came."""
+
+CLOSE_S: Final = 5.0
+
+log = logging.getLogger("pysync.projections")
+
+
+class Projections:
+    """Keeps the lists of several projections: a plugin. Each name names another checkpoint."""
+
+    def __init__(self, name: str, projections: Sequence[Projection]) -> None:
+        self.name = name
+        self.projections = tuple(projections)
+
+    @asynccontextmanager
+    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+        """Follow the change log while the service runs."""
+        follower = Follower(self.name, self.projections, services)
+        try:
+            yield
+        finally:
+            await follower.close()
+
+
+class Follower:
+    """Folds all changes into lists, from the checkpoint on, for as long as this process leads."""
+
+    def __init__(self, name: str, projections: Sequence[Projection], services: Services) -> None:
+        """Needs a running loop."""
+        digest = sha256(name.encode()).hexdigest()[:32]
+        self._checkpoint = f"_pysync/projections/{digest}"
+        self._name = f"projections-{digest}"
+        self._lists = Lists(projections, services)
+        self._store = services.store
+        self._log = services.outbox.log
+        self._coordinator = services.coordinator
+        self._loop = asyncio.get_running_loop()
+        self._leads = self._closing = self._idles = False
+        self._saved = ""
+        self._saved_at = 0.0
+        self._task = self._loop.create_task(self._run())
+
+    async def close(self) -> None:
+        """Finish the page under way, within some seconds, and save how far that is."""
+        self._closing = True
+        if self._idles:
+            self._task.cancel()
+        await asyncio.wait([self._task], timeout=CLOSE_S)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._leads = await self._coordinator.leads(self._name)
+                if self._leads:
+                    await self._lead()
+            except Unavailable as error:
+                log.warning("projections wait: %s", error.why)
+            except Exception:
+                log.exception("projections failed, and go on from where they were a moment ago")
+            if not self._closing:
+                with self._idle():
+                    await asyncio.sleep(ASK_S)
+
+    async def _lead(self) -> None:
+        after = await self._resumed()
+        keeping = self._loop.create_task(self._keep_lead())
+        try:
+            while self._leads and not self._closing:
+                after = await self._advance(after)
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+            # It is cancelled where it only waits; then this is the last that is done.
+            with suppress(Unavailable):
+                await self._save(after)
+        if not self._closing:
+            await self._finish(after)
+
+    async def _keep_lead(self) -> None:
+        """Ask again and again, also where a page takes long."""
+        while self._leads:
+            await asyncio.sleep(ASK_S)
+            try:
+                self._leads = await self._coordinator.leads(self._name)
+            except Unavailable:
+                self._leads = False
+
+    async def _advance(self, after: str) -> str:
+        """Fold the next page and return where it ends; where there is none, wait for one."""
+        began = self._loop.time()
+        found = await self._log.changes(after, PAGE)
+        if found is None:
+            return await self._begin_anew()
+        if found:
+            await self._lists.fold([read_change(change) for _, change in found])
+            after = found[-1][0]
+        if self._loop.time() >= self._saved_at + ASK_S:
+            await self._save(after)
+        if len(found) < PAGE and not self._closing:
+            with self._idle():
+                await self._log.wait(after)
+                await asyncio.sleep(began + PACE_S - self._loop.time())
+        return after
+
+    async def _finish(self, after: str) -> None:
+        """Fold what was told until now. Another leads already, and what this process has put last may be from
+        before a write that the other one has dealt with."""
+        until = await self._log.newest()
+        while after < until:
+            found = await self._log.changes(after, PAGE)
+            if not found:
+                return
+            await self._lists.fold([read_change(change) for _, change in found])
+            after = found[-1][0]
+
+    async def _resumed(self) -> str:
+        """Where to go on; without a checkpoint, at the oldest change there is."""
+        found = await self._store.get(self._checkpoint)
+        self._saved = ""
+        if isinstance(found, Object):
+            try:
+                self._saved = str(orjson.loads(found.body)["after"])
+            except (ValueError, KeyError, TypeError):
+                return await self._begin_anew()
+        return self._saved
+
+    async def _begin_anew(self) -> str:
+        """Make all lists from their sources, and go on with what was written since that began."""
+        log.warning("the change log does not reach back to where projections were: all lists are rebuilt")
+        begun, lists = await rebuild(self._lists, self._lists.projections, self._log)
+        log.warning("rebuilt %s lists", len(lists))
+        await self._save(begun)
+        return begun
+
+    async def _save(self, after: str) -> None:
+        if after != self._saved:
+            await self._store.put(self._checkpoint, orjson.dumps({"after": after}))
+            self._saved = after
+        self._saved_at = self._loop.time()
+
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """Where `close` need not wait for what is done."""
+        self._idles = True
+        try:
+            yield
+        finally:
+            self._idles = False

@@ -1,0 +1,121 @@
+"""Which keys belong to which collections."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Final
+
+from pysync.changes import Subject
+from pysync.config import Collection, Config, template
+from pysync.config.effective import document_path, owner
+from pysync.plugins.projection.definition import Projection
+
+_MAX_KEY_BYTES: Final = 1000
+_MAX_SEGMENT: Final = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A document, or a log, of a collection."""
+
+    namespace: str | None
+    name: str
+    key: str
+    params: dict[str, str] = field(compare=False)
+    collection: Collection = field(compare=False, repr=False)
+
+    @property
+    def subject(self) -> Subject:
+        """What a write of the server's own to it is of."""
+        return Subject(self.name, self.params, self.namespace)
+
+
+class Keys:
+    """The keys of one configuration's collections."""
+
+    def __init__(self, config: Config) -> None:
+        self._by_namespace = [(name or None, collections) for name, _, collections in config.each_namespace()]
+        self._by_name = {
+            (namespace, collection.name): collection
+            for namespace, collections in self._by_namespace
+            for collection in collections
+        }
+
+    def written(self, subject: Subject) -> Place | None:
+        """Where a write of `subject` went; None where the configuration has changed since."""
+        collection = self._by_name.get((subject.namespace, subject.collection))
+        if collection is None or set(template.params(collection.storage_path)) != set(subject.params):
+            return None
+        path = document_path(collection)
+        key = "/".join(
+            subject.params[name[1]] if (name := template.PARAM.fullmatch(part)) else part
+            for part in path.split("/")
+        )
+        return Place(subject.namespace, subject.collection, key, dict(subject.params), collection)
+
+    def owners(self, key: str) -> list[Place]:
+        """The collection of each namespace that the key belongs to, at this key."""
+        return [
+            _place(namespace, found, key)
+            for namespace, collections in self._by_namespace
+            if (found := owner(collections, key)) is not None
+        ]
+
+    def refusal(self, projection: Projection, key: object) -> str | None:
+        """Why the projection may keep no list at `key`, None where it may."""
+        if not isinstance(key, str) or not _is_key(key):
+            return "is no key"
+        for place in self.owners(key):
+            if place.name in projection.sources:
+                return f"belongs to {place.name}, one of its sources"
+            if place.collection.append_only is not None:
+                return f"belongs to {place.name}, which is append-only"
+        return None
+
+    def sources(self, projection: Projection) -> Iterator[tuple[str | None, Collection]]:
+        """The collections that the projection reads, and their namespaces."""
+        for (namespace, name), collection in self._by_name.items():
+            if name in projection.sources:
+                yield namespace, collection
+
+    def place(self, namespace: str | None, collection: Collection, key: str) -> Place | None:
+        """The document of the collection at `key`, None where that is another's, or nobody's."""
+        path = document_path(collection)
+        if key.startswith(template.RESERVED) or not template.matches(path, key):
+            return None
+        for own, collections in self._by_namespace:
+            if own == namespace:
+                found = owner(collections, key)
+                if found is None or template.shape(document_path(found)) != template.shape(path):
+                    return None
+        return _place(namespace, collection, key)
+
+    def is_list(self, target: str, key: str) -> bool:
+        """Whether a template of lists stands for `key`, and for no other collection's keys there."""
+        return template.matches(target, key) and all(
+            owner(collections, key) is owner(collections, target) for _, collections in self._by_namespace
+        )
+
+
+def folder(path: str) -> str:
+    """What all keys of a template are below, or the key of one without parameters."""
+    return "/".join(takewhile(lambda part: not part.startswith("{"), path.split("/")))
+
+
+def _place(namespace: str | None, collection: Collection, key: str) -> Place:
+    params = {
+        name[1]: segment
+        for part, segment in zip(document_path(collection).split("/"), key.split("/"), strict=True)
+        if (name := template.PARAM.fullmatch(part))
+    }
+    return Place(namespace, collection.name, key, params, collection)
+
+
+def _is_key(key: str) -> bool:
+    return (
+        bool(key)
+        and not template.params(key)
+        and not any(template.faults(key))
+        and len(key.encode()) <= _MAX_KEY_BYTES
+        and max(map(len, key.split("/"))) <= _MAX_SEGMENT
+    )

@@ -1,0 +1,249 @@
+"""Writes of lists: each a conditional put of the whole, over what was read before its sources were.
+
+So whoever puts a list has seen its sources at a later time than any list that was put before, and the last
+put holds their newest state, whatever the order of changes and whoever else folds them.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+from pysync import _core
+from pysync.changes import Subject, Told
+from pysync.config import template
+from pysync.errors import DocumentCorrupt
+from pysync.model import WriteEvent
+from pysync.plugins import Services
+from pysync.plugins.projection.definition import Projection, Step
+from pysync.plugins.projection.folding import Change, Folded, NoList, Work, with_steps
+from pysync.plugins.projection.keys import Keys, Place, folder
+from pysync.plugins.projection.sources import Sources, Touched
+from pysync.store import ABSENT, Etag, EtagMismatch, Expect, Object
+
+LISTS_AT_ONCE: Final = 16
+
+LONG_BYTES: Final = 32_768
+"""From this size on a list is folded in a thread: that takes a millisecond or more."""
+
+log = logging.getLogger("pysync.projections")
+
+Part = tuple[Projection, Touched]
+"""A source that a projection folds into a list."""
+MakeChange = Callable[[], Awaitable[Change | None]]
+"""Says what is to become of a list that has just been read; None: nothing."""
+
+
+class Outcome(NamedTuple):
+    """What became of a list: its entries now, and how many of them are new, other or gone."""
+
+    entries: int = 0
+    changed: int = 0
+
+
+class Lists:
+    """The lists of `projections`, in a service's store."""
+
+    def __init__(self, projections: Sequence[Projection], services: Services) -> None:
+        self.projections = projections
+        self.keys = Keys(services.config)
+        self.sources = Sources(services)
+        self._services = services
+
+    async def fold(self, told: Sequence[Told]) -> None:
+        """Bring the lists of these writes up to date, each with one put. Raises Unavailable: some are, some
+        are not."""
+        groups = await self._grouped(self._touched(told))
+        waiting = iter(groups.items())
+
+        async def fold_on() -> None:
+            for key, parts in waiting:
+                await self.fold_list(key, parts)
+
+        folding = [asyncio.ensure_future(fold_on()) for _ in range(min(LISTS_AT_ONCE, len(groups)))]
+        try:
+            await asyncio.gather(*folding)
+        finally:
+            for task in folding:
+                task.cancel()
+
+    async def fold_list(self, key: str, parts: Sequence[Part], *, heals: bool = False) -> Outcome:
+        """Fold the sources as they are now into the list at `key`; `heals` as in `write`. Raises
+        Unavailable."""
+        projections = list(dict.fromkeys(projection for projection, _ in parts))
+
+        async def change() -> Change | None:
+            work = await self._work(key, parts)
+            return with_steps(work) if work else None
+
+        self._count("folds", projections)
+        return await self.write(key, projections, change, heals=heals)
+
+    async def write(
+        self, key: str, projections: Sequence[Projection], make: MakeChange, *, heals: bool = False
+    ) -> Outcome:
+        """Replace the list at `key` by what is made of it, where nobody else has meanwhile; else again, as
+        often as its projections say, and then it is left as it is, and that is logged. What is stored there
+        and is no list stays, unless it is corrupt and the write `heals`. Raises Unavailable."""
+        owners = self.keys.owners(key)
+        for _ in range(max(projection.max_retries for projection in projections) + 1):
+            found = await self._services.store.get(key)
+            change = await make()
+            if change is None:
+                return Outcome()
+            try:
+                data, expect = self._current(found if isinstance(found, Object) else None, owners, heals)
+                is_long = data is not None and len(data) >= LONG_BYTES
+                folded = await asyncio.to_thread(change, data) if is_long else change(data)
+            except (NoList, DocumentCorrupt):
+                self._fail(projections, f"what is stored at {key} is no list, and stays as it is")
+                return Outcome()
+            if folded.body is not None and not await self._put(key, folded.body, expect, owners):
+                continue
+            if folded.body is not None:
+                self._count("puts", projections)
+            self._tell_dropped(key, folded)
+            return Outcome(folded.entries, folded.changed)
+        log.error("the list %s is written by others all the time: a change of it is dropped", key)
+        self._count("drops", projections)
+        return Outcome()
+
+    async def stored(self, path: str) -> AsyncIterator[str]:
+        """The keys of this template at which something is stored. Raises StoreUnavailable."""
+        if not template.params(path):
+            if await self._services.store.get(path) is not None:
+                yield path
+            return
+        async for listed in self._services.store.walk(folder(path)):
+            if template.matches(path, listed.key) and not listed.key.startswith(template.RESERVED):
+                yield listed.key
+
+    def list_of(self, projection: Projection, event: WriteEvent) -> str | None:
+        """The key of the list that the write belongs to; None for none, and for one that may not be."""
+        try:
+            key = projection.list_of(event)
+        except Exception as error:  # whatever somebody's function raises
+            self._fail([projection], f"target of {_named(event)}: {error!r}", error)
+            return None
+        if key is None:
+            return None
+        refusal = self.keys.refusal(projection, key)
+        if refusal is not None:
+            self._fail([projection], f"target {key!r} of {_named(event)} {refusal}")
+            return None
+        return key
+
+    def step(self, projection: Projection, event: WriteEvent) -> Step | None:
+        """What the write does to its list; nothing, and that is logged, where `project` fails."""
+        try:
+            return projection.step(event)
+        except Exception as error:  # whatever somebody's function raises
+            self._fail([projection], f"project of {_named(event)}: {error!r}", error)
+            return None
+
+    def unreadable(self, projections: Sequence[Projection], place: Place) -> None:
+        """Tell of a source that is corrupt."""
+        self._fail(projections, f"source {place.key} is corrupt, and left out")
+
+    def _touched(self, told: Sequence[Told]) -> list[Touched]:
+        """The sources among what was written, each once."""
+        names = {name for projection in self.projections for name in projection.sources}
+        touched: dict[Place, Touched] = {}
+        for write in told:
+            place = self.keys.written(write.subject) if write.subject.collection in names else None
+            if place is not None:
+                touched.setdefault(place, Touched(place)).told.append(write)
+        return list(touched.values())
+
+    async def _grouped(self, touched: Sequence[Touched]) -> dict[str, list[Part]]:
+        """What is to be folded into which list. Where a function says so, the sources are read for it."""
+        groups: dict[str, dict[tuple[Projection, Place], Part]] = {}
+        for projection in self.projections:
+            own = [one for one in touched if one.place.name in projection.sources]
+            if isinstance(projection.target, str):
+                events = [(one, _of_params(one.place)) for one in own]
+            else:
+                events = [
+                    (one, event)
+                    async for one, event in self.sources.events(own)
+                    if isinstance(event, WriteEvent)
+                ]
+            for one, event in events:
+                key = self.list_of(projection, event)
+                if key is not None:
+                    groups.setdefault(key, {})[projection, one.place] = (projection, one)
+        return {key: list(parts.values()) for key, parts in groups.items()}
+
+    async def _work(self, key: str, parts: Sequence[Part]) -> list[Work]:
+        """What the sources do to the list at `key`, as they are now."""
+        readers: dict[Place, list[Projection]] = {}
+        for projection, one in parts:
+            readers.setdefault(one.place, []).append(projection)
+        work = []
+        sources = list({one.place: one for _, one in parts}.values())
+        async for one, event in self.sources.events(sources):
+            if isinstance(event, DocumentCorrupt):
+                self.unreadable(readers[one.place], one.place)
+                continue
+            for projection in readers[one.place]:
+                step = self.step(projection, event) if self.list_of(projection, event) == key else None
+                if step is not None:
+                    since_ms = event.timestamp
+                    if one.place.collection.append_only is None and one.since_ms is not None:
+                        since_ms = one.since_ms
+                    work.append(Work(projection, step, event.timestamp, since_ms))
+        return work
+
+    def _current(
+        self, found: Object | None, owners: Sequence[Place], heals: bool
+    ) -> tuple[bytes | None, Expect]:
+        """The text of the list's `data`, None where there is no list yet or it has expired, and what a put
+        is to replace. Raises DocumentCorrupt."""
+        if found is None:
+            return None, ABSENT
+        try:
+            document = _core.read_document(found.body)
+        except DocumentCorrupt:
+            if heals and not _core.is_log(found.body):
+                return None, Etag(found.etag)
+            raise
+        ttl_ms = owners[0].collection.ttl_ms if owners else None
+        expired = ttl_ms is not None and document.ts_ms + ttl_ms < self._services.now_ms()
+        return None if expired else document.data, Etag(found.etag)
+
+    async def _put(self, key: str, body: _core.PushBody, expect: Expect, owners: Sequence[Place]) -> bool:
+        """Whether the list is written and announced; else another write came first."""
+        now_ms = self._services.now_ms()
+        changes = [place.subject.change(body.hash, now_ms) for place in owners]
+        try:
+            await self._services.outbox.put(key, body.stored(now_ms), expect, changes)
+        except EtagMismatch:
+            return False
+        return True
+
+    def _tell_dropped(self, key: str, folded: Folded) -> None:
+        for projection in dict.fromkeys(folded.dropped):
+            count = folded.dropped.count(projection)
+            log.error(
+                "projection %s: the list %s is full: %s new entries dropped", projection.name, key, count
+            )
+            self._count("drops", [projection], by=count)
+
+    def _fail(self, projections: Sequence[Projection], text: str, error: Exception | None = None) -> None:
+        for projection in projections:
+            log.error("projection %s: %s", projection.name, text, exc_info=error)
+        self._count("failures", projections)
+
+    def _count(self, what: str, projections: Sequence[Projection], by: int = 1) -> None:
+        for projection in projections:
+            self._services.count(f"pysync_projection_{what}", projection.name, by=by)
+
+
+def _of_params(place: Place) -> WriteEvent:
+    """All that the template of a list needs of a write."""
+    subject: Subject = place.subject
+    return WriteEvent(place.name, subject.params, "", 0, namespace=place.namespace)
+
+
+def _named(event: WriteEvent) -> str:
+    return f"{event.collection} {dict(event.params)}"

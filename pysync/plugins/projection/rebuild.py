@@ -1,0 +1,161 @@
+"""Making lists anew from their sources, while these are written and the lists are folded."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pysync.changes import ChangeLog, read_change
+from pysync.config import template
+from pysync.config.effective import document_path
+from pysync.errors import DocumentCorrupt
+from pysync.plugins.projection.definition import Projection
+from pysync.plugins.projection.folding import Change, without_others
+from pysync.plugins.projection.keys import Place
+from pysync.plugins.projection.lists import LISTS_AT_ONCE, Lists, Outcome, Part
+from pysync.plugins.projection.sources import Touched
+
+_PAGE: Final = 256
+"""Sources that are read, and folded into a list, together."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What the sources say of one list: the parts that it is made of, when each was written last, and the ids
+    of the entries that it has."""
+
+    parts: dict[tuple[Projection, Place], tuple[int, Part]] = field(default_factory=dict)
+    ids: set[str] = field(default_factory=set)
+    is_chosen: bool = False
+
+    def in_order(self) -> list[Part]:
+        return [part for _, part in sorted(self.parts.values(), key=lambda dated: dated[0])]
+
+
+async def rebuild(
+    lists: Lists, chosen: Sequence[Projection], changes: ChangeLog
+) -> tuple[str, dict[str, Outcome]]:
+    """Bring the lists of the `chosen` projections to what their sources say now. Entries that are there keep
+    their places, others are appended in the order in which their sources were written, and entries that no
+    projection of `lists` makes are taken away.
+
+    Returns what became of each list, and an id of the change log: what was written while this ran may be
+    missing until the changes after that id have been folded. Raises Unavailable.
+    """
+    begun = await changes.newest()
+    related = [one for one in lists.projections if any(_may_share(one, other) for other in chosen)]
+    wanted = await _wanted(lists, related, chosen)
+    for projection in chosen:
+        async for key in _existing(lists, projection):
+            wanted[key].is_chosen = True
+    outcomes: dict[str, Outcome] = {}
+    waiting = iter([(key, one) for key, one in wanted.items() if one.is_chosen])
+
+    async def rebuild_on() -> None:
+        for key, one in waiting:
+            outcomes[key] = await _rebuild_list(lists, key, one, related)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(LISTS_AT_ONCE):
+            tasks.create_task(rebuild_on())
+    return begun, outcomes
+
+
+async def catch_up(lists: Lists, changes: ChangeLog, after: str) -> bool:
+    """Fold all that was written after the id `after`; False where that is not known any more. Raises
+    Unavailable."""
+    until = await changes.newest()
+    while after < until:
+        found = await changes.changes(after, _PAGE)
+        if found is None:
+            return False
+        if not found:
+            break
+        await lists.fold([read_change(change) for _, change in found])
+        after = found[-1][0]
+    return True
+
+
+async def _wanted(
+    lists: Lists, related: Sequence[Projection], chosen: Sequence[Projection]
+) -> defaultdict[str, _Wanted]:
+    """What all sources say, by list."""
+    wanted: defaultdict[str, _Wanted] = defaultdict(_Wanted)
+    async for some in _pages(_sources(lists, related)):
+        async for one, event in lists.sources.events(some):
+            readers = [projection for projection in related if one.place.name in projection.sources]
+            if isinstance(event, DocumentCorrupt):
+                lists.unreadable(readers, one.place)
+                continue
+            for projection in readers:
+                key = lists.list_of(projection, event)
+                if key is None:
+                    continue
+                step = lists.step(projection, event)
+                list_ = wanted[key]
+                list_.parts[projection, one.place] = (event.timestamp, (projection, one))
+                list_.is_chosen |= projection in chosen
+                if step is not None and step.entry is not None:
+                    list_.ids.add(step.id)
+    return wanted
+
+
+async def _rebuild_list(lists: Lists, key: str, wanted: _Wanted, related: Sequence[Projection]) -> Outcome:
+    """Fold a list's sources, a page at a time, as they are then; last take away what none of them makes."""
+    parts = wanted.in_order()
+    changed = 0
+    for start in range(0, len(parts), _PAGE):
+        changed += (await lists.fold_list(key, parts[start : start + _PAGE], heals=True)).changed
+
+    async def prune() -> Change:
+        return without_others(wanted.ids)
+
+    pruned = await lists.write(key, related, prune, heals=True)
+    return Outcome(pruned.entries, changed + pruned.changed)
+
+
+async def _sources(lists: Lists, projections: Sequence[Projection]) -> AsyncIterator[Touched]:
+    """Every document and log that the projections read."""
+    collections = {
+        (namespace, collection.name): collection
+        for projection in projections
+        for namespace, collection in lists.keys.sources(projection)
+    }
+    for (namespace, _), collection in collections.items():
+        async for key in lists.stored(document_path(collection)):
+            place = lists.keys.place(namespace, collection, key)
+            if place is not None:
+                yield Touched(place)
+
+
+async def _existing(lists: Lists, projection: Projection) -> AsyncIterator[str]:
+    """The lists that a template may have made. Of those that a function names only the ones that sources name
+    still are known."""
+    target = projection.target
+    if isinstance(target, str):
+        async for key in lists.stored(target):
+            if lists.keys.is_list(target, key):
+                yield key
+
+
+async def _pages(sources: AsyncIterator[Touched]) -> AsyncIterator[list[Touched]]:
+    page: list[Touched] = []
+    async for source in sources:
+        page.append(source)
+        if len(page) == _PAGE:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def _may_share(one: Projection, other: Projection) -> bool:
+    """Whether both may have entries in one list."""
+    if not isinstance(one.target, str) or not isinstance(other.target, str):
+        return True
+    segments = one.target.split("/"), other.target.split("/")
+    return len(segments[0]) == len(segments[1]) and all(
+        part == same or template.PARAM.fullmatch(part) or template.PARAM.fullmatch(same)
+        for part, same in zip(*segments, strict=True)
+    )

@@ -1,0 +1,154 @@
+"""What the tests of projections share: a service without a server, its projections folded on demand."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pysync import config
+from pysync._core import decode_append, decode_push, read_document
+from pysync.applog import LogRules, Logs
+from pysync.changes import Subject
+from pysync.clock import wall_clock_ms
+from pysync.coordinator import Coordinator
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.documents import Documents
+from pysync.model import WriteEvent
+from pysync.outbox import Outbox
+from pysync.plugins import Services
+from pysync.plugins.projection import Projection, projections_of
+from pysync.plugins.projection.keys import Keys
+from pysync.plugins.projection.lists import Lists
+from pysync.plugins.projection.rebuild import catch_up
+from pysync.store import Object, Store
+from pysync.store.memory import MemoryStore
+
+PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
+NOTES = {"name": "notes", "storagePath": "notes/{space}/{id}", **PUBLIC}
+JOURNAL = {
+    "name": "journal",
+    "storagePath": "journals/{space}",
+    "appendOnly": {"requireAuthorSignature": False},
+    **PUBLIC,
+}
+LISTS = {
+    "name": "lists",
+    "storagePath": "lists/{space}",
+    "readRoles": ["public"],
+    "writeRoles": [],
+    "pullOnly": True,
+    "listable": True,
+}
+TITLES = {
+    "source": "notes",
+    "target": "lists/{space}",
+    "id": "{id}",
+    "value": {"title": "/title"},
+    "removeWhen": {"/deleted": True},
+}
+
+
+def members(*projections: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A configuration of notes, a journal and lists."""
+    return {
+        "store": "memory:",
+        "collections": [NOTES, JOURNAL, LISTS],
+        "projections": list(projections),
+        **more,
+    }
+
+
+def entry(id_: str, **value: Any) -> dict[str, Any]:
+    return {"id": id_, "value": value}
+
+
+def titled(event: WriteEvent) -> dict[str, Any] | None:
+    """A project function: what TITLES declares."""
+    assert event.body is not None
+    if event.body.get("deleted"):
+        return {"id": event.params["id"], "remove": True}
+    return {"id": event.params["id"], "value": {"title": event.body.get("title")}}
+
+
+class Site:
+    """One process of a service: several may share a store and a coordinator. `counts` has its metrics."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        projections: Sequence[Projection] = (),
+        store: Store | None = None,
+        coordinator: Coordinator | None = None,
+        now_ms: Any = wall_clock_ms,
+    ) -> None:
+        self.config = config.parse({"version": 1, **settings})
+        self.store: Store = store or MemoryStore(now_ms)
+        self.coordinator: Coordinator = coordinator or MemoryCoordinator(now_ms)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        outbox = Outbox(self.store, self.coordinator)
+        self.log = outbox.log
+        self.documents = Documents(self.store, self.coordinator, now_ms)
+        self.logs = Logs(self.store, self.coordinator, now_ms)
+        self.services = Services(
+            config=self.config,
+            store=self.store,
+            coordinator=self.coordinator,
+            outbox=outbox,
+            documents=self.documents,
+            logs=self.logs,
+            now_ms=now_ms,
+            sweeps=True,
+            count=self._count,
+        )
+        own = [one for plugin in projections_of(self.config) for one in plugin.projections]
+        self.projections = [*own, *projections]
+        self.lists = Lists(self.projections, self.services)
+        self._keys = Keys(self.config)
+        self._folded = ""
+
+    async def push(
+        self, name: str, params: Mapping[str, str], data: Any, namespace: str | None = None, by: str = ""
+    ) -> None:
+        """Write a document, whatever is there, or append to a log."""
+        subject = Subject(name, params, namespace, by)
+        place = self._keys.written(subject)
+        assert place is not None
+        if place.collection.append_only is not None:
+            element = decode_append(json.dumps({"data": data}).encode())
+            await self.logs.append(place.key, element, LogRules.of(place.collection), subject)
+            return
+        held = await self.documents.pull(place.key)
+        body = {"data": data, "baseHash": None if held is None else held.hash}
+        await self.documents.push(
+            place.key, decode_push(json.dumps(body).encode()), place.collection.ttl_ms, subject
+        )
+
+    async def note(self, id_: str, space: str = "s", **data: Any) -> None:
+        await self.push("notes", {"space": space, "id": id_}, data)
+
+    async def fold(self) -> None:
+        """Fold all that was told since the last time."""
+        after, self._folded = self._folded, await self.log.newest()
+        assert await catch_up(self.lists, self.log, after)
+
+    async def data(self, key: str = "lists/s") -> Any:
+        """What is stored at a list's key, None where nothing is."""
+        found = await self.store.get(key)
+        return json.loads(read_document(found.body).data) if isinstance(found, Object) else None
+
+    async def items(self, key: str = "lists/s") -> Any:
+        data = await self.data(key)
+        return None if data is None else data["items"]
+
+    async def told(self, collection: str = "lists") -> list[Any]:
+        """The changes of a collection that followers have heard of."""
+        found = await self.log.changes("", 100_000)
+        assert found is not None
+        told = [json.loads(change.text) for _, change in found]
+        return [change for change in told if change["collection"] == collection]
+
+    def count(self, what: str) -> int:
+        return sum(n for (metric, _), n in self.counts.items() if metric == f"pysync_projection_{what}")
+
+    def _count(self, metric: str, label: str, by: int = 1) -> None:
+        self.counts[metric, label] += by

@@ -1,0 +1,339 @@
+"""Projections follow the change log: as a plugin of a running service, with a checkpoint, in any number of
+processes."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from conftest import Browser, Start
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from projected import NOTES, PUBLIC, TITLES, Site, entry, members, titled
+
+from pysync.changes import Retention, read_change
+from pysync.clock import wall_clock_ms
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.errors import CoordinatorUnavailable
+from pysync.plugins.projection import Projection, Projections
+from pysync.store import Object
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore
+
+Until = Callable[[], Awaitable[bool]]
+
+
+@contextlib.asynccontextmanager
+async def following(site: Site, name: str = "projections") -> AsyncIterator[None]:
+    async with Projections(name, site.projections).lifespan(site.services):
+        yield
+
+
+async def until(site: Site, holds: Until) -> None:
+    """Wait, from one change to the next, until it holds."""
+    while True:
+        newest = await site.log.newest()
+        if await holds():
+            return
+        await site.log.wait(newest)
+
+
+async def lists(site: Site, expected: Any, key: str = "lists/s") -> None:
+    """Wait until the list is as expected."""
+
+    async def holds() -> bool:
+        return bool(await site.items(key) == expected)
+
+    await until(site, holds)
+
+
+async def checkpoint(site: Site) -> str:
+    async for listed in site.store.walk("_pysync/projections"):
+        found = await site.store.get(listed.key)
+        assert isinstance(found, Object)
+        return str(json.loads(found.body)["after"])
+    return ""
+
+
+async def test_a_running_service_keeps_its_lists(start: Start, session: aiohttp.ClientSession) -> None:
+    base = await start(members(TITLES))
+    (app,) = start.apps  # type: ignore[attr-defined]
+    browser = Browser(base, session)
+    for id_ in ("a", "b"):
+        assert (await browser.push(f"notes/s/{id_}", {"title": id_})).status == 200
+    expected = [entry("a", title="a"), entry("b", title="b")]
+    log = app._services.outbox.log
+    while True:
+        newest = await log.newest()
+        pulled = await browser.pull("lists/s")
+        if pulled.json["data"].get("items") == expected:
+            break
+        await log.wait(newest)
+    assert pulled.headers["ETag"] == f'"{pulled.json["hash"]}"'
+    assert (await browser.request("GET", "/list/lists")).json["items"] == ["s"]
+    assert (await browser.push("lists/s", {"items": []})).status in (404, 405)
+    assert b'pysync_projection_puts_total{projection="lists/{space}"}' in (
+        (await browser.request("GET", "/metrics")).body
+    )
+
+
+async def test_a_projection_is_a_plugin(start: Start, session: aiohttp.ClientSession) -> None:
+    mine = Projection("notes", "lists/{space}", titled)
+    base = await start(members(), plugins=[mine])
+    (app,) = start.apps  # type: ignore[attr-defined]
+    browser = Browser(base, session)
+    await browser.push("notes/s/a", {"title": "A"})
+    log = app._services.outbox.log
+    while (await browser.pull("lists/s")).json["data"] != {"items": [entry("a", title="A")]}:
+        await log.wait(await log.newest())
+
+
+async def test_what_was_written_while_nobody_followed_is_made_up_for() -> None:
+    site = Site(members(TITLES))
+    await site.note("a", title="A")
+    async with following(site):
+        await lists(site, [entry("a", title="A")])
+    await site.note("b", title="B")
+    assert await site.items() == [entry("a", title="A")]
+    async with following(site):
+        await lists(site, [entry("a", title="A"), entry("b", title="B")])
+
+
+async def test_leaving_in_good_order_saves_how_far_it_came() -> None:
+    store = FaultyStore(MemoryStore())
+    site = Site(members(TITLES), store=store)
+    async with following(site):
+        await site.note("a", title="A")
+        await lists(site, [entry("a", title="A")])
+    found = await site.log.changes(await checkpoint(site), 10)
+    assert found is not None
+    assert [json.loads(change.text)["collection"] for _, change in found] in ([], ["lists"])
+
+
+async def test_one_that_dies_before_its_checkpoint_leaves_nothing_undone() -> None:
+    store = FaultyStore(MemoryStore())
+    coordinator = MemoryCoordinator()
+    dying = Site(members(TITLES), store=store, coordinator=coordinator)
+    for at in range(20):
+        await dying.note(f"n{at}", space=f"s{at % 4}", title=f"T{at}")
+    store.crash(2, done=True)
+    async with following(dying):
+        await until(dying, lambda: _is_down(store))
+    survivor = Site(members(TITLES), store=store._store, coordinator=coordinator)
+    async with following(survivor):
+        for space in range(4):
+            wanted = [entry(f"n{at}", title=f"T{at}") for at in range(space, 20, 4)]
+            await lists(survivor, wanted, f"lists/s{space}")
+
+
+async def _is_down(store: FaultyStore) -> bool:
+    return store._writes_left is not None and store._writes_left < 0
+
+
+@pytest.mark.parametrize("verb", ["get", "put"])
+async def test_a_store_that_is_away_for_a_while_costs_nothing(verb: Any) -> None:
+    memory, coordinator = MemoryStore(), MemoryCoordinator()
+    store = FaultyStore(memory)
+    site = Site(members(TITLES), store=store, coordinator=coordinator)
+    other = Site(members(TITLES), store=memory, coordinator=coordinator)
+    await other.note("a", title="A")
+    store.fail(verb, times=3)
+    async with following(site):
+        await lists(other, [entry("a", title="A")])
+
+
+class Away(MemoryCoordinator):
+    """Out of reach for what followers ask, the first few times."""
+
+    left = 3
+
+    async def leads(self, name: str) -> bool:
+        self._fail()
+        return await super().leads(name)
+
+    async def changes(self, after: str, limit: int) -> Any:
+        self._fail()
+        return await super().changes(after, limit)
+
+    def _fail(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise CoordinatorUnavailable
+
+
+async def test_a_coordinator_that_is_away_for_a_while_costs_nothing() -> None:
+    site = Site(members(TITLES), coordinator=Away())
+    await site.note("a", title="A")
+    async with following(site):
+        await lists(site, [entry("a", title="A")])
+
+
+class Elected(MemoryCoordinator):
+    """`leader` is who leads, and everybody is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.is_leader = True
+
+    async def leads(self, name: str) -> bool:
+        self.asked.set()
+        return self.is_leader
+
+
+async def test_who_does_not_lead_writes_nothing() -> None:
+    coordinator = Elected()
+    coordinator.is_leader = False
+    store = FaultyStore(MemoryStore())
+    site = Site(members(TITLES), store=store, coordinator=coordinator)
+    await site.note("a", title="A")
+    puts = store.calls["put"]
+    async with following(site):
+        await coordinator.asked.wait()
+    assert store.calls["put"] == puts
+
+
+async def test_who_leads_no_more_finishes_what_was_told_and_stops() -> None:
+    coordinator = Elected()
+    site = Site(members(TITLES), coordinator=coordinator)
+    async with following(site):
+        await site.note("a", title="A")
+        await lists(site, [entry("a", title="A")])
+        coordinator.is_leader = False
+        coordinator.asked.clear()
+        await coordinator.asked.wait()  # it is told so, and then only looks for what came before
+        coordinator.asked.clear()
+        await coordinator.asked.wait()
+        told = len(await site.told())
+        await site.note("b", title="B")
+        coordinator.asked.clear()
+        await coordinator.asked.wait()
+        assert len(await site.told()) == told
+        coordinator.is_leader = True
+        await lists(site, [entry("a", title="A"), entry("b", title="B")])
+
+
+async def test_where_the_change_log_does_not_reach_back_the_lists_are_rebuilt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    coordinator = MemoryCoordinator(retention=Retention(count=5))
+    site = Site(members(TITLES), coordinator=coordinator)
+    await site.note("a", title="A")
+    await site.note("gone", title="G")
+    async with following(site):
+        await lists(site, [entry("a", title="A"), entry("gone", title="G")])
+    for at in range(10):
+        await site.note(f"n{at}", title=f"T{at}")
+    await site.store.delete("notes/s/gone")
+    async with following(site):
+        await lists(site, [entry("a", title="A"), *(entry(f"n{at}", title=f"T{at}") for at in range(10))])
+    assert "does not reach back" in caplog.text
+
+
+async def test_a_checkpoint_that_cannot_be_read_makes_all_lists_anew() -> None:
+    site = Site(members(TITLES))
+    async with following(site):
+        await site.note("a", title="A")
+        await lists(site, [entry("a", title="A")])
+    async for listed in site.store.walk("_pysync/projections"):
+        await site.store.put(listed.key, b"torn")
+    await site.store.delete("lists/s")
+    async with following(site):
+        await lists(site, [entry("a", title="A")])
+
+
+async def test_a_thousand_writes_cost_far_fewer_writes_of_the_list(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store = FaultyStore(MemoryStore())
+    base = await start(members(TITLES), store=store)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    browser = Browser(base, session)
+    pushes = iter(range(1000))
+
+    async def push_on() -> None:
+        for at in pushes:
+            assert (await browser.push(f"notes/s/n{at}", {"title": f"T{at}"})).status == 200
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(32):
+            tasks.create_task(push_on())
+    log = app._services.outbox.log
+    while True:
+        newest = await log.newest()
+        if len((await browser.pull("lists/s")).json["data"].get("items", ())) == 1000:
+            break
+        await log.wait(newest)
+    found = await log.changes("", 100_000)
+    assert sum(json.loads(change.text)["collection"] == "lists" for _, change in found) < 250
+
+
+@given(writes=st.lists(st.sampled_from("abc"), max_size=15), schedule=st.lists(st.integers(0, 3), max_size=80))
+@settings(max_examples=100)
+def test_whoever_folds_a_change_and_when_the_last_put_holds_the_newest_state(
+    writes: list[str], schedule: list[int]
+) -> None:
+    asyncio.run(_fold_in_any_order(writes, schedule))
+
+
+async def _fold_in_any_order(writes: list[str], schedule: list[int]) -> None:
+    """Each change is folded once, by one of two processes, all at once, as the schedule delays their calls."""
+    store, coordinator = Scheduled(schedule), MemoryCoordinator()
+    settings_ = members(TITLES | {"maxRetries": 100})
+    writer, one, other = (Site(settings_, store=store, coordinator=coordinator) for _ in range(3))
+    async with asyncio.TaskGroup() as tasks:
+        after = ""
+        for n, id_ in enumerate(writes):
+            await writer.note(id_, title=n)
+            found = await writer.log.changes(after, 100)
+            assert found is not None
+            after = found[-1][0]
+            told = [read_change(change) for _, change in found]
+            tasks.create_task((one, other)[n % 2].lists.fold(told))
+    items = await one.items() or []
+    newest = {id_: n for n, id_ in enumerate(writes)}
+    assert {item["id"]: item["value"]["title"] for item in items} == newest
+    assert one.count("drops") == other.count("drops") == 0
+
+
+class Scheduled(MemoryStore):
+    """Waits some turns of the loop before each call."""
+
+    reads_wait = True
+
+    def __init__(self, schedule: list[int]) -> None:
+        super().__init__(wall_clock_ms)
+        self._turns = iter(schedule)
+
+    async def get(self, *arguments: Any) -> Any:
+        await self._wait()
+        return await super().get(*arguments)
+
+    async def put(self, *arguments: Any, **options: Any) -> Any:
+        await self._wait()
+        return await super().put(*arguments, **options)
+
+    async def _wait(self) -> None:
+        for _ in range(next(self._turns, 1)):
+            await asyncio.sleep(0)
+
+
+async def test_a_chain_of_projections_comes_to_rest() -> None:
+    index = {"name": "index", "storagePath": "index", **PUBLIC}
+    lists_ = members()["collections"][2]
+    counted = {
+        "name": "counted",
+        "source": "lists",
+        "target": "index",
+        "id": "{space}",
+        "value": {"all": "/items"},
+    }
+    site = Site(members(TITLES, counted, collections=[NOTES, lists_, index]))
+    async with following(site):
+        await site.note("a", title="A")
+        await site.note("b", space="t", title="B")
+        wanted = [entry("s", all=[entry("a", title="A")]), entry("t", all=[entry("b", title="B")])]
+        await lists(site, wanted, "index")

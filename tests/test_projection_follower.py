@@ -271,7 +271,9 @@ async def test_a_thousand_writes_cost_far_fewer_writes_of_the_list(
     assert sum(json.loads(change.text)["collection"] == "lists" for _, change in found) < 250
 
 
-@given(writes=st.lists(st.sampled_from("abc"), max_size=15), schedule=st.lists(st.integers(0, 3), max_size=80))
+@given(
+    writes=st.lists(st.sampled_from("abc"), max_size=15), schedule=st.lists(st.integers(0, 30), max_size=80)
+)
 @settings(max_examples=100)
 def test_whoever_folds_a_change_and_when_the_last_put_holds_the_newest_state(
     writes: list[str], schedule: list[int]
@@ -280,7 +282,7 @@ def test_whoever_folds_a_change_and_when_the_last_put_holds_the_newest_state(
 
 
 async def _fold_in_any_order(writes: list[str], schedule: list[int]) -> None:
-    """Each change is folded once, by one of two processes, all at once, as the schedule delays their calls."""
+    """Each change is folded once, by one process of two, all at once, as the schedule delays their calls."""
     store, coordinator = Scheduled(schedule), MemoryCoordinator()
     settings_ = members(TITLES | {"maxRetries": 100})
     writer, one, other = (Site(settings_, store=store, coordinator=coordinator) for _ in range(3))

@@ -89,6 +89,22 @@ async def test_a_conflict_is_folded_again_over_what_is_there_then() -> None:
     assert site.count("drops") == 0
 
 
+async def test_who_read_a_source_too_early_does_not_have_the_last_word() -> None:
+    store = FaultyStore(MemoryStore())
+    coordinator = MemoryCoordinator()
+    site, other = (Site(members(TITLES), store=store, coordinator=coordinator) for _ in range(2))
+    await site.note("a", title="old")
+    release = asyncio.Event()
+    arrived = store.delay("get", release, after=1)
+    folding = asyncio.ensure_future(site.fold())
+    await arrived.wait()
+    await other.note("a", title="new")
+    await other.fold()
+    release.set()
+    await folding
+    assert await site.items() == [entry("a", title="new")]
+
+
 class Contested(MemoryStore):
     """Another writer is always faster, at one key."""
 
@@ -382,12 +398,12 @@ async def test_a_list_that_has_expired_begins_anew() -> None:
 
 async def test_a_list_may_be_the_source_of_another() -> None:
     index = {**LISTS, "name": "index", "storagePath": "index", "listable": False}
-    counted = Projection(
-        "lists",
-        "index",
-        lambda event: {"id": event.params["space"], "value": {"n": len(event.body["items"])}},
-    )
-    site = Site(members(TITLES, collections=[NOTES, LISTS, index]), [counted])
+
+    def counted(event: WriteEvent) -> Any:
+        assert event.body is not None
+        return {"id": event.params["space"], "value": {"n": len(event.body["items"])}}
+
+    site = Site(members(TITLES, collections=[NOTES, LISTS, index]), [Projection("lists", "index", counted)])
     for space in ("x", "x", "y"):
         await site.note(f"n{len(await site.told('notes'))}", space=space, title="T")
     await site.fold()

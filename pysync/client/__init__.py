@@ -1,5 +1,5 @@
-"""A client of the protocol: `Client` speaks to a server, `SyncDocument` keeps one document in step,
-`LogCursor` follows a log."""
+"""A client of the protocol: `Client` speaks to a server, and `Client.watch` tells what is written there;
+`SyncDocument` keeps one document in step, `LogCursor` follows a log."""
 
 from pysync.client.client import Client, fetch_server_config
 from pysync.client.connection import Backoff, Unreachable
@@ -15,22 +15,26 @@ from pysync.client.results import (
 from pysync.client.spaces import SpacesAccess, read_spaces_access
 from pysync.client.sync import SyncDocument, merge_remote_wins
 from pysync.client.tails import TailRequest
+from pysync.client.watch import Change, Reset, Watch
 
 __all__ = [
     "Backoff",
     "BadAuthorProof",
     "BatchEntry",
+    "Change",
     "Client",
     "CollectionInfo",
     "LogCursor",
     "LogElement",
     "PullResult",
     "PushResult",
+    "Reset",
     "ServerConfig",
     "SpacesAccess",
     "SyncDocument",
     "TailRequest",
     "Unreachable",
+    "Watch",
     "fetch_server_config",
     "merge_remote_wins",
     "read_spaces_access",

@@ -1,6 +1,7 @@
 """The calls of the protocol (clients-and-crypto 6.2)."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -24,6 +25,7 @@ from pysync.client.results import (
     server_config,
 )
 from pysync.client.tails import Bounds, ParamSet, TailRequest, check_batch_bounds, pull_query
+from pysync.client.watch import IDLE_S, Stream, Watch
 from pysync.errors import PysyncError
 from pysync.signing import Signer
 
@@ -191,6 +193,41 @@ class Client(Connection):
                 yield name
             after = names[-1] if names else after
 
+    def watch(
+        self,
+        collections: Sequence[str] | None = None,
+        params: Mapping[str, ParamSet] | None = None,
+        *,
+        after: str | None = None,
+        idle_s: float = IDLE_S,
+        lost: Callable[[Exception], None] = lambda _: None,
+        live: Callable[[], None] = lambda: None,
+    ) -> Watch:
+        """Each write to the collections named, as it is made; None: to all that the caller may read. `params`
+        narrows some of them to the documents with these values of their path's parameters. A client with a
+        namespace hears of that one alone, others of the root's collections.
+
+        It begins now, or `after` an earlier `Watch.place`, and goes on without end or gap: when its
+        connection ends, or says nothing for `idle_s`, it makes another after a while (`retry:` and
+        `Retry-After` say how long, else the client's backoff). `lost` is told why, once each time, and `live`
+        when it is there, or there again. A refusal is raised, and so is a server that cannot be reached from
+        the beginning, after as many attempts as for other requests.
+
+        Each watch holds a connection; one is enough for any number of collections.
+        """
+        return Watch(
+            Stream(
+                partial(self._stream, self._events_target(collections, params)),
+                after=after,
+                idle_s=idle_s,
+                lost=lost,
+                live=live,
+                backoff=self._backoff,
+                chance=self._chance,
+                sleep=self._sleep,
+            )
+        )
+
     async def server_config(self, headers: Mapping[str, str] | None = None) -> ServerConfig:
         """What the server tells this caller of its collections; with a namespace, of that namespace's.
         Raises NotFound where it tells nobody."""
@@ -211,6 +248,12 @@ class Client(Connection):
     def _target(self, action: str, key: str) -> str:
         return f"{self._prefix}/{action}/{quote(document_key(key), safe='/:@')}"
 
+    def _events_target(self, collections: Sequence[str] | None, params: Mapping[str, ParamSet] | None) -> str:
+        query = {} if collections is None else {"collections": ",".join(collections)}
+        if params:
+            query["params"] = orjson.dumps(params).decode()
+        return f"{self._prefix}/events?{_encoded(query)}" if query else f"{self._prefix}/events"
+
     def _batch_target(
         self,
         names: Sequence[str],
@@ -223,7 +266,7 @@ class Client(Connection):
         if append_params:
             check_batch_bounds(append_params)
             query["appendParams"] = orjson.dumps(append_params).decode()
-        return f"{self._prefix}/batch/pull?{urlencode(query, safe=',:', quote_via=quote)}"
+        return f"{self._prefix}/batch/pull?{_encoded(query)}"
 
     def _write_headers(self, idempotency_key: str | None) -> dict[str, str]:
         return {
@@ -255,6 +298,10 @@ def _aligned(answer: dict[str, Any], name: str, count: int) -> Entries:
     if len(entries) != count:
         raise ValueError("an entry for each parameter set was asked for")
     return entries
+
+
+def _encoded(query: Mapping[str, str]) -> str:
+    return urlencode(query, safe=",:", quote_via=quote)
 
 
 def document_key(key: str) -> str:

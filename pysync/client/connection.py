@@ -4,7 +4,8 @@ import asyncio
 import os
 import random as random_module
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -40,7 +41,11 @@ class Backoff:
         """The wait after the failed `attempt` (from 1), None to give up. `chance` is in [0, 1)."""
         if attempt >= self.attempts or retry_after_s > self.most_s:
             return None
-        wait_s: float = min(self.first_s * 2 ** (attempt - 1), self.most_s)
+        return self.pause_s(attempt, retry_after_s, chance)
+
+    def pause_s(self, attempt: int, retry_after_s: float, chance: float) -> float:
+        """The wait after the failed `attempt` (from 1) of one who never gives up."""
+        wait_s: float = min(self.first_s * 2 ** min(attempt - 1, 32), self.most_s)
         return max(wait_s * (1 - chance / 2), retry_after_s)
 
 
@@ -78,6 +83,7 @@ class Connection:
         self._admin_token = admin_token
         self._prefix = f"/v1/{namespace}" if namespace else ""
         self._session = session
+        self._streams = session
         self._owns_session = session is None
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._backoff = backoff
@@ -89,6 +95,8 @@ class Connection:
     async def __aenter__(self) -> Self:
         if self._session is None:
             self._session = aiohttp.ClientSession()
+            # Streams stay open: a hundred of them in one pool with requests would keep those waiting.
+            self._streams = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -96,9 +104,10 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connections, unless the session is the caller's."""
-        if self._session is not None and self._owns_session:
+        if self._session is not None and self._streams is not None and self._owns_session:
             await self._session.close()
-            self._session = None
+            await self._streams.close()
+            self._session = self._streams = None
 
     async def _repeat(
         self,
@@ -131,7 +140,47 @@ class Connection:
         *,
         anonymous: bool = False,
     ) -> T:
-        if self._session is None:
+        async with self._send(
+            self._session, method, target, body, headers, self._timeout, anonymous=anonymous
+        ) as response:
+            status, answer, told = response.status, await response.read(), response.headers
+        if status != 200:
+            raise from_answer(status, _error_members(answer), told)
+        try:
+            return decode(members_of(orjson.loads(answer)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unreachable(f"{self._base}: the answer to {method} {target} is not understood") from error
+
+    @asynccontextmanager
+    async def _stream(
+        self, target: str, headers: Mapping[str, str], idle_s: float
+    ) -> AsyncIterator[aiohttp.StreamReader]:
+        """The stream of events at `target`, as its bytes come; leaving closes its connection. Raises the
+        refusal of any answer but 200, and Unreachable for what is no stream of events, and where nothing
+        comes for `idle_s`."""
+        limits = aiohttp.ClientTimeout(total=None, connect=self._timeout.total, sock_read=idle_s)
+        async with self._send(self._streams, "GET", target, b"", headers, limits) as response:
+            if response.status != 200:
+                raise from_answer(response.status, _error_members(await response.read()), response.headers)
+            if response.content_type != "text/event-stream":
+                raise Unreachable(f"{self._base}: the answer to GET {target} is not understood")
+            yield response.content
+
+    @asynccontextmanager
+    async def _send(
+        self,
+        session: aiohttp.ClientSession | None,
+        method: str,
+        target: str,
+        body: bytes,
+        headers: Mapping[str, str] | None,
+        limits: aiohttp.ClientTimeout,
+        *,
+        anonymous: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer to one request, its body still to be read. Raises Unreachable where there is none, and
+        where reading it fails."""
+        if session is None:
             raise RuntimeError("the client is not open: use `async with Client(...)`")
 
         async def sign(
@@ -143,24 +192,20 @@ class Connection:
             return await send(request)
 
         try:
-            async with self._session.request(
+            async with session.request(
                 method,
                 URL(self._base + target, encoded=True),
                 data=body or None,
                 headers=headers,
                 middlewares=(sign,),
-                timeout=self._timeout,
+                timeout=limits,
                 allow_redirects=False,  # a signature is for one place
             ) as response:
-                status, answer, told = response.status, await response.read(), response.headers
+                yield response
+        except Unreachable:
+            raise
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{self._base}: {_failure(error)}") from error
-        if status != 200:
-            raise from_answer(status, _error_members(answer), told)
-        try:
-            return decode(members_of(orjson.loads(answer)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise Unreachable(f"{self._base}: the answer to {method} {target} is not understood") from error
 
     def _credentials(self, method: str, target: str, body: bytes) -> dict[str, str]:
         if self._admin_token:

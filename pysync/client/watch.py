@@ -1,0 +1,196 @@
+"""Changes told as they are made: the change stream, followed across cuts and restarts (wire section 9)."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import aiohttp
+import orjson
+
+from pysync.client.blocks import Block, Blocks
+from pysync.client.connection import Backoff, Unreachable, retry_after_s
+from pysync.client.results import members_of
+from pysync.errors import PysyncError, RateLimited, RequestTimeout
+
+IDLE_S: Final = 15.0
+"""A stream that says nothing for so long is taken for dead: servers say something every 4 s."""
+
+Connect = Callable[[Mapping[str, str], float], AbstractAsyncContextManager[aiohttp.StreamReader]]
+"""Opens the stream: the headers to send along, and the seconds after which it is dead if nothing comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A write that was applied: to the document of `collection` at these values of its path's parameters.
+    `hash` is what a pull gives unless it was written again; of an append, `timestamp_ms` is its element's
+    time. `namespace` is None at the root. `id` is its place in the stream, for this server to understand."""
+
+    collection: str
+    params: Mapping[str, str]
+    hash: str
+    timestamp_ms: int
+    namespace: str | None
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """What came after the place is not known any more: anything may have changed, so pull everything again.
+    `id` is the place from which changes are told again."""
+
+    id: str
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether it may go well the next time: the server is out of reach, or busy, or not well."""
+    if isinstance(error, PysyncError):
+        return error.status >= 500 or isinstance(error, RateLimited | RequestTimeout)
+    return isinstance(error, Unreachable)
+
+
+class Watch:
+    """An async iterator of each `Change` from a place on, and of a `Reset` where some are lost. It ends when
+    it is closed, which closes its connection at once; no two tasks may wait for it together.
+
+    As an async context manager it is entered when the server tells of all that is written from then on: what
+    is pulled inside, and the changes that follow, leave nothing out.
+
+        async with client.watch(["notes"]) as changes:
+            note = await client.pull("notes/hello")
+            async for change in changes: ...
+
+    Changes of one document keep their order. One may come twice; the one that came last is `place`.
+    """
+
+    def __init__(self, stream: "Stream") -> None:
+        # The iteration does not know this object: when nobody has it any more it is closed, too.
+        self._stream = stream
+        self._told = stream.follow()
+
+    @property
+    def place(self) -> str | None:
+        """The id of what came last: a watch `after` it goes on from here, also in another process. None
+        before the server told one."""
+        return self._stream.place or None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change | Reset:
+        while (told := await anext(self._told)) is None:
+            pass
+        return told
+
+    async def __aenter__(self) -> Self:
+        try:
+            await anext(self._told)
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection and end."""
+        await self._told.aclose()
+
+
+class Stream:
+    """What a watch iterates over: one connection after another. `place` is as for a watch, `""` for none."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        after: str | None,
+        idle_s: float,
+        lost: Callable[[Exception], None],
+        live: Callable[[], None],
+        backoff: Backoff,
+        chance: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._connect = connect
+        self.place = after or ""
+        self._idle_s = idle_s
+        self._lost = lost
+        self._live = live
+        self._backoff = backoff
+        self._chance = chance
+        self._sleep = sleep
+        self._blocks = Blocks()
+
+    async def follow(self) -> AsyncGenerator[Change | Reset | None]:
+        """All that is told, and None each time that a stream has become live, before anything of it."""
+        failures, is_live, was_live = 0, False, False
+        while True:
+            try:
+                async with self._connect(self._headers(), self._idle_s) as content:
+                    self._blocks = Blocks()
+                    async for chunk in content.iter_any():
+                        if is_live:
+                            failures = 0  # it lasts: not one that is cut as soon as it is opened
+                        for told in self._hear(chunk):
+                            if not is_live:
+                                is_live = was_live = True
+                                self._live()
+                                yield None
+                            if told is not None:
+                                yield told
+                raise Unreachable("the stream of changes ended")
+            except (PysyncError, Unreachable) as caught:
+                if not is_passing(caught):
+                    raise
+                error = caught
+            failures += 1
+            wait_s = self._wait_s(failures, error, was_live)
+            if wait_s is None:
+                raise error
+            if is_live:
+                self._lost(error)
+            is_live = False
+            await self._sleep(wait_s)
+
+    def _headers(self) -> dict[str, str]:
+        # A proxy that compresses the stream would hold it back.
+        headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
+        return headers | {"Last-Event-ID": self.place} if self.place else headers
+
+    def _hear(self, chunk: bytes) -> Iterator[Change | Reset | None]:
+        """What `chunk` tells, the place moving along; None for signs that the stream is live."""
+        try:
+            for block in self._blocks.feed(chunk):
+                if block.id is not None:
+                    self.place = block.id
+                yield _read(block, self.place)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unreachable("the stream of changes is not understood") from error
+        if self.place:
+            yield None
+
+    def _wait_s(self, failures: int, error: Exception, was_live: bool) -> float | None:
+        """How long to wait before connecting again, None to give up, as before anything came."""
+        asked_s = max(retry_after_s(error), self._blocks.retry_s)
+        if was_live:
+            return self._backoff.pause_s(failures, asked_s, self._chance())
+        return self._backoff.wait_s(failures, asked_s, self._chance())
+
+
+def _read(block: Block, place: str) -> Change | Reset | None:
+    """None for a block that only moves the place, or tells what is not known here."""
+    if block.event == "reset":
+        return Reset(place)
+    if block.data is None or block.event not in ("", "message"):
+        return None
+    told: dict[str, Any] = members_of(orjson.loads(block.data))
+    return Change(
+        collection=told["collection"],
+        params=members_of(told.get("params", {})),
+        hash=told["hash"],
+        timestamp_ms=told["timestamp"],
+        namespace=told.get("namespace"),
+        id=place,
+    )

@@ -25,7 +25,7 @@ Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
 
 class Server:
     """Answers each request with its next answer and keeps the requests. None drops the connection, upon which
-    aiohttp by itself sends a GET once more."""
+    aiohttp by itself sends a GET once more. It has no change stream."""
 
     def __init__(self, *answers: Answer) -> None:
         self._answers = list(answers)
@@ -33,6 +33,8 @@ class Server:
         self.url = ""
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.endswith("/events"):
+            return web.Response(status=404)
         self.requests.append((request, await request.read()))
         answer = self._answers.pop(0)
         if answer is None:

@@ -26,7 +26,7 @@ from pysync.errors import (
     RateLimited,
     Unavailable,
 )
-from pysync.testing import MovedClock
+from pysync.testing import FaultProxy, MovedClock
 
 OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 
@@ -360,8 +360,9 @@ async def append_as_it_is(client: Client, key: str, body: dict[str, Any]) -> int
         return int((await answer.json())["timestamp"])
 
 
-async def test_following_gives_what_comes_and_waits_longer_while_nothing_does(start: Start) -> None:
-    async with Client(await start(SERVICE)) as anyone:
+async def test_following_without_a_stream_waits_longer_while_nothing_comes(start: Start) -> None:
+    async with FaultProxy(await start(SERVICE)) as proxy, Client(proxy.url) as anyone:
+        proxy.answer(status=404, when=lambda sent: sent.path == "events")
         waits: list[float] = []
 
         async def wait(seconds: float) -> None:

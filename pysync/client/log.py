@@ -1,16 +1,17 @@
 """A log followed: what was appended since the last look, each element once (clients-and-crypto 6.4)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
 
 import orjson
 
 from pysync._core import canonicalize, verify_author
 from pysync.client.client import Client, document_key
-from pysync.client.connection import Unreachable, retry_after_s
+from pysync.client.lookout import Where, follow
 from pysync.client.results import LogElement
-from pysync.errors import CheckpointTooOld, FullNotAllowed, RateLimited, Unavailable
+from pysync.client.tails import ParamSet
+from pysync.errors import CheckpointTooOld, FullNotAllowed
 from pysync.signing import APPEND_AUTHOR
 
 QUIET_LOOK_BACK = 100
@@ -111,38 +112,39 @@ class LogCursor:
             self._pulled = True
             return taken
 
-    async def follow(
+    def follow(
         self,
         *,
+        collection: str | None = None,
+        params: ParamSet | None = None,
         first_s: float = 0.25,
         most_s: float = 2.0,
         lost: Callable[[Exception], None] = lambda _: None,
-    ) -> AsyncIterator[list[LogElement]]:
+    ) -> AsyncGenerator[list[LogElement]]:
         """What each pull that finds something gives, without end. While something comes it pulls again at
-        once; else it waits for `first_s`, doubling up to `most_s`. When the server is out of reach or busy it
-        tells `lost`, once, of what failed and goes on asking; of the first pull this is raised, as any other
-        error is."""
-        wait_s, failed = first_s, False
-        while True:
-            found: list[LogElement] = []
-            place, came, asked_s = self._place, False, 0.0
-            try:
-                found = await self.pull()
-                came = self._place != place  # also past elements that were skipped
-                failed = False
-            except (Unreachable, RateLimited, Unavailable) as error:
-                if not self._pulled:
-                    raise
-                if not failed:
-                    lost(error)
-                failed, asked_s = True, retry_after_s(error)
-            if found:
-                yield found
-            if came:
-                wait_s = first_s
-                continue
-            await self._sleep(max(wait_s, asked_s))
-            wait_s = min(wait_s * 2, most_s)
+        once; else when the server's change stream tells of an append. Name the log's `collection`, and the
+        `params` of its path, to be sent no more than that; else all is sent that the caller may read.
+
+        Where there is no stream, or none to be had now, it waits for `first_s`, doubling up to `most_s`.
+        When the server is out of reach or busy it tells `lost`, once, of what failed and goes on asking; of
+        the first pull this is raised, as any other error is.
+        """
+        return follow(
+            self._client,
+            Where(self.key, collection, params),
+            self._look,
+            lambda change: self._place is None or change.timestamp_ms > self._place,
+            began=self._pulled,
+            first_s=first_s,
+            most_s=most_s,
+            lost=lost,
+            sleep=self._sleep,
+        )
+
+    async def _look(self) -> tuple[list[LogElement] | None, bool]:
+        place = self._place
+        elements = await self.pull()
+        return elements or None, self._place != place  # moved also past elements that were skipped
 
     async def _first_look(self) -> list[LogElement]:
         if self._first is not None:

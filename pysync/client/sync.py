@@ -3,11 +3,16 @@
 import asyncio
 import copy
 import random as random_module
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
+import orjson
+
+from pysync._core import content_hash
 from pysync.client.client import Client
-from pysync.client.results import PushResult
+from pysync.client.lookout import Where, follow
+from pysync.client.results import PullResult, PushResult
+from pysync.client.tails import ParamSet
 from pysync.errors import Conflict
 
 Data = dict[str, Any]
@@ -37,7 +42,8 @@ class SyncDocument:
     where nothing is stored).
 
     `resolve(local, remote)` makes one document of two. A push that meets another's is repeated up to
-    `retries` times, over the resolved data, and then raises Conflict. Not for several tasks at once.
+    `retries` times, over the resolved data, and then raises Conflict. Calls of several tasks wait for each
+    other, so that one may `follow` what others `push`.
     """
 
     def __init__(
@@ -61,27 +67,81 @@ class SyncDocument:
         self._chance = chance
         self._sleep = sleep
         self._pulled = False
+        self._turn = asyncio.Lock()
 
     async def pull(self) -> Data:
         """Take in what the server holds: the first time as it is, later resolved with `data`."""
-        remote = await self._client.pull(self.key)
-        self.data = self._resolve(self.data, remote.data) if self._pulled else remote.data
-        self.hash, self._pulled = remote.hash, True
+        async with self._turn:
+            self._take(await self._client.pull(self.key), as_it_is=not self._pulled)
         return self.data
 
     async def push(self, data: Data) -> PushResult:
         """Make `data` the document, over what was last pulled or pushed here. On a conflict `data` is
         resolved with the server's document first, so what is stored (then in `self.data`) may hold more."""
-        return await self._store(data, self._resolve)
+        async with self._turn:
+            return await self._store(data, self._resolve)
 
     async def update(self, change: Callable[[Data], Data]) -> PushResult:
         """Store `change(current data)`. On a conflict `change` is asked again, with the newer data; it gets a
         copy each time."""
-        if not self._pulled:
-            await self.pull()
-        return await self._store(
-            change(copy.deepcopy(self.data)), lambda _, remote: change(copy.deepcopy(remote))
+        async with self._turn:
+            if not self._pulled:
+                self._take(await self._client.pull(self.key), as_it_is=True)
+            return await self._store(
+                change(copy.deepcopy(self.data)), lambda _, remote: change(copy.deepcopy(remote))
+            )
+
+    def follow(
+        self,
+        *,
+        collection: str | None = None,
+        params: ParamSet | None = None,
+        first_s: float = 0.25,
+        most_s: float = 2.0,
+        lost: Callable[[Exception], None] = lambda _: None,
+    ) -> AsyncGenerator[Data]:
+        """`data`, now and each time that the document was found to be another, without end. It is pulled when
+        the server's change stream tells of a version that is not the one here, and taken in as it is, or
+        resolved with `data` where that is no longer what was last pulled or pushed. What was pushed here
+        meanwhile may come too.
+
+        `collection` and `params`, the waits where there is no stream, `lost` and what is raised are as for
+        `LogCursor.follow`.
+        """
+        given: str | None = None
+
+        async def look() -> tuple[Data | None, bool]:
+            nonlocal given
+            async with self._turn:
+                remote = await self._client.pull(self.key)
+                if not self._pulled or remote.hash != self.hash:
+                    self._take(remote, as_it_is=self._is_as_stored())
+            is_given, given = given == self.hash, self.hash
+            return None if is_given else self.data, False
+
+        return follow(
+            self._client,
+            Where(self.key, collection, params),
+            look,
+            lambda change: change.hash != self.hash,
+            began=self._pulled,
+            first_s=first_s,
+            most_s=most_s,
+            lost=lost,
+            sleep=self._sleep,
         )
+
+    def _take(self, remote: PullResult, *, as_it_is: bool) -> None:
+        self.data = remote.data if as_it_is else self._resolve(self.data, remote.data)
+        self.hash, self._pulled = remote.hash, True
+
+    def _is_as_stored(self) -> bool:
+        """Whether `data` is what was last pulled or pushed here."""
+        if not self._pulled:
+            return True
+        if not self.hash:
+            return not self.data
+        return content_hash(orjson.dumps(self.data)) == self.hash
 
     async def _store(self, data: Data, resolve: Resolve) -> PushResult:
         base, attempt = self.hash, 0

@@ -1,8 +1,8 @@
 """The command line: `pysync serve`, and a small client for people and scripts.
 
-Results are JSON on standard output (`list` prints names, `tail` elements, one a line), a problem is one line
-on standard error. Each command is a function of a module beside this one, imported when it runs: `pysync
---help` and `pysync serve` pay for no other.
+Results are JSON on standard output (`list` prints names, `tail` elements, `watch` changes, one a line), a
+problem is one line on standard error. Each command is a function of a module beside this one, imported when
+it runs: `pysync --help` and `pysync serve` pay for no other.
 """
 
 import argparse
@@ -164,6 +164,20 @@ def _parser() -> argparse.ArgumentParser:
     tail.add_argument("--field", metavar="NAME", default="items", help="what the log calls its elements")
     _add_client(tail)
     tail.set_defaults(run=("logs", "tail"))
+
+    watch = commands.add_parser(
+        "watch",
+        help="print what is written, as it is written, one change a line",
+        description="Goes on until it is interrupted, across restarts of the server. A line "
+        '{"reset": true, "id": ID} says that changes are lost: pull everything again.',
+    )
+    watch.add_argument("--collections", metavar="NAME[,NAME..]", help="of these (default: all you may read)")
+    watch.add_argument(
+        "--params", metavar="JSON", help='only documents with: {"NAME": {"PARAM": "VALUE", ...}, ...}'
+    )
+    watch.add_argument("--after", metavar="ID", help="go on after the line with this id")
+    _add_client(watch)
+    watch.set_defaults(run=("watch", "watch"))
 
     names = commands.add_parser("list", help="print what a collection holds, one name a line")
     names.add_argument(

@@ -70,3 +70,10 @@ def _shown(name: str) -> str:
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_lines(*values: object) -> None:
+    """Print each value on a line of its own, for whoever reads on while more is to come."""
+    for value in values:
+        print(json.dumps(value, ensure_ascii=False))
+    sys.stdout.flush()

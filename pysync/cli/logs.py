@@ -2,13 +2,11 @@
 
 import argparse
 import asyncio
-import json
-import select
-import sys
 from typing import Any
 
 from pysync.cli.documents import client_of
-from pysync.cli.files import parse_object, print_json, read_object
+from pysync.cli.files import parse_object, print_json, print_lines, read_object
+from pysync.cli.following import tell_lost, while_read
 from pysync.client import LogCursor, LogElement, PushResult
 from pysync.errors import Conflict
 
@@ -26,7 +24,7 @@ def tail(options: argparse.Namespace) -> int:
     for name, value in (("-n", options.n), ("--since", options.since)):
         if value is not None and value < 0:
             raise ValueError(f"{name} must be 0 or more")
-    asyncio.run(_tail(options))
+    asyncio.run(while_read(_tail(options)))
     return 0
 
 
@@ -41,37 +39,18 @@ async def _append(options: argparse.Namespace, data: dict[str, Any]) -> PushResu
 async def _tail(options: argparse.Namespace) -> None:
     count = DEFAULT_COUNT if options.n is None and options.since is None else options.n
     async with client_of(options) as client:
-        cursor = LogCursor(
-            client, options.log, field=options.field, first=count, since=options.since, sleep=_wait
-        )
+        cursor = LogCursor(client, options.log, field=options.field, first=count, since=options.since)
         if options.follow:
-            async for elements in cursor.follow(lost=_lost):
-                _print(elements)
+            async for elements in cursor.follow(lost=tell_lost):
+                print_lines(*map(_told, elements))
         elif count is not None:
-            _print(await cursor.pull())
+            print_lines(*map(_told, await cursor.pull()))
         else:
             while elements := await cursor.pull():  # a server may give only some at once
-                _print(elements)
+                print_lines(*map(_told, elements))
 
 
-def _print(elements: list[LogElement]) -> None:
-    for element in elements:
-        proof = {"authorPubkey": element.author_pubkey, "authorSignature": element.author_signature}
-        told = {"ts": element.ts_ms, "data": element.data}
-        told |= {name: value for name, value in proof.items() if value is not None}
-        print(json.dumps(told, ensure_ascii=False))
-    sys.stdout.flush()
-
-
-def _lost(error: Exception) -> None:
-    print(f"pysync: {error}; trying again", file=sys.stderr)
-
-
-async def _wait(seconds: float) -> None:
-    """Sleep, and raise BrokenPipeError when nobody reads our output any more: a log may be quiet for hours
-    before the next line would tell."""
-    await asyncio.sleep(seconds)
-    reader = select.poll()
-    reader.register(sys.stdout, 0)  # asks for nothing but errors, among them that the other end is closed
-    if reader.poll(0):
-        raise BrokenPipeError
+def _told(element: LogElement) -> dict[str, Any]:
+    proof = {"authorPubkey": element.author_pubkey, "authorSignature": element.author_signature}
+    told = {"ts": element.ts_ms, "data": element.data}
+    return told | {name: value for name, value in proof.items() if value is not None}

@@ -1,9 +1,12 @@
-"""The command line, run in this process."""
+"""The command line, run in this process or in one of its own."""
 
 import asyncio
 import io
 import json
 import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -38,3 +41,16 @@ class Shell:
     async def ask(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
         """`run`, while a service in this process answers."""
         return await asyncio.to_thread(self.run, *arguments, stdin=stdin)
+
+
+@asynccontextmanager
+async def running(*arguments: str) -> AsyncIterator[Process]:
+    """A `pysync` in a process of its own, killed at the end if it still runs."""
+    command = (sys.executable, "-m", "pysync", *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()

@@ -1,17 +1,14 @@
 """`pysync append` and `pysync tail` as scripts meet them."""
 
-import asyncio
 import json
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from asyncio.subprocess import Process
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from conftest import Start
 from scripted import Answer, serving
-from shell import Shell
+from shell import Shell, running
 
 from pysync._core import verify_author
 from pysync.client import Client
@@ -110,22 +107,14 @@ async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(
     assert "'items'" in errors
 
 
-@asynccontextmanager
-async def following(*arguments: str) -> AsyncIterator[Process]:
-    """`pysync tail -f` in a process of its own."""
-    command = (sys.executable, "-m", "pysync", "tail", "-f", *arguments)
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
 async def next_time(process: Process) -> int:
     assert process.stdout is not None
     return int(json.loads(await process.stdout.readline())["ts"])
+
+
+def following(*arguments: str) -> AbstractAsyncContextManager[Process]:
+    """`pysync tail -f` in a process of its own."""
+    return running("tail", "-f", *arguments)
 
 
 async def test_a_log_is_followed_until_it_is_interrupted(start: Start) -> None:

@@ -44,6 +44,8 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
     yield from _under_one_prefix(config.collections, place)
     for name, namespace in config.namespaces.items():
         yield from _namespace(name, namespace, place)
+    if config.server.examples is not None and "examples" in config.namespaces:
+        yield Problem("namespaces.examples", "server.examples has that path: use another name")
     for path, faults in (
         ("server", _server(config.server)),
         ("auth", _auth(config.auth)),

@@ -178,6 +178,11 @@ class Server:
     public_hosts: tuple[str, ...] = member("Hosts that requests may name; empty: any.", ())
     trusted_proxy_hops: int = member("Proxies in front whose `X-Forwarded-For` is believed.", 0, at_least=0)
     cors: Cors = member("Cross-origin callers.", Cors)
+    examples: str | None = member(
+        "Folder whose files (HTML and what belongs to it) are served below `/examples/`; it is relative to "
+        "where the server is started, as that of a `file:` store is. Absent: nothing is.",
+        None,
+    )
     workers: int = member("Processes that serve.", 1)
     drain_timeout_ms: int = member("How long requests under way may take on shutdown.", 10_000)
 

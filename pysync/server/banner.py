@@ -5,6 +5,7 @@ import time
 from pysync import __version__
 from pysync.config import Collection, Config, shown_coordinator
 from pysync.config.support import served, unserved
+from pysync.server.examples import INDEX, file_names
 
 
 def banner(config: Config, port: int) -> str:
@@ -28,12 +29,22 @@ def banner(config: Config, port: int) -> str:
     tried += [] if log is None else _try_log_lines(base, log)
     if tried:
         lines += ["", "Try it from another terminal:", *tried, f"  curl -s {base}/health"]
+    pages = _pages(config, base)
+    if pages:
+        lines += ["", "Open it in two windows of a browser:", *pages]
     return "\n".join(lines) + "\n"
 
 
 def origin(host: str, port: int) -> str:
     """The URL of a host and port, brackets around an IPv6 address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _pages(config: Config, base: str) -> list[str]:
+    """The pages among the examples, but for the one that lists them."""
+    folder = config.server.examples
+    names = [] if folder is None else file_names(folder)
+    return [f"  {base}/examples/{name}" for name in names if name.endswith(".html") and name != INDEX]
 
 
 def _table(config: Config) -> list[str]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from pysync.config import Collection, Config, template
 from pysync.config.support import served
 from pysync.rule import Rule
+from pysync.server.examples import media_type
 from pysync.server.openapi_parts import Json, answer, array, component, json_content, map_of, object_of
 from pysync.server.routes import Route
 
@@ -259,6 +260,23 @@ def _list(service: Service, route: Route) -> Operation:
     )
 
 
+def _example(service: Service, route: Route) -> Operation:
+    content = {media_type(route.template[-1]): {"schema": {"type": "string"}}}
+    headers = {"ETag": component("headers", "ETag"), "Cache-Control": component("headers", "CacheControl")}
+    return Operation(
+        "A file of the examples",
+        {
+            "200": {"description": "The file.", "content": content, "headers": headers},
+            "304": {
+                "description": "Unchanged since the version that If-None-Match names.",
+                "headers": headers,
+            },
+        },
+        frozenset({404}),
+        (component("parameters", "ifNoneMatch"),),
+    )
+
+
 def _revoke(service: Service, route: Route) -> Operation:
     published = object_of({"ok": {"const": True}, "generation": {"type": "integer", "minimum": 0}})
     return Operation(
@@ -343,6 +361,7 @@ ACTIONS: Mapping[str, Callable[[Service, Route], Operation]] = {
     "batch": _batch,
     "events": _events,
     "config": _config,
+    "example": _example,
     "revoke": _revoke,
     "health": _alive,
     "ready": _alive,

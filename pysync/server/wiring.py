@@ -21,6 +21,7 @@ from pysync.server.applogs import LogHandlers
 from pysync.server.batch import BatchPull
 from pysync.server.bundles import BundlePull
 from pysync.server.callers import Callers
+from pysync.server.examples import Examples
 from pysync.server.handlers import Handlers
 from pysync.server.hearing import Hearing
 from pysync.server.listing import Lists
@@ -66,6 +67,7 @@ class Wiring:
             self._add_batch(namespace)
             self._add_stream(namespace, collections)
         self._add_manifests()
+        self._add_examples()
         self._add_service()
 
     def _add_collection(self, namespace: str | None, collection: Collection) -> None:
@@ -204,6 +206,16 @@ class Wiring:
     def _add_manifest(self, manifest: Manifest, path: str, *, alias: bool) -> None:
         route = Route(manifest.serve, segments(path), action="config", alias=alias)
         self.routes.add(["GET"], route)
+
+    def _add_examples(self) -> None:
+        """A route for each file, so that there is no other path to ask for."""
+        server = self.config.server
+        if server.examples is None:
+            return
+        examples = Examples(server.examples)
+        for path in examples.paths:
+            template = segments(f"{server.mount_path}/examples/{path}")
+            self.routes.add(["GET"], Route(examples.serve, template, action="example"))
 
     def _add_service(self) -> None:
         mount = self.config.server.mount_path

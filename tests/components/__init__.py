@@ -11,6 +11,7 @@ said where it does not start.
 """
 
 from components.ceph import radosgw
+from components.chromium import chromium
 from components.moto import moto
 from components.nginx import Nginx, nginx
 from components.processes import Missing, free_port, program
@@ -22,6 +23,7 @@ __all__ = [
     "Nginx",
     "RedisServer",
     "S3Server",
+    "chromium",
     "free_port",
     "moto",
     "nginx",

@@ -1,0 +1,146 @@
+"""Windows of Chromium, driven through the DevTools protocol over one WebSocket."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+
+WAIT_S: Final = 20.0
+
+
+class Chromium:
+    """One connection to a browser. What opens in it has storage of its own, and ends with it."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._windows: dict[str, Window] = {}
+        self.context = ""
+
+    async def call(self, method: str, session: str = "", **params: Any) -> Any:
+        """The result of a method of the protocol. Raises RuntimeError where the browser refuses it."""
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": params}
+        if session:
+            message["sessionId"] = session
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        await self._socket.send_json(message)
+        return await reply
+
+    async def open(self, url: str) -> "Window":
+        """A new window with the page at `url`, when it has loaded."""
+        target = await self.call(
+            "Target.createTarget", url="about:blank", newWindow=True, browserContextId=self.context
+        )
+        attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        window = Window(self, attached["sessionId"])
+        self._windows[attached["sessionId"]] = window
+        await window.load(url)
+        return window
+
+    @property
+    def complaints(self) -> list[str]:
+        """What the windows have complained about."""
+        return [complaint for window in self._windows.values() for complaint in window.complaints]
+
+    async def listen(self) -> None:
+        """Take what the browser says, until it says no more."""
+        async for said in self._socket:
+            message = json.loads(said.data)
+            if "id" in message:
+                reply = self._replies.pop(message["id"])
+                if "error" in message:
+                    reply.set_exception(RuntimeError(message["error"]["message"]))
+                elif not reply.done():
+                    reply.set_result(message["result"])
+            elif message.get("sessionId") in self._windows:
+                self._windows[message["sessionId"]].hear(message["method"], message["params"])
+
+
+class Window:
+    """One window. `complaints` are uncaught exceptions and whatever else its page has on its console as an
+    error; that a request failed, or was refused, is not among them: every browser says so itself."""
+
+    def __init__(self, chromium: Chromium, session: str) -> None:
+        self._chromium = chromium
+        self._session = session
+        self._loaded = asyncio.Event()
+        self.complaints: list[str] = []
+
+    async def load(self, url: str) -> None:
+        """Go to `url`, and return when the page is there."""
+        for domain in ("Page", "Runtime", "Log"):
+            await self._call(f"{domain}.enable")
+        # As if it were in front, which only one of several windows is.
+        await self._call("Emulation.setFocusEmulationEnabled", enabled=True)
+        self._loaded.clear()
+        await self._call("Page.navigate", url=url)
+        await self._loaded.wait()
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression in the page, or what its promise comes to."""
+        done = await self._call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
+        )
+        if "exceptionDetails" in done:
+            raise AssertionError(done["exceptionDetails"]["exception"].get("description", done))
+        return done["result"].get("value")
+
+    async def until(self, condition: str) -> None:
+        """Return when an expression is true in the page. Raises AssertionError where that takes too long."""
+        look = f"const look = () => {{ if ({condition}) resolve(); else setTimeout(look, 10); }}; look();"
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self.run(f"new Promise((resolve) => {{ {look} }})")
+        except TimeoutError:
+            shown = await self.run(
+                "[document.body.innerText, ...Array.from("
+                "document.querySelectorAll('input, textarea'), (box) => box.value)].join('\\n')"
+            )
+            raise AssertionError(f"still not {condition} in:\n{shown}") from None
+
+    async def type(self, text: str) -> None:
+        """Type `text` where the cursor is."""
+        await self._call("Input.insertText", text=text)
+
+    async def compose(self, text: str) -> None:
+        """Have `text` shown where the cursor is, as an input method does before the next `type` ends it."""
+        await self._call(
+            "Input.imeSetComposition", text=text, selectionStart=len(text), selectionEnd=len(text)
+        )
+
+    def hear(self, event: str, params: dict[str, Any]) -> None:
+        """Take an event of the browser's."""
+        if event == "Page.loadEventFired":
+            self._loaded.set()
+        elif event == "Runtime.exceptionThrown":
+            self.complaints.append(str(params["exceptionDetails"]))
+        elif event == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
+            self.complaints.append(str(params["args"]))
+        elif event == "Log.entryAdded":
+            entry = params["entry"]
+            if entry["level"] == "error" and entry["source"] != "network":
+                self.complaints.append(str(entry))
+
+    async def _call(self, method: str, **params: Any) -> Any:
+        return await self._chromium.call(method, self._session, **params)
+
+
+@asynccontextmanager
+async def driven(url: str) -> AsyncIterator[Chromium]:
+    """The browser whose WebSocket is at `url`; its windows are closed at the end."""
+    async with aiohttp.ClientSession() as session, session.ws_connect(url, max_msg_size=0) as socket:
+        chromium = Chromium(socket)
+        listening = asyncio.create_task(chromium.listen())
+        try:
+            made = await chromium.call("Target.createBrowserContext", disposeOnDetach=True)
+            chromium.context = made["browserContextId"]
+            yield chromium
+            await chromium.call("Target.disposeBrowserContext", browserContextId=chromium.context)
+        finally:
+            listening.cancel()

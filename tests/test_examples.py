@@ -166,7 +166,7 @@ def test_the_banner_names_the_pages(folder: Path) -> None:
     (folder / "a.css").touch()
     settings = parse(config(server={"examples": str(folder), "mountPath": "/v1"}))
     told = banner(settings, 8080).splitlines()
-    at = told.index("Open it in two windows of a browser:")
+    at = told.index("Open in two windows of a browser:")
     assert told[at + 1 :] == ["  http://127.0.0.1:8080/v1/examples/page.html"]
     assert "browser" not in banner(parse(config()), 8080)
 

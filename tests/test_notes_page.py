@@ -14,8 +14,10 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from components import free_port
+from components.fixtures import StartNginx
 from configurations import ROOT
 from conftest import Browser, Start
+from fronts import front
 from test_processes import serving
 from windows import Chromium, Window, driven
 
@@ -219,10 +221,33 @@ async def test_windows_say_that_the_server_is_away_and_catch_up_when_it_is_back(
     tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession, how: signal.Signals
 ) -> None:
     port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    await away_and_back(tmp_path, screen, session, base, port, how)
+
+
+async def test_behind_nginx_they_do_so_too(
+    tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession, start_nginx: StartNginx
+) -> None:
+    """There a browser gives up on a stream: while the server is away it is answered 503."""
+    port = free_port()
+    base = front(start_nginx, f"http://127.0.0.1:{port}")
+    await away_and_back(tmp_path, screen, session, base, port, signal.SIGKILL)
+
+
+async def away_and_back(
+    folder: Path,
+    screen: Chromium,
+    session: aiohttp.ClientSession,
+    base: str,
+    port: int,
+    how: signal.Signals,
+) -> None:
+    """Have two windows on `base` while the server behind it, on `port`, ends and comes back."""
     members = {"server": SERVER, "collections": EXAMPLE["collections"]}
-    async with serving(tmp_path, port, **members) as process:
-        await Browser(process.base, session).push("notes/n", {"text": "before\n"})
-        windows = [await page(screen, process.base, "n"), await page(screen, process.base, "n")]
+    browser = Browser(base, session)
+    async with serving(folder, port, **members) as process:
+        await browser.push("notes/n", {"text": "before\n"})
+        windows = [await page(screen, base, "n"), await page(screen, base, "n")]
         for window in windows:
             await shows(window, "before\n")
         process.signal(how)
@@ -231,13 +256,14 @@ async def test_windows_say_that_the_server_is_away_and_catch_up_when_it_is_back(
         await window.until(f"{CONNECTION} === 'Offline'")
     await write(windows[0], "meanwhile\n")
     await windows[0].until(f"{STATE}.startsWith('Not saved yet')")
-    async with serving(tmp_path, port, **members) as process:
-        await Browser(process.base, session).push("notes/other", {"title": "from elsewhere"})
+    async with serving(folder, port, **members):
         for window in windows:
             await shows(window, "before\nmeanwhile\n")
-            await listed(window, "from elsewhere", "before")
             await saved(window)
             await window.until(f"{CONNECTION} === 'Live'")
+        await browser.push("notes/other", {"title": "from elsewhere"})
+        for window in windows:
+            await listed(window, "from elsewhere", "before")
 
 
 async def test_a_window_begins_anew_where_the_server_knows_nothing_of_what_it_saw(
@@ -295,6 +321,17 @@ async def test_more_notes_than_a_page_of_a_list_are_all_there(
     names = [f"{number:03}" for number in range(205)]
     await asyncio.gather(*(browser.push(f"notes/{name}", {"title": name}) for name in names))
     await listed(await page(screen, base), *reversed(names))
+
+
+async def test_everything_that_can_be_used_has_a_name(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    await Browser(base, session).push("notes/n", {"title": "Shopping"})
+    window = await page(screen, base, "n")
+    await listed(window, "Shopping")
+    named = {("button", "New note"), ("link", "Shopping"), ("textbox", "Title"), ("textbox", "Text")}
+    assert set(await window.controls()) == named
 
 
 async def test_the_page_works_from_any_web_server(

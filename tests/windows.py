@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import aiohttp
 
-WAIT_S: Final = 20.0
+WAIT_S: Final = 30.0
 
 
 class Chromium:
@@ -113,6 +113,15 @@ class Window:
         await self._call(
             "Input.imeSetComposition", text=text, selectionStart=len(text), selectionEnd=len(text)
         )
+
+    async def controls(self) -> list[tuple[str, str]]:
+        """What can be used in the page, as it is read to those who do not see it: roles and names."""
+        tree = await self._call("Accessibility.getFullAXTree")
+        return [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in tree["nodes"]
+            if not node["ignored"] and node["role"]["value"] in ("button", "link", "textbox")
+        ]
 
     def hear(self, event: str, params: dict[str, Any]) -> None:
         """Take an event of the browser's."""

@@ -31,7 +31,7 @@ def banner(config: Config, port: int) -> str:
         lines += ["", "Try it from another terminal:", *tried, f"  curl -s {base}/health"]
     pages = _pages(config, base)
     if pages:
-        lines += ["", "Open it in two windows of a browser:", *pages]
+        lines += ["", "Open in two windows of a browser:", *pages]
     return "\n".join(lines) + "\n"
 
 

@@ -188,6 +188,26 @@ async def test_a_push_whose_answer_is_lost_is_made_once(
     assert (await Browser(base, session).pull("notes/n")).json["data"]["text"] == "once"
 
 
+async def test_a_change_costs_a_push_in_one_window_and_a_pull_in_the_other(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    async with FaultProxy(base) as proxy:
+        one, other = await page(screen, proxy.url, "n"), await page(screen, proxy.url, "n")
+        await write(one, "first")
+        for window in (one, other):
+            await shows(window, "first")
+            await saved(window)
+        proxy.forget()
+        await write(one, ", second")
+        await shows(other, "first, second")
+        await Browser(base, session).push("notes/z", {"title": "told of after it"})
+        for window in (one, other):
+            await listed(window, "told of after it", "first, second")
+            await saved(window)
+        assert proxy.calls == {"POST": 1, "GET": 3}, "and each has pulled what came after it"
+
+
 async def test_no_word_is_lost_or_doubled_while_connections_break(
     start: Start, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:

@@ -33,7 +33,10 @@ def chromium(folder: Path) -> Iterator[str]:
     is driven, in the words of the DevTools protocol."""
     told = folder / "DevToolsActivePort"
     command = [program("chromium"), *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
-    process = Process(command, folder / "chromium.out")
+    # Some of its files go to the home of its user, whatever it is told.
+    process = Process(
+        [program("env"), "-u", "XDG_CONFIG_HOME", f"HOME={folder}", *command], folder / "chromium.out"
+    )
     try:
         process.wait_until(lambda: told.read_text().count("\n") > 0)
         port, path = told.read_text().splitlines()

@@ -1,6 +1,7 @@
 """Clients that are told by the service: what is written elsewhere is there without asking again and again."""
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 from conftest import ISSUER, Start, root_device
 from test_processes import serving
 
-from pysync.client import Change, Client, LogCursor, LogElement, Reset, SyncDocument, Watch
+from pysync.client import Backoff, Change, Client, LogCursor, LogElement, Reset, SyncDocument, Watch
 from pysync.errors import BadRequest, Forbidden, Unauthorized
 from pysync.testing import FaultProxy
 
@@ -35,6 +36,11 @@ Elements = AsyncGenerator[list[LogElement]]
 async def for_ever(seconds: float) -> None:
     """A wait of somebody who looks again only when told."""
     await asyncio.Event().wait()
+
+
+async def for_nothing(seconds: float) -> None:
+    """A wait that only lets others go first."""
+    await asyncio.sleep(0)
 
 
 async def texts(watch: Watch, count: int) -> list[object]:
@@ -205,6 +211,15 @@ async def test_other_documents_with_such_parameters_hide_no_append(start: Start)
             assert await waiting == [n]
 
 
+@pytest.mark.parametrize("options", [{"collection": "none"}, {"collection": "log", "params": {"x": "a"}}])
+async def test_a_collection_that_does_not_exist_is_not_followed(
+    start: Start, options: dict[str, Any]
+) -> None:
+    async with Client(await start(SERVICE)) as anyone:
+        with pytest.raises(BadRequest):
+            await anext(LogCursor(anyone, "log/a").follow(**options))
+
+
 async def test_a_log_is_followed_across_a_restart_that_forgets_what_was_told(tmp_path: Path) -> None:
     members: dict[str, Any] = {"collections": [LOG], "coordinator": "memory:"}
     async with (
@@ -259,6 +274,62 @@ async def test_a_draft_is_resolved_with_what_comes_and_not_before(start: Start) 
             assert document.data == {"text": "mine", "by": "them", "draft": True}
             await anyone.push("notes/a", {"text": "two"}, first.hash)
             assert await waiting == {"text": "two", "by": "them", "draft": True}
+
+
+def rough(proxy: FaultProxy, chance: random.Random, cuts: int) -> None:
+    """Cut so many streams anywhere, and delay what else is asked."""
+    for _ in range(cuts):
+        proxy.truncate("GET", to_bytes=chance.randrange(1500), when=lambda sent: sent.path == "events")
+    proxy.chaos(chance, delay=0.3, delay_s=0.01)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_watch_that_is_cut_anywhere_hears_of_each_write_once(start: Start, seed: int) -> None:
+    base = await start(SERVICE)
+    async with (
+        FaultProxy(base) as proxy,
+        Client(proxy.url, backoff=Backoff(first_s=0.001)) as anyone,
+        Client(base) as writer,
+        anyone.watch() as changes,
+    ):
+        rough(proxy, random.Random(seed), cuts=20)
+        hearing = asyncio.ensure_future(texts(changes, 200))
+        written = [f"{n}" for n in range(200)]
+        for name in written:
+            await writer.push(f"notes/{name}", {})
+        assert await hearing == written
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_document_that_flickers_is_followed_to_what_it_is_at_last(start: Start, seed: int) -> None:
+    base = await start(SERVICE)
+    chance = random.Random(seed)
+    seen = asyncio.Event()
+
+    async def flicker(client: Client) -> None:
+        document = SyncDocument(client, "notes/a", retries=1000, sleep=for_nothing)
+        for _ in range(3):
+            await document.update(lambda _: {"on": chance.random() < 0.5})
+
+    async def see(found: AsyncGenerator[dict[str, Any]]) -> None:
+        async for _ in found:
+            seen.set()
+
+    async with (
+        FaultProxy(base) as proxy,
+        Client(proxy.url, backoff=Backoff(first_s=0.001)) as one,
+        Client(base) as others,
+    ):
+        document = SyncDocument(one, "notes/a", sleep=for_ever)
+        seeing = asyncio.ensure_future(see(document.follow()))
+        rough(proxy, chance, cuts=5)
+        for _ in range(20):
+            await asyncio.gather(flicker(others), flicker(others))
+            now = await others.pull("notes/a")
+            while document.data != now.data:
+                seen.clear()
+                await seen.wait()
+        seeing.cancel()
 
 
 async def test_a_document_whose_server_has_no_stream_is_asked_now_and_then(start: Start) -> None:

@@ -315,6 +315,14 @@ async def test_a_watch_is_entered_when_the_stream_is_live() -> None:
             assert live == [True]
 
 
+async def test_a_watch_that_is_entered_late_has_lost_nothing() -> None:
+    said = OPENING + event("1") + event("2")
+    async with streaming(told(said, End.HOLD)) as server, client(server.url) as anyone:
+        watch = anyone.watch()
+        assert await anext(watch) == change("1")
+        assert await first(watch, 1) == [change("2")]
+
+
 @pytest.mark.parametrize("way", ["close", "leave", "cancel", "break", "client"])
 async def test_an_end_closes_the_connection_at_once(way: str) -> None:
     script = told(OPENING + event("1"), End.HOLD)

@@ -104,10 +104,13 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connections, unless the session is the caller's."""
-        if self._session is not None and self._streams is not None and self._owns_session:
-            await self._session.close()
-            await self._streams.close()
-            self._session = self._streams = None
+        if not self._owns_session:
+            return
+        sessions = (self._session, self._streams)
+        self._session = self._streams = None  # at once: a watch that ends now must not connect again
+        for session in sessions:
+            if session is not None:
+                await session.close()
 
     async def _repeat(
         self,

@@ -8,7 +8,7 @@ from pysync.client.client import Client, document_key
 from pysync.client.connection import Unreachable, retry_after_s
 from pysync.client.tails import ParamSet
 from pysync.client.watch import Change, is_passing
-from pysync.errors import PysyncError, RateLimited, Unavailable
+from pysync.errors import BadRequest, PysyncError, RateLimited, Unavailable
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
@@ -61,7 +61,7 @@ class Lookout:
 
     async def wait(self, wait_s: float) -> None:
         """Return when it is time to look again: while the stream is live, when it tells something new; else
-        after `wait_s` at the latest."""
+        after `wait_s` at the latest. Raises BadRequest where the server does not know what narrows it."""
         sleeping: asyncio.Future[None] | None = None
         self._is_waiting = True
         try:
@@ -82,7 +82,7 @@ class Lookout:
             self._is_waiting = self._has_news = False
 
     async def _listen(self) -> None:
-        """Hear the stream, for good; end where it is refused."""
+        """Hear the stream, for good; end where it is refused. Raises BadRequest: what narrows it is wrong."""
         narrow = self._where.collection
         collections = None if narrow is None else [narrow]
         params = None if narrow is None or self._where.params is None else {narrow: self._where.params}
@@ -93,6 +93,8 @@ class Lookout:
                     async for told in watch:
                         if not isinstance(told, Change) or self._concerns(told):
                             self._ring()
+                except BadRequest:
+                    raise
                 except (PysyncError, Unreachable) as error:
                     if not is_passing(error):
                         return

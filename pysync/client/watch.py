@@ -83,11 +83,8 @@ class Watch:
         return told
 
     async def __aenter__(self) -> Self:
-        try:
+        if not self._stream.was_live:
             await anext(self._told)
-        except BaseException:
-            await self.aclose()
-            raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -99,7 +96,8 @@ class Watch:
 
 
 class Stream:
-    """What a watch iterates over: one connection after another. `place` is as for a watch, `""` for none."""
+    """What a watch iterates over: one connection after another. `place` is as for a watch, `""` for none;
+    `was_live` says whether there was one that told anything."""
 
     def __init__(
         self,
@@ -115,6 +113,7 @@ class Stream:
     ) -> None:
         self._connect = connect
         self.place = after or ""
+        self.was_live = False
         self._idle_s = idle_s
         self._lost = lost
         self._live = live
@@ -125,7 +124,7 @@ class Stream:
 
     async def follow(self) -> AsyncGenerator[Change | Reset | None]:
         """All that is told, and None each time that a stream has become live, before anything of it."""
-        failures, is_live, was_live = 0, False, False
+        failures, is_live = 0, False
         while True:
             try:
                 async with self._connect(self._headers(), self._idle_s) as content:
@@ -135,7 +134,7 @@ class Stream:
                             failures = 0  # it lasts: not one that is cut as soon as it is opened
                         for told in self._hear(chunk):
                             if not is_live:
-                                is_live = was_live = True
+                                is_live = self.was_live = True
                                 self._live()
                                 yield None
                             if told is not None:
@@ -146,7 +145,7 @@ class Stream:
                     raise
                 error = caught
             failures += 1
-            wait_s = self._wait_s(failures, error, was_live)
+            wait_s = self._wait_s(failures, error)
             if wait_s is None:
                 raise error
             if is_live:
@@ -171,10 +170,10 @@ class Stream:
         if self.place:
             yield None
 
-    def _wait_s(self, failures: int, error: Exception, was_live: bool) -> float | None:
+    def _wait_s(self, failures: int, error: Exception) -> float | None:
         """How long to wait before connecting again, None to give up, as before anything came."""
         asked_s = max(retry_after_s(error), self._blocks.retry_s)
-        if was_live:
+        if self.was_live:
             return self._backoff.pause_s(failures, asked_s, self._chance())
         return self._backoff.wait_s(failures, asked_s, self._chance())
 

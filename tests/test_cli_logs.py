@@ -122,7 +122,7 @@ async def test_a_log_is_followed_until_it_is_interrupted(start: Start) -> None:
     async with Client(base) as anyone:
         for ts_ms in (1, 2, 3):
             await anyone.append("log/a", {}, ts_ms=ts_ms)
-        async with following("log/a", "-n", "2", "--server", base) as process:
+        async with following("log/a", "-n", "2", "--collection", "log", "--server", base) as process:
             assert [await next_time(process), await next_time(process)] == [2, 3]
             for ts_ms in (4, 9):
                 await anyone.append("log/a", {}, ts_ms=ts_ms)
@@ -130,6 +130,12 @@ async def test_a_log_is_followed_until_it_is_interrupted(start: Start) -> None:
             process.send_signal(signal.SIGINT)
             assert await process.communicate() == (b"", b"")
             assert process.returncode == 130
+
+
+async def test_a_collection_that_does_not_exist_ends_following(shell: Shell, start: Start) -> None:
+    server = ("--server", await start(SERVICE))
+    status, output, errors = await shell.ask("tail", "-f", "log/a", "--collection", "none", *server)
+    assert (status, output, errors.count("\n")) == (1, "", 1)
 
 
 async def test_following_ends_when_nobody_reads_even_if_nothing_comes(start: Start) -> None:

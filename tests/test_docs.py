@@ -1,6 +1,7 @@
 """The documentation says what the code does."""
 
 import re
+import shlex
 from pathlib import Path
 
 from pysync import cli
@@ -18,6 +19,14 @@ def test_every_refusal_is_in_the_table_with_its_status_and_text() -> None:
         kind = table()[code]
         assert status == kind.status
         assert not text.startswith("`") or kind.text.split(":")[0] in text
+
+
+def test_what_the_documentation_shows_of_watch_and_tail_is_understood() -> None:
+    shown = re.findall(r"^    pysync ((?:watch|tail).*)", (ROOT / "docs/operations.md").read_text(), re.M)
+    assert len(shown) == 3
+    for line in shown:
+        options = cli._parser().parse_args(shlex.split(line, comments=True))
+        assert options.run in (("watch", "watch"), ("logs", "tail"))
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:

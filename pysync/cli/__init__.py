@@ -159,6 +159,9 @@ def _parser() -> argparse.ArgumentParser:
     tail = commands.add_parser("tail", help="print the newest elements of a log, one a line")
     tail.add_argument("log", metavar="KEY", help="its path after /pull/")
     tail.add_argument("-f", "--follow", action="store_true", help="go on with those that come")
+    tail.add_argument(
+        "--collection", metavar="NAME", help="with -f: the log's, to be told of its changes alone"
+    )
     tail.add_argument("-n", metavar="N", type=int, help="so many (default: 10; with --since: all)")
     tail.add_argument("--since", metavar="MS", type=int, help="only elements after this time")
     tail.add_argument("--field", metavar="NAME", default="items", help="what the log calls its elements")

@@ -41,7 +41,7 @@ async def _tail(options: argparse.Namespace) -> None:
     async with client_of(options) as client:
         cursor = LogCursor(client, options.log, field=options.field, first=count, since=options.since)
         if options.follow:
-            async for elements in cursor.follow(lost=tell_lost):
+            async for elements in cursor.follow(collection=options.collection, lost=tell_lost):
                 print_lines(*map(_told, elements))
         elif count is not None:
             print_lines(*map(_told, await cursor.pull()))

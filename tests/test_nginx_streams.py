@@ -3,14 +3,16 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import aiohttp
 import pytest_asyncio
 from components.fixtures import StartNginx
-from conftest import Browser, Start
+from conftest import SUBJECT, Browser, Start, root_device
 from fronts import asking, front
 from test_nginx import ME, SERVICE, signer
 
+from pysync.client import Change, Client, LogCursor
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -157,3 +159,25 @@ async def test_the_first_half_of_an_answer_does_not_wait_for_the_second(
     recording.on.set()
     assert await reader.readexactly(1) == b"k"
     writer.close()
+
+
+async def test_clients_are_told_of_writes_as_they_are_made(start: Start, start_nginx: StartNginx) -> None:
+    base = front(start_nginx, await start(SERVICE))
+    key = f"log/{ME}/l"
+
+    async def never(seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    async with (
+        Client(base, keys=SUBJECT, certificate=root_device(SUBJECT)) as me,
+        me.watch(["mine"]) as changes,
+        aclosing(LogCursor(me, key, since=0, sleep=never).follow(collection="log")) as found,
+    ):
+        for n in range(3):
+            pushed = await me.push(f"u/{ME}/{n}", {})
+            told = await anext(changes)
+            assert isinstance(told, Change)
+            assert told.hash == pushed.hash
+            waiting = asyncio.ensure_future(anext(found))
+            await me.append(key, {"n": n})
+            assert [element.data for element in await waiting] == [{"n": n}]

@@ -177,14 +177,20 @@ async def test_a_stream_that_is_refused_is_left_alone_and_one_that_is_busy_asked
         await looks.wait(1)
 
 
-async def test_what_narrows_a_stream_wrongly_is_raised_by_the_next_wait() -> None:
+@pytest.mark.parametrize("where", [Where("notes/a", "none"), Where("notes/a", "notes", {"x": "a"}), A])
+async def test_what_narrows_a_stream_wrongly_is_raised_by_the_next_wait(where: Where) -> None:
     async with (
         streaming(refused(400, "bad_request")) as server,
         client(server.url) as anyone,
-        Lookout(anyone, Where("notes/a", "none"), is_new, for_ever) as looks,
+        Lookout(anyone, where, is_new, Waits()) as looks,
     ):
-        with pytest.raises(BadRequest):
+        while not looks._listening.done():
+            await asyncio.sleep(0)
+        if where is A:
             await looks.wait(1)
+        else:
+            with pytest.raises(BadRequest):
+                await looks.wait(1)
 
 
 async def test_a_client_that_is_closed_is_not_followed_in_silence() -> None:

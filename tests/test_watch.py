@@ -145,6 +145,13 @@ async def test_what_is_not_understood_is_a_lost_stream(nonsense: Script) -> None
     assert {type(error) for error in lost} == {Unreachable}
 
 
+async def test_what_is_not_understood_is_not_passed_by() -> None:
+    scripts = [told(OPENING), told("id: 7\ndata: no JSON\n\n"), told(event("7"), End.HOLD)]
+    async with streaming(*scripts) as server, client(server.url) as anyone:
+        assert await first(anyone.watch(), 1) == [change("7")]
+    assert server.headers("Last-Event-ID") == [None, "0", "0"]
+
+
 async def test_every_connection_is_signed_afresh() -> None:
     scripts = [told(OPENING), told(event("1"), End.HOLD)]
     async with (

@@ -123,7 +123,8 @@ class LogCursor:
     ) -> AsyncGenerator[list[LogElement]]:
         """What each pull that finds something gives, without end. While something comes it pulls again at
         once; else when the server's change stream tells of an append. Name the log's `collection`, and the
-        `params` of its path, to be sent no more than that; else all is sent that the caller may read.
+        `params` of its path, to be sent no more than that; else all is sent that the caller may read. The
+        stream takes a connection for as long as this is iterated.
 
         Where there is no stream, or none to be had now, it waits for `first_s`, doubling up to `most_s`.
         When the server is out of reach or busy it tells `lost`, once, of what failed and goes on asking; of

@@ -93,9 +93,9 @@ class Lookout:
                     async for told in watch:
                         if not isinstance(told, Change) or self._concerns(told):
                             self._ring()
-                except BadRequest:
-                    raise
                 except (PysyncError, Unreachable) as error:
+                    if isinstance(error, BadRequest) and narrow is not None:
+                        raise
                     if not is_passing(error):
                         return
                     self._lost(error)

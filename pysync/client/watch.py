@@ -162,9 +162,9 @@ class Stream:
         """What `chunk` tells, the place moving along; None for signs that the stream is live."""
         try:
             for block in self._blocks.feed(chunk):
-                if block.id is not None:
-                    self.place = block.id
-                yield _read(block, self.place)
+                place = self.place if block.id is None else block.id
+                told, self.place = _read(block, place), place  # what cannot be read is not passed by
+                yield told
         except (ValueError, KeyError, TypeError) as error:
             raise Unreachable("the stream of changes is not understood") from error
         if self.place:

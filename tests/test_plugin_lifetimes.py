@@ -173,6 +173,20 @@ async def test_a_certificate_that_a_plugin_cannot_tell_about_is_an_error(
     assert 'pysync_plugin_failures_total{hook="cap_validators",plugin="choosy"} 1.0' in page
 
 
+async def test_a_certificate_that_only_introduces_is_looked_at_too(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    shared = {**NOTES, "readRoles": ["cap:read:notes"], "writeRoles": []}
+    members = {"collections": [shared], "configEndpoint": {"auth": "role-filtered"}}
+    certificate = minting.audience(ISSUER, "notes", grant=minting.reader("notes"), **minted_at())
+    presented = {"Authorization": certificate.authorization}
+    for code, shown in ((None, 1), ("audience-closed", 0)):
+        base = await start(members, plugins=[Choosy("audience", code)])
+        *_, anyone = people(base, session)
+        page = await anyone.request("GET", "/config", headers=presented)
+        assert len(page.json["collections"]) == shown
+
+
 async def test_every_plugin_looks_at_a_certificate(start: Start, session: aiohttp.ClientSession) -> None:
     one, two = Choosy("device", None), Choosy("device", "no")
     two.name = "two"

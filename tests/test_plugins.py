@@ -358,6 +358,29 @@ async def test_a_plugin_that_fails_in_the_way_of_a_pull_is_an_error(
     assert found["notes"][1]["hash"] == ""
 
 
+class Hanging:
+    """Waits for ever in one hook."""
+
+    name = "hanging"
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self._wait)
+
+    async def _wait(self, about: object) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("hook", ["before_pull", "intercept_pull", "intercept_push"])
+async def test_a_plugin_that_takes_too_long_is_an_error(
+    hook: str, start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = await start({"collections": [NOTES]}, plugins=[Hanging(hook)], hook_s=0)
+    *_, anyone = people(base, session)
+    pulled, pushed = await anyone.pull("notes/a"), await anyone.push("notes/a", {})
+    assert (pulled.status, pushed.status) == ((500, 200) if "pull" in hook else (200, 500))
+    assert caplog.messages.count(f"plugin hanging: {hook} took too long") == 1
+
+
 async def test_the_first_plugin_that_answers_wins(start: Start, session: aiohttp.ClientSession) -> None:
     one, two = Reading(notes_b=Reply(b"one")), Reading(notes_a=Reply(b"two"), notes_b=Reply(b"two"))
     two.name = "two"

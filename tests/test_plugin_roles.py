@@ -12,8 +12,9 @@ from plugin_samples import Roles, Told, batch, people
 from streams import listen
 
 from pysync import _core, minting
-from pysync.errors import Forbidden
+from pysync.errors import Forbidden, NotFound
 from pysync.plugins import Request
+from pysync.server import hearing
 from pysync.store.memory import MemoryStore
 
 EDITED = {"readRoles": ["editor"], "writeRoles": ["editor"]}
@@ -282,3 +283,50 @@ async def test_a_stream_tells_of_what_plugins_let_the_caller_pull(
     assert [event["collection"] for event in await silent.events(1)] == ["open"]
     for opened in (heard, silent, refused):
         await opened.close()
+
+
+class Undecided:
+    """Refuses, fails or hangs where a stream asks for roles: `error` None hangs."""
+
+    name = "undecided"
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    async def authorize(self, request: Request) -> Iterable[str]:
+        if request.action == "pull" and request.params["id"] == "bad":
+            if self.error is None:
+                await asyncio.Event().wait()
+            else:
+                raise self.error
+        return ["editor"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the directory is away"), None])
+async def test_a_stream_that_plugins_cannot_decide_on_is_cut(
+    error: Exception | None, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hearing, "RESOLVE_S", 0.05)
+    base = await start({"collections": EVERYTHING}, plugins=[Undecided(error)])
+    editor, other, _ = people(base, session)
+    streams = [await listen(someone, collections="notes") for someone in (editor, other, editor)]
+    assert (await editor.push("notes/good", {})).status == 200
+    for heard in streams:
+        assert (await heard.event()).data["params"] == {"id": "good"}
+    assert (await editor.push("notes/bad", {})).status == 200
+    for heard in streams:
+        with pytest.raises((EOFError, ConnectionError)):
+            await heard.event()
+        await heard.close()
+
+
+@pytest.mark.parametrize("error", [Forbidden(), NotFound()])
+async def test_a_stream_does_not_tell_of_what_plugins_refuse(
+    error: Exception, start: Start, session: aiohttp.ClientSession
+) -> None:
+    editor, *_ = people(await start({"collections": EVERYTHING}, plugins=[Undecided(error)]), session)
+    heard = await listen(editor, collections="notes")
+    for key in ("notes/bad", "notes/good"):
+        assert (await editor.push(key, {})).status == 200
+    assert (await heard.event()).data["params"] == {"id": "good"}
+    await heard.close()

@@ -15,7 +15,7 @@ from pysync.plugins import HOOK_S, Plugin, Push, Pushed, Reply, Request, Service
 log = logging.getLogger("pysync.plugins")
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The id of the request that is being answered, for logs. Set where there are plugins."""
+"""The id of the request that is being answered, for logs. Set where any request concerns a plugin."""
 
 T = TypeVar("T")
 
@@ -52,7 +52,6 @@ class Hooks:
                 hook = _Hook(plugin.name, "cap_validators", validator)
                 self._validators.setdefault(kind, []).append(hook)
         self._entered = AsyncExitStack()
-        self.is_empty: Final = not plugins
         self.authorizes: Final = bool(self._authorize)
         """Whether any plugin gives roles."""
         self.pulls: Final = bool(self._before_pull or self._intercept_pull)
@@ -61,6 +60,8 @@ class Hooks:
         """Whether any plugin is asked about pushes, or told of them."""
         self.validates: Final = bool(self._validators)
         """Whether any plugin looks at certificates."""
+        self.asks: Final = self.authorizes or self.pulls or self.pushes or self.validates
+        """Whether any request concerns a plugin."""
 
     async def open(self, services: Services) -> None:
         """Enter the plugins' lifespans. Raises ValueError where one fails; those entered before it are left

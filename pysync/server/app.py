@@ -118,7 +118,7 @@ class App:
             subscribers=self._subscribers,
             ops=self.ops,
         ).add_all()
-        told = None if hooks.is_empty else request_id
+        told = request_id if hooks.asks else None
         self._middleware = Middleware(routes, tally, server.cors.origins, server.public_hosts, told)
         sweeps = worker is None or worker.sweeps
         self.expiry = Expiry(documents, self._logs, routes, sweeps=sweeps)

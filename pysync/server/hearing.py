@@ -4,6 +4,7 @@ section 9)."""
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
@@ -12,7 +13,7 @@ from pysync.access import Access, Proof
 from pysync.batch import read_each
 from pysync.changes import Subject
 from pysync.config.template import params
-from pysync.errors import Forbidden, PysyncError, StoreUnavailable, Unauthorized
+from pysync.errors import PysyncError, StoreUnavailable
 from pysync.feed import Event, Interest, Listener, Permit, Plan, Topic
 from pysync.model import ANONYMOUS, Caller
 from pysync.rule import Rule
@@ -176,7 +177,8 @@ class Hearing:
         self, plan: Plan, known: Mapping[str, Membership | None]
     ) -> Mapping[tuple[int, str], Caller | None]:
         """Those whom plugins are asked about, by event, with all their roles: `REFUSED` where one refuses
-        them, None where one fails."""
+        them, None where one fails, or where asking them all takes longer than 5 s: whoever else listens
+        waits for that."""
         asked = [
             (cast(Hearer, listener), event)
             for event, listeners in plan
@@ -184,7 +186,9 @@ class Hearing:
             for listener in listeners
             if event.topic in cast(Hearer, listener).asked
         ]
-        found: dict[tuple[int, str], Caller | None] = {}
+        found: dict[tuple[int, str], Caller | None] = {
+            (id(hearer), event.id): None for hearer, event in asked
+        }
         waiting = iter(asked)
 
         async def ask_on() -> None:
@@ -193,9 +197,10 @@ class Hearing:
                 caller = self._in_space(rule, hearer, event, known)
                 found[id(hearer), event.id] = await self._asked_of_plugins(rule, caller, event)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(ASKED_AT_ONCE, len(asked))):
-                group.create_task(ask_on())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RESOLVE_S), asyncio.TaskGroup() as group:
+                for _ in range(min(ASKED_AT_ONCE, len(asked))):
+                    group.create_task(ask_on())
         return found
 
     async def _asked_of_plugins(self, rule: Rule, caller: Caller | None, event: Event) -> Caller | None:
@@ -203,10 +208,8 @@ class Hearing:
             return None
         try:
             return await self._roles.by_plugins(rule, caller, event.subject.params, event.key)
-        except (Forbidden, Unauthorized):
-            return REFUSED
-        except PysyncError:
-            return None
+        except PysyncError as error:
+            return REFUSED if error.status < 500 else None
 
     async def check(self, hearer: Hearer) -> None:
         """End whoever listens by a certificate that does not hold any more, and cut where nobody can tell."""

@@ -44,7 +44,8 @@ _is_request_id = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 class Middleware:
     """The way from a request to the answer of its handler. `origins` are the pages that may call, and
     `hosts` the names this service answers to (empty: any). While `draining` every answer is a connection's
-    last. `told` are the ids of requests to those who log what plugins do; None: there are no plugins."""
+    last. `told` is where the id of each request is left for those who log what plugins do; None: nobody
+    asks for it."""
 
     def __init__(
         self,

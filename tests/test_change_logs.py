@@ -12,8 +12,10 @@ import pytest
 
 from pysync import sqlite_changes
 from pysync.changes import Change, ChangeLog, Retention
+from pysync.config import parse
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import StoreUnavailable
+from pysync.server.app import create_app
 from pysync.sqlite import create_database
 from pysync.sqlite_changes import TRIM_EVERY, TRIM_ROWS
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
@@ -247,6 +249,16 @@ async def test_a_closed_log_is_unavailable(tmp_path: Path) -> None:
     for ask in (log.announce([change("1")]), log.changes(place, 1), log.newest(), log.wait(place)):
         with pytest.raises(StoreUnavailable):
             await ask
+
+
+async def test_what_is_configured_is_kept(tmp_path: Path) -> None:
+    changes = {"maxCount": 2 * TRIM_EVERY, "maxAgeMs": 3_600_000}
+    async with await create_app(parse({"store": f"file:{tmp_path}", "changes": changes})) as app:
+        log = app.store.change_log
+        assert log is not None
+        ids = [await log.announce([change(f"{n}")]) for n in range(4 * TRIM_EVERY)]
+        assert await log.changes(ids[0], 1) is None
+        assert await told(log, ids[2 * TRIM_EVERY])
 
 
 class TestForgetting:

@@ -62,7 +62,9 @@ BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 """What names the time since the machine was started; no file elsewhere than on Linux."""
 
 MAX_PAGES: Final = 262_144
-"""A gigabyte of counters, claims, changes and intents; beyond it writes are refused until some expire."""
+CHANGES_A_PAGE: Final = 4
+"""A gigabyte of counters, claims and intents, and a kilobyte for each change that is kept; beyond it writes
+are refused until some expire."""
 
 SWEEP_ROWS: Final = 2
 """Expired rows that each write removes at most: twice what it adds, so that none pile up."""
@@ -120,7 +122,7 @@ class LocalCoordinator:
         wrote it, CoordinatorUnavailable where it cannot be used."""
         try:
             reader, writer, nonces, leading = await asyncio.to_thread(
-                _prepare, Path(folder), now_ms, max_live_nonces
+                _prepare, Path(folder), now_ms, max_live_nonces, retention.count
             )
         except (sqlite3.Error, OSError) as error:
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {error}") from error
@@ -185,7 +187,7 @@ class LocalCoordinator:
 
 
 def _prepare(
-    folder: Path, now_ms: Callable[[], int], max_live_nonces: int
+    folder: Path, now_ms: Callable[[], int], max_live_nonces: int, changes_kept: int
 ) -> tuple[sqlite3.Connection, sqlite3.Connection, ReplayLedgers, Leading]:
     folder = folder.absolute()
     create_folder(folder)
@@ -193,7 +195,7 @@ def _prepare(
     create_database(database, SCHEMA)
     # NORMAL: the file stays whole, and what the loss of power takes of it is only missed where noted.
     writer = connect_writer(database, "NORMAL")
-    writer.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
+    writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + changes_kept // CHANGES_A_PAGE}")
     _note_boot(writer, BOOT.read_text().strip() if BOOT.exists() else "")
     nonces = ReplayLedgers(folder / "nonces", now_ms, max_live_nonces)
     return connect_reader(database), writer, nonces, Leading(folder / "leads", now_ms)

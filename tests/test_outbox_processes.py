@@ -1,0 +1,62 @@
+"""The outbox of processes that are killed, with the log of changes in a coordinator's folder."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pysync.clock import wall_clock_ms
+from pysync.coordinator.local import LocalCoordinator
+from pysync.outbox import SETTLED_MS, Outbox
+from pysync.store.local import LocalStore
+from pysync.testing import FaultyStore, MovedClock
+
+WRITE_ON = """
+import asyncio, itertools, sys
+from pysync.changes import Change
+from pysync.coordinator.local import LocalCoordinator
+from pysync.outbox import Outbox
+from pysync.store import ABSENT
+from pysync.store.local import LocalStore
+from pysync.testing import FaultyStore
+
+async def write(outbox, lane):
+    for n in itertools.count():
+        await outbox.put(f"{lane}/{n}", b"x", ABSENT, [Change(b"%d/%d" % (lane, n))])
+        print(flush=True)
+
+async def main(folder):
+    store = FaultyStore(await LocalStore.at(folder))  # it shows no log of its own
+    outbox = Outbox(store, await LocalCoordinator.at(folder))
+    assert outbox.needs_healing
+    await asyncio.gather(*(write(outbox, lane) for lane in range(8)))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("writes", [1, 100, 400])
+async def test_what_a_killed_process_wrote_is_announced_by_the_next(tmp_path: Path, writes: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", WRITE_ON, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for _ in range(writes):
+        await asyncio.to_thread(process.stdout.readline)
+    process.kill()
+    await asyncio.to_thread(process.communicate)
+    clock = MovedClock(wall_clock_ms())
+    store, coordinator = await LocalStore.at(tmp_path), await LocalCoordinator.at(tmp_path, clock)
+    outbox = Outbox(FaultyStore(store), coordinator)
+    left = await coordinator.intents(1_000)
+    assert len(left) <= 8
+    clock.now_ms += SETTLED_MS
+    assert await outbox.heal() == len(left)
+    assert await coordinator.intents(10) == []
+    found = await coordinator.changes("", 100_000)
+    assert found is not None
+    assert {listed.key async for listed in store.walk("")} <= {told.text.decode() for _, told in found}
+    await coordinator.close()
+    await store.close()

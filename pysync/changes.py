@@ -4,7 +4,7 @@ A change is encoded once, when its write is made; the text that is kept is the t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 import orjson
@@ -29,6 +29,10 @@ class Change(NamedTuple):
     text: bytes
     identity: str = ""
 
+    def tells_of(self, hash_: str) -> bool:
+        """Whether it is of a version with this hash."""
+        return b'"hash":"%b"' % hash_.encode() in self.text
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -51,6 +55,10 @@ class Subject:
         if self.namespace is not None:
             told["namespace"] = self.namespace
         return Change(orjson.dumps(told), self.identity)
+
+    def is_document_of(self, other: "Subject") -> bool:
+        """Whether both write the same document, whoever does."""
+        return replace(self, identity="") == replace(other, identity="")
 
 
 class Told(NamedTuple):

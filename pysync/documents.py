@@ -23,10 +23,16 @@ _ATTEMPTS = 8
 class Documents:
     """Documents on top of a store. `now_ms` is the clock of every timestamp."""
 
-    def __init__(self, store: Store, coordinator: Coordinator, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        now_ms: Callable[[], int],
+        outbox: Outbox | None = None,
+    ) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._outbox = Outbox(store, coordinator)
+        self._outbox = outbox or Outbox(store, coordinator)
         self.now_ms = now_ms
         self._latest: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
@@ -124,7 +130,7 @@ class Documents:
                     return
                 expect = self._expectation(found, body.base_hash, ttl_ms)
             try:
-                etag = await self._outbox.put(key, stored, expect, changes)
+                etag = await self._outbox.put(key, stored, expect, changes, body.base_hash or "")
             except EtagMismatch:
                 expect = None
             else:

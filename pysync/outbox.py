@@ -3,15 +3,17 @@
 A store that keeps a change log of its own takes both in one transaction. With any other the coordinator is
 told first that a write is about to be made; after the write it is announced. Who stops in between leaves that
 intent behind, and `heal` announces it: perhaps a write that was not made after all, which costs followers a
-pull.
+pull. Where the next write of the document comes first it takes the announcement along, so that the versions
+of a document are told in their order.
 """
 
 import logging
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Final
 
-from pysync.changes import Change, ChangeLog
-from pysync.coordinator import Coordinator
+from pysync.changes import Change, ChangeLog, read_change
+from pysync.coordinator import Coordinator, Intent
 from pysync.errors import CoordinatorUnavailable
 from pysync.store import EtagMismatch, Expect, Store
 
@@ -19,8 +21,16 @@ log = logging.getLogger(__name__)
 
 SETTLED_MS: Final = 30_000
 """When the write of an intent is made, or never will be: longer than any put is waited for."""
+EARLY_MS: Final = 5_000
+"""When nearly every write is made, or was refused and its intent withdrawn."""
+MAX_UNSETTLED: Final = 10_000
+"""Outcomes kept that could not be told; of older ones `heal` takes the worse for granted."""
+MAX_LATEST: Final = 4_096
+"""Documents of which the version is remembered that was announced last."""
 _PAGE: Final = 1_000
 """Intents that are looked at together; of younger ones `heal` sees so many, which is more than a node has."""
+_NONE: Final = Intent("", 0, [])
+_NOTHING: Final = Change(b"")
 
 
 class Outbox:
@@ -31,10 +41,15 @@ class Outbox:
         self._coordinator = coordinator
         self._kept = store.change_log
         self.log: ChangeLog = coordinator if self._kept is None else self._kept
+        self._latest: OrderedDict[str, Change] = OrderedDict()
+        self._unsettled: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNSETTLED)
 
-    async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
-        """`Store.put`, announced as `changes`. Raises what that does; after StoreUnavailable the changes may
-        be announced though the write is not made.
+    async def put(
+        self, key: str, body: bytes, expect: Expect, changes: Sequence[Change], base: str = ""
+    ) -> str:
+        """`Store.put`, announced as `changes`, after the version with the hash `base` that it replaces (`""`:
+        none). Raises what that does; after StoreUnavailable the changes may be announced though the write is
+        not made.
 
         Raises CoordinatorUnavailable where nobody could be told: nothing is written then.
         """
@@ -42,13 +57,19 @@ class Outbox:
             return await self._store.put(key, body, expect=expect)
         if self._kept is not None:
             return await self._kept.put(key, body, expect, changes)
-        intent = await self._coordinator.intend(changes)
+        await self.settle()
+        earlier = await self._unannounced(key, base, changes[0])
+        told = [*earlier.changes, *changes]
+        intent = await self._coordinator.intend(told)
         try:
             etag = await self._store.put(key, body, expect=expect)
         except EtagMismatch:
-            await self._withdrawn(intent)
+            await self._settle(intent, [])
             raise
-        await self._announced(intent, changes)
+        await self._settle(intent, told)
+        if earlier.name:
+            await self._settle(earlier.name, [])
+        self._remember(key, changes[-1])
         return etag
 
     async def announce(self, changes: Sequence[Change]) -> None:
@@ -66,33 +87,62 @@ class Outbox:
         """Whether a write and its announcement can come apart."""
         return self._kept is None
 
-    async def heal(self, *, all_: bool = False) -> int:
-        """Announce the intents that nobody can be expected to announce any more, or, `all_`, those that are
-        young too, which their writers then announce once more; how many there were. Raises
-        CoordinatorUnavailable."""
+    async def settle(self) -> None:
+        """Tell the coordinator what it could not be told when it was time. Raises CoordinatorUnavailable."""
+        while self._unsettled:
+            outcome = self._unsettled.popleft()
+            try:
+                await self._end(*outcome)
+            except BaseException:
+                self._unsettled.appendleft(outcome)
+                raise
+
+    async def heal(self, *, early: bool = False) -> int:
+        """Announce the intents that nobody can be expected to announce any more, or, `early`, those too that
+        somebody still may, once more then; how many there were. Raises CoordinatorUnavailable."""
         if not self.needs_healing:
             return 0
+        await self.settle()
         healed = 0
         while True:
             intents = await self._coordinator.intents(_PAGE)
             for intent in intents:
                 is_settled = intent.age_ms >= SETTLED_MS
-                if is_settled or all_:
+                if is_settled or (early and intent.age_ms >= EARLY_MS):
                     await self._coordinator.announce(intent.changes, intent.name if is_settled else "")
                     healed += 1
             if len(intents) < _PAGE or intents[-1].age_ms < SETTLED_MS:
                 return healed
 
-    async def _announced(self, intent: str, changes: Sequence[Change]) -> None:
-        """Announce a write that is made. Where that fails `heal` does it: the write's outcome is known."""
-        try:
-            await self._coordinator.announce(changes, intent)
-        except CoordinatorUnavailable as error:
-            log.warning("a write that is stored will be announced later: %s", error.why)
+    async def _unannounced(self, key: str, base: str, change: Change) -> Intent:
+        """The intent of the write that made the version `base` of the document that `change` is of, with all
+        that was not announced before it, where it is not announced yet."""
+        if not base or self._latest.get(key, _NOTHING).tells_of(base):
+            return _NONE
+        for intent in await self._coordinator.intents(_PAGE):
+            last = intent.changes[-1]
+            if last.tells_of(base) and read_change(last).subject.is_document_of(read_change(change).subject):
+                return intent
+        return _NONE
 
-    async def _withdrawn(self, intent: str) -> None:
-        """Withdraw the intent of a write that was not made. Where that fails `heal` announces it."""
+    async def _settle(self, intent: str, changes: list[Change]) -> None:
+        """End an intent whose outcome is known: `changes` are announced, none where the write was refused.
+        What cannot be told now is told later."""
         try:
-            await self._coordinator.withdraw(intent)
+            await self._end(intent, changes)
         except CoordinatorUnavailable as error:
-            log.warning("a write that was refused will be announced as if it were stored: %s", error.why)
+            what = "a write that is stored will be announced" if changes else "a refused write is withdrawn"
+            log.warning("%s later: %s", what, error.why)
+            self._unsettled.append((intent, changes))
+
+    async def _end(self, intent: str, changes: list[Change]) -> None:
+        if changes:
+            await self._coordinator.announce(changes, intent)
+        else:
+            await self._coordinator.withdraw(intent)
+
+    def _remember(self, key: str, change: Change) -> None:
+        self._latest[key] = change
+        self._latest.move_to_end(key)
+        if len(self._latest) > MAX_LATEST:
+            self._latest.popitem(last=False)

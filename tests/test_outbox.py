@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import random
 from collections import Counter, deque
@@ -20,7 +21,7 @@ from pysync.coordinator import Intent
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.documents import Documents
 from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
-from pysync.outbox import SETTLED_MS, Outbox
+from pysync.outbox import EARLY_MS, SETTLED_MS, Outbox
 from pysync.server.healing import Healing
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
 from pysync.store.local import LocalStore
@@ -111,6 +112,11 @@ def made_scene() -> Scene:
 
 
 ONE = change("1").text.decode()
+SUBJECT = Subject("notes", {"id": "a"}, None, "somebody")
+
+
+def version(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
 
 
 async def test_a_write_is_announced_once_and_leaves_no_intent(scene: Scene) -> None:
@@ -158,16 +164,44 @@ async def test_a_write_whose_announcement_fails_is_done_and_announced_later(
     assert await scene.told() == [ONE]
 
 
-async def test_a_refusal_that_cannot_be_withdrawn_is_a_refusal(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("done", [False, True])
+async def test_a_refusal_that_cannot_be_withdrawn_is_one_and_withdrawn_later(
+    scene: Scene, caplog: pytest.LogCaptureFixture, done: bool
 ) -> None:
+    await scene.kept.put("a", b"0")
+    scene.coordinator.fail("withdraw", done=done)
+    with pytest.raises(EtagMismatch):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    assert "a refused write is withdrawn later" in caplog.text
+    await scene.heal()
+    assert await scene.told() == []
+
+
+async def test_a_refusal_of_a_process_that_ended_before_it_withdrew_is_announced(scene: Scene) -> None:
+    """Nobody can tell that it was one."""
     await scene.kept.put("a", b"0")
     scene.coordinator.fail("withdraw")
     with pytest.raises(EtagMismatch):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
-    assert "a write that was refused will be announced as if it were stored" in caplog.text
-    await scene.heal()
+    scene.clock.now_ms += SETTLED_MS
+    await Outbox(scene.kept, scene.coordinator).heal()
     assert await scene.told() == [ONE]
+
+
+async def test_what_could_not_be_told_is_told_by_the_next_write(scene: Scene) -> None:
+    scene.coordinator.fail("announce")
+    etag = await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    await scene.outbox.put("b", b"2", ABSENT, [change("2")])
+    assert await scene.told() == [ONE, change("2").text.decode()]
+    assert await scene.coordinator.intents(10) == []
+    scene.coordinator.fail("announce")
+    await scene.outbox.put("a", b"3", Etag(etag), [change("3")])
+    scene.coordinator.fail("announce")
+    with pytest.raises(CoordinatorUnavailable):
+        await scene.outbox.put("c", b"4", ABSENT, [change("4")])
+    assert await scene.kept.get("c") is None
+    await scene.outbox.settle()
+    assert len(await scene.told()) == 3
 
 
 async def test_a_write_whose_reply_was_lost_is_announced(scene: Scene) -> None:
@@ -191,14 +225,16 @@ async def test_a_write_whose_writer_was_cancelled_is_announced(scene: Scene) -> 
     assert await scene.told() == [ONE]
 
 
-async def test_what_is_young_is_left_to_its_writer_unless_all_is_asked_for(scene: Scene) -> None:
+async def test_what_is_young_is_left_to_its_writer(scene: Scene) -> None:
     await scene.coordinator.intend([change("1")])
-    scene.clock.now_ms += SETTLED_MS - 1
+    scene.clock.now_ms += EARLY_MS - 1
+    assert await scene.outbox.heal(early=True) == 0
+    scene.clock.now_ms += 1
     assert await scene.outbox.heal() == 0
-    assert await scene.outbox.heal(all_=True) == 1
+    assert await scene.outbox.heal(early=True) == 1
     assert await scene.told() == [ONE]
     assert len(await scene.coordinator.intents(10)) == 1, "its writer may still be at it"
-    scene.clock.now_ms += 1
+    scene.clock.now_ms += SETTLED_MS - EARLY_MS
     assert await scene.outbox.heal() == 1
     assert await scene.outbox.heal() == 0
     assert await scene.told() == [ONE] * 2
@@ -214,12 +250,59 @@ async def test_any_number_of_intents_is_healed(scene: Scene, monkeypatch: pytest
     assert await scene.told() == [change(f"{n}").text.decode() for n in range(35)]
 
 
+async def put_version(outbox: Outbox, n: int, expect: Expect, base: str = "", key: str = "a") -> str:
+    """Put `n` as a version of the document at `key`; its etag."""
+    body = b"%d" % n
+    subject = Subject("notes", {"id": key})
+    return await outbox.put(key, body, expect, [subject.change(version(body), n)], base)
+
+
+async def versions_told(scene: Scene) -> list[int]:
+    found = await scene.coordinator.changes("", 100)
+    assert found is not None
+    return [read_change(told).timestamp_ms for _, told in found]
+
+
+async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) -> None:
+    """Its writer has ended, or hangs, before it announced."""
+    etag = await put_version(scene.outbox, 0, ABSENT)
+    for n in (1, 2):
+        scene.coordinator.fail("announce")
+        etag = await put_version(
+            Outbox(scene.kept, scene.coordinator), n, Etag(etag), version(b"%d" % (n - 1))
+        )
+    assert await versions_told(scene) == [0]
+    other = Outbox(scene.kept, scene.coordinator)
+    etag = await put_version(other, 3, Etag(etag), version(b"2"))
+    assert await versions_told(scene) == [0, 1, 2, 3]
+    await put_version(other, 4, Etag(etag), version(b"3"))
+    assert await versions_told(scene) == [0, 1, 2, 3, 4]
+
+
+async def test_a_write_announces_none_of_another_document_and_none_that_it_did_not_replace(
+    scene: Scene,
+) -> None:
+    scene.coordinator.fail("announce")
+    await put_version(Outbox(scene.kept, scene.coordinator), 1, ABSENT, key="b")
+    scene.coordinator.fail("announce")
+    etag = await put_version(Outbox(scene.kept, scene.coordinator), 1, ABSENT)
+    other = Outbox(scene.kept, scene.coordinator)
+    with pytest.raises(EtagMismatch):
+        await put_version(other, 2, Etag("stale"), version(b"1"))
+    assert await versions_told(scene) == []
+    await put_version(other, 2, Etag(etag), version(b"1"))
+    assert await versions_told(scene) == [1, 2]
+    assert [intent.changes[0].text for intent in await scene.coordinator.intents(10)] == [
+        Subject("notes", {"id": "b"}).change(version(b"1"), 1).text
+    ]
+
+
 CRASHES = ["intend", "intended", "put", "stored", "announce", "announced"]
 
 
 @pytest.mark.parametrize("crash", CRASHES)
-@pytest.mark.parametrize("all_", [True, False])
-async def test_a_crash_at_any_step_loses_no_announcement(scene: Scene, crash: str, all_: bool) -> None:
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_crash_at_any_step_loses_no_announcement(scene: Scene, crash: str, early: bool) -> None:
     """A process that is gone does nothing more: neither store nor coordinator hear of it."""
     if crash.startswith("inten"):
         scene.coordinator.fail("intend", done=crash == "intended")
@@ -232,9 +315,8 @@ async def test_a_crash_at_any_step_loses_no_announcement(scene: Scene, crash: st
     with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
     scene.coordinator.restart()
-    if not all_:
-        scene.clock.now_ms += SETTLED_MS
-    await Outbox(scene.kept, scene.coordinator).heal(all_=all_)
+    scene.clock.now_ms += EARLY_MS if early else SETTLED_MS
+    await Outbox(scene.kept, scene.coordinator).heal(early=early)
     if await scene.kept.get("a") is not None:
         assert ONE in await scene.told()
     elif crash == "intend":
@@ -257,18 +339,20 @@ class Traced(MemoryStore):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
-async def test_whatever_fails_every_write_that_was_applied_is_announced(seed: int) -> None:
+async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order(seed: int) -> None:
     chosen = random.Random(seed)
     clock = MovedClock()
     kept = Traced(clock)
     store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
-    outbox = Outbox(store, coordinator)
+    nodes = [Outbox(store, coordinator) for _ in range(2)]
 
     async def write(n: int) -> None:
         found = await kept.get("a")
         expect: Expect = Etag(found.etag) if isinstance(found, Object) else ABSENT
+        base = version(found.body) if isinstance(found, Object) else ""
+        outbox = chosen.choice(nodes)
         with contextlib.suppress(EtagMismatch, StoreUnavailable, CoordinatorUnavailable):
-            await outbox.put("a", b"%d" % n, expect, [change(f"{n}")])
+            await outbox.put("a", b"%d" % n, expect, [SUBJECT.change(version(b"%d" % n), n)], base)
 
     for n in range(40):
         fault = chosen.randrange(8)
@@ -286,14 +370,16 @@ async def test_whatever_fails_every_write_that_was_applied_is_announced(seed: in
         await asyncio.gather(*writing, return_exceptions=True)
         clock.now_ms += chosen.choice([0, 10, SETTLED_MS])
         if fault == 5:
-            await outbox.heal(all_=chosen.random() < 0.5)
-    await Scene(clock, kept, store, coordinator, outbox).heal()
+            with contextlib.suppress(CoordinatorUnavailable):
+                await chosen.choice(nodes).heal(early=chosen.random() < 0.5)
+    coordinator.restart()
+    await nodes[1].settle()
+    await Scene(clock, kept, store, coordinator, nodes[0]).heal()
     found = await coordinator.changes("", 10_000)
     assert found is not None
-    assert {change(body.decode()).text for body in kept.applied} <= {told.text for _, told in found}
-
-
-SUBJECT = Subject("notes", {"id": "a"}, None, "somebody")
+    first_told = dict.fromkeys(read_change(told).hash for _, told in found)
+    applied = [version(body) for body in kept.applied]
+    assert [hash_ for hash_ in first_told if hash_ in applied] == applied
 
 
 def body(data: bytes, base: str | None = None) -> _core.PushBody:
@@ -378,26 +464,34 @@ class TestLogs:
 class TestHealing:
     """The healer of a service."""
 
-    async def test_it_announces_at_once_what_was_left_behind_and_goes_on(self, scene: Scene) -> None:
-        turns: list[asyncio.Event] = [asyncio.Event() for _ in range(3)]
+    async def test_it_announces_soon_what_was_left_behind_and_goes_on(self, scene: Scene) -> None:
+        turns = [asyncio.Event() for _ in range(4)]
         turn = iter(turns)
         going_on = asyncio.Semaphore(0)
 
-        async def sleep(_: float) -> None:
+        async def sleep(seconds: float) -> None:
             next(turn).set()
             await going_on.acquire()
+            scene.clock.now_ms += int(seconds * 1000)
 
+        await scene.coordinator.intend([change("old")])
+        scene.clock.now_ms += EARLY_MS
         await scene.coordinator.intend([change("1")])
+        old = change("old").text.decode()
         healing = Healing(scene.outbox, sleep=sleep)
         await turns[0].wait()
-        assert await scene.told() == [ONE]
+        assert await scene.told() == [old]
         going_on.release()
         await turns[1].wait()
-        assert await scene.told() == [ONE], "young, and no longer its first turn"
-        scene.clock.now_ms += SETTLED_MS
+        assert await scene.told() == [old, old, ONE], "five seconds later"
+        await scene.coordinator.intend([change("young")])
         going_on.release()
         await turns[2].wait()
-        assert await scene.told() == [ONE] * 2
+        assert len(await scene.told()) == 3, "young, and no longer one of its first turns"
+        scene.clock.now_ms += SETTLED_MS
+        going_on.release()
+        await turns[3].wait()
+        assert (await scene.told())[3:] == [old, ONE, change("young").text.decode()]
         assert await scene.coordinator.intents(10) == []
         healing.close()
 
@@ -405,6 +499,7 @@ class TestHealing:
         self, scene: Scene, caplog: pytest.LogCaptureFixture
     ) -> None:
         await scene.coordinator.intend([change("1")])
+        scene.clock.now_ms += EARLY_MS
         scene.coordinator.crash()
         over = asyncio.Event()
         turns = 0
@@ -426,12 +521,25 @@ class TestHealing:
         assert caplog.text.count("announced 1 writes") == 1
         healing.close()
 
+    async def test_one_that_does_not_sweep_settles_what_is_its_own(self, scene: Scene) -> None:
+        await scene.coordinator.intend([change("2")])
+        scene.clock.now_ms += SETTLED_MS
+        scene.coordinator.fail("announce")
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+        turn = asyncio.Event()
+
+        async def sleep(_: float) -> None:
+            turn.set()
+            await asyncio.Event().wait()
+
+        healing = Healing(scene.outbox, sweeps=False, sleep=sleep)
+        await turn.wait()
+        assert await scene.told() == [ONE]
+        healing.close()
+
     async def test_it_does_nothing_where_it_is_not_needed(self, tmp_path: Path, scene: Scene) -> None:
         store = await LocalStore.at(tmp_path)
-        for healing in (
-            Healing(Outbox(store, scene.coordinator)),
-            Healing(scene.outbox, sweeps=False),
-        ):
-            assert healing._task is None
-            healing.close()
+        healing = Healing(Outbox(store, scene.coordinator))
+        assert healing._task is None
+        healing.close()
         await store.close()

@@ -174,7 +174,7 @@ class Commits:
                 for waiting, outcome in zip(open_, outcomes, strict=True)
                 if waiting.subject is not None and not isinstance(outcome, str)
             ]
-            etag = await self._outbox.put(key, stored, expect, changes)
+            etag = await self._outbox.put(key, stored, expect, changes, head.hash)
             self._heads.keep(key, rules.field, self._without_discarded(after), etag)
         for waiting, outcome in zip(open_, outcomes, strict=True):
             _tell(waiting, outcome)

@@ -33,12 +33,13 @@ class Logs:
         now_ms: Callable[[], int],
         *,
         head_bytes: int | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self.now_ms = now_ms
         self._heads = Heads(store, now_ms)
-        self._outbox = Outbox(store, coordinator)
+        self._outbox = outbox or Outbox(store, coordinator)
         self._commits = Commits(
             store,
             self._outbox,

@@ -85,15 +85,15 @@ class App:
         counted = (lambda: tally) if self._shared is None else self._shared.total
         self.ops = Ops(store, Metrics(__version__, counted), now_ms)
         self._hooks = hooks = Hooks(plugins, partial(tally.count, "pysync_plugin_failures"), hook_s)
-        documents = Documents(store, coordinator, now_ms)
-        self._logs = Logs(store, coordinator, now_ms)
+        outbox = Outbox(store, coordinator)
+        documents = Documents(store, coordinator, now_ms, outbox)
+        self._logs = Logs(store, coordinator, now_ms, outbox=outbox)
         revocations = Revocations(store, now_ms, config.auth.trusted_issuers or ())
         refusal = hooks.refusal if hooks.validates else None
         access = Access(config, coordinator, revocations, now_ms, refusal)
         callers = Callers(access, server.mount_path, server.trusted_proxy_hops)
         roles = Roles(Spaces(config.auth.spaces, store), hooks)
         keyrings = Keyrings(documents, roles, hooks, owners(config, hooks))
-        outbox = Outbox(store, coordinator)
         plugs = Plugs(hooks, outbox)
         handling = documents, access, callers, revocations, roles, keyrings
         hearing = Hearing(pull_rules(config, hooks), access, roles, store, now_ms)

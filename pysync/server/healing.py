@@ -8,14 +8,16 @@ from pysync.errors import CoordinatorUnavailable
 from pysync.outbox import Outbox
 
 HEAL_EVERY_S = 5.0
+FIRST_TURNS = 2
+"""The last of them comes when all that was there at the start has become old enough to be announced early."""
 
 log = logging.getLogger("pysync.server")
 
 
 class Healing:
-    """The background healer of one service: at once all that an earlier process may have left behind, then
-    every few seconds what nobody else can be expected to announce. It rests where writes and their changes
-    cannot come apart, or another process `sweeps`."""
+    """The background healer of one service. Every few seconds it settles what this process could not, and, if
+    it `sweeps`, announces what nobody else can be expected to; in its first turns what an earlier process may
+    have left behind. It rests where writes and their changes cannot come apart."""
 
     def __init__(
         self,
@@ -26,8 +28,8 @@ class Healing:
     ) -> None:
         self._outbox = outbox
         self._sleep = sleep
-        heals = sweeps and outbox.needs_healing
-        self._task = asyncio.get_running_loop().create_task(self._run()) if heals else None
+        self._sweeps = sweeps
+        self._task = asyncio.create_task(self._run()) if outbox.needs_healing else None
 
     def close(self) -> None:
         """Heal no more."""
@@ -35,16 +37,20 @@ class Healing:
             self._task.cancel()
 
     async def _run(self) -> None:
-        is_first, was_told = True, False
+        first, was_told = FIRST_TURNS, False
         while True:
             try:
-                healed = await self._outbox.heal(all_=is_first)
+                await self._turn(early=first > 0)
             except CoordinatorUnavailable as error:
                 if not was_told:
                     log.warning("changes of writes wait to be announced: %s", error.why)
                 was_told = True
             else:
-                is_first = was_told = False
-                if healed:
-                    log.info("announced %d writes that may have been announced by nobody", healed)
+                first, was_told = first - 1, False
             await self._sleep(HEAL_EVERY_S)
+
+    async def _turn(self, *, early: bool) -> None:
+        if not self._sweeps:
+            await self._outbox.settle()
+        elif healed := await self._outbox.heal(early=early):
+            log.info("announced %d writes that may have been announced by nobody", healed)

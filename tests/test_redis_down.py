@@ -13,11 +13,14 @@ import pytest
 from components import RedisServer
 from components.fixtures import StartRedis
 from conftest import ISSUER, Browser, Reply, Signed, Start, root_device
-from redis_losses import WITH_AOF
+from redis_losses import WITH_AOF, client
 
+from pysync.changes import Subject, read_change
 from pysync.clock import wall_clock_ms
-from pysync.coordinator.redis import LEEWAY_MS
+from pysync.coordinator.redis import INTENTS, LEEWAY_MS, RedisCoordinator
+from pysync.outbox import SETTLED_MS
 from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 SERVED: dict[str, Any] = {
@@ -103,6 +106,68 @@ async def test_without_its_redis_a_service_goes_on_as_far_as_it_safely_can(
         assert (await browser.pull("metered/a")).status == 200
         assert (await caller.pull("notes/a")).status in (401, 503), "a replay"
     assert (await store.get("notes/b")) is None
+
+
+@pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
+async def test_without_its_redis_a_service_writes_nothing(
+    redis: RedisServer,
+    start: Start,
+    session: aiohttp.ClientSession,
+    go_down: Callable[[RedisServer], Callable[[], None]],
+) -> None:
+    """Nobody could be told of it."""
+    store = MemoryStore()
+    anyone = Browser(await start({**SERVED, "coordinator": redis.url}, store=store), session)
+    first = (await anyone.push("open/a", {"n": 1})).json["hash"]
+    come_up = go_down(redis)
+    assert_unavailable(await anyone.push("open/a", {"n": 2}, first))
+    assert_unavailable(await anyone.push("open/b", {"n": 2}))
+    assert (await anyone.pull("open/a")).json["data"] == {"n": 1}
+    assert await store.get("open/b") is None
+    come_up()
+    while (answer := await anyone.push("open/a", {"n": 2}, first)).status == 503:
+        await asyncio.sleep(0)
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
+async def test_a_push_whose_announcement_fails_is_done_and_announced_when_redis_is_back(
+    redis: RedisServer,
+    start: Start,
+    session: aiohttp.ClientSession,
+    go_down: Callable[[RedisServer], Callable[[], None]],
+) -> None:
+    store, release = FaultyStore(MemoryStore()), asyncio.Event()
+    anyone = Browser(await start({**SERVED, "coordinator": redis.url}, store=store), session)
+    arrived = store.delay("put", release)
+    pushing = asyncio.create_task(anyone.push("open/a", {"n": 1}))
+    await arrived.wait()
+    come_up = go_down(redis)
+    release.set()
+    answer = await pushing
+    assert answer.status == 200
+    come_up()
+    follower = await RedisCoordinator.at(redis.url)
+    while not (found := await follower.changes("", 10)):
+        await follower.wait(await follower.newest())
+    assert read_change(found[0][1]).hash == answer.json["hash"]
+    await follower.close()
+
+
+async def test_a_node_announces_what_another_has_left_behind(
+    redis: RedisServer, start: Start, session: aiohttp.ClientSession
+) -> None:
+    follower = await RedisCoordinator.at(redis.url)
+    await start({**SERVED, "coordinator": redis.url}, store=MemoryStore())
+    left = Subject("open", {"id": "a"}, None, "somebody").change("ab" * 32, 1)
+    long_ago_ms = wall_clock_ms() - SETTLED_MS
+    async with client(redis) as own:
+        await own.xadd(INTENTS, {"at": long_ago_ms, left.text: left.identity})
+    while not (found := await follower.changes("", 10)):
+        await follower.wait(await follower.newest())
+    assert [told for _, told in found] == [left]
+    assert await follower.intents(10) == []
+    await follower.close()
 
 
 async def test_a_replay_is_refused_by_the_other_node(

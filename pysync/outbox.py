@@ -58,7 +58,7 @@ class Outbox:
         if self._kept is not None:
             return await self._kept.put(key, body, expect, changes)
         await self.settle()
-        earlier = await self._unannounced(key, base, changes[0])
+        earlier = await self._unannounced(key, base, changes[-1])
         told = [*earlier.changes, *changes]
         intent = await self._coordinator.intend(told)
         try:

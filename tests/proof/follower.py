@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
@@ -13,7 +13,7 @@ import orjson
 from proof import service
 from proof.asker import Node
 from proof.history import History, Kind, Operation
-from proof.signed import Answer, Connection, Device, NoAnswer, Request
+from proof.signed import Answer, Connection, Device, NoAnswer
 
 FOLLOWERS: Final = 4
 LONGEST_STREAM_S: Final = 4.0
@@ -64,25 +64,29 @@ class Follower:
         start, status, error = time.monotonic(), None, ""
         try:
             async with asyncio.timeout(self._random.uniform(0, LONGEST_STREAM_S)):
-                answer = await self._ask(node, request)
-                status = answer.status if isinstance(answer, Answer) else 200
-                if not isinstance(answer, Answer):
-                    async with aclosing(answer):
-                        async for block in blocks(answer, self._place):
-                            if block.id:
-                                sent.setdefault("opened", time.monotonic())
-                            await self._hear(node, block)
+                with closing(await self._connection(node)) as connection:
+                    answer = await connection.stream(request)
+                    status = answer.status if isinstance(answer, Answer) else 200
+                    if not isinstance(answer, Answer):
+                        await self._listen(node, answer, sent)
         except (NoAnswer, TimeoutError) as lost:
             error = repr(lost)
         followed = self._operation("follow", node, sent, start)
         self._history.add(replace(followed, status=status, nonce=request.nonce, error=error))
         return "opened" in sent
 
-    async def _ask(self, node: int, request: Request) -> Answer | AsyncGenerator[bytes, None]:
+    async def _connection(self, node: int) -> Connection:
         address = self._nodes[node].address
         if address is None:
             raise NoAnswer("nobody is there")
-        return await (await Connection.to(address)).stream(request)
+        return await Connection.to(address)
+
+    async def _listen(self, node: int, pieces: AsyncGenerator[bytes, None], sent: dict[str, Any]) -> None:
+        async with aclosing(pieces):
+            async for block in blocks(pieces, self._place):
+                if block.id:
+                    sent.setdefault("opened", time.monotonic())
+                await self._hear(node, block)
 
     async def _hear(self, node: int, block: Block) -> None:
         self._place = block.id

@@ -44,7 +44,7 @@ def judge_followers(operations: list[Operation]) -> Iterator[Violation]:
         events = [operation for operation in heard if operation.kind == "event"]
         yield from _out_of_turn(heard)
         yield from _untrue(events, announced)
-        yield from _unordered(events, announced)
+        yield from _unordered(heard, announced)
         yield from _unheard(heard, announced)
 
 
@@ -119,15 +119,21 @@ def _untrue(events: list[Operation], announced: Mapping[str, Announced]) -> Iter
             yield Violation("told of writes", said, (event,))
 
 
-def _unordered(events: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
-    """First events of versions of one document after those of later ones."""
+def _unordered(heard: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
+    """First events of versions of one document after those of later ones, but for what was asked for before a
+    reset, and so was read anew after it."""
     newest: dict[str, tuple[int, Operation]] = {}
     seen = set[tuple[str, str]]()
-    for event in events:
-        hash_ = str(event.answer["hash"])
+    reset_at = -math.inf
+    for event in heard:
+        if event.kind == "reset":
+            reset_at = event.end
         about = announced.get(event.key)
-        place = None if about is None else about.places.get(hash_)
-        if place is None or (event.key, hash_) in seen:
+        if event.kind != "event" or about is None:
+            continue
+        hash_ = str(event.answer["hash"])
+        place = about.places.get(hash_)
+        if place is None or (event.key, hash_) in seen or about.begun.get(hash_, math.inf) < reset_at:
             continue
         seen.add((event.key, hash_))
         if event.key in newest and newest[event.key][0] > place:

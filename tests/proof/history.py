@@ -21,13 +21,14 @@ Kind = Literal[
     "reset",
     "kill",
     "stall",
+    "loss",
     "faults",
 ]
 """`pull` and `push` are of a document, `append` and `tail` of a log; `replay` sends the bytes of an earlier
 request again; `metered` pulls where there is a rate limit. `follow` is a stream of changes, from its request
 to its last byte; `event` is a change that it told, `reset` that it could not tell all. `setup` is the first
 line, `faults` the last. `kill` is the death of a node, from its last moment to when it served again, `stall`
-a time in which Redis stood still."""
+a time in which Redis stood still, `loss` the moment in which it lost its memory."""
 
 END: Final = "end"
 """Who reads what is there when all others have ended."""

@@ -51,9 +51,8 @@ def counts(operations: list[Operation]) -> Counter[str]:
         if operation.kind in ANSWERS
     )
     kills = [operation for operation in operations if operation.kind == "kill"]
-    told.update(
-        operation.kind for operation in operations if operation.kind in ("kill", "stall", "event", "reset")
-    )
+    happened = ("kill", "stall", "loss", "event", "reset")
+    told.update(operation.kind for operation in operations if operation.kind in happened)
     for operation in operations:
         if operation.kind == "faults":
             told.update({f"fault {name}": count for name, count in operation.sent.items()})

@@ -143,8 +143,11 @@ class Workers:
 class Machines:
     """Servers that have nothing in common but what they are configured with, each behind a proxy."""
 
-    def __init__(self, servers: list[Server], proxies: list[FaultProxy], redis: RedisServer) -> None:
+    def __init__(
+        self, servers: list[Server], proxies: list[FaultProxy], redis: RedisServer, *, forgets: bool
+    ) -> None:
         self.servers = servers
+        self._forgets = forgets
         self._proxies = proxies
         self._redis = redis
 
@@ -152,7 +155,7 @@ class Machines:
         return sum((proxy.met for proxy in self._proxies), Counter())
 
     def disturbances(self) -> Sequence[Disturb]:
-        return self._kill, self._stall, self._kill
+        return self._kill, self._lose if self._forgets else self._stall, self._kill
 
     async def settle(self) -> None:
         """Start a server anew: it announces what nobody has."""
@@ -181,6 +184,12 @@ class Machines:
         self._redis.resume()
         return "stall", -1
 
+    async def _lose(self, random: Random) -> tuple[Kind, int]:
+        """Redis dies, and comes back with nothing."""
+        self._redis.kill()
+        await asyncio.to_thread(self._redis.start)
+        return "loss", -1
+
 
 @asynccontextmanager
 async def workers_on_a_folder(folder: Path) -> AsyncIterator[Nodes]:
@@ -192,10 +201,11 @@ async def workers_on_a_folder(folder: Path) -> AsyncIterator[Nodes]:
 
 @asynccontextmanager
 async def machines_on_s3(
-    folder: Path, s3: S3Server, redis: RedisServer, random: Random
+    folder: Path, s3: S3Server, redis: RedisServer, random: Random, *, forgets: bool = False
 ) -> AsyncIterator[Nodes]:
     """Three servers on one bucket and one Redis; what is between each of them and S3 fails now and then, as
-    `random` has it. `folder` holds what they log."""
+    `random` has it, and Redis stands still or `forgets`: then limits do not hold, nor does what an
+    Idempotency-Key promises. `folder` holds what they log."""
     prefix = f"proof-{random.randbytes(4).hex()}"
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(FaultProxy(s3.endpoint)) for _ in range(MACHINES)]
@@ -211,7 +221,7 @@ async def machines_on_s3(
                 "secretAccessKey": s3.secret_access_key,
             }
             apart.append(Server(f"machine-{n}", folder, {"store": store, "coordinator": redis.url}))
-        yield Machines(await stack.enter_async_context(_serving(apart)), proxies, redis)
+        yield Machines(await stack.enter_async_context(_serving(apart)), proxies, redis, forgets=forgets)
 
 
 def _unsettle(proxy: FaultProxy, random: Random) -> None:

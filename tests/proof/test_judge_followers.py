@@ -148,6 +148,13 @@ def test_changes_of_one_document_out_of_order_are_found() -> None:
     assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == {"told in order"}
 
 
+def test_what_was_written_before_a_reset_may_be_told_late() -> None:
+    late = [*without(TOLD, 0, 3), of_document(V2, 7.5), of_document(V1, 8.5)]
+    for moment, promises in ((1, {"told in order"}), (7.8, set[str]())):
+        told = sorted([*late, reset(moment)], key=lambda one: one.end)
+        assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == promises
+
+
 def test_a_change_that_is_told_again_is_in_order() -> None:
     assert broken(*GOOD, of_document(V1, 30), of_log("a", 31)) == set()
 

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -35,6 +36,19 @@ async def keeps_every_promise(nodes: Nodes, seed: int, *faults: str) -> None:
 async def test_four_workers_on_a_folder_behave_as_one(tmp_path: Path) -> None:
     async with workers_on_a_folder(tmp_path) as nodes:
         await keeps_every_promise(nodes, secrets.randbits(32))
+
+
+@pytest.mark.timeout(240)
+async def test_a_redis_that_forgets_costs_followers_a_reset_and_nothing_else(
+    tmp_path: Path, radosgw: S3Server, start_redis: Callable[[], RedisServer]
+) -> None:
+    seed = secrets.randbits(32)
+    async with machines_on_s3(tmp_path, radosgw, start_redis(), Random(seed), forgets=True) as nodes:
+        verdict = await prove(nodes, tmp_path / "history", seconds=SECONDS, seed=seed)
+    untold = [violation for violation in verdict.violations if violation.promise.startswith("told ")]
+    assert not untold, f"seed {seed}: {replace(verdict, violations=untold)}"
+    assert verdict.counts["loss"] == 1
+    assert verdict.counts["reset"] > 0
 
 
 @pytest.mark.timeout(240)

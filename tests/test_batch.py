@@ -18,7 +18,7 @@ from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
 ADMIN = {"Authorization": "Bearer token-of-the-tests"}
-NOW_MS = wall_clock_ms()
+STORED_MS = 1_700_000_000_000
 EDITOR = SUBJECT.user_id
 ME = ISSUER.user_id
 
@@ -61,14 +61,14 @@ SERVICE = {
 }  # fmt: skip
 
 
-def stored(data: object, ts_ms: int = NOW_MS, author: str = "") -> bytes:
+def stored(data: object, ts_ms: int = STORED_MS, author: str = "") -> bytes:
     body: dict[str, object] = {"data": data}
     if author:
         body |= {"authorPubkey": author, "authorSignature": "s"}
     return _core.decode_push(json.dumps(body).encode()).stored(ts_ms)
 
 
-def documents() -> dict[str, bytes]:
+def documents(now_ms: int) -> dict[str, bytes]:
     """What the store holds, of what `SETS` name."""
     card = {"name": "A", "pay": 1e21, "n": 9007199254740993}
     return {
@@ -89,8 +89,8 @@ def documents() -> dict[str, bytes]:
         f"people/{ME}/a": stored(card),
         f"people/{EDITOR}/a": stored(card),
         "picked/a": stored({"picked": 1}),
-        "fading/old": stored({"n": 1}, NOW_MS - 1001),
-        "fading/new": stored({"n": 2}, NOW_MS - 1000),
+        "fading/old": stored({"n": 1}, now_ms - 1001),
+        "fading/new": stored({"n": 2}, now_ms - 1000),
         "spaces/one/_access": stored({"v": 1, "owner": ME, "members": [EDITOR]}),
         "spaces/two/_access": stored({"v": 1, "owner": EDITOR, "members": []}),
         "spaces/odd/_access": b"{",
@@ -161,11 +161,17 @@ def store() -> FaultyStore:
 
 
 @pytest.fixture
-async def anyone(start: Start, session: aiohttp.ClientSession, store: FaultyStore) -> Browser:
+def now_ms() -> int:
+    """When the test began."""
+    return wall_clock_ms()
+
+
+@pytest.fixture
+async def anyone(start: Start, session: aiohttp.ClientSession, store: FaultyStore, now_ms: int) -> Browser:
     """An anonymous caller of `SERVICE`, which holds `documents()` and whose clock stands still."""
-    for key, body in documents().items():
+    for key, body in documents(now_ms).items():
         await store.put(key, body)
-    return Browser(await start(SERVICE, store=store, now_ms=lambda: NOW_MS), session)
+    return Browser(await start(SERVICE, store=store, now_ms=lambda: now_ms), session)
 
 
 def entries(reply: Reply, name: str) -> list[Any]:
@@ -297,9 +303,9 @@ async def test_repeated_names_and_empty_slots_are_dropped(anyone: Browser) -> No
     assert answer.json == {"collections": {"special": [{"error": "document_corrupt"}]}}
 
 
-async def test_expired_documents_are_missing(anyone: Browser) -> None:
+async def test_expired_documents_are_missing(anyone: Browser, now_ms: int) -> None:
     old, new = entries(await batch(anyone, "fading", params={"fading": SETS["fading"]}), "fading")
-    assert old == {"data": {}, "hash": "", "timestamp": NOW_MS}
+    assert old == {"data": {}, "hash": "", "timestamp": now_ms}
     assert new["data"] == {"n": 2}
 
 

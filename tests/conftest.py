@@ -29,7 +29,7 @@ from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
 
-pytest_plugins = ["components.fixtures"]
+pytest_plugins = ["components.fixtures", "streams"]
 
 # On a cold or busy machine examples are slow to make; each test has a time limit of its own.
 settings.register_profile("pysync", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,13 +2,19 @@
 
 import asyncio
 import json
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from conftest import Browser
+import aiohttp
+import pytest
+import pytest_asyncio
 from fronts import asking
+
+if TYPE_CHECKING:
+    from conftest import Browser, Start
 
 
 @dataclass
@@ -86,7 +92,7 @@ class Heard:
 
 
 async def listen(
-    browser: Browser,
+    browser: "Browser",
     target: str = "/events",
     headers: dict[str, str] | None = None,
     *,
@@ -111,3 +117,33 @@ async def listen(
     if "Content-Length" in found:
         heard.body = await reader.readexactly(int(found["Content-Length"]))
     return heard
+
+
+Serve = Callable[..., Awaitable["Browser"]]
+Listen = Callable[..., Awaitable[Heard]]
+
+
+@pytest.fixture
+def serve(start: "Start", session: aiohttp.ClientSession) -> Serve:
+    """Starts a service with the collections it is called with: `await serve(NOTES, auth={...})`. What is no
+    member of the configuration, as `store` or `now_ms`, is given to `create_app`."""
+    from conftest import Browser
+
+    async def serve_one(*collections: dict[str, Any], **members: Any) -> Browser:
+        given = {name: members.pop(name) for name in ("store", "coordinator", "now_ms") if name in members}
+        return Browser(await start({"collections": list(collections), **members}, **given), session)
+
+    return serve_one
+
+
+@pytest_asyncio.fixture
+async def hear() -> AsyncIterator[Listen]:
+    """`listen`, which hangs up when the test ends."""
+    async with AsyncExitStack() as stack:
+
+        async def hear_one(*args: Any, **options: Any) -> Heard:
+            heard = await listen(*args, **options)
+            stack.push_async_callback(heard.close)
+            return heard
+
+        yield hear_one

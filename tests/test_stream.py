@@ -1,15 +1,12 @@
 """`GET {ns}/events`: a client is told of every write that it could pull, and of no other (wire section 9)."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
-from conftest import ISSUER, STRANGER, Browser, Signed, Start, root_device
-from streams import Heard, listen
+from conftest import ISSUER, STRANGER, Browser, Signed, root_device
+from streams import Listen, Serve
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
@@ -19,33 +16,6 @@ ROOMS = {
     "readRoles": ["cap:read:rooms"],
     "writeRoles": ["public"],
 }
-
-
-@pytest.fixture
-def serve(start: Start, session: aiohttp.ClientSession) -> Callable[..., Awaitable[Browser]]:
-    """Starts a service with these collections."""
-
-    async def serve_one(*collections: dict[str, Any], **members: Any) -> Browser:
-        return Browser(await start({"collections": list(collections), **members}), session)
-
-    return serve_one
-
-
-Serve = Callable[..., Awaitable[Browser]]
-Listen = Callable[..., Awaitable[Heard]]
-
-
-@pytest_asyncio.fixture
-async def hear() -> AsyncIterator[Listen]:
-    """`listen`, which hangs up when the test ends."""
-    async with AsyncExitStack() as stack:
-
-        async def hear_one(*args: Any, **options: Any) -> Heard:
-            heard = await listen(*args, **options)
-            stack.push_async_callback(heard.close)
-            return heard
-
-        yield hear_one
 
 
 async def test_a_write_is_told_with_its_hash_and_time(serve: Serve, hear: Listen) -> None:
@@ -194,3 +164,86 @@ async def test_what_nobody_could_listen_for_is_refused_before_the_stream_begins(
     )
     assert (await hear(browser, headers=forged, collections="notes")).status == 200
     assert (await hear(browser)).status == 200
+
+
+async def test_head_answers_the_head_alone(serve: Serve, session: aiohttp.ClientSession) -> None:
+    browser = await serve(NOTES)
+    for _ in range(2):
+        reply = await browser.request("HEAD", "/events")
+        assert (reply.status, reply.body) == (200, b"")
+        assert reply.headers["Content-Type"] == "text/event-stream"
+    assert (await browser.request("POST", "/events", {})).status == 405
+
+
+async def test_nothing_on_the_way_may_keep_a_stream(serve: Serve, hear: Listen) -> None:
+    heard = await hear(await serve(NOTES))
+    assert heard.headers["Cache-Control"] == "no-store"
+    assert heard.headers["X-Accel-Buffering"] == "no"
+    assert heard.headers["Connection"] == "close"
+    assert not heard.headers.keys() & {"Content-Length", "Transfer-Encoding"}
+
+
+async def test_pages_elsewhere_may_listen_and_resume(serve: Serve, hear: Listen) -> None:
+    origin = {"Origin": "https://app.example"}
+    browser = await serve(NOTES, server={"cors": {"origins": ["https://app.example"]}})
+    heard = await hear(browser, headers=origin)
+    assert heard.headers["Access-Control-Allow-Origin"] == "https://app.example"
+    asked = {**origin, "Access-Control-Request-Method": "GET"}
+    preflight = await browser.request("OPTIONS", "/events", headers=asked)
+    assert preflight.status == 204
+    assert "Last-Event-ID" in preflight.headers["Access-Control-Allow-Headers"]
+
+
+async def test_a_subscription_counts_as_a_pull_of_each_collection_that_it_names(
+    serve: Serve, hear: Listen
+) -> None:
+    limit = {"windowMs": 3_600_000, "maxRequests": 2}
+    limited = {**NOTES, "name": "limited", "storagePath": "limited/{id}", "rateLimit": {"pull": limit}}
+    browser = await serve(NOTES, limited)
+    assert (await hear(browser, collections="limited,notes")).status == 200
+    assert (await browser.pull("limited/a")).status == 200
+    refused = await hear(browser, collections="limited,notes")
+    assert (refused.status, json.loads(refused.body)["error"]) == (429, "Rate limit exceeded")
+    assert "Retry-After" in refused.headers
+    assert (await hear(browser, collections="notes")).status == 200
+
+
+async def test_an_append_is_told_with_the_hash_of_its_answer(serve: Serve, hear: Listen) -> None:
+    log = {**NOTES, "appendOnly": {"requireAuthorSignature": False}}
+    passing = {
+        **log,
+        "name": "passing",
+        "storagePath": "p/{id}",
+        "appendOnly": {**log["appendOnly"], "persist": False},  # type: ignore[dict-item]
+    }
+    browser = await serve(log, passing)
+    heard = await hear(browser)
+    for key in ("notes/a", "p/a"):
+        answer = await browser.request("POST", f"/push/{key}", {"data": {"n": 1}})
+        told = (await heard.event()).data
+        assert {name: told[name] for name in ("hash", "timestamp")} == answer.json
+
+
+async def test_a_members_event_has_the_parameters_of_its_bundle(serve: Serve, hear: Listen) -> None:
+    title = {**NOTES, "name": "title", "bundle": "page"}
+    body = {**NOTES, "name": "body", "bundle": "page", "readRoles": ["admin"]}
+    browser = await serve(title, body)
+    heard = await hear(browser)
+    for name in ("body", "title"):
+        await browser.push(f"notes/a/{name}", {})
+    told = (await heard.event()).data
+    assert (told["collection"], told["params"]) == ("title", {"id": "a"})
+
+
+async def test_metrics_tell_of_open_streams_and_events_sent(serve: Serve, hear: Listen) -> None:
+    browser = await serve(namespaces={"acme": {"collections": [NOTES]}})
+    heard, other = await hear(browser, "/acme/events"), await hear(browser, "/acme/events")
+    await browser.request("POST", "/acme/push/notes/a", {"data": {}})
+    await heard.event()
+    await other.event()
+    page = (await browser.request("GET", "/metrics")).body.decode()
+    assert "\npysync_streams 2.0\n" in page
+    assert '\npysync_events_total{collection="acme/notes"} 2.0\n' in page
+    await heard.close()
+    while "\npysync_streams 1.0\n" not in page:
+        page = (await browser.request("GET", "/metrics")).body.decode()

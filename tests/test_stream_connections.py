@@ -1,0 +1,206 @@
+"""Streams over time: certificates that end, readers that are slow, services that stop and come back."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from conftest import SUBJECT, Browser, Signed, minted_at, root_device
+from streams import Heard, Listen, Serve
+from test_processes import serving
+from yarl import URL
+
+from pysync import minting
+from pysync.changes import Change, Subject
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore, MovedClock
+
+NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
+TEAM = {
+    "name": "team",
+    "storagePath": "s/{spaceId}/{id}",
+    "readRoles": ["space:member"],
+    "writeRoles": ["public"],
+}
+
+
+def clock_of_now() -> MovedClock:
+    return MovedClock(minted_at()["now_s"] * 1000)
+
+
+async def test_a_stream_ends_when_its_certificate_does(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.server.subscribers.BEAT_S", 0.02)
+    clock = clock_of_now()
+    browser = await serve(NOTES, MINE, now_ms=clock)
+    expires_at_s = clock() // 1000 + 3600
+    brief = Signed(browser.base, session, SUBJECT, root_device(SUBJECT, expires_at_s=expires_at_s))
+    lasting = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
+    heard, other = await hear(brief), await hear(lasting)
+    await heard.block()
+    clock.now_ms += 3_601_000
+    assert (await heard.block()).data is None  # five minutes are allowed for clocks that differ
+    clock.now_ms += 300_000
+    await heard.rest()
+    await browser.push("notes/a", {})
+    assert (await other.event()).data["params"] == {"id": "a"}
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_a_stream_ends_when_its_certificate_is_taken_back(
+    is_idle: bool,
+    serve: Serve,
+    hear: Listen,
+    session: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pysync.server.subscribers.BEAT_S", 0.02 if is_idle else 3600.0)
+    clock = clock_of_now()
+    browser = await serve(NOTES, MINE, now_ms=clock)
+    me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
+    heard, open_to_all = await hear(me), await hear(me, collections="notes")
+    await browser.push("notes/a", {})
+    assert (await heard.event()).data["params"] == {"id": "a"}
+    taken_back = minting.revocation_list(SUBJECT, 1, certificates=[me.certificate])
+    assert (await browser.request("POST", "/revocations", taken_back.text)).status == 200
+    clock.now_ms += 4_000
+    if not is_idle:
+        await browser.push("notes/b", {})
+    assert [told for told in await heard.rest() if told.data] == []
+    assert (await open_to_all.event()).data["params"] == {"id": "a"}
+
+
+async def test_membership_is_what_it_is_when_the_event_is_sent(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+) -> None:
+    access = {**NOTES, "name": "access", "storagePath": "spaces/{spaceId}/_access"}
+    browser = await serve(NOTES, TEAM, access, auth={"spaces": {}})
+    me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
+    heard = await hear(me, collections="notes,team")
+    hash_ = None
+    for number, members in enumerate([[], [SUBJECT.user_id], []]):
+        data = {"owner": "somebody", "members": members}
+        hash_ = (await browser.push("spaces/s1/_access", data, hash_)).json["hash"]
+        await browser.push(f"s/s1/{number}", {})
+        await browser.push(f"notes/{number}", {})
+        told = [] if number != 1 else ["1"]
+        assert [data["params"]["id"] for data in await heard.events(1 + len(told))] == [*told, str(number)]
+
+
+def noted(collection: str, *numbers: object, **params: str) -> list[Change]:
+    """Changes of as many documents."""
+    return [Subject(collection, {**params, "id": str(n)}).change("", 1) for n in numbers]
+
+
+def ids(told: list[Any]) -> list[str]:
+    return [data["params"]["id"] for data in told]
+
+
+async def test_a_stream_is_cut_where_nobody_can_tell_who_belongs_to_a_space(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+) -> None:
+    store, log = FaultyStore(MemoryStore()), MemoryCoordinator()
+    access = {**NOTES, "name": "access", "storagePath": "spaces/{spaceId}/_access"}
+    browser = await serve(NOTES, TEAM, access, auth={"spaces": {}}, store=store, coordinator=log)
+    me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
+    await browser.push("spaces/s1/_access", {"owner": SUBJECT.user_id})
+    heard, other = await hear(me, collections="team,notes"), await hear(browser, collections="notes")
+    await log.announce(noted("notes", "a"))
+    assert ids(await heard.events(1)) == ["a"]
+    store.fail("get", times=100)
+    await log.announce([*noted("team", "b", spaceId="s1"), *noted("notes", "c")])
+    assert [told for told in await heard.rest() if told.data] == []
+    store.heal()
+    again = await hear(me, collections="team,notes", lastEventId=heard.last_id)
+    assert ids(await again.events(2)) == ["b", "c"]
+    assert ids(await other.events(2)) == ["a", "c"]
+
+
+async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, hear: Listen) -> None:
+    log, count = MemoryCoordinator(), 0
+    browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
+    slow = await slow_reader(browser)
+    other = await hear(browser)
+    while b"\npysync_streams 1.0\n" not in (await browser.request("GET", "/metrics")).body:
+        await log.announce(noted("notes", *range(count, count + 100), room="x" * 250))
+        await other.events(100)
+        count += 100
+        assert count < 100_000
+    heard = await slow()
+    await heard.rest()
+    await heard.close()
+    told = ids([block.data for block in heard.blocks if block.data])
+    again = await hear(browser, lastEventId=heard.last_id)
+    told += ids(await again.events(count - len(told)))
+    assert told == [str(number) for number in range(count)]
+
+
+async def test_who_catches_up_slowly_is_given_time(serve: Serve, hear: Listen) -> None:
+    log, count = MemoryCoordinator(), 20_000
+    browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
+    place = (await (await hear(browser)).block()).id
+    await log.announce(noted("notes", *range(count), room="x" * 250))
+    slow = await slow_reader(browser, f"?lastEventId={place}")
+    heard = await slow()
+    told = ids(await heard.events(count))
+    assert told == [str(number) for number in range(count)]
+    await log.announce(noted("notes", "last", room="x"))
+    assert ids(await heard.events(1)) == ["last"]
+    await heard.close()
+
+
+async def slow_reader(browser: Browser, query: str = "") -> Callable[[], Awaitable[Heard]]:
+    """Open a stream and read nothing of it, until what is returned is called."""
+    url = URL(browser.base)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(connection, (url.host, url.port))
+    await loop.sock_sendall(connection, f"GET /events{query} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    first = await loop.sock_recv(connection, 1)
+
+    async def read() -> Heard:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        head = first + await reader.readuntil(b"\r\n\r\n")
+        return Heard(int(head.split()[1]), {}, reader, writer)
+
+    return read
+
+
+async def test_streams_of_a_process_end_in_good_order(tmp_path: Path, hear: Listen) -> None:
+    async with (
+        serving(tmp_path, server={"drainTimeoutMs": 3_600_000}) as process,
+        aiohttp.ClientSession() as session,
+    ):
+        browser = Browser(process.base, session)
+        streams = [await hear(browser) for _ in range(20)]
+        process.signal(signal.SIGTERM)
+        retries = {(await heard.rest())[-1].retry for heard in streams}
+        assert await process.ended() == 0
+    assert all(retry is not None and 1000 <= retry <= 3000 for retry in retries)
+    assert len(retries) > 1
+
+
+async def test_a_write_on_one_worker_is_heard_on_the_others(tmp_path: Path, hear: Listen) -> None:
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with (
+        serving(tmp_path, server={"workers": 2}) as process,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+        browser = Browser(process.base, session)
+        streams = [await hear(browser, collections="notes") for _ in range(16)]
+        for number in range(16):
+            assert (await browser.push(f"notes/{number}", {})).status == 200
+        told = [ids(await heard.events(16)) for heard in streams]
+        assert all(sorted(each, key=int) == [str(number) for number in range(16)] for each in told)
+        assert len({tuple(each) for each in told}) == 1
+        while b"\npysync_streams 16.0\n" not in (await browser.request("GET", "/metrics")).body:
+            pass  # the other worker tells every second

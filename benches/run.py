@@ -14,6 +14,7 @@ BENCHES = (
     "benches.workers",
     "benches.applog",
     "benches.latency",
+    "benches.streams",
     "benches.corpus",
     "benches.s3",
 )

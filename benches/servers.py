@@ -89,11 +89,12 @@ def fresh_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(folder: Path, core: int | None = None, workers: int = 1) -> Iterator[Running]:
-    """Our server with `service.json` and the documents in `folder`; all its workers answer."""
+def serving(folder: Path | None, core: int | None = None, workers: int = 1) -> Iterator[Running]:
+    """Our server with `service.json` and the documents in `folder`, or in memory; all its workers answer."""
     port = free_port()
     command = ["-m", "pysync", "serve", "--config", str(SERVICE)]
-    command += ["--port", str(port), "--store", f"file:{folder}", "--workers", str(workers)]
+    store = "memory:" if folder is None else f"file:{folder}"
+    command += ["--port", str(port), "--store", store, "--workers", str(workers)]
     with _running(command, port, "/health", core, tells=True) as server:
         yield server
 

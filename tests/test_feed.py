@@ -1,0 +1,257 @@
+"""The feed of a process: each change reaches whoever listens for it, once and in order."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pysync import feed as feed_module
+from pysync.changes import Change, Retention, Subject
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.errors import CoordinatorUnavailable
+from pysync.feed import Event, Feed, Listener, Permit, Plan, Topic
+
+NOTES: Topic = (None, "notes")
+
+
+def note(id_: object, namespace: str | None = None) -> Change:
+    return Subject("notes", {"id": str(id_)}, namespace).change("h", 1)
+
+
+class Ear:
+    """A listener that remembers. `slow`: it takes a while after each event."""
+
+    def __init__(self, place: str, interest: Mapping[Topic, Mapping[str, str]] | None = None) -> None:
+        self.place = place
+        self.interest = {NOTES: {}} if interest is None else interest
+        self.asks = False
+        self.slow = False
+        self.heard: list[str] = []
+        self.is_free = True
+        self.is_cut = False
+        self.resets = 0
+
+    def hear(self, event: Event) -> None:
+        assert event.id > self.place
+        self.place = event.id
+        self.heard.append(event.subject.params["id"])
+        self.is_free = not self.slow
+
+    def reset(self, place: str) -> None:
+        self.place = place
+        self.resets += 1
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+    async def ready(self) -> bool:
+        await asyncio.sleep(0)
+        self.is_free = True
+        return not self.is_cut
+
+
+class Log(MemoryCoordinator):
+    """A log that takes its time: each read lets others have so many turns."""
+
+    def __init__(self, turns: Sequence[int] = (), retention: Retention = Retention()) -> None:  # noqa: B008
+        super().__init__(retention=retention)
+        self._turns = iter(turns)
+        self.reads = 0
+        self.fails = 0
+
+    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        self.reads += 1
+        for _ in range(next(self._turns, 0)):
+            await asyncio.sleep(0)
+        if self.fails:
+            self.fails -= 1
+            raise CoordinatorUnavailable()
+        found = await super().changes(after, limit)
+        for _ in range(next(self._turns, 0)):
+            await asyncio.sleep(0)
+        return found
+
+
+async def anybody(plan: Plan) -> Permit:
+    return lambda listener, event: True
+
+
+def following(log: Log) -> Feed:
+    return Feed(log, lambda subject: "/".join(subject.params.values()), anybody)
+
+
+async def until(ear: Ear, count: int) -> list[str]:
+    """What the ear has heard once that is so much."""
+    while len(ear.heard) < count:
+        await asyncio.sleep(0)
+    return ear.heard
+
+
+@given(
+    st.lists(st.sampled_from(["write", "burst", "begin", "resume", "slow", "leave", "turn"]), max_size=40),
+    st.lists(st.integers(0, 3), max_size=200),
+)
+def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
+    steps: list[str], turns: list[int]
+) -> None:
+    async def play() -> None:
+        log, written = Log(turns), 0
+        feed = following(log)
+        places = [(await log.newest(), 0)]
+        ears: list[tuple[Ear, int]] = []
+        bringing: list[asyncio.Task[bool]] = []
+
+        async def write(count: int) -> None:
+            nonlocal written
+            for _ in range(count):
+                places.append((await log.announce([note(written)]), written + 1))
+                written += 1
+
+        for at, step in enumerate(steps):
+            if step in ("write", "burst"):
+                await write(1 if step == "write" else 5)
+            elif step == "leave" and ears:
+                feed.leave(ears.pop(at % len(ears))[0])
+            elif step == "turn":
+                await asyncio.sleep(0)
+            elif step == "begin":
+                start = await feed.begin("")
+                ears.append((Ear(start.place), written))
+                if not feed.join(ears[-1][0]):
+                    bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
+            elif step in ("resume", "slow"):
+                place, count = places[at * 7 % len(places)]
+                ears.append((Ear(place), count))
+                ears[-1][0].slow = step == "slow"
+                bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
+        await asyncio.gather(*bringing)
+        await write(1)
+        for ear, first in ears:
+            assert await until(ear, written - first) == [str(n) for n in range(first, written)]
+        feed.close()
+
+    page, feed_module.PAGE = feed_module.PAGE, 3  # type: ignore[misc]
+    try:
+        asyncio.run(asyncio.wait_for(play(), 20))
+    finally:
+        feed_module.PAGE = page  # type: ignore[misc]
+
+
+async def test_nobody_reads_the_log_while_nobody_listens() -> None:
+    log = Log()
+    feed, ear = following(log), Ear(await log.newest())
+    assert feed.join(ear)
+    await log.announce([note(1)])
+    await until(ear, 1)
+    feed.leave(ear)
+    await asyncio.sleep(0)
+    reads = log.reads
+    await log.announce([note(2)])
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert log.reads == reads
+
+
+async def test_the_log_is_read_once_for_all_who_listen() -> None:
+    log = Log()
+    feed = following(log)
+    ears = [Ear(await log.newest()) for _ in range(100)]
+    assert all(feed.join(ear) for ear in ears)
+    await log.announce([note(n) for n in range(10)])
+    for ear in ears:
+        assert len(await until(ear, 10)) == 10
+    assert log.reads <= 3
+    feed.close()
+
+
+async def test_a_listener_hears_of_the_values_that_it_wants() -> None:
+    log = Log()
+    feed, place = following(log), await log.newest()
+    two = ("acme", "notes")
+    one, other = Ear(place, {NOTES: {"id": "1"}}), Ear(place, {NOTES: {"id": "2"}, two: {}})
+    none = Ear(place, {(None, "lists"): {}})
+    for ear in (one, other, none):
+        assert feed.join(ear)
+    await log.announce([note(1), note(2), note(1, "acme"), note(3), note(2, "elsewhere")])
+    assert await until(other, 2) == ["2", "1"]
+    assert (one.heard, none.heard) == (["1"], [])
+    feed.close()
+
+
+async def test_listeners_are_reset_where_the_log_forgets_faster_than_it_is_read() -> None:
+    log = Log(turns=[0, 0] + [50] * 100, retention=Retention(count=2))
+    feed, ear = following(log), Ear(await log.newest())
+    assert feed.join(ear)
+    await log.announce([note(0)])
+    await until(ear, 1)
+    for n in range(1, 30):
+        await log.announce([note(n)])
+        await asyncio.sleep(0)
+    while not ear.resets:
+        await asyncio.sleep(0)
+    await log.announce([note("last")])
+    while ear.heard[-1] != "last":
+        await asyncio.sleep(0)
+    feed.close()
+
+
+async def test_a_log_that_cannot_be_read_for_a_while_costs_no_listener_an_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed_module, "RETRY_S", 0.0)
+    log = Log()
+    feed, ear, late = following(log), Ear(await log.newest()), Ear(await log.newest())
+    assert feed.join(ear)
+    log.fails = 3
+    await log.announce([note(1)])
+    assert await until(ear, 1) == ["1"]
+    log.fails = 1
+    assert not await feed.bring(late)
+    assert late.is_cut
+    feed.close()
+
+
+async def test_where_events_cannot_be_told_everybody_is_cut() -> None:
+    async def breaks(plan: Plan) -> Permit:
+        raise RuntimeError("a bug")
+
+    log = Log()
+    feed = Feed(log, lambda subject: "key", breaks)
+    ear, other = Ear(await log.newest()), Ear(await log.newest())
+    ear.asks = True
+    assert feed.join(ear)
+    assert feed.join(other)
+    await log.announce([note(1)])
+    while not (ear.is_cut and other.is_cut):
+        await asyncio.sleep(0)
+    assert (ear.heard, other.heard) == ([], ["1"])
+    fresh = Ear(await log.newest())
+    feed.leave(ear)
+    feed.leave(other)
+    assert feed.join(fresh)
+    await log.announce([note(2)])
+    assert await until(fresh, 1) == ["2"]
+    feed.close()
+
+
+async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> None:
+    release = asyncio.Event()
+
+    async def slowly(plan: Plan) -> Permit:
+        await release.wait()
+        return lambda listener, event: event.subject.params["id"] != "2"
+
+    log = Log()
+    feed = Feed(log, lambda subject: "key", slowly)
+    quick, asked = Ear(await log.newest()), Ear(await log.newest())
+    asked.asks = True
+    listeners: list[Listener] = [quick, asked]
+    assert all(feed.join(ear) for ear in listeners)
+    await log.announce([note(1), note(2), note(3)])
+    assert await until(quick, 3) == ["1", "2", "3"]
+    assert asked.heard == []
+    release.set()
+    assert await until(asked, 2) == ["1", "3"]
+    feed.close()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pysync import feed as feed_module
@@ -60,6 +60,12 @@ class Log(MemoryCoordinator):
         self._turns = iter(turns)
         self.reads = 0
         self.fails = 0
+        self._held: list[tuple[asyncio.Event, asyncio.Event]] = []
+
+    def hold(self) -> tuple[asyncio.Event, asyncio.Event]:
+        """Hold the next read back once it has found what it will return: when it has, and until when."""
+        self._held.append((asyncio.Event(), asyncio.Event()))
+        return self._held[-1]
 
     async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         self.reads += 1
@@ -69,6 +75,10 @@ class Log(MemoryCoordinator):
             self.fails -= 1
             raise CoordinatorUnavailable()
         found = await super().changes(after, limit)
+        if self._held:
+            arrived, release = self._held.pop()
+            arrived.set()
+            await release.wait()
         for _ in range(next(self._turns, 0)):
             await asyncio.sleep(0)
         return found
@@ -90,9 +100,12 @@ async def until(ear: Ear, count: int) -> list[str]:
 
 
 @given(
-    st.lists(st.sampled_from(["write", "burst", "begin", "resume", "slow", "leave", "turn"]), max_size=40),
-    st.lists(st.integers(0, 3), max_size=200),
+    st.lists(
+        st.sampled_from(["write", "burst", "begin", "resume", "slow", "one", "leave", "turn"]), max_size=60
+    ),
+    st.lists(st.sampled_from([0, 0, 0, 1, 12]), max_size=200),
 )
+@settings(max_examples=300)
 def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
     steps: list[str], turns: list[int]
 ) -> None:
@@ -115,21 +128,24 @@ def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
             elif step == "leave" and ears:
                 feed.leave(ears.pop(at % len(ears))[0])
             elif step == "turn":
-                await asyncio.sleep(0)
+                for _ in range(at % 6):
+                    await asyncio.sleep(0)
             elif step == "begin":
                 start = await feed.begin("")
                 ears.append((Ear(start.place), written))
                 if not feed.join(ears[-1][0]):
                     bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
-            elif step in ("resume", "slow"):
+            elif step in ("resume", "slow", "one"):
                 place, count = places[at * 7 % len(places)]
-                ears.append((Ear(place), count))
+                ears.append((Ear(place, {NOTES: {"id": "5"} if step == "one" else {}}), count))
                 ears[-1][0].slow = step == "slow"
                 bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
         await asyncio.gather(*bringing)
         await write(1)
         for ear, first in ears:
-            assert await until(ear, written - first) == [str(n) for n in range(first, written)]
+            one = ear.interest[NOTES].get("id")
+            told = [str(n) for n in range(first, written) if one in (None, str(n))]
+            assert await until(ear, len(told)) == told
         feed.close()
 
     page, feed_module.PAGE = feed_module.PAGE, 3  # type: ignore[misc]
@@ -137,6 +153,26 @@ def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
         asyncio.run(asyncio.wait_for(play(), 20))
     finally:
         feed_module.PAGE = page  # type: ignore[misc]
+
+
+async def test_what_is_told_while_somebody_reads_the_past_is_not_lost_on_them() -> None:
+    log = Log()
+    feed, place = following(log), await log.newest()
+    other, late = Ear(place), Ear(place)
+    assert feed.join(other)
+    await log.announce([note(1)])
+    await until(other, 1)
+    arrived, release = log.hold()
+    bringing = asyncio.create_task(feed.bring(late))
+    await arrived.wait()
+    await log.announce([note(2)])
+    await until(other, 2)
+    release.set()
+    assert await bringing
+    assert late.heard == ["1", "2"]
+    await log.announce([note(3)])
+    assert await until(late, 3) == ["1", "2", "3"]
+    feed.close()
 
 
 async def test_nobody_reads_the_log_while_nobody_listens() -> None:

@@ -110,7 +110,11 @@ async def listen(
         target += "?" + urlencode(texts)
     signed = browser.headers(method, target, b"") if hasattr(browser, "headers") else {}
     reader, writer = await asking(browser.base, method, target, signed | (headers or {}))
-    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    except BaseException:
+        writer.transport.abort()
+        raise
     first, *lines = head.strip().split("\r\n")
     found = {name.title(): value for name, _, value in (line.partition(": ") for line in lines)}
     heard = Heard(int(first.split()[1]), found, reader, writer)

@@ -181,3 +181,27 @@ async def test_clients_are_told_of_writes_as_they_are_made(start: Start, start_n
             waiting = asyncio.ensure_future(anext(found))
             await me.append(key, {"n": n})
             assert [element.data for element in await waiting] == [{"n": n}]
+
+
+async def test_a_change_stream_passes_as_it_is_told_and_ends_in_good_order(
+    start: Start, start_nginx: StartNginx, session: aiohttp.ClientSession
+) -> None:
+    notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+    straight = await start({"collections": [notes]})
+    browser = Browser(front(start_nginx, straight), session)
+    async with session.get(f"{browser.base}/events") as stream:
+        assert (stream.status, stream.content_type) == (200, "text/event-stream")
+        first = await stream.content.readuntil(b"\n\n")
+        assert first.startswith(b":\nid: ")
+        written = (await browser.push("notes/a", {"n": 1})).json
+        told = await stream.content.readuntil(b"\n\n")
+        assert json.loads(told.partition(b"data: ")[2])["hash"] == written["hash"]
+        place = told.partition(b"\n")[0].removeprefix(b"id: ").decode()
+        await browser.push("notes/b", {})
+        async with session.get(f"{browser.base}/events", headers={"Last-Event-ID": place}) as again:
+            while b"data: " not in (block := await again.content.readuntil(b"\n\n")):
+                pass
+            assert json.loads(block.partition(b"data: ")[2])["params"] == {"id": "b"}
+        (app,) = start.apps  # type: ignore[attr-defined]
+        app.drain()
+        assert b"\n\nretry: " in await stream.content.read()

@@ -1,6 +1,7 @@
 """Streams over time: certificates that end, readers that are slow, services that stop and come back."""
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -204,3 +205,13 @@ async def test_a_write_on_one_worker_is_heard_on_the_others(tmp_path: Path, hear
         assert len({tuple(each) for each in told}) == 1
         while b"\npysync_streams 16.0\n" not in (await browser.request("GET", "/metrics")).body:
             pass  # the other worker tells every second
+
+
+async def test_a_process_may_have_as_many_connections_as_the_system_allows(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        async with serving(tmp_path) as process:
+            assert resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import logging
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -38,6 +39,7 @@ def serve(config: Config) -> int:
     StoreUnavailable for a store that does not open.
     """
     logs.configure()
+    _allow_connections()
     if config.server.workers > 1:
         return _serve_with_workers(config)
     return uvloop.run(_serve(config))
@@ -59,6 +61,12 @@ def _serve_with_workers(config: Config) -> int:
         status = Supervisor(server.workers, work, server.drain_timeout_ms / 1000).run(tell)
     log.info("stopped")
     return status
+
+
+def _allow_connections() -> None:
+    """Have as many files open as the system lets this process: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _import_ahead(config: Config) -> None:

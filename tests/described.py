@@ -87,6 +87,7 @@ def service() -> Iterator[str]:
     async def serve() -> None:
         stop = asyncio.Event()
         async with await create_app(config.parse(SERVICE)) as app, listening(app) as port:
+            app.subscribers.end()  # schemathesis waits for the end of each answer: streams end as they begin
             started.set_result((asyncio.get_running_loop(), stop, port))
             await stop.wait()
 

@@ -98,7 +98,7 @@ class App:
         handling = documents, access, callers, revocations, roles, keyrings
         hearing = Hearing(pull_rules(config, hooks), access, roles, store, now_ms)
         feed = Feed(outbox.log, hearing.key_of, hearing.permits)
-        self._subscribers = Subscribers(feed, hearing, tally)
+        self.subscribers = Subscribers(feed, hearing, tally)
         routes = RouteTable()
         Wiring(
             config=config,
@@ -115,7 +115,7 @@ class App:
             plugged=PluggedHandlers(plugs, *handling),
             lists=Lists(store, callers, roles),
             hearing=hearing,
-            subscribers=self._subscribers,
+            subscribers=self.subscribers,
             ops=self.ops,
         ).add_all()
         told = request_id if hooks.asks else None
@@ -148,14 +148,14 @@ class App:
         about to stop."""
         self.ops.draining = True
         self._middleware.draining = True
-        self._subscribers.end()
+        self.subscribers.end()
 
     async def close(self) -> None:
         """Leave the plugins' lifespans, finish the writes under way and let go of store and coordinator."""
         await self._hooks.close()
         self.expiry.close()
         self._healing.close()
-        self._subscribers.close()
+        self.subscribers.close()
         await self._logs.close()
         await self._coordinator.close()
         await self.store.close()

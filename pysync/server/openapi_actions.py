@@ -199,7 +199,7 @@ def _events(service: Service, route: Route) -> Operation:
             "200": {
                 "description": "A stream without an end: `id` and `data` of each change, comments in "
                 "between, and `event: reset` where changes are lost.",
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                "content": {"text/event-stream": {"schema": component("schemas", "StreamEvent")}},
             }
         },
         frozenset({503} if is_open else {401, 403, 503}) | metered(readable),

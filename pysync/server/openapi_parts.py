@@ -196,6 +196,19 @@ SCHEMAS: Json = {
     ),
     "BatchEntry": {"anyOf": [component("schemas", "Entry"), object_of({"error": _TEXT})]},
     "Member": object_of({"data": {"type": "object"}, "hash": component("schemas", "Hash")}),
+    "StreamEvent": object_of(
+        {
+            "id": {"type": "string", "description": "Where to resume: Last-Event-ID."},
+            "event": {"type": "string", "description": "reset: changes are lost; absent: a change."},
+            "data": {
+                "type": "string",
+                "contentMediaType": JSON_TYPE,
+                "description": 'Of a change: {"collection","params","hash","timestamp","namespace"?}.',
+            },
+            "retry": {"type": "integer", "description": "When to come back, in ms: the service has stopped."},
+        },
+        required=[],
+    ),
     "CollectionInfo": object_of(
         {
             "name": _TEXT,

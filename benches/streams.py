@@ -98,6 +98,7 @@ class Listener(asyncio.Protocol):
         if not self.begun.done():
             if not data.startswith(b"HTTP/1.1 200 "):
                 self.begun.set_exception(RuntimeError(f"refused: {data[:200]!r}"))
+                self.transport.abort()
                 return
             self.begun.set_result(None)
         *blocks, self._come = (self._come + data).split(b"\n\n")

@@ -212,6 +212,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     copy.set_defaults(run=("copy", "copy"))
 
+    project = commands.add_parser("project", help="work on the lists of projections")
+    actions = project.add_subparsers(required=True, metavar="ACTION")
+    rebuild = actions.add_parser(
+        "rebuild",
+        help="make the lists of a projection anew from their sources; servers may run meanwhile",
+        description="Prints each list: its entries, and how many of them were missing, other or too many.",
+    )
+    rebuild.add_argument("name", metavar="NAME", help="its name, or its target")
+    rebuild.add_argument("--config", metavar="FILE", required=True, help="the server's configuration")
+    rebuild.set_defaults(run=("projections", "rebuild_lists"))
+
     # No character starts an option here: everything is for the load test to understand.
     bench = commands.add_parser(
         "bench", help="load-test a server (in a checkout)", add_help=False, prefix_chars="\0"

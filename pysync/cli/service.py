@@ -40,9 +40,12 @@ def serve(options: argparse.Namespace) -> int:
 def check(options: argparse.Namespace) -> int:
     from pysync.config import report
     from pysync.plugins import loading
+    from pysync.plugins.projection import projections_of
 
     loading.beside(options.file)
-    accepted, text = report.check(options.file, use=loading.loaded)
+    accepted, text = report.check(
+        options.file, use=lambda settings: loading.loaded(settings, projections_of(settings))
+    )
     print(text)
     if accepted and options.probe:
         print()

@@ -13,19 +13,36 @@ A list is folded from what its sources are when it is written, and not from what
 were: so changes may be folded twice, late, or by two processes at once, and the list comes out the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from pysync.config import Config
+from pysync.config import Config, ConfigError, Problem
 from pysync.plugins.projection.declared import declared
 from pysync.plugins.projection.definition import Project, Projection, Target
 from pysync.plugins.projection.follower import Projections
 
-__all__ = ["Project", "Projection", "Projections", "Target", "projections_of"]
+__all__ = ["Project", "Projection", "Projections", "Target", "projections_in", "projections_of"]
 
 
 def projections_of(config: Config) -> Sequence[Projections]:
     """The plugin that keeps the lists which the configuration declares; none where it declares none. Raises
-    ValueError where it names code that is not there."""
-    if not config.projections:
-        return ()
-    return (Projections("projections", [declared(said) for said in config.projections]),)
+    ConfigError with all that is wrong with the code that it names."""
+    made, problems = [], []
+    for at, said in enumerate(config.projections):
+        try:
+            made.append(declared(said))
+        except ValueError as error:
+            problems.append(Problem(f"projections[{at}]", str(error)))
+    if problems:
+        raise ConfigError(problems)
+    return (Projections("projections", made),) if made else ()
+
+
+def projections_in(plugins: Iterable[object]) -> list[Projection]:
+    """The projections among some plugins."""
+    found: list[Projection] = []
+    for plugin in plugins:
+        if isinstance(plugin, Projections):
+            found += plugin.projections
+        elif isinstance(plugin, Projection):
+            found.append(plugin)
+    return found

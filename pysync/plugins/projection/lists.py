@@ -6,7 +6,7 @@ put holds their newest state, whatever the order of changes and whoever else fol
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from pysync import _core
@@ -21,7 +21,7 @@ from pysync.plugins.projection.keys import Keys, Place, folder
 from pysync.plugins.projection.sources import Sources, Touched
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, Object
 
-LISTS_AT_ONCE: Final = 16
+_LISTS_AT_ONCE: Final = 16
 
 LONG_BYTES: Final = 32_768
 """From this size on a list is folded in a thread: that takes a millisecond or more."""
@@ -54,20 +54,9 @@ class Lists:
         """Bring the lists of these writes up to date, each with one put. Raises Unavailable: some are, some
         are not."""
         groups = await self._grouped(self._touched(told))
-        waiting = iter(groups.items())
+        await for_each(groups, lambda key: self.fold_list(key, groups[key]))
 
-        async def fold_on() -> None:
-            for key, parts in waiting:
-                await self.fold_list(key, parts)
-
-        folding = [asyncio.ensure_future(fold_on()) for _ in range(min(LISTS_AT_ONCE, len(groups)))]
-        try:
-            await asyncio.gather(*folding)
-        finally:
-            for task in folding:
-                task.cancel()
-
-    async def fold_list(self, key: str, parts: Sequence[Part], *, heals: bool = False) -> Outcome:
+    async def fold_list(self, key: str, parts: Sequence[Part], *, heals: bool = False) -> Outcome | None:
         """Fold the sources as they are now into the list at `key`; `heals` as in `write`. Raises
         Unavailable."""
         projections = list(dict.fromkeys(projection for projection, _ in parts))
@@ -81,10 +70,11 @@ class Lists:
 
     async def write(
         self, key: str, projections: Sequence[Projection], make: MakeChange, *, heals: bool = False
-    ) -> Outcome:
+    ) -> Outcome | None:
         """Replace the list at `key` by what is made of it, where nobody else has meanwhile; else again, as
         often as its projections say, and then it is left as it is, and that is logged. What is stored there
-        and is no list stays, unless it is corrupt and the write `heals`. Raises Unavailable."""
+        and is no list stays, unless it is corrupt and the write `heals`. None where it is left; raises
+        Unavailable."""
         owners = self.keys.owners(key)
         for _ in range(max(projection.max_retries for projection in projections) + 1):
             found = await self._services.store.get(key)
@@ -97,7 +87,7 @@ class Lists:
                 folded = await asyncio.to_thread(change, data) if is_long else change(data)
             except (NoList, DocumentCorrupt):
                 self._fail(projections, f"what is stored at {key} is no list, and stays as it is")
-                return Outcome()
+                return None
             if folded.body is not None and not await self._put(key, folded.body, expect, owners):
                 continue
             if folded.body is not None:
@@ -106,7 +96,7 @@ class Lists:
             return Outcome(folded.entries, folded.changed)
         log.error("the list %s is written by others all the time: a change of it is dropped", key)
         self._count("drops", projections)
-        return Outcome()
+        return None
 
     async def stored(self, path: str) -> AsyncIterator[str]:
         """The keys of this template at which something is stored. Raises StoreUnavailable."""
@@ -237,6 +227,22 @@ class Lists:
     def _count(self, what: str, projections: Sequence[Projection], by: int = 1) -> None:
         for projection in projections:
             self._services.count(f"pysync_projection_{what}", projection.name, by=by)
+
+
+async def for_each(keys: Collection[str], do: Callable[[str], Awaitable[object]]) -> None:
+    """Do it for each of the lists, some at a time. Raises what any of them does."""
+    waiting = iter(keys)
+
+    async def do_on() -> None:
+        for key in waiting:
+            await do(key)
+
+    doing = [asyncio.ensure_future(do_on()) for _ in range(min(_LISTS_AT_ONCE, len(keys)))]
+    try:
+        await asyncio.gather(*doing)
+    finally:
+        for task in doing:
+            task.cancel()
 
 
 def _of_params(place: Place) -> WriteEvent:

@@ -1,6 +1,5 @@
 """Making lists anew from their sources, while these are written and the lists are folded."""
 
-import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.definition import Projection
 from pysync.plugins.projection.folding import Change, without_others
 from pysync.plugins.projection.keys import Place
-from pysync.plugins.projection.lists import LISTS_AT_ONCE, Lists, Outcome, Part
+from pysync.plugins.projection.lists import Lists, Outcome, Part, for_each
 from pysync.plugins.projection.sources import Touched
 
 _PAGE: Final = 256
@@ -50,15 +49,13 @@ async def rebuild(
         async for key in _existing(lists, projection):
             wanted[key].is_chosen = True
     outcomes: dict[str, Outcome] = {}
-    waiting = iter([(key, one) for key, one in wanted.items() if one.is_chosen])
 
-    async def rebuild_on() -> None:
-        for key, one in waiting:
-            outcomes[key] = await _rebuild_list(lists, key, one, related)
+    async def rebuild_one(key: str) -> None:
+        outcome = await _rebuild_list(lists, key, wanted[key], related)
+        if outcome is not None:
+            outcomes[key] = outcome
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(LISTS_AT_ONCE):
-            tasks.create_task(rebuild_on())
+    await for_each([key for key, one in wanted.items() if one.is_chosen], rebuild_one)
     return begun, outcomes
 
 
@@ -101,18 +98,24 @@ async def _wanted(
     return wanted
 
 
-async def _rebuild_list(lists: Lists, key: str, wanted: _Wanted, related: Sequence[Projection]) -> Outcome:
-    """Fold a list's sources, a page at a time, as they are then; last take away what none of them makes."""
+async def _rebuild_list(
+    lists: Lists, key: str, wanted: _Wanted, related: Sequence[Projection]
+) -> Outcome | None:
+    """Fold a list's sources, a page at a time, as they are then; last take away what none of them makes. None
+    where it is no list."""
     parts = wanted.in_order()
-    changed = 0
-    for start in range(0, len(parts), _PAGE):
-        changed += (await lists.fold_list(key, parts[start : start + _PAGE], heals=True)).changed
+    folded = [
+        await lists.fold_list(key, parts[start : start + _PAGE], heals=True)
+        for start in range(0, len(parts), _PAGE)
+    ]
 
     async def prune() -> Change:
         return without_others(wanted.ids)
 
     pruned = await lists.write(key, related, prune, heals=True)
-    return Outcome(pruned.entries, changed + pruned.changed)
+    if pruned is None:
+        return None
+    return Outcome(pruned.entries, sum(one.changed for one in (*folded, pruned) if one is not None))
 
 
 async def _sources(lists: Lists, projections: Sequence[Projection]) -> AsyncIterator[Touched]:

@@ -23,7 +23,7 @@ from pysync.store import ABSENT, Etag, EtagMismatch, Expect, Object
 
 _LISTS_AT_ONCE: Final = 16
 
-LONG_BYTES: Final = 32_768
+LONG_BYTES: Final = 65_536
 """From this size on a list is folded in a thread: that takes a millisecond or more."""
 
 log = logging.getLogger("pysync.projections")

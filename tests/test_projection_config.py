@@ -228,6 +228,18 @@ def test_two_projections_have_two_names(second: dict[str, str], message: str) ->
     parse(config(NOTES, LISTS, projections=[TITLES, TITLES | {"name": "other"}]))
 
 
+def test_projections_do_not_go_in_a_circle() -> None:
+    index = {"name": "index", "storagePath": "index/{space}"}
+    onward = {"source": "lists", "target": "index/{space}", "id": "x", "name": "onward"}
+    back = {"source": "index", "target": "lists/{space}", "id": "y", "name": "back"}
+    parse(config(NOTES, LISTS, index, projections=[TITLES, onward]))
+    message = "leads back to {}, one of its sources, by other projections"
+    assert faults(config(NOTES, LISTS, index, projections=[TITLES, onward, back])) == [
+        ("projections[1].target", message.format("lists")),
+        ("projections[2].target", message.format("index")),
+    ]
+
+
 def test_a_list_of_no_collection_is_warned_of() -> None:
     said = [TITLES, TITLES | {"target": "elsewhere/{space}"}, TITLES | {"target": "m:f"}]
     warnings = [problem for problem in lint(parse(members(*said))) if problem.path.startswith("projections")]

@@ -53,6 +53,24 @@ def repeated_names(projections: Sequence[Projection]) -> Iterator[tuple[Projecti
             yield projection, ("name", f"{name!r} is also another projection's")
 
 
+def circles(config: Config) -> Iterator[tuple[Projection, Fault]]:
+    """The projections whose lists are projected back into one of their sources, as far as can be told: each
+    write would be followed by another."""
+    into: dict[str, set[str]] = {}
+    for projection in config.projections:
+        for name in projection.source:
+            into.setdefault(name, set()).update(_owner_names(projection, config))
+    for projection in config.projections:
+        reached: set[str] = set()
+        ahead = _owner_names(projection, config)
+        while ahead - reached:
+            reached |= ahead
+            ahead = set().union(*(into.get(name, ()) for name in ahead))
+        own = _owner_names(projection, config)
+        for name in sorted(reached & set(projection.source) - own):
+            yield projection, ("target", f"leads back to {name}, one of its sources, by other projections")
+
+
 def orphaned_target(projection: Projection, config: Config) -> bool:
     """Whether its lists belong to no collection, as far as that can be told."""
     return not OBJECT_OF_MODULE.fullmatch(projection.target) and not _owners(projection.target, config)
@@ -105,6 +123,12 @@ def _owners(target: str, config: Config) -> list[Collection]:
         for _, _, collections in config.each_namespace()
         if (found := owner(collections, target)) is not None
     ]
+
+
+def _owner_names(projection: Projection, config: Config) -> set[str]:
+    if OBJECT_OF_MODULE.fullmatch(projection.target):
+        return set()
+    return {found.name for found in _owners(projection.target, config)}
 
 
 def _by_name(config: Config) -> Mapping[str, list[Collection]]:

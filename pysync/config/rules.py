@@ -10,7 +10,7 @@ from pysync.config.convert import join
 from pysync.config.effective import effective_coordinator, resolve
 from pysync.config.place import s3_place
 from pysync.config.problem import Problem
-from pysync.config.projections import OBJECT_OF_MODULE, Fault, projection_faults, repeated_names
+from pysync.config.projections import OBJECT_OF_MODULE, Fault, circles, projection_faults, repeated_names
 from pysync.config.tree import (
     Action,
     Auth,
@@ -62,7 +62,7 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
     known = _by_name(config)
     for projection in config.projections:
         yield from _at(place(projection), projection_faults(projection, config))
-    for projection, fault in repeated_names(config.projections):
+    for projection, fault in (*repeated_names(config.projections), *circles(config)):
         yield from _at(place(projection), [fault])
     for events in config.events:
         yield from _at(place(events), _events(events, known))

@@ -63,7 +63,7 @@ class Follower:
         self._coordinator = services.coordinator
         self._loop = asyncio.get_running_loop()
         self._leads = self._closing = self._idles = False
-        self._saved = ""
+        self._after = self._saved = ""
         self._saved_at = 0.0
         self._task = self._loop.create_task(self._run())
 
@@ -91,19 +91,19 @@ class Follower:
                     await asyncio.sleep(ASK_S)
 
     async def _lead(self) -> None:
-        after = await self._resumed()
         keeping = self._loop.create_task(self._keep_lead())
         try:
+            self._after = await self._resumed()
             while self._leads and not self._closing:
-                after = await self._advance(after)
+                await self._advance()
         finally:
             keeping.cancel()
             await asyncio.wait([keeping])
             # It is cancelled where it only waits; then this is the last that is done.
             with suppress(Unavailable):
-                await self._save(after)
+                await self._save()
         if not self._closing:
-            await self._finish(after)
+            await self._finish()
 
     async def _keep_lead(self) -> None:
         """Ask again and again, also where a page takes long."""
@@ -114,58 +114,62 @@ class Follower:
             except Unavailable:
                 self._leads = False
 
-    async def _advance(self, after: str) -> str:
-        """Fold the next page and return where it ends; where there is none, wait for one."""
+    async def _advance(self) -> None:
+        """Fold the next page; where that is the last, wait for more."""
         began = self._loop.time()
-        found = await self._log.changes(after, PAGE)
+        found = await self._fold_page()
         if found is None:
-            return await self._begin_anew()
+            self._after = await self._begin_anew()
+            return
+        if self._loop.time() >= self._saved_at + ASK_S:
+            await self._save()
+        if found < PAGE and not self._closing:
+            with self._idle():
+                await self._log.wait(self._after)
+                await asyncio.sleep(began + PACE_S - self._loop.time())
+
+    async def _fold_page(self) -> int | None:
+        """Fold the next changes and say how many; None where they are not known any more."""
+        found = await self._log.changes(self._after, PAGE)
         if found:
             await self._lists.fold([read_change(change) for _, change in found])
-            after = found[-1][0]
-        if self._loop.time() >= self._saved_at + ASK_S:
-            await self._save(after)
-        if len(found) < PAGE and not self._closing:
-            with self._idle():
-                await self._log.wait(after)
-                await asyncio.sleep(began + PACE_S - self._loop.time())
-        return after
+            self._after = found[-1][0]
+        return None if found is None else len(found)
 
-    async def _finish(self, after: str) -> None:
+    async def _finish(self) -> None:
         """Fold what was told until now. Another leads already, and what this process has put last may be from
         before a write that the other one has dealt with."""
         until = await self._log.newest()
-        while after < until:
-            found = await self._log.changes(after, PAGE)
-            if not found:
-                return
-            await self._lists.fold([read_change(change) for _, change in found])
-            after = found[-1][0]
+        while self._after < until and await self._fold_page():
+            pass
 
     async def _resumed(self) -> str:
-        """Where to go on; without a checkpoint, at the oldest change there is."""
+        """Where to go on; without a checkpoint, before the oldest change there is."""
         found = await self._store.get(self._checkpoint)
-        self._saved = ""
+        self._saved, self._saved_at = "", 0.0
         if isinstance(found, Object):
             try:
                 self._saved = str(orjson.loads(found.body)["after"])
             except (ValueError, KeyError, TypeError):
                 return await self._begin_anew()
-        return self._saved
+            return self._saved
+        newest = await self._log.newest()
+        # At an empty log that one has a name, so that it is known again when the log is another.
+        return "" if await self._log.changes("", 1) else newest
 
     async def _begin_anew(self) -> str:
         """Make all lists from their sources, and go on with what was written since that began."""
         log.warning("the change log does not reach back to where projections were: all lists are rebuilt")
         begun, lists = await rebuild(self._lists, self._lists.projections, self._log)
         log.warning("rebuilt %s lists", len(lists))
-        await self._save(begun)
+        self._saved_at = 0.0
         return begun
 
-    async def _save(self, after: str) -> None:
-        if after != self._saved:
-            await self._store.put(self._checkpoint, orjson.dumps({"after": after}))
-            self._saved = after
-        self._saved_at = self._loop.time()
+    async def _save(self) -> None:
+        """Save how far it came."""
+        if self._after != self._saved:
+            await self._store.put(self._checkpoint, orjson.dumps({"after": self._after}))
+            self._saved, self._saved_at = self._after, self._loop.time()
 
     @contextmanager
     def _idle(self) -> Iterator[None]:

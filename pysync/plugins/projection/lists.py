@@ -230,19 +230,17 @@ class Lists:
 
 
 async def for_each(keys: Collection[str], do: Callable[[str], Awaitable[object]]) -> None:
-    """Do it for each of the lists, some at a time. Raises what any of them does."""
+    """Do it for each of the lists, some at a time. Raises what any of them does, once nothing is under way."""
     waiting = iter(keys)
 
     async def do_on() -> None:
         for key in waiting:
             await do(key)
 
-    doing = [asyncio.ensure_future(do_on()) for _ in range(min(_LISTS_AT_ONCE, len(keys)))]
-    try:
-        await asyncio.gather(*doing)
-    finally:
-        for task in doing:
-            task.cancel()
+    doing = [do_on() for _ in range(min(_LISTS_AT_ONCE, len(keys)))]
+    for outcome in await asyncio.gather(*doing, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 def _of_params(place: Place) -> WriteEvent:

@@ -1,8 +1,11 @@
 """The documentation says what the code does."""
 
+import json
 import re
 import shlex
 from pathlib import Path
+
+from projected import Site
 
 from pysync import cli
 from pysync.errors import table
@@ -42,3 +45,15 @@ def test_what_the_documentation_shows_of_copy_and_check_is_understood() -> None:
     for line in shown:
         options = cli._parser().parse_args(line.replace("[", "").replace("]", "").split())
         assert options.run in (("copy", "copy"), ("service", "check"))
+
+
+async def test_the_projection_that_the_documentation_shows_keeps_the_list_that_it_shows() -> None:
+    page = (ROOT / "docs/operations.md").read_text().split("## Projections")[1].split("\n## ")[0]
+    shown = json.loads(page.split("```json")[1].split("```")[0])
+    site = Site({**shown, "store": "memory:"})
+    await site.push("notes", {"spaceId": "s1", "noteId": "n1"}, {"title": "Spring"})
+    await site.fold()
+    assert await site.items("lists/s1") == [{"id": "n1", "value": {"title": "Spring"}}]
+    (line,) = re.findall(r"^    pysync (project .*)", page, re.M)
+    options = cli._parser().parse_args(line.split())
+    assert options.name in [one.name for one in site.projections]

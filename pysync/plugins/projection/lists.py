@@ -230,7 +230,7 @@ class Lists:
 
 
 async def for_each(keys: Collection[str], do: Callable[[str], Awaitable[object]]) -> None:
-    """Do it for each of the lists, some at a time. Raises what any of them does, once nothing is under way."""
+    """Do it for each of the lists, some at a time. Raises what any of that does, once all of it has ended."""
     waiting = iter(keys)
 
     async def do_on() -> None:

@@ -9,6 +9,7 @@ from pysync.changes import Subject
 from pysync.config import Collection, Config, template
 from pysync.config.effective import document_path, owner
 from pysync.plugins.projection.definition import Projection
+from pysync.store import JSON_TYPE
 
 _MAX_KEY_BYTES: Final = 1000
 _MAX_SEGMENT: Final = 255
@@ -70,6 +71,8 @@ class Keys:
                 return f"belongs to {place.name}, one of its sources"
             if place.collection.append_only is not None:
                 return f"belongs to {place.name}, which is append-only"
+            if JSON_TYPE not in place.collection.allowed_mime_types:
+                return f"belongs to {place.name}, which holds files"
         return None
 
     def sources(self, projection: Projection) -> Iterator[tuple[str | None, Collection]]:

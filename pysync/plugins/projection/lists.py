@@ -153,11 +153,12 @@ class Lists:
             if isinstance(projection.target, str):
                 events = [(one, _of_params(one.place)) for one in own]
             else:
-                events = [
-                    (one, event)
-                    async for one, event in self.sources.events(own)
-                    if isinstance(event, WriteEvent)
-                ]
+                events = []
+                async for one, event in self.sources.events(own):
+                    if isinstance(event, DocumentCorrupt):
+                        self.unreadable([projection], one.place)
+                    else:
+                        events.append((one, event))
             for one, event in events:
                 key = self.list_of(projection, event)
                 if key is not None:

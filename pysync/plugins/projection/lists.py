@@ -41,6 +41,15 @@ class Outcome(NamedTuple):
     changed: int = 0
 
 
+class _Held(NamedTuple):
+    """A list that was read: the text of its `data`, None for no list; what a put is to replace, and its
+    hash."""
+
+    data: bytes | None
+    expect: Expect
+    hash: str
+
+
 class Lists:
     """The lists of `projections`, in a service's store."""
 
@@ -82,13 +91,14 @@ class Lists:
             if change is None:
                 return Outcome()
             try:
-                data, expect = self._current(found if isinstance(found, Object) else None, owners, heals)
+                held = self._current(found if isinstance(found, Object) else None, owners, heals)
+                data = held.data
                 is_long = data is not None and len(data) >= LONG_BYTES
                 folded = await asyncio.to_thread(change, data) if is_long else change(data)
             except (NoList, DocumentCorrupt):
                 self._fail(projections, f"what is stored at {key} is no list, and stays as it is")
                 return None
-            if folded.body is not None and not await self._put(key, folded.body, expect, owners):
+            if folded.body is not None and not await self._put(key, folded.body, held, owners):
                 continue
             if folded.body is not None:
                 self._count("puts", projections)
@@ -185,29 +195,26 @@ class Lists:
                     work.append(Work(projection, step, event.timestamp, since_ms))
         return work
 
-    def _current(
-        self, found: Object | None, owners: Sequence[Place], heals: bool
-    ) -> tuple[bytes | None, Expect]:
-        """The text of the list's `data`, None where there is no list yet or it has expired, and what a put
-        is to replace. Raises DocumentCorrupt."""
+    def _current(self, found: Object | None, owners: Sequence[Place], heals: bool) -> _Held:
+        """The list as it is, empty where there is none yet or it has expired. Raises DocumentCorrupt."""
         if found is None:
-            return None, ABSENT
+            return _Held(None, ABSENT, "")
         try:
             document = _core.read_document(found.body)
         except DocumentCorrupt:
             if heals and not _core.is_log(found.body):
-                return None, Etag(found.etag)
+                return _Held(None, Etag(found.etag), "")
             raise
         ttl_ms = owners[0].collection.ttl_ms if owners else None
         expired = ttl_ms is not None and document.ts_ms + ttl_ms < self._services.now_ms()
-        return None if expired else document.data, Etag(found.etag)
+        return _Held(None if expired else document.data, Etag(found.etag), document.hash)
 
-    async def _put(self, key: str, body: _core.PushBody, expect: Expect, owners: Sequence[Place]) -> bool:
+    async def _put(self, key: str, body: _core.PushBody, held: _Held, owners: Sequence[Place]) -> bool:
         """Whether the list is written and announced; else another write came first."""
         now_ms = self._services.now_ms()
         changes = [place.subject.change(body.hash, now_ms) for place in owners]
         try:
-            await self._services.outbox.put(key, body.stored(now_ms), expect, changes)
+            await self._services.outbox.put(key, body.stored(now_ms), held.expect, changes, held.hash)
         except EtagMismatch:
             return False
         return True

@@ -264,6 +264,14 @@ def test_a_store_in_memory_has_nothing_to_rebuild(shell: Shell, tmp_path: Path) 
     assert (status, "nothing to rebuild" in errors) == (1, True)
 
 
+def test_no_store_is_made_to_rebuild_lists_in(shell: Shell, tmp_path: Path) -> None:
+    file, _ = written(tmp_path, TITLES | {"name": "titles"})
+    store = f"file:{tmp_path / 'other'}"
+    status, _, errors = shell.run("project", "rebuild", "titles", "--config", file, "--store", store)
+    assert (status, errors) == (1, f"pysync: {store}: there is no store\n")
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_projection_of_a_plugin_is_rebuilt_too(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

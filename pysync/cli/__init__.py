@@ -109,14 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", metavar="FILE", help="JSON, YAML or TOML")
     serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (default: 8080)")
-    serve.add_argument(
-        "--store", metavar="URL", help="file:DIR (default: file:./data), s3://BUCKET/PREFIX or memory:"
-    )
-    serve.add_argument(
-        "--coordinator",
-        metavar="URL",
-        help="file:DIR, redis://HOST:PORT/NUMBER or memory: (default: the store's folder, else memory:)",
-    )
+    _add_places(serve)
     serve.add_argument("--workers", metavar="N", help="processes that serve (default: 1)")
     serve.set_defaults(run=("service", "serve"))
 
@@ -221,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     rebuild.add_argument("name", metavar="NAME", help="its name, or its target")
     rebuild.add_argument("--config", metavar="FILE", required=True, help="the server's configuration")
+    _add_places(rebuild)
     rebuild.set_defaults(run=("projections", "rebuild_lists"))
 
     # No character starts an option here: everything is for the load test to understand.
@@ -230,6 +224,17 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("rest", nargs="*")
     bench.set_defaults(run=("service", "bench"))
     return parser
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store", metavar="URL", help="file:DIR (default: file:./data), s3://BUCKET/PREFIX or memory:"
+    )
+    parser.add_argument(
+        "--coordinator",
+        metavar="URL",
+        help="file:DIR, redis://HOST:PORT/NUMBER or memory: (default: the store's folder, else memory:)",
+    )
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from pysync.cli.files import print_json
 from pysync.clock import wall_clock_ms
 from pysync.config import Config, effective_coordinator
 from pysync.coordinator import open_coordinator
+from pysync.copy.places import check_exists
 from pysync.documents import Documents
 from pysync.outbox import Outbox
 from pysync.plugins import Services, loading
@@ -29,7 +30,8 @@ _UNSEEN = (
 
 def rebuild_lists(options: argparse.Namespace) -> int:
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
-    settings = config.load(options.config, os.environ)
+    flags = {"store": options.store, "coordinator": options.coordinator}
+    settings = config.load(options.config, os.environ, flags)
     loading.beside(options.config)
     plugins = loading.loaded(settings, projections_of(settings))
     projections = projections_in(plugins)
@@ -45,6 +47,7 @@ async def _rebuild(settings: Config, projections: list[Projection], chosen: list
     url = settings.store.url
     if url == "memory:":
         raise ValueError("memory: is the store of one process: there is nothing to rebuild")
+    check_exists(url)
     if not url.startswith("file:") and effective_coordinator(settings) == "memory:":
         print(f"pysync: {_UNSEEN}", file=sys.stderr)
     retention = Retention(settings.changes.max_count, settings.changes.max_age_ms)

@@ -30,7 +30,7 @@ async def open_source(place: Place) -> Source:
     """The place to copy from. It must exist: nothing is created. Raises ValueError, StoreUnavailable."""
     if isinstance(place, Path):
         return _folder(place)
-    _check_exists(place.url)
+    check_exists(place.url)
     return await open_store(place)
 
 
@@ -47,7 +47,7 @@ def _folder(root: Path) -> FolderSource:
     return FolderSource(root)
 
 
-def _check_exists(url: str) -> None:
+def check_exists(url: str) -> None:
     """Raise ValueError where a `file:` store would have to be made."""
     kind, _, folder = url.partition(":")
     if kind == "file" and not (Path(folder) / _DATABASE).exists():

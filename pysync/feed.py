@@ -132,6 +132,8 @@ class Feed:
                     listener.place = page[-1][0]
                 if len(page) < PAGE and self.join(listener):
                     return True
+                # A log may answer at once, and of 100,000 changes none be for this one to hear.
+                await asyncio.sleep(0)
         except Unavailable as error:
             log.warning("a change stream was cut, as changes cannot be read: %s", error.why)
             listener.cut()

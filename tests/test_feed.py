@@ -291,3 +291,19 @@ async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> 
     release.set()
     assert await until(asked, 2) == ["1", "3"]
     feed.close()
+
+
+async def test_others_have_their_turn_while_somebody_reads_a_past_with_nothing_for_them() -> None:
+    log = Log()
+    feed = following(log)
+    ear = Ear(await log.newest(), {("elsewhere", "notes"): {}})
+    await log.announce([note(number) for number in range(10 * feed_module.PAGE)])
+    bringing = asyncio.create_task(feed.bring(ear))
+    read_before = most = 0
+    while not bringing.done():
+        await asyncio.sleep(0)
+        most = max(most, log.reads - read_before)
+        read_before = log.reads
+    feed.close()
+    assert log.reads > 10
+    assert most == 1, "pages that were read in one turn of the loop"

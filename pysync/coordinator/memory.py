@@ -2,10 +2,10 @@
 
 import asyncio
 import itertools
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import takewhile
 from typing import Final
 
 from pysync._core import ReplayWindow
@@ -29,6 +29,8 @@ WAIT_S: Final = 1.0
 
 SWEEP_MS: Final = 10_000
 """How often what has expired is dropped."""
+
+_is_id = re.compile("[0-9]{17}").fullmatch
 
 
 class MemoryCoordinator:
@@ -102,12 +104,13 @@ class MemoryCoordinator:
         return _change_id(self._announced)
 
     async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        if after and not _change_id(self._forgotten) <= after <= _change_id(self._announced):
+        if after and not _is_id(after):
             return None
-        newer = list(takewhile(lambda found: found[0] > after, reversed(self._changes)))
-        if after and len(newer) < len(self._changes) and self._changes[-1 - len(newer)][0] != after:
+        # Ids have no gaps: how far a change is from the oldest one says where it is.
+        place = int(after) - self._forgotten if after else 0
+        if not 0 <= place <= len(self._changes):
             return None
-        return [(id_, change) for id_, _, change in newer[::-1][:limit]]
+        return [(id_, change) for id_, _, change in itertools.islice(self._changes, place, place + limit)]
 
     async def newest(self) -> str:
         return _change_id(self._announced)

@@ -134,6 +134,8 @@ class Follower:
         if found:
             await self._lists.fold([read_change(change) for _, change in found])
             self._after = found[-1][0]
+        # A log may answer at once, and of a page no source of a list be written.
+        await asyncio.sleep(0)
         return None if found is None else len(found)
 
     async def _finish(self) -> None:

@@ -44,6 +44,10 @@ class Lasting:
         self.log.append(f"{self.name} ends")
         if self.fails == "end":
             raise OSError("the database is gone")
+        if self.fails == "end of a task":
+            task = asyncio.create_task(asyncio.Event().wait())
+            task.cancel()
+            await task
 
     async def after_write(self, event: WriteEvent) -> None:
         self.log.append(f"{self.name} is told")
@@ -82,9 +86,12 @@ async def test_a_plugin_that_does_not_begin_keeps_the_server_from_starting() -> 
     assert log == ["one begins", "one ends"]
 
 
-async def test_a_plugin_that_ends_badly_keeps_no_other_from_ending(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("fails", ["end", "end of a task"])
+async def test_a_plugin_that_ends_badly_keeps_no_other_from_ending(
+    fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
     log: list[str] = []
-    plugins = [Lasting("one", log), Lasting("two", log, "end"), Lasting("three", log)]
+    plugins = [Lasting("one", log), Lasting("two", log, fails), Lasting("three", log)]
     async with await create_app(settings(), plugins=plugins):
         log.clear()
     assert log == ["three ends", "two ends", "one ends"]

@@ -1,6 +1,7 @@
 """What plugins may do to pulls and pushes (service, Events 2)."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -113,6 +114,20 @@ async def test_a_body_is_parsed_once_and_only_when_it_is_asked_for(
     assert one.body is two.body
 
 
+class Cancelled:
+    """Waits in one hook for a task of its own that is cancelled."""
+
+    name = "cancelled"
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self._wait)
+
+    async def _wait(self, about: object) -> None:
+        task = asyncio.create_task(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+
 class Slow:
     """Waits in after_write until it is let go."""
 
@@ -153,6 +168,7 @@ async def test_a_push_is_answered_when_plugins_have_been_told(
     [
         (Failing(), 5.0, "plugin failing: after_write failed"),
         (Slow(), 0.0, "plugin slow: after_write took too long"),
+        (Cancelled("after_write"), 5.0, "plugin cancelled: after_write failed"),
     ],
 )
 async def test_a_plugin_that_fails_after_a_write_is_logged_and_counted_and_changes_nothing(
@@ -371,6 +387,17 @@ class Hanging:
 
 
 @pytest.mark.parametrize("hook", ["before_pull", "intercept_pull", "intercept_push"])
+async def test_a_plugin_that_waits_for_what_is_cancelled_is_an_error(
+    hook: str, start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = await start({"collections": [NOTES]}, plugins=[Cancelled(hook)])
+    *_, anyone = people(base, session)
+    pulled, pushed = await anyone.pull("notes/a"), await anyone.push("notes/a", {})
+    assert (pulled.status, pushed.status) == ((500, 200) if "pull" in hook else (200, 500))
+    assert caplog.messages.count(f"plugin cancelled: {hook} failed") == 1
+
+
+@pytest.mark.parametrize("hook", ["before_pull", "intercept_pull", "intercept_push"])
 async def test_a_plugin_that_takes_too_long_is_an_error(
     hook: str, start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -395,3 +422,16 @@ async def test_the_first_plugin_that_answers_wins(start: Start, session: aiohttp
 def test_a_reply_whose_headers_would_break_out_is_not_made(parts: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="printable"):
         Reply(b"", **parts)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Reply("{}"),  # type: ignore[arg-type]
+        lambda: Pushed(("h", 1)),  # type: ignore[arg-type]
+        lambda: Pushed(Written("h", 1), {"tags": {"a"}}),
+    ],
+)
+def test_an_answer_that_cannot_be_sent_is_not_made(make: Callable[[], object]) -> None:
+    with pytest.raises(TypeError):
+        make()

@@ -18,6 +18,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import orjson
+
 from pysync.applog import Logs
 from pysync.caps import Certificate
 from pysync.config import Action, Config
@@ -75,13 +77,16 @@ class Push:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A plugin's answer to a pull: its body, `200`. With a `version` it has that as its ETag and honours
-    If-None-Match. Raises ValueError where content type or version do not fit in a header."""
+    If-None-Match. Raises ValueError where content type or version do not fit in a header, TypeError where the
+    body is no bytes."""
 
     body: bytes
     content_type: str = "application/json"
     version: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.body, bytes):
+            raise TypeError(f"body is {type(self.body).__name__}, not bytes")
         headers = self.content_type + (self.version or "")
         if not (headers.isascii() and headers.isprintable()) or '"' in (self.version or ""):
             raise ValueError("content_type and version must be printable ASCII, the version without quotes")
@@ -90,10 +95,15 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class Pushed:
     """A plugin's answer to a push: it has stored what the push brought, or taken it elsewhere. `extras` are
-    members of the answer beside `hash` and `timestamp`."""
+    members of the answer beside `hash` and `timestamp`. Raises TypeError for what is no JSON."""
 
     written: Written
     extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.written, Written):
+            raise TypeError(f"written is {type(self.written).__name__}, not Written")
+        orjson.dumps(dict(self.extras))
 
 
 @dataclass(frozen=True, slots=True)

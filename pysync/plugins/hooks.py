@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
@@ -26,6 +26,10 @@ class _Hook(NamedTuple):
     plugin: str
     name: str
     call: Callable[..., Any]
+
+    async def wait(self, about: object) -> Any:
+        """What the hook returns, for those that wait."""
+        return await _outcome(self.call(about))
 
 
 class Hooks:
@@ -97,7 +101,7 @@ class Hooks:
         try:
             async with asyncio.timeout(self._hook_s) as deadline:
                 for hook in self._authorize:
-                    given.update(_roles(await hook.call(request)))
+                    given.update(_roles(await hook.wait(request)))
         except PysyncError:
             raise
         except Exception as error:
@@ -135,14 +139,14 @@ class Hooks:
         for hook in self._after_write:
             try:
                 async with asyncio.timeout(self._hook_s):
-                    await hook.call(event)
+                    await hook.wait(event)
             except Exception as error:
                 self._fail(hook, error)
 
     async def _called(self, hook: _Hook, about: Request | Push) -> Any:
         try:
             async with asyncio.timeout(self._hook_s):
-                return await hook.call(about)
+                return await hook.wait(about)
         except PysyncError:
             raise
         except Exception as error:
@@ -175,13 +179,25 @@ class _Span:
         self._context = hook.call(services)
 
     async def __aenter__(self) -> None:
-        await self._context.__aenter__()
+        await _outcome(self._context.__aenter__())
 
     async def __aexit__(self, *raised: object) -> None:
         try:
-            await self._context.__aexit__(None, None, None)
+            await _outcome(self._context.__aexit__(None, None, None))
         except Exception as error:
             self._hooks._fail(self._hook, error)
+
+
+async def _outcome(waiting: Awaitable[T]) -> T:
+    """What it returns or raises. Where a task of the plugin's own was cancelled, it has failed, and nothing
+    here is cancelled."""
+    try:
+        return await waiting
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("what it waited for was cancelled") from error
 
 
 def has(plugin: object, hook: str) -> bool:

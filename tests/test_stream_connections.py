@@ -4,7 +4,9 @@ import asyncio
 import resource
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +217,16 @@ async def test_a_process_may_have_as_many_connections_as_the_system_allows(tmp_p
             assert resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_process_that_stood_still_does_not_make_up_for_every_beat(
+    serve: Serve, hear: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.server.subscribers.BEAT_S", 0.02)
+    heard = await hear(await serve(NOTES))
+    await heard.block()
+    time.sleep(0.6)  # and nothing of this process goes on
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await heard.rest()
+    assert len(heard.blocks) < 20, "of more than 30"

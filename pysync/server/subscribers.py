@@ -201,8 +201,9 @@ class Subscribers:
         subscriber.end(b"retry: %d\n\n" % (earliest + self._chance() * (latest - earliest)))
 
     def _beat_later(self, number: int) -> None:
-        self._beat_at += BEAT_S / SLOTS
         loop = asyncio.get_running_loop()
+        # After a standstill the beats of one round are made up for, not those of an hour.
+        self._beat_at = max(self._beat_at + BEAT_S / SLOTS, loop.time() - BEAT_S)
         self._beating = loop.call_at(self._beat_at, self._beat, number)
 
     def _beat(self, number: int) -> None:

@@ -132,8 +132,7 @@ class Feed:
                     listener.place = page[-1][0]
                 if len(page) < PAGE and self.join(listener):
                     return True
-                # A log may answer at once, and of 100,000 changes none be for this one to hear.
-                await asyncio.sleep(0)
+                await _turn()
         except Unavailable as error:
             log.warning("a change stream was cut, as changes cannot be read: %s", error.why)
             listener.cut()
@@ -173,6 +172,7 @@ class Feed:
                     self._place = page[-1][0]
                     await self._tell(self._plan(page))
                 self.settled = self._place
+                await _turn()
         except Exception:
             log.exception("changes could not be told")
             self._follower = None
@@ -226,6 +226,12 @@ async def _hand_out(plan: Plan, permit: Permit = _anybody) -> None:
         if writes > PAUSE_WRITES or size > PAUSE_BYTES:
             writes = size = 0
             await asyncio.sleep(0)
+
+
+async def _turn() -> None:
+    """Let others have their turn after a page: a log may answer at once, and of 100,000 changes none be for
+    anybody to hear."""
+    await asyncio.sleep(0)
 
 
 def _hand(listener: Listener, event: Event, permit: Permit) -> None:

@@ -44,6 +44,8 @@ class Lasting:
         self.log.append(f"{self.name} ends")
         if self.fails == "end":
             raise OSError("the database is gone")
+        if self.fails == "never":
+            await asyncio.Event().wait()
         if self.fails == "end of a task":
             task = asyncio.create_task(asyncio.Event().wait())
             task.cancel()
@@ -96,6 +98,19 @@ async def test_a_plugin_that_ends_badly_keeps_no_other_from_ending(
         log.clear()
     assert log == ["three ends", "two ends", "one ends"]
     assert caplog.messages == ["plugin two: lifespan failed"]
+
+
+async def test_a_plugin_that_does_not_end_keeps_no_process_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pysync.plugins.hooks.LEAVE_S", 0.01)
+    log: list[str] = []
+    plugins = [Lasting("one", log), Lasting("two", log, "never"), Lasting("three", log)]
+    async with asyncio.timeout(5):
+        async with await create_app(settings(), plugins=plugins):
+            log.clear()
+    assert log == ["three ends", "two ends", "one ends"]
+    assert caplog.messages == ["plugin two: lifespan took too long"]
 
 
 async def test_a_plugin_works_with_what_serves_requests(start: Start, session: aiohttp.ClientSession) -> None:

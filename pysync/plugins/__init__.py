@@ -31,6 +31,7 @@ from pysync.store import Store
 
 __all__ = [
     "HOOK_S",
+    "LEAVE_S",
     "Caller",
     "CapValidator",
     "Certificate",
@@ -46,6 +47,8 @@ __all__ = [
 
 HOOK_S: Final = 5.0
 """How long a hook of one request may take (wire section 3)."""
+LEAVE_S: Final = 10.0
+"""How long a lifespan may take to end: then the process ends without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ class Plugin(Protocol):
 
     def lifespan(self, services: Services) -> AbstractAsyncContextManager[None]:
         """Entered before the service answers its first request, left after its last. What it raises on
-        entering keeps the server from starting."""
+        entering keeps the server from starting; on leaving it is cancelled after `LEAVE_S`."""
 
     async def authorize(self, request: Request) -> Iterable[str]:
         """Roles that the caller has beside its own, for this request alone: of every pull, push and list,

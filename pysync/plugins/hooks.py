@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from pysync.caps import Certificate
 from pysync.errors import AuthorizationError, InternalError, NotFound, PysyncError, RolesUnavailable
 from pysync.model import WriteEvent
-from pysync.plugins import HOOK_S, Plugin, Push, Pushed, Reply, Request, Services
+from pysync.plugins import HOOK_S, LEAVE_S, Plugin, Push, Pushed, Reply, Request, Services
 
 log = logging.getLogger("pysync.plugins")
 
@@ -183,7 +183,8 @@ class _Span:
 
     async def __aexit__(self, *raised: object) -> None:
         try:
-            await _outcome(self._context.__aexit__(None, None, None))
+            async with asyncio.timeout(LEAVE_S):
+                await _outcome(self._context.__aexit__(None, None, None))
         except Exception as error:
             self._hooks._fail(self._hook, error)
 

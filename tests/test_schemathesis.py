@@ -9,7 +9,7 @@ import pytest
 DESCRIBED = Path(__file__).with_name("described.py")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_answers_are_as_described() -> None:
     """In a process of its own: where schemathesis is loaded, hypothesis no longer shows what made a test
     fail."""

@@ -29,7 +29,7 @@ CHAOS: Final = {"cut": 0.02, "lose_reply": 0.03, "throttle": 0.02, "delay": 0.05
 """The shares of the requests to S3 that fail."""
 ODD: Final = 0.01
 """The share of the puts that is done and answered 500, and of those that is not done and answered 409."""
-START_LIMIT_S: Final = 30.0
+START_LIMIT_S: Final = 60.0
 STARTS: Final = 5
 """Of a server whose store may not answer just then: whatever supervises it starts it again."""
 STALL_S: Final = 3.0

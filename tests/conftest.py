@@ -212,6 +212,12 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.fixture
+def now_ms() -> int:
+    """When the test began."""
+    return wall_clock_ms()
+
+
+@pytest.fixture
 def clock() -> MovedClock:
     return MovedClock()
 

@@ -13,7 +13,6 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, m
 
 from pysync import _core, minting
 from pysync.batch import read_each
-from pysync.clock import wall_clock_ms
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -158,12 +157,6 @@ async def batch(
 @pytest.fixture
 def store() -> FaultyStore:
     return FaultyStore(MemoryStore())
-
-
-@pytest.fixture
-def now_ms() -> int:
-    """When the test began."""
-    return wall_clock_ms()
 
 
 @pytest.fixture

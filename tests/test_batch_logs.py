@@ -9,18 +9,16 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import pytest
 from conftest import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, root_device
-from test_batch import batch, collection, entries, stored
+from test_batch import STORED_MS, batch, collection, entries, stored
 
 from pysync import _core, config, minting
 from pysync.applog import LogRules, Logs
-from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
-NOW_MS = wall_clock_ms()
 ME = ISSUER.user_id
-OLDEST_MS = NOW_MS - 100_000
+AGE_MS = 100_000
 """How far back a checkpoint on `recent` may lie."""
 
 
@@ -44,7 +42,7 @@ SERVICE: dict[str, Any] = {
         log("short", "short/{id}", maxPullLimit=7),
         log("deep", "deep/{id}", maxPullLimit=2000),
         log("lines", "lines/{id}", field="lines"),
-        log("recent", "recent/{id}", maxCheckpointAgeMs=NOW_MS - OLDEST_MS),
+        log("recent", "recent/{id}", maxCheckpointAgeMs=AGE_MS),
         log("fleeting", "fleeting/{id}", persist=False),
         log("echo", "echo/{id}", persist=False, field="lines"),
         log("fading", "fading/{id}", ttl_ms=1000),
@@ -73,7 +71,7 @@ ALL = [element(n) for n in range(COUNT)]
 
 
 async def append(
-    store: FaultyStore, name: str, key: str, elements: list[dict[str, Any]], now_ms: int = NOW_MS
+    store: FaultyStore, name: str, key: str, elements: list[dict[str, Any]], now_ms: int = STORED_MS
 ) -> str:
     """Append them, and return the hash of the log then."""
     logs = Logs(store, MemoryCoordinator(), lambda: now_ms, head_bytes=200)
@@ -91,9 +89,9 @@ def store() -> FaultyStore:
 
 
 @pytest.fixture
-async def anyone(start: Start, session: aiohttp.ClientSession, store: FaultyStore) -> Browser:
+async def anyone(start: Start, session: aiohttp.ClientSession, store: FaultyStore, now_ms: int) -> Browser:
     """An anonymous caller of `SERVICE`, whose clock stands still."""
-    return Browser(await start(SERVICE, store=store, now_ms=lambda: NOW_MS), session)
+    return Browser(await start(SERVICE, store=store, now_ms=lambda: now_ms), session)
 
 
 def root(anyone: Browser) -> Signed:
@@ -144,11 +142,11 @@ def items(entry: dict[str, Any]) -> list[Any]:
     ],
 )
 async def test_an_entry_holds_the_elements_within_its_bounds(
-    anyone: Browser, store: FaultyStore, bounds: object, expected: list[Any]
+    anyone: Browser, store: FaultyStore, now_ms: int, bounds: object, expected: list[Any]
 ) -> None:
     hash_ = await append(store, "log", "log/a", ALL)
     [entry] = await tails(anyone, "log", bounds)
-    assert entry == {"data": {"items": expected}, "hash": hash_, "timestamp": NOW_MS}
+    assert entry == {"data": {"items": expected}, "hash": hash_, "timestamp": now_ms}
 
 
 IDS = [{"id": name} for name in ("a", "b", "gone", "a/b", "")]
@@ -159,18 +157,23 @@ SETS: dict[str, list[dict[str, str]]] = {
     "chat": [{"spaceId": name} for name in ("one", "two", "gone", "a.b")],
     "rooms": [{"room": name} for name in ("lobby", "a/b")],
 }
-PULLED = [
-    {}, {"last": 0}, {"last": 3}, {"limit": 2, "last": 5}, {"since": 15}, {"since": 300},
-    {"since": 25, "last": 1}, {"since": OLDEST_MS}, {"since": OLDEST_MS + 1, "limit": 9},
-]  # fmt: skip
 
 
-async def fill(store: FaultyStore) -> None:
+def pulled(now_ms: int) -> list[dict[str, int]]:
+    """Bounds, those of a checkpoint that is nearly too old among them."""
+    oldest_ms = now_ms - AGE_MS
+    return [
+        {}, {"last": 0}, {"last": 3}, {"limit": 2, "last": 5}, {"since": 15}, {"since": 300},
+        {"since": 25, "last": 1}, {"since": oldest_ms}, {"since": oldest_ms + 1, "limit": 9},
+    ]  # fmt: skip
+
+
+async def fill(store: FaultyStore, now_ms: int) -> None:
     """Logs, whole and broken, of all that `SETS` names."""
     paid = [{"ts": 10 * n, "data": {"n": n, "pay": n}} for n in range(1, 6)]
     for name in ("log", "deep", "lines", "recent", "fleeting", "fading", "cards"):
         if RULES[name].persist:
-            await append(store, name, f"{name}/a", paid, NOW_MS - 1000)
+            await append(store, name, f"{name}/a", paid, now_ms - 1000)
         await store.put(f"{name}/b", b"no log")
     await append(store, "mine", f"mine/{ME}/a", paid)
     await append(store, "rooms", "rooms/lobby", paid)
@@ -196,18 +199,18 @@ async def single(browser: Browser, name: str, params: dict[str, str], bounds: di
 @pytest.mark.parametrize("asking", ["nobody", "root", "editor"])
 @pytest.mark.parametrize("seed", range(4))
 async def test_an_entry_is_what_a_single_pull_answers(
-    start: Start, session: aiohttp.ClientSession, store: FaultyStore, asking: str, seed: int
+    start: Start, session: aiohttp.ClientSession, store: FaultyStore, now_ms: int, asking: str, seed: int
 ) -> None:
     """The same bytes, where no log is longer than a checkpoint gives of it."""
-    await fill(store)
+    await fill(store, now_ms)
     roomy = SERVICE | {"maxBatchAppendElements": 100_000}
-    anyone = Browser(await start(roomy, store=store, now_ms=lambda: NOW_MS), session)
+    anyone = Browser(await start(roomy, store=store, now_ms=lambda: now_ms), session)
     browser = {"nobody": anyone, "root": root(anyone), "editor": editor(anyone)}[asking]
     draw = random.Random(seed)
     for _ in range(4):
         names = draw.sample(list(SETS), draw.randint(1, 6))
         params = {name: draw.choices(SETS[name], k=draw.randint(1, 6)) for name in names}
-        bounds = {name: draw.choices(PULLED, k=len(params[name])) for name in names}
+        bounds = {name: draw.choices(pulled(now_ms), k=len(params[name])) for name in names}
         answer = await batch(browser, *names, params=params, append=bounds)
         expected = [
             b'"%b":[%b]'
@@ -287,10 +290,10 @@ async def test_without_max_pull_limit_a_checkpoint_gives_a_thousand(
     assert items(third) == many
 
 
-async def test_an_empty_log_has_no_elements_and_no_hash(anyone: Browser) -> None:
+async def test_an_empty_log_has_no_elements_and_no_hash(anyone: Browser, now_ms: int) -> None:
     for bounds in ({"last": 1}, {"since": 0}):
         assert await tails(anyone, "log", bounds) == [
-            {"data": {"items": []}, "hash": "", "timestamp": NOW_MS}
+            {"data": {"items": []}, "hash": "", "timestamp": now_ms}
         ]
 
 
@@ -328,20 +331,21 @@ async def test_bounds_are_for_logs(anyone: Browser, store: FaultyStore) -> None:
     assert second["data"] == {"n": 1}
 
 
-async def test_a_checkpoint_may_be_too_old(anyone: Browser, store: FaultyStore) -> None:
-    times = [OLDEST_MS + n for n in range(3)]
+async def test_a_checkpoint_may_be_too_old(anyone: Browser, store: FaultyStore, now_ms: int) -> None:
+    oldest_ms = now_ms - AGE_MS
+    times = [oldest_ms + n for n in range(3)]
     held = [{"ts": ts, "data": {}} for ts in times]
-    await append(store, "recent", "recent/a", held)
+    await append(store, "recent", "recent/a", held, now_ms)
     too_old, too_old_too, just, unbounded = await tails(
-        anyone, "recent", {"since": OLDEST_MS - 1}, {"since": 0, "last": 1}, {"since": OLDEST_MS}, {"last": 3}
+        anyone, "recent", {"since": oldest_ms - 1}, {"since": 0, "last": 1}, {"since": oldest_ms}, {"last": 3}
     )
     assert too_old == too_old_too == {"error": "checkpoint_too_old"}
     assert items(just) == held[1:]
     assert items(unbounded) == held
 
 
-async def test_what_is_not_stored_is_an_empty_list(anyone: Browser, store: FaultyStore) -> None:
-    nothing = {"data": {"items": []}, "hash": "", "timestamp": NOW_MS}
+async def test_what_is_not_stored_is_an_empty_list(anyone: Browser, store: FaultyStore, now_ms: int) -> None:
+    nothing = {"data": {"items": []}, "hash": "", "timestamp": now_ms}
     await store.put("fleeting/a", b"from another time")
     store.calls.clear()
     assert await tails(anyone, "fleeting", None, {}, {"last": 1}, {"since": 0}) == [nothing] * 4
@@ -352,11 +356,11 @@ async def test_what_is_not_stored_is_an_empty_list(anyone: Browser, store: Fault
     assert store.calls["get"] == 0
 
 
-async def test_an_expired_log_is_empty(anyone: Browser, store: FaultyStore) -> None:
-    await append(store, "fading", "fading/a", ALL, NOW_MS - 1001)
-    await append(store, "fading", "fading/b", [*ALL, {"ts": NOW_MS - 1000, "data": {}}], NOW_MS - 1000)
+async def test_an_expired_log_is_empty(anyone: Browser, store: FaultyStore, now_ms: int) -> None:
+    await append(store, "fading", "fading/a", ALL, now_ms - 1001)
+    await append(store, "fading", "fading/b", [*ALL, {"ts": now_ms - 1000, "data": {}}], now_ms - 1000)
     old, new = await tails(anyone, "fading", {"last": 1}, {"last": 2}, ids="ab")
-    assert old == {"data": {"items": []}, "hash": "", "timestamp": NOW_MS}
+    assert old == {"data": {"items": []}, "hash": "", "timestamp": now_ms}
     assert items(new)[0] == ALL[-1]
 
 

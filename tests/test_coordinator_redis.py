@@ -39,11 +39,6 @@ from pysync.testing.times import MovedTime
 
 
 @pytest.fixture
-def redis(start_redis: StartRedis) -> RedisServer:
-    return start_redis()
-
-
-@pytest.fixture
 async def coordinator(redis: RedisServer) -> AsyncIterator[RedisCoordinator]:
     coordinator = await RedisCoordinator.at(redis.url)
     yield coordinator

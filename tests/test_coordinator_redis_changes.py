@@ -5,18 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from components import RedisServer
-from components.fixtures import StartRedis
 from redis_losses import WITH_AOF, client, cut, end_and_forget, end_and_remember, flush
 
 from pysync.changes import Change, Retention
 from pysync.coordinator import Intent
 from pysync.coordinator.redis import CHANGES, INTENTS, RedisCoordinator
 from pysync.errors import CoordinatorUnavailable
-
-
-@pytest.fixture
-def redis(start_redis: StartRedis) -> RedisServer:
-    return start_redis()
 
 
 @pytest.fixture

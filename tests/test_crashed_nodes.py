@@ -10,7 +10,6 @@ import aiohttp
 import pytest
 from buckets import new_prefix
 from components import RedisServer, S3Server
-from components.fixtures import StartRedis
 from conftest import Browser
 from test_processes import serving
 
@@ -28,11 +27,6 @@ LOGS = {
     "appendOnly": {"type": "by_timestamp", "requireAuthorSignature": False},
 }
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
-
-
-@pytest.fixture
-def redis(start_redis: StartRedis) -> RedisServer:
-    return start_redis()
 
 
 @pytest.fixture

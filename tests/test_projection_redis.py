@@ -5,10 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-import pytest
 import pytest_asyncio
 from components import RedisServer
-from components.fixtures import StartRedis
 from projected import TITLES, Site, entry, members
 from redis_losses import flush
 from test_projection_follower import following, lists
@@ -16,11 +14,6 @@ from test_projection_follower import following, lists
 from pysync.coordinator.redis import RedisCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.store.memory import MemoryStore
-
-
-@pytest.fixture
-def redis(start_redis: StartRedis) -> RedisServer:
-    return start_redis()
 
 
 @pytest_asyncio.fixture

@@ -53,6 +53,12 @@ def start_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRedis
 
 
 @pytest.fixture
+def redis(start_redis: StartRedis) -> components.RedisServer:
+    """A Redis in memory for one test, which may stop it."""
+    return start_redis()
+
+
+@pytest.fixture
 def start_nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartNginx]:
     """Starts nginx for one test: `start_nginx(http, port)` as `components.nginx` has it."""
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
 """What is refused of projections, and what is probably not meant (wire section 10)."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pysync.config import template
@@ -21,7 +21,7 @@ def projection_name(projection: Projection) -> str:
 
 def projection_faults(projection: Projection, config: Config) -> Iterator[Fault]:
     """Every rule that one of the projections breaks."""
-    known = _by_name(config)
+    known = config.by_name()
     if not projection.source:
         yield "source", "must name at least one collection"
     for name in projection.source:
@@ -129,14 +129,6 @@ def _owner_names(projection: Projection, config: Config) -> set[str]:
     if OBJECT_OF_MODULE.fullmatch(projection.target):
         return set()
     return {found.name for found in _owners(projection.target, config)}
-
-
-def _by_name(config: Config) -> Mapping[str, list[Collection]]:
-    known: dict[str, list[Collection]] = {}
-    for _, _, collections in config.each_namespace():
-        for collection in collections:
-            known.setdefault(collection.name, []).append(collection)
-    return known
 
 
 def _known_params(member: str, text: str, sources: list[Collection]) -> Iterator[Fault]:

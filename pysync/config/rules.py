@@ -59,7 +59,7 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
     for at, plugin in enumerate(config.plugins):
         if not (OBJECT_OF_MODULE.fullmatch(plugin) or _ENTRY_POINT.fullmatch(plugin)):
             yield Problem(f"plugins[{at}]", "must be package.module:plugin, or the name of an entry point")
-    known = _by_name(config)
+    known = config.by_name()
     for projection in config.projections:
         yield from _at(place(projection), projection_faults(projection, config))
     for projection, fault in (*repeated_names(config.projections), *circles(config)):
@@ -71,14 +71,6 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
 def _at(path: str, faults: Iterable[Fault]) -> Iterator[Problem]:
     for member, message in faults:
         yield Problem(f"{path}.{member}" if path else member, message)
-
-
-def _by_name(config: Config) -> Mapping[str, list[Collection]]:
-    known: dict[str, list[Collection]] = {}
-    for _, _, collections in config.each_namespace():
-        for collection in collections:
-            known.setdefault(collection.name, []).append(collection)
-    return known
 
 
 def _namespace(name: str, namespace: Namespace, place: Place) -> Iterator[Problem]:

@@ -292,3 +292,11 @@ class Config:
         yield "", "collections", self.collections
         for name, namespace in self.namespaces.items():
             yield name, f"namespaces.{name}.collections", namespace.collections
+
+    def by_name(self) -> dict[str, list[Collection]]:
+        """The collections of each name, in all namespaces."""
+        named: dict[str, list[Collection]] = {}
+        for _, _, collections in self.each_namespace():
+            for collection in collections:
+                named.setdefault(collection.name, []).append(collection)
+        return named

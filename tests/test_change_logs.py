@@ -5,10 +5,11 @@ import contextlib
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from turns import taking_turns
 
 from pysync import sqlite_changes
 from pysync.changes import Change, ChangeLog, Retention
@@ -50,34 +51,10 @@ class TestLocalStoresLog(ChangeLogContract):
         return store.change_log
 
 
-class Alternating:
-    """The logs of two processes that take turns: together they keep the promise of one."""
-
-    def __init__(self, *logs: ChangeLog) -> None:
-        self._logs = logs
-        self._turn = 0
-
-    def _next(self) -> ChangeLog:
-        self._turn += 1
-        return self._logs[self._turn % len(self._logs)]
-
-    async def announce(self, changes: Sequence[Change]) -> str:
-        return await self._next().announce(changes)
-
-    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        return await self._next().changes(after, limit)
-
-    async def newest(self) -> str:
-        return await self._next().newest()
-
-    async def wait(self, after: str) -> None:
-        await self._next().wait(after)
-
-
 class TestLogsOfTwoStoresOnOneFolder(ChangeLogContract):
     @pytest.fixture
     async def log(self, store: LocalStore, other: LocalStore) -> ChangeLog:
-        return Alternating(store.change_log, other.change_log)
+        return taking_turns(store.change_log, other.change_log)
 
 
 async def told(log: ChangeLog, after: str = "") -> list[Change]:

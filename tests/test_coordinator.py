@@ -7,19 +7,17 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from turns import taking_turns
 
-from pysync.changes import Change
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import (
     EPOCH_MS,
     LEASE_MS,
     Coordinator,
-    Intent,
-    Window,
     nonce_epoch,
     open_coordinator,
 )
@@ -55,63 +53,13 @@ class TestLocalCoordinator(CoordinatorContract, BoundedNoncesContract):
         await coordinator.close()
 
 
-class Alternating:
-    """Two coordinators on one folder that take turns: together they keep the promise of one."""
-
-    def __init__(self, *coordinators: Coordinator) -> None:
-        self._coordinators = coordinators
-        self._turn = 0
-
-    def _next(self) -> Coordinator:
-        self._turn += 1
-        return self._coordinators[self._turn % len(self._coordinators)]
-
-    async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
-        return await self._next().remember_nonce(presenter, nonce, signed_ms)
-
-    async def count(self, bucket: str, window_ms: int) -> Window:
-        return await self._next().count(bucket, window_ms)
-
-    async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
-        return await self._next().claim(key, value, ttl_ms)
-
-    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
-        return await self._next().announce(changes, intent)
-
-    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        return await self._next().changes(after, limit)
-
-    async def newest(self) -> str:
-        return await self._next().newest()
-
-    async def wait(self, after: str) -> None:
-        await self._next().wait(after)
-
-    async def intend(self, changes: Sequence[Change]) -> str:
-        return await self._next().intend(changes)
-
-    async def withdraw(self, intent: str) -> None:
-        await self._next().withdraw(intent)
-
-    async def intents(self, limit: int) -> list[Intent]:
-        return await self._next().intents(limit)
-
-    async def leads(self, name: str) -> bool:
-        return await self._next().leads(name)
-
-    async def close(self) -> None:
-        for coordinator in self._coordinators:
-            await coordinator.close()
-
-
 class TestTwoLocalCoordinatorsOnOneFolder(CoordinatorContract, BoundedNoncesContract):
     @pytest.fixture
-    async def coordinator(self, clock: MovedClock, tmp_path: Path) -> AsyncIterator[Alternating]:
-        pair = Alternating(
-            *[await LocalCoordinator.at(tmp_path, clock, MAX_LIVE, RETENTION) for _ in range(2)]
-        )
-        yield pair
-        await pair.close()
+    async def coordinator(self, clock: MovedClock, tmp_path: Path) -> AsyncIterator[Coordinator]:
+        pair = [await LocalCoordinator.at(tmp_path, clock, MAX_LIVE, RETENTION) for _ in range(2)]
+        yield taking_turns(*pair)
+        for coordinator in pair:
+            await coordinator.close()
 
 
 class TestLocalLeaders(LeadersContract):

@@ -54,6 +54,21 @@ def test_the_coordinator_is_shown_without_its_password(coordinator: str, shown: 
     assert f"  coordinator  {shown}" in lines(coordinator=coordinator)
 
 
+def test_what_code_and_projections_are_at_work_is_told() -> None:
+    told = lines(
+        collection(),
+        plugins=["teams:Teams", "audit"],
+        projections=[
+            {"source": "notes", "target": "titles/notes", "id": "{id}"},
+            {"name": "all", "source": ["notes", "notes"], "target": "titles/all", "id": "{id}"},
+        ],
+    )
+    assert "  plugins      teams:Teams, audit" in told
+    assert "  projection   titles/notes, of notes" in told
+    assert "  projection   all, of notes, notes" in told
+    assert not [line for line in lines(collection()) if line.startswith(("  plugins", "  projection"))]
+
+
 def test_a_list_at_the_top_has_no_slash_at_its_end() -> None:
     told = lines(collection(storagePath="{id}", listable=True, **OPEN))
     assert "  curl -s http://127.0.0.1:8080/list" in told

@@ -4,7 +4,9 @@ import time
 
 from pysync import __version__
 from pysync.config import Collection, Config, shown_coordinator
+from pysync.config.projections import projection_name
 from pysync.config.support import served, unserved
+from pysync.config.tree import Projection
 from pysync.server.examples import INDEX, file_names
 
 
@@ -17,6 +19,8 @@ def banner(config: Config, port: int) -> str:
         f"  store        {config.store.url}",
         f"  coordinator  {shown_coordinator(config)}",
         *([f"  workers      {config.server.workers}"] if config.server.workers > 1 else []),
+        *([f"  plugins      {', '.join(config.plugins)}"] if config.plugins else []),
+        *(f"  projection   {_projection(found)}" for found in config.projections),
         "",
         *_table(config),
         "",
@@ -45,6 +49,10 @@ def _pages(config: Config, base: str) -> list[str]:
     folder = config.server.examples
     names = [] if folder is None else file_names(folder)
     return [f"  {base}/examples/{name}" for name in names if name.endswith(".html") and name != INDEX]
+
+
+def _projection(projection: Projection) -> str:
+    return f"{projection_name(projection)}, of {', '.join(projection.source)}"
 
 
 def _table(config: Config) -> list[str]:

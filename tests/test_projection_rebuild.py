@@ -243,7 +243,7 @@ async def test_the_command_rebuilds_while_a_server_runs_and_tells_its_listeners(
         newest = await services.outbox.log.newest()
         status, output, errors = await shell.ask("project", "rebuild", "titles", "--config", file)
         assert (status, errors) == (0, "")
-        assert json.loads(output) == {"list": "lists/s", "entries": 1, "changed": 1}
+        assert output == '{"list": "lists/s", "entries": 1, "changed": 1}\n'
         found = await services.outbox.log.changes(newest, 10)
         assert found is not None
         assert [json.loads(change.text)["collection"] for _, change in found] == ["lists"]

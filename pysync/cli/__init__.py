@@ -302,7 +302,7 @@ def _add_client(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", metavar="FILE", help="sign with these keys")
     parser.add_argument("--cap", metavar="FILE", help="under this certificate (default: the key's own)")
     parser.add_argument(
-        "--namespace", metavar="NAME", help="collections under /v1/NAME: the mount path must be /v1"
+        "--namespace", metavar="NAME", help="collections under /v1/NAME: the mount path must be /v1, or none"
     )
     parser.add_argument("--admin-token", metavar="TOKEN", help="default: $PYSYNC_ADMIN_TOKEN")
 

@@ -9,7 +9,7 @@ import sys
 from pysync import config
 from pysync.applog import Logs
 from pysync.changes import Retention
-from pysync.cli.files import print_json
+from pysync.cli.files import print_lines
 from pysync.clock import wall_clock_ms
 from pysync.config import Config, effective_coordinator
 from pysync.coordinator import open_coordinator
@@ -77,7 +77,7 @@ async def _rebuild(settings: Config, projections: list[Projection], chosen: list
         await store.close()
     for key, outcome in sorted(outcomes.items()):
         if outcome.entries or outcome.changed:
-            print_json({"list": key, "entries": outcome.entries, "changed": outcome.changed})
+            print_lines({"list": key, "entries": outcome.entries, "changed": outcome.changed})
     return 1 if failures else 0
 
 

@@ -279,6 +279,15 @@ async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) ->
     assert await versions_told(scene) == [0, 1, 2, 3, 4]
 
 
+async def test_only_who_did_not_announce_the_version_before_looks_for_its_intent(scene: Scene) -> None:
+    etag = await put_version(scene.outbox, 0, ABSENT)
+    scene.coordinator.fail("intents")
+    etag = await put_version(scene.outbox, 1, Etag(etag), version(b"0"))
+    with pytest.raises(CoordinatorUnavailable):
+        await put_version(Outbox(scene.kept, scene.coordinator), 2, Etag(etag), version(b"1"))
+    assert await versions_told(scene) == [0, 1]
+
+
 async def test_a_write_announces_none_of_another_document_and_none_that_it_did_not_replace(
     scene: Scene,
 ) -> None:

@@ -365,9 +365,13 @@ async def test_a_plugin_that_fails_in_the_way_of_a_push_is_an_error(
 async def test_a_plugin_that_fails_in_the_way_of_a_pull_is_an_error(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    reading = Reading(notes_a=RuntimeError("lost its mind"), boards_b_cards=RuntimeError())
+    odd: Any = "an answer"
+    reading = Reading(notes_a=RuntimeError("lost its mind"), notes_c=odd, boards_b_cards=RuntimeError())
     *_, anyone = people(await start({"collections": [NOTES, CARDS, TITLE]}, plugins=[reading]), session)
     assert (await anyone.pull("notes/a")).error == (500, "Internal error")
+    assert (await anyone.pull("notes/c")).error == (500, "Internal error")
+    page = (await anyone.request("GET", "/metrics")).body.decode()
+    assert 'pysync_plugin_failures_total{hook="intercept_pull",plugin="reading"} 1.0' in page
     assert (await anyone.pull("boards/b")).error == (500, "Internal error")
     found = await batch(anyone, notes=[{"id": "a"}, {"id": "b"}])
     assert found["notes"][0] == {"error": "Internal error"}

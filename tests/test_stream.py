@@ -8,6 +8,8 @@ import pytest
 from conftest import ISSUER, STRANGER, Browser, Signed, root_device
 from streams import Listen, Serve
 
+from pysync.minting import Grant
+
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 ROOMS = {
@@ -49,6 +51,30 @@ async def test_a_stream_resumes_after_the_last_event_that_came(serve: Serve, hea
         left = await again.events(2 - "abc".index(name))
         assert [data["params"]["id"] for data in left] == list("abc")["abc".index(name) + 1 :]
         await browser.push("notes/later", {"name": name})
+
+
+async def test_who_resumes_is_told_only_of_what_it_could_pull(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+) -> None:
+    browser = await serve(ROOMS)
+    device = root_device(STRANGER, collections=("rooms",), grant=Grant(("read",), ("rooms/mine/*",)))
+    caller = Signed(browser.base, session, STRANGER, device)
+    place = (await (await hear(caller)).block()).id
+    for key in ("mine/1", "other/1", "mine/2", "other/2", "mine/3"):
+        await browser.push(f"rooms/{key}", {})
+    heard = await hear(caller, headers={"Last-Event-ID": place})
+    told = [(each["params"]["room"], each["params"]["id"]) for each in await heard.events(3)]
+    assert told == [("mine", "1"), ("mine", "2"), ("mine", "3")]
+
+
+async def test_where_a_browser_stopped_counts_before_where_it_began(serve: Serve, hear: Listen) -> None:
+    browser = await serve(NOTES)
+    began = (await (await hear(browser)).block()).id
+    for key in "ab":
+        await browser.push(f"notes/{key}", {})
+    stopped = (await (await hear(browser, lastEventId=began)).event()).id
+    again = await hear(browser, headers={"Last-Event-ID": stopped}, lastEventId=began)
+    assert (await again.event()).data["params"] == {"id": "b"}
 
 
 async def test_a_stream_that_hears_of_nothing_keeps_a_young_place(
@@ -206,6 +232,14 @@ async def test_a_subscription_counts_as_a_pull_of_each_collection_that_it_names(
     assert (refused.status, json.loads(refused.body)["error"]) == (429, "Rate limit exceeded")
     assert "Retry-After" in refused.headers
     assert (await hear(browser, collections="notes")).status == 200
+
+
+async def test_a_subscription_counts_once_and_only_for_what_it_tells_of(serve: Serve, hear: Listen) -> None:
+    twice = {"pull": {"windowMs": 3_600_000, "maxRequests": 2}}
+    closed = {**ROOMS, "rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 1}}}
+    browser = await serve({**NOTES, "rateLimit": twice}, closed)
+    statuses = [(await hear(browser, collections="notes,rooms")).status for _ in range(3)]
+    assert statuses == [200, 200, 429]
 
 
 async def test_an_append_is_told_with_the_hash_of_its_answer(serve: Serve, hear: Listen) -> None:

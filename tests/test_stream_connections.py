@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -20,6 +20,10 @@ from yarl import URL
 from pysync import minting
 from pysync.changes import Change, Subject
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.feed import Start
+from pysync.model import ANONYMOUS
+from pysync.server.hearing import Grant
+from pysync.server.subscribers import Subscriber, Subscribers
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock
 
@@ -157,6 +161,14 @@ async def test_who_catches_up_slowly_is_given_time(serve: Serve, hear: Listen) -
     await log.announce(noted("notes", "last", room="x"))
     assert ids(await heard.events(1)) == ["last"]
     await heard.close()
+
+
+def test_a_beat_says_no_later_place_to_who_catches_up() -> None:
+    """Who resumed from there would miss what lies in between."""
+    start = Start("1", is_resumed=True)
+    subscriber = Subscriber(cast(Subscribers, None), Grant({}, frozenset()), ANONYMOUS, None, start)
+    subscriber.beat("2")
+    assert subscriber.place == "1"
 
 
 async def slow_reader(browser: Browser, query: str = "") -> Callable[[], Awaitable[Heard]]:

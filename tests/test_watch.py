@@ -1,15 +1,18 @@
 """A watch against streams that are cut, closed, silent, refused or nonsense: it goes on where it was."""
 
 import asyncio
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
 
+import aiohttp
 import pytest
 from scripted import DEVICE, KEYS, NOW_MS, Waits, client
 from scripted_streams import End, Script, event, refused, streaming, told
 
 from pysync._core import PublicKey, verify_request
 from pysync.client import Backoff, Change, Client, Reset, Unreachable, Watch
+from pysync.client.watch import Stream
 from pysync.errors import (
     BadRequest,
     Forbidden,
@@ -253,7 +256,7 @@ async def test_a_server_that_was_there_is_asked_without_end_and_ever_more_seldom
     assert lives == [0, 10, 11]
 
 
-async def test_waits_are_less_by_chance_and_begin_anew_after_a_stream_that_lasted() -> None:
+async def test_waits_are_less_by_chance_and_grow_while_no_stream_lasts() -> None:
     waits = Waits()
     lasting = [told(OPENING, End.CUT) for _ in range(3)]
     scripts = [*lasting, told(event("1"), End.HOLD)]
@@ -265,6 +268,27 @@ async def test_waits_are_less_by_chance_and_begin_anew_after_a_stream_that_laste
             script.go.set()
         assert await first(anyone.watch(), 1) == [change("1")]
     assert waits.seconds == [0.1875, 0.375, 0.75]  # none of them lasted
+
+
+async def test_waits_begin_anew_after_a_stream_that_lasted() -> None:
+    class Lasting:
+        async def iter_any(self) -> AsyncIterator[bytes]:
+            yield OPENING.encode()
+            yield b":\n\n"
+
+    @asynccontextmanager
+    async def connect(headers: Mapping[str, str], idle_s: float) -> AsyncIterator[aiohttp.StreamReader]:
+        yield cast(aiohttp.StreamReader, Lasting())
+
+    waits = Waits()
+    stream = Stream(
+        connect, after=None, idle_s=1.0, lost=lambda _: None, live=lambda: None, backoff=Backoff(),
+        chance=lambda: 0.5, sleep=waits,
+    )  # fmt: skip
+    following = stream.follow()
+    while len(waits.seconds) < 3:
+        assert await anext(following) is None
+    assert waits.seconds == [0.1875] * 3
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ async def test_a_write_is_announced_once_and_leaves_no_intent(scene: Scene) -> N
 async def test_a_write_of_no_change_asks_nobody(scene: Scene) -> None:
     scene.coordinator.crash()
     await scene.outbox.put("a", b"1", ABSENT, [])
+    assert await scene.kept.get("a") is not None
     await scene.outbox.announce([])
     await scene.outbox.repeat([])
 

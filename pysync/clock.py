@@ -1,6 +1,21 @@
 """The clock of the machine. Whoever depends on time takes a clock as an argument; this one is the default."""
 
 import time
+from typing import NamedTuple
+
+
+class Tick(NamedTuple):
+    """A place in an order of events: milliseconds since the epoch, and a number within the same one."""
+
+    ms: int
+    number: int
+
+    def next(self, now_ms: int) -> "Tick":
+        """The first tick later than this one that does not lie before `now_ms`, wherever the clock stands."""
+        return Tick(now_ms, 0) if now_ms > self.ms else Tick(self.ms, self.number + 1)
+
+
+FIRST_TICK = Tick(0, 0)
 
 
 def wall_clock_ms() -> int:

@@ -9,10 +9,11 @@ of a document are told in their order.
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from typing import Final
 
 from pysync.changes import Change, ChangeLog, read_change
+from pysync.clock import Tick
 from pysync.coordinator import Coordinator, Intent
 from pysync.errors import CoordinatorUnavailable
 from pysync.store import EtagMismatch, Expect, Store
@@ -71,6 +72,45 @@ class Outbox:
             await self._settle(earlier.name, [])
         self._remember(key, changes[-1])
         return etag
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[str], Sequence[Change]],
+    ) -> str:
+        """`Store.write`, announced as the changes of what has this sha256, of which there is one at least.
+        Raises as that and `put` do."""
+        if self._kept is not None:
+            return await self._kept.write(key, chunks, content_type, changes_of)
+        await self.settle()
+        intent, changes = "", list[Change]()
+
+        async def intend(sha256: str) -> None:
+            nonlocal intent
+            changes.extend(changes_of(sha256))
+            intent = await self._coordinator.intend(changes)
+
+        sha256 = await self._store.write(key, chunks, content_type, intend)
+        await self._settle(intent, changes)
+        return sha256
+
+    async def write_next(
+        self,
+        key_of: Callable[[Tick], str],
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[Tick, str], Sequence[Change]],
+    ) -> tuple[Tick, str]:
+        """`write` at a key that is made of a tick, later than all before. Where the store keeps its changes
+        the files come to light in the order of their ticks; else `Coordinator.tick` gives these, and one may
+        come to light after a later one. Both functions may be called in another thread."""
+        if self._kept is not None:
+            return await self._kept.write_next(key_of, chunks, content_type, changes_of)
+        tick = await self._coordinator.tick()
+        sha256 = await self.write(key_of(tick), chunks, content_type, lambda sha256: changes_of(tick, sha256))
+        return tick, sha256
 
     async def announce(self, changes: Sequence[Change]) -> None:
         """Announce what is stored nowhere. Raises Unavailable."""

@@ -13,6 +13,7 @@ from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.documents import Documents
+from pysync.files import Files
 from pysync.model import WriteEvent
 from pysync.outbox import Outbox
 from pysync.plugins import Services
@@ -95,6 +96,7 @@ class Site:
             coordinator=self.coordinator,
             outbox=outbox,
             documents=self.documents,
+            files=Files(self.store, now_ms, outbox),
             logs=self.logs,
             now_ms=now_ms,
             sweeps=True,

@@ -15,6 +15,7 @@ from pysync.config import Config, effective_coordinator
 from pysync.coordinator import open_coordinator
 from pysync.copy.places import check_exists
 from pysync.documents import Documents
+from pysync.files import Files
 from pysync.outbox import Outbox
 from pysync.plugins import Services, loading
 from pysync.plugins.projection import Projection, projections_in, projections_of
@@ -59,11 +60,13 @@ async def _rebuild(settings: Config, projections: list[Projection], chosen: list
         )
         try:
             failures: list[str] = []
+            outbox = Outbox(store, coordinator)
             services = Services(
                 config=settings,
                 store=store,
                 coordinator=coordinator,
-                outbox=Outbox(store, coordinator),
+                outbox=outbox,
+                files=Files(store, wall_clock_ms, outbox),
                 documents=Documents(store, coordinator, wall_clock_ms),
                 logs=Logs(store, coordinator, wall_clock_ms),
                 now_ms=wall_clock_ms,

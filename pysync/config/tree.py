@@ -253,6 +253,13 @@ class Projection:
 class EventsPlugin:
     collection: str = member("Collection whose pushes become Parquet files.")
     storage_path: str = member("Key template ending in `{batchId}`.")
+    compact_every_ms: int | None = member(
+        "How often small files are merged into larger ones; absent: only by `pysync events compact`.", None
+    )
+    compact_older_than_ms: int = member(
+        "How old the files are at least that are merged.", 600_000, at_least=0
+    )
+    compact_to_bytes: int = member("How large merged files get, about.", 134_217_728)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

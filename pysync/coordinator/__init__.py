@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from pysync.changes import Change, ChangeLog, Retention
-from pysync.clock import wall_clock_ms
+from pysync.clock import Tick, wall_clock_ms
 
 EPOCH_MS: Final = 300_000
 EPOCHS_KEPT: Final = 3
@@ -81,6 +81,9 @@ class Coordinator(ChangeLog, Protocol):
 
     async def intents(self, limit: int) -> list[Intent]:
         """The oldest intents of all processes, at most `limit`."""
+
+    async def tick(self) -> Tick:
+        """A tick later than every one before, of all who share the coordinator, whatever the clocks say."""
 
     async def leads(self, name: str) -> bool:
         """Whether this process is the one that does `name` for all that share the coordinator, for `LEASE_MS`

@@ -15,7 +15,7 @@ import orjson
 
 from pysync import sqlite_changes
 from pysync.changes import Change, Retention
-from pysync.clock import wall_clock_ms
+from pysync.clock import Tick, wall_clock_ms
 from pysync.coordinator import MAX_LIVE_NONCES, Intent, Window, window_end_ms
 from pysync.coordinator.leading import Leading
 from pysync.coordinator.replay import ReplayLedgers
@@ -169,6 +169,9 @@ class LocalCoordinator:
             )
             for id_, at_ms, told in self._log.rows(_INTENTS, limit)
         ]
+
+    async def tick(self) -> Tick:
+        raise NotImplementedError
 
     async def leads(self, name: str) -> bool:
         try:

@@ -10,7 +10,7 @@ from typing import Final
 
 from pysync._core import ReplayWindow
 from pysync.changes import Change, Retention
-from pysync.clock import wall_clock_ms
+from pysync.clock import FIRST_TICK, Tick, wall_clock_ms
 from pysync.coordinator import (
     EPOCHS_KEPT,
     MAX_LIVE_NONCES,
@@ -56,6 +56,7 @@ class MemoryCoordinator:
         self._arrival = asyncio.Event()
         self._intents: dict[str, tuple[int, list[Change]]] = {}
         self._intended = itertools.count()
+        self._tick = FIRST_TICK
 
     async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
         epoch = nonce_epoch(self._now_ms())
@@ -134,6 +135,10 @@ class MemoryCoordinator:
     async def intents(self, limit: int) -> list[Intent]:
         now_ms, oldest = self._now_ms(), itertools.islice(self._intents.items(), limit)
         return [Intent(name, now_ms - at_ms, changes) for name, (at_ms, changes) in oldest]
+
+    async def tick(self) -> Tick:
+        self._tick = self._tick.next(self._now_ms())
+        return self._tick
 
     async def leads(self, name: str) -> bool:
         return True

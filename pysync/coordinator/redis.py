@@ -22,7 +22,7 @@ from redis.asyncio import Connection
 
 from pysync._core import ReplayWindow
 from pysync.changes import Change, Retention
-from pysync.clock import wall_clock_ms
+from pysync.clock import Tick, wall_clock_ms
 from pysync.coordinator import EPOCH_MS, LEASE_MS, Intent, Window, window_end_ms
 from pysync.coordinator.redis_arrivals import Arrivals
 from pysync.coordinator.redis_link import Command, connection
@@ -154,6 +154,9 @@ class RedisCoordinator:
     async def intents(self, limit: int) -> list[Intent]:
         (found,) = await self._memory.ask(("XRANGE", INTENTS, "-", "+", "COUNT", limit))
         return [_intent(place, told, self._memory.now_ms) for place, told in found]
+
+    async def tick(self) -> Tick:
+        raise NotImplementedError
 
     async def leads(self, name: str) -> bool:
         key = f"pysync:l:{name}"

@@ -25,6 +25,7 @@ from pysync.caps import Certificate
 from pysync.config import Action, Config
 from pysync.coordinator import Coordinator
 from pysync.documents import Documents
+from pysync.files import Files
 from pysync.model import Caller, WriteEvent, Written
 from pysync.outbox import Outbox
 from pysync.store import Store
@@ -41,6 +42,7 @@ __all__ = [
     "Reply",
     "Request",
     "Services",
+    "StoredFiles",
     "WriteEvent",
     "Written",
 ]
@@ -75,6 +77,9 @@ class Push:
     data: bytes
     hash: str
     base_hash: str | None
+    request_key: str | None = None
+    """Under what a repetition of this push is known again (its `Idempotency-Key`, with caller and key), for
+    `Coordinator.claim`; None where the client asked for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +103,32 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class Pushed:
     """A plugin's answer to a push: it has stored what the push brought, or taken it elsewhere. `extras` are
-    members of the answer beside `hash` and `timestamp`. Raises TypeError for what is no JSON."""
+    members of the answer beside `hash` and `timestamp`. Raises TypeError for what is no JSON.
+
+    `params` are those of the document that was written, where they are not the request's. `announced`: the
+    plugin has told of the change itself, together with its write (`Outbox.write`)."""
 
     written: Written
     extras: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, str] | None = None
+    announced: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.written, Written):
             raise TypeError(f"written is {type(self.written).__name__}, not Written")
         orjson.dumps(dict(self.extras))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFiles:
+    """Where a plugin keeps what was pushed to a collection: as files of the store, whose keys are `template`,
+    filled in with the parameters of the collection's path, and `suffix`. Pulls of the collection are answered
+    with these files, and its lists name them, without the suffix. `hidden_from()` is a name: lists end before
+    it, where it is not None, because a file may still come to light that lies before those that are there."""
+
+    template: str
+    suffix: str = ""
+    hidden_from: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +142,7 @@ class Services:
     coordinator: Coordinator
     outbox: Outbox
     documents: Documents
+    files: Files
     logs: Logs
     now_ms: Callable[[], int]
     sweeps: bool
@@ -141,6 +164,9 @@ class Plugin(Protocol):
 
     cap_validators: Mapping[str, CapValidator]
     """By kind of certificate: `device`, `member`, `audience`."""
+
+    stored_files: Mapping[str, StoredFiles]
+    """By name of the collection, in every namespace."""
 
     def lifespan(self, services: Services) -> AbstractAsyncContextManager[None]:
         """Entered before the service answers its first request, left after its last. What it raises on

@@ -25,7 +25,7 @@ _ASYNC: Final = {
     "after_write": "event",
 }
 """The hooks that wait, and what each is given."""
-HOOKS: Final = (*_ASYNC, "lifespan", "cap_validators")
+HOOKS: Final = (*_ASYNC, "lifespan", "cap_validators", "stored_files")
 """Every hook."""
 _NEAR: Final = 0.8
 """How much alike two names are, of 1, when one of them is taken for a slip."""

@@ -23,6 +23,7 @@ from pysync.config import Config, effective_coordinator, is_shared
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
 from pysync.feed import Feed
+from pysync.files import Files
 from pysync.outbox import Outbox
 from pysync.plugins import HOOK_S, Services
 from pysync.plugins.hooks import Hooks, request_id
@@ -87,6 +88,7 @@ class App:
         self._hooks = hooks = Hooks(plugins, partial(tally.count, "pysync_plugin_failures"), hook_s)
         outbox = Outbox(store, coordinator)
         documents = Documents(store, coordinator, now_ms, outbox)
+        files = Files(store, now_ms, outbox)
         self._logs = Logs(store, coordinator, now_ms, outbox=outbox)
         revocations = Revocations(store, now_ms, config.auth.trusted_issuers or ())
         refusal = hooks.refusal if hooks.validates else None
@@ -129,6 +131,7 @@ class App:
             coordinator=coordinator,
             outbox=outbox,
             documents=documents,
+            files=files,
             logs=self._logs,
             now_ms=now_ms,
             sweeps=sweeps,

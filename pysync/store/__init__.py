@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 from pysync.changes import Change, ChangeLog, Retention
-from pysync.clock import wall_clock_ms
+from pysync.clock import Tick, wall_clock_ms
 from pysync.config import StoreConfig
 
 JSON_TYPE: Final = "application/json"
@@ -40,15 +40,28 @@ class Chunks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """A stored file, opened. `sha256` is the hex digest of its whole content, `size` its length in bytes;
-    `chunks` yields the bytes of the range that was asked for. Whoever opened it closes `chunks`."""
+class FileStat:
+    """What is known of a stored file: `sha256` is the hex digest of its whole content, `size` its length in
+    bytes."""
 
     size: int
     sha256: str
     content_type: str
     modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class File(FileStat):
+    """A stored file, opened. `chunks` yields the bytes of the range that was asked for: [start, end). Whoever
+    opened it closes `chunks`."""
+
+    start: int
+    end: int
     chunks: Chunks
+
+
+Received = Callable[[str], Awaitable[None]]
+"""Is told the sha256 of a file when all of it has come in and nobody sees it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +113,12 @@ def check_expectation(expect: Expect, current: str | None) -> None:
         raise EtagMismatch
 
 
+def within(size: int, start: int, end: int | None) -> tuple[int, int]:
+    """The bytes [start, end) that `open` is asked for, of a file that has `size`."""
+    begin = min(start, size) if start >= 0 else max(size + start, 0)
+    return begin, max(begin, size if end is None else min(end, size))
+
+
 class Source(Protocol):
     """What can be read, by the verbs of `Store`: a store, or what others keep their objects in."""
 
@@ -115,6 +134,26 @@ class StoredChanges(ChangeLog, Protocol):
 
     async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
         """`Store.put` of a document, and its changes: both or neither."""
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[str], Sequence[Change]],
+    ) -> str:
+        """`Store.write`, and the changes of the file that has this sha256: both or neither."""
+
+    async def write_next(
+        self,
+        key_of: Callable[[Tick], str],
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[Tick, str], Sequence[Change]],
+    ) -> tuple[Tick, str]:
+        """`write` at a key that is made of a tick: later than that of every `write_next` before, in any
+        process, whatever the clock says. Who lists sees the files in the order of their ticks: none comes to
+        light after a later one. Both functions are called in another thread. Returns tick and sha256."""
 
 
 class Store(Protocol):
@@ -150,12 +189,31 @@ class Store(Protocol):
         writers with one expectation exactly one succeeds, in any number of processes. Raises `EtagMismatch`.
         """
 
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
-        """The file at `key`, its chunks limited to bytes [start, end). None where there is no file."""
+    async def stat(self, key: str) -> FileStat | None:
+        """What is known of the file at `key`, at the price of a look. None where there is no file."""
 
-    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
-        """Store the chunks as one file, durably, and return its sha256. A failing iterable leaves no trace.
-        Raises `KeyConflict` where the key would lie below or above another file's on a store of folders."""
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+        """The file at `key`, its chunks limited to bytes [start, end) as far as it has them; a negative
+        `start` counts from its end. None where there is no file."""
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        received: Received | None = None,
+    ) -> str:
+        """Store the chunks as one file, durably, and return its sha256. A failing iterable leaves no trace,
+        and neither does one whose sha256 `received` refuses, by raising. Raises `KeyConflict` where the key
+        would lie below or above another file's on a store of folders."""
+
+    async def merge(
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+    ) -> str:
+        """`write` at `key`, and remove the files at the keys `merged`, which lie in the folder of `key`. Who
+        looks at that folder sees the files that were there, or the one: where a store can, in one moment,
+        else for as long as the removals take both. What a crash leaves of it is finished by whoever opens the
+        store next. A file of `merged` that has been written since the call is kept."""
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         """Names of objects and files directly under `prefix` (no trailing slash; `""`: the top), in

@@ -14,7 +14,7 @@ from typing import Final
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store import JSON_TYPE, File, Listed, Object, split_key
+from pysync.store import JSON_TYPE, File, Listed, Object, split_key, within
 from pysync.store.files import Outgoing, disk_errors, in_thread
 
 _SIDECAR: Final = ".__meta__"
@@ -48,8 +48,10 @@ class FolderSource:
         except BaseException:
             await outgoing.aclose()
             raise
-        outgoing.select(start, stamp.size if end is None else min(end, stamp.size))
-        return File(stamp.size, sha256, content_type, stamp.mtime_ns // 1_000_000, outgoing)
+        begin, finish = within(stamp.size, start, end)
+        outgoing.select(begin, finish)
+        modified_ms = stamp.mtime_ns // 1_000_000
+        return File(stamp.size, sha256, content_type, modified_ms, begin, finish, outgoing)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
         entries = [entry async for entry in self._entries(prefix)]

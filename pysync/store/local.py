@@ -18,13 +18,14 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 import orjson
 
 from pysync.changes import Change, Retention
-from pysync.clock import wall_clock_ms
+from pysync.clock import Tick, wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import (
     GroupCommit,
@@ -42,13 +43,16 @@ from pysync.store import (
     NOT_MODIFIED,
     Expect,
     File,
+    FileStat,
     Listed,
     NotModified,
     Object,
+    Received,
     split_key,
+    within,
     writes,
 )
-from pysync.store.files import CHUNK_BYTES, FileTree, Outgoing, Stamp, in_thread
+from pysync.store.files import CHUNK_BYTES, FileTree, Incoming, Outgoing, Stamp, in_thread
 from pysync.store.writes import GET_FILE, SCHEMA, FileRow
 
 log = logging.getLogger(__name__)
@@ -206,12 +210,42 @@ class LocalStore:
             await outgoing.aclose()
             return None
         size = found.stamp.size
-        outgoing.select(start, size if end is None else min(end, size))
-        return File(size, found.sha256, found.content_type, found.modified_ms, outgoing)
+        begin, finish = within(size, start, end)
+        outgoing.select(begin, finish)
+        return File(size, found.sha256, found.content_type, found.modified_ms, begin, finish, outgoing)
 
-    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
-        parent, name = split_key(key)
+    async def stat(self, key: str) -> FileStat | None:
+        file = await self.open(key, 0, 0)
+        if file is None:
+            return None
+        await file.chunks.aclose()
+        return FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        received: Received | None = None,
+    ) -> str:
         self._files.path(key)
+        split_key(key)
+        async with self._incoming(chunks) as (incoming, sha256, stamp):
+            if received is not None:
+                await received(sha256)
+            row = self._file_values(content_type, sha256, stamp)
+            await self._writer.submit(writes.place_file, self._files, incoming, key, row)
+        return sha256
+
+    async def merge(
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+    ) -> str:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def _incoming(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[tuple[Incoming, str, Stamp]]:
+        """The chunks, flushed to disk beside the files; with their sha256 and stamp. Leaving discards what
+        has not been placed."""
         incoming = self._files.incoming()
         try:
             gathered = bytearray()
@@ -221,11 +255,13 @@ class LocalStore:
                     await in_thread(incoming.append, gathered)
                     gathered = bytearray()
             sha256, stamp = await in_thread(incoming.finish, gathered)
-            row = (parent, name, self._new_etag(), content_type, self._now_ms(), sha256, *stamp)
-            await self._writer.submit(writes.place_file, self._files, incoming, key, row)
+            yield incoming, sha256, stamp
         finally:
             await in_thread(incoming.discard)
-        return sha256
+
+    def _file_values(self, content_type: str, sha256: str, stamp: Stamp) -> tuple[Any, ...]:
+        """What `writes.place_file` writes beside the key."""
+        return (self._new_etag(), content_type, self._now_ms(), sha256, *stamp)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         if prefix:
@@ -331,6 +367,45 @@ class _KeptChanges(SqliteChanges):
         if was_file:
             await self._store._unlink(key)
         return etag
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[str], Sequence[Change]],
+    ) -> str:
+        store = self._store
+        store._files.path(key)
+        split_key(key)
+        async with store._incoming(chunks) as (incoming, sha256, stamp):
+            rows = self.rows_of(changes_of(sha256))
+            values = store._file_values(content_type, sha256, stamp)
+            last = await self._writer.submit(writes.place_changed, store._files, incoming, key, values, rows)
+        self.tell(last)
+        return sha256
+
+    async def write_next(
+        self,
+        key_of: Callable[[Tick], str],
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[Tick, str], Sequence[Change]],
+    ) -> tuple[Tick, str]:
+        store = self._store
+        async with store._incoming(chunks) as (incoming, sha256, stamp):
+            values = store._file_values(content_type, sha256, stamp)
+            tick, last = await self._writer.submit(
+                writes.place_next,
+                store._files,
+                incoming,
+                key_of,
+                values,
+                self._now_ms,
+                lambda tick: self.rows_of(changes_of(tick, sha256)),
+            )
+        self.tell(last)
+        return tick, sha256
 
 
 def _prepare(folder: Path) -> tuple[sqlite3.Connection, sqlite3.Connection, FileTree]:

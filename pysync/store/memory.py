@@ -15,12 +15,15 @@ from pysync.store import (
     NOT_MODIFIED,
     Expect,
     File,
+    FileStat,
     Listed,
     NotModified,
     Object,
+    Received,
     check_expectation,
     get_each,
     split_key,
+    within,
 )
 
 
@@ -56,20 +59,43 @@ class MemoryStore:
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         return self._keep(key, bytes(body), content_type, expect, None)
 
+    async def stat(self, key: str) -> FileStat | None:
+        file = await self.open(key)
+        return file and FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+
     async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
         split_key(key)
         stored = self._stored.get(key)
         if stored is None or stored.sha256 is None:
             return None
-        found = stored.object
-        chunks = _chunks(found.body[start:end])
-        return File(len(found.body), stored.sha256, found.content_type, found.modified_ms, chunks)
+        found, size = stored.object, len(stored.object.body)
+        begin, finish = within(size, start, end)
+        chunks = _chunks(found.body[begin:finish])
+        return File(size, stored.sha256, found.content_type, found.modified_ms, begin, finish, chunks)
 
-    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        received: Received | None = None,
+    ) -> str:
         split_key(key)
         body = b"".join([chunk async for chunk in chunks])
         sha256 = hashlib.sha256(body).hexdigest()
+        if received is not None:
+            await received(sha256)
         self._keep(key, body, content_type, ANY, sha256)
+        return sha256
+
+    async def merge(
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+    ) -> str:
+        before = {other: self._stored.get(other) for other in merged if other != key}
+        sha256 = await self.write(key, chunks, content_type)
+        for other, stored in before.items():
+            if stored is not None and self._stored.get(other) is stored:
+                await self.delete(other)
         return sha256
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:

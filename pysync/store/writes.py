@@ -1,9 +1,11 @@
 """The tables of the embedded store, and the writes to them, each a function for `GroupCommit`."""
 
 import sqlite3
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from pysync import sqlite_changes
+from pysync.clock import Tick
 from pysync.sqlite import Schema
 from pysync.sqlite_changes import Rows, append
 from pysync.store import ANY, Etag, Expect, check_expectation, split_key
@@ -33,6 +35,10 @@ SCHEMA: Final = Schema(
     CREATE TABLE probe(id INTEGER PRIMARY KEY, etag TEXT NOT NULL)
     """,
         sqlite_changes.TABLE,
+        """
+    CREATE TABLE tick(id INTEGER PRIMARY KEY CHECK(id = 1), ms INTEGER NOT NULL, number INTEGER NOT NULL);
+    INSERT INTO tick VALUES(1, 0, 0)
+    """,
     )
 )
 
@@ -127,12 +133,41 @@ def unlink_doomed(cursor: sqlite3.Cursor, files: FileTree, key: str) -> None:
 
 
 def place_file(
-    cursor: sqlite3.Cursor, files: FileTree, incoming: Incoming, key: str, row: tuple[Any, ...]
+    cursor: sqlite3.Cursor, files: FileTree, incoming: Incoming, key: str, values: tuple[Any, ...]
 ) -> None:
-    """Bring what has come in to its place, and write its row in that of another there."""
+    """Bring what has come in to its place, and write its row in that of another there: etag, content type,
+    time, sha256 and stamp are its `values`."""
     with disk_errors():
         files.place(incoming, key)
-    cursor.execute(_PUT_FILE, row)
+    cursor.execute(_PUT_FILE, (*split_key(key), *values))
+
+
+def place_changed(
+    cursor: sqlite3.Cursor,
+    files: FileTree,
+    incoming: Incoming,
+    key: str,
+    values: tuple[Any, ...],
+    rows: Rows,
+) -> int:
+    """`place_file`, and the changes; the id of the last of them."""
+    place_file(cursor, files, incoming, key, values)
+    return append(cursor, rows)
+
+
+def place_next(
+    cursor: sqlite3.Cursor,
+    files: FileTree,
+    incoming: Incoming,
+    key_of: Callable[[Tick], str],
+    values: tuple[Any, ...],
+    clock: Callable[[], int],
+    rows_of: Callable[[Tick], Rows],
+) -> tuple[Tick, int]:
+    """`place_changed` at the next tick, and that."""
+    tick = Tick(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
+    cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
+    return tick, place_changed(cursor, files, incoming, key_of(tick), values, rows_of(tick))
 
 
 def correct_file(cursor: sqlite3.Cursor, key: str, row: FileRow, before: str) -> None:

@@ -13,18 +13,20 @@ from pysync.store import (
     JSON_TYPE,
     Expect,
     File,
+    FileStat,
     Listed,
     NotModified,
     Object,
+    Received,
     Store,
     get_each,
 )
 
 T = TypeVar("T")
 
-Verb = Literal["get", "put", "open", "write", "list", "walk", "delete", "probe"]
-_READS = ("get", "open", "list", "walk")
-_WRITES = ("put", "write", "delete")
+Verb = Literal["get", "put", "stat", "open", "write", "merge", "list", "walk", "delete", "probe"]
+_READS = ("get", "stat", "open", "list", "walk")
+_WRITES = ("put", "write", "merge", "delete")
 
 
 class _Delay(NamedTuple):
@@ -98,8 +100,22 @@ class FaultyStore:
     async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
         return await self._call("open", lambda: self._store.open(key, start, end))
 
-    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
-        return await self._call("write", lambda: self._store.write(key, chunks, content_type))
+    async def stat(self, key: str) -> FileStat | None:
+        return await self._call("stat", lambda: self._store.stat(key))
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        received: Received | None = None,
+    ) -> str:
+        return await self._call("write", lambda: self._store.write(key, chunks, content_type, received))
+
+    async def merge(
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+    ) -> str:
+        return await self._call("merge", lambda: self._store.merge(key, chunks, content_type, merged))
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         return await self._call("list", lambda: self._store.list(prefix, after, limit))

@@ -8,7 +8,7 @@ import aiohttp
 from aiohttp import ClientResponse
 
 from pysync.errors import StoreUnavailable
-from pysync.store import File
+from pysync.store import File, within
 from pysync.store.s3.bucket import Bucket
 from pysync.store.s3.requests import Answer, Attempts, Call, Refused, Requests
 from pysync.store.s3.versions import Version, plain_etag
@@ -27,7 +27,7 @@ class Downloads:
 
     async def open(self, key: str, start: int, end: int | None) -> File | None:
         """As `Store.open`."""
-        if end is not None and end <= start:
+        if end is not None and end <= start >= 0:
             return await self._opened_empty(key)
         ranged = {"Range": _range(start, end)} if start or end is not None else {}
         got = await self._requests.stream(Call("GET", key, ranged), 404, 416)
@@ -41,9 +41,10 @@ class Downloads:
             if ranged and got.status != 206:
                 raise StoreUnavailable from Refused(Answer(got.status, got.headers, b""))
             size = _size(got)
-            chunks = Download(self._requests, key, version.etag, self._bucket, start, min(end or size, size))
+            begin, finish = within(size, start, end)
+            chunks = Download(self._requests, key, version.etag, self._bucket, begin, finish)
             chunks.response = got
-            return await self._file(key, version, size, chunks)
+            return await self._file(key, version, size, chunks, begin, finish)
         except BaseException:
             got.close()
             raise
@@ -56,11 +57,13 @@ class Downloads:
         version = Version.of(answer.headers)
         size = int(answer.headers["Content-Length"])
         chunks = Download(self._requests, key, version.etag, self._bucket, size, size)
-        return await self._file(key, version, size, chunks) if version.is_file else None
+        return await self._file(key, version, size, chunks, size, size) if version.is_file else None
 
-    async def _file(self, key: str, version: Version, size: int, chunks: "Download") -> File:
+    async def _file(
+        self, key: str, version: Version, size: int, chunks: "Download", begin: int, finish: int
+    ) -> File:
         sha256 = version.sha256 or await self._hash(key, version.etag, size)
-        return File(size, sha256, version.content_type, version.modified_ms, chunks)
+        return File(size, sha256, version.content_type, version.modified_ms, begin, finish, chunks)
 
     async def _hash(self, key: str, etag: str, size: int) -> str:
         """The sha256 (hex) of a file that others wrote, found by reading it."""
@@ -130,6 +133,8 @@ class Download:
 
 
 def _range(start: int, end: int | None) -> str:
+    if start < 0:
+        return f"bytes={start}"
     return f"bytes={start}-{'' if end is None else end - 1}"
 
 

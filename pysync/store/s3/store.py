@@ -16,9 +16,11 @@ from pysync.store import (
     NOT_MODIFIED,
     Expect,
     File,
+    FileStat,
     Listed,
     NotModified,
     Object,
+    Received,
     get_each,
     split_key,
 )
@@ -119,10 +121,25 @@ class S3Store:
         with self._under_way.read():
             return await self._downloads.open(key, start, end)
 
-    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
+    async def stat(self, key: str) -> FileStat | None:
+        file = await self.open(key, 0, 0)
+        return file and FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        received: Received | None = None,
+    ) -> str:
         split_key(key)
         with self._under_way.write():
-            return await self._uploads.write(key, chunks, content_type)
+            return await self._uploads.write(key, chunks, content_type, received)
+
+    async def merge(
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+    ) -> str:
+        raise NotImplementedError
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
         if prefix:

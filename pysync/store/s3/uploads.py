@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from pysync.errors import StoreUnavailable
 from pysync.marks import new_mark
+from pysync.store import Received
 from pysync.store.files import in_thread
 from pysync.store.s3.account import Account, asking
 from pysync.store.s3.requests import READ_BYTES, Call, Requests, Upload
@@ -83,7 +84,13 @@ class Uploads:
         self._writes = writes
         self._now_ms = now_ms
 
-    async def write(self, key: str, chunks: AsyncIterable[bytes], content_type: str) -> str:
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        received: Received | None,
+    ) -> str:
         """As `Store.write`."""
         spool = Spool()
         try:
@@ -95,6 +102,8 @@ class Uploads:
                     gathered = bytearray()
             await in_thread(spool.append, gathered)
             sha256 = spool.sha256()
+            if received is not None:
+                await received(sha256)
             if spool.size > WHOLE_BYTES:
                 await self._send_parts(key, spool, content_type, sha256)
             else:

@@ -1,0 +1,48 @@
+"""Files: bytes as they were sent, the last write wins (wire section 8)."""
+
+from collections.abc import AsyncIterable, Callable
+
+from pysync.changes import Subject
+from pysync.model import Written
+from pysync.outbox import Outbox
+from pysync.store import File, FileStat, Store
+
+
+class Files:
+    """Files on top of a store. `now_ms` is the clock of every timestamp."""
+
+    def __init__(self, store: Store, now_ms: Callable[[], int], outbox: Outbox) -> None:
+        self._store = store
+        self._outbox = outbox
+        self.now_ms = now_ms
+
+    async def stat(self, key: str, ttl_ms: int | None = None) -> FileStat | None:
+        """What is known of the file at `key`; None where there is none, or it has outlived `ttl_ms`. Raises
+        StoreUnavailable."""
+        stat = await self._store.stat(key)
+        return None if stat is None or self._expired(stat, ttl_ms) else stat
+
+    async def open(
+        self, key: str, start: int = 0, end: int | None = None, ttl_ms: int | None = None
+    ) -> File | None:
+        """The file at `key` with the chunks of its bytes [start, end), as `Store.open`; None likewise. Who
+        opened it closes the chunks."""
+        file = await self._store.open(key, start, end)
+        if file is not None and self._expired(file, ttl_ms):
+            await file.chunks.aclose()
+            return None
+        return file
+
+    async def push(
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, subject: Subject
+    ) -> Written:
+        """Store the chunks as one file, durably, announced as a change of `subject`. What `chunks` raises
+        is raised, and nothing is stored then. Raises KeyConflict, Unavailable."""
+        timestamp_ms = self.now_ms()
+        sha256 = await self._outbox.write(
+            key, chunks, content_type, lambda sha256: [subject.change(sha256, timestamp_ms)]
+        )
+        return Written(sha256, timestamp_ms)
+
+    def _expired(self, stat: FileStat, ttl_ms: int | None) -> bool:
+        return ttl_ms is not None and stat.modified_ms + ttl_ms < self.now_ms()

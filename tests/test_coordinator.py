@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from turns import taking_turns
 
-from pysync.clock import wall_clock_ms
+from pysync.clock import LAST_NUMBER, Tick, wall_clock_ms
 from pysync.coordinator import (
     EPOCH_MS,
     LEASE_MS,
@@ -108,6 +108,24 @@ async def test_nonces_counts_and_claims_survive_a_restart(tmp_path: Path, clock:
     assert (await second.count("b", 10 * EPOCH_MS)).count == 2
     assert await second.claim("k", b"other", EPOCH_MS) == b"held"
     await second.close()
+
+
+async def test_ticks_go_on_after_a_restart_with_the_clock_set_back(tmp_path: Path, clock: MovedClock) -> None:
+    first = await LocalCoordinator.at(tmp_path, clock)
+    before = await first.tick()
+    await first.close()
+    clock.now_ms -= EPOCH_MS
+    second = await LocalCoordinator.at(tmp_path, clock)
+    assert await second.tick() == (before.ms, before.number + 1)
+    clock.now_ms += 2 * EPOCH_MS
+    assert await second.tick() == (clock.now_ms, 0)
+    await second.close()
+
+
+def test_ticks_of_a_clock_that_was_set_back_do_not_run_out_of_numbers() -> None:
+    tick = Tick(1_000, LAST_NUMBER - 1)
+    ticks = [tick := tick.next(0) for _ in range(3)]
+    assert ticks == [(1_000, LAST_NUMBER), (1_001, 0), (1_001, 1)]
 
 
 async def test_the_cap_counts_what_other_processes_remember(tmp_path: Path, clock: MovedClock) -> None:

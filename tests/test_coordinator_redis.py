@@ -21,9 +21,9 @@ from redis_losses import (
 )
 
 from pysync.changes import Change
-from pysync.clock import wall_clock_ms
+from pysync.clock import LAST_NUMBER, wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
-from pysync.coordinator.redis import LEEWAY_MS, RedisCoordinator
+from pysync.coordinator.redis import LEEWAY_MS, TICKS, RedisCoordinator
 from pysync.coordinator.redis_link import MAX_WAITING, Command
 from pysync.coordinator.redis_memory import SINCE
 from pysync.errors import CoordinatorUnavailable
@@ -92,6 +92,19 @@ class TestRedisLeaders(RedisTime, LeadersContract):
         other = await RedisCoordinator.at(redis.url, clock, RETENTION)
         yield coordinator, other
         await other.close()
+
+
+async def test_the_nodes_of_a_redis_have_ticks_one_after_another_though_its_clock_was_set_back(
+    redis: RedisServer, coordinator: RedisCoordinator
+) -> None:
+    other = await RedisCoordinator.at(redis.url)
+    assert abs((await other.tick()).ms - wall_clock_ms()) < 60_000
+    ahead_ms = wall_clock_ms() + 3_600_000
+    async with client(redis) as own:
+        await own.xadd(TICKS, {"t": ""}, id=f"{ahead_ms}-{LAST_NUMBER - 1}")
+    ticks = [await node.tick() for node in (coordinator, other, other, coordinator)]
+    assert ticks == [(ahead_ms, LAST_NUMBER), (ahead_ms + 1, 0), (ahead_ms + 1, 1), (ahead_ms + 1, 2)]
+    await other.close()
 
 
 async def test_a_redis_without_a_limit_may_have_any_policy(start_redis: StartRedis) -> None:

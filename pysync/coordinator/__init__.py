@@ -83,7 +83,8 @@ class Coordinator(ChangeLog, Protocol):
         """The oldest intents of all processes, at most `limit`."""
 
     async def tick(self) -> Tick:
-        """A tick later than every one before, of all who share the coordinator, whatever the clocks say."""
+        """A tick later than every one before, of all who share the coordinator, whatever the clocks say;
+        where memory was lost, as with the power, only where the clock has not been set back, too."""
 
     async def leads(self, name: str) -> bool:
         """Whether this process is the one that does `name` for all that share the coordinator, for `LEASE_MS`

@@ -1,6 +1,6 @@
 """The coordinator of all processes on one machine, in a folder.
 
-DIR/coordinator.db   counters, claims, the log of changes and what is intended, in SQLite
+DIR/coordinator.db   counters, claims, the log of changes, what is intended and the last tick, in SQLite
 DIR/nonces/          replay memory (`replay.py`): on the path of every signed request, too hot for SQLite
 DIR/leads/           who leads in what (`leading.py`)
 """
@@ -54,6 +54,10 @@ SCHEMA: Final = Schema(
         );
         CREATE TABLE boot(id TEXT NOT NULL);
         INSERT INTO boot VALUES('')
+        """,
+        """
+        CREATE TABLE tick(ms INTEGER NOT NULL, number INTEGER NOT NULL);
+        INSERT INTO tick VALUES(0, 0)
         """,
     )
 )
@@ -171,7 +175,7 @@ class LocalCoordinator:
         ]
 
     async def tick(self) -> Tick:
-        raise NotImplementedError
+        return await self._writer.submit(_tick, self._now_ms)
 
     async def leads(self, name: str) -> bool:
         try:
@@ -245,3 +249,9 @@ def _announce(cursor: sqlite3.Cursor, rows: Rows, intent: str) -> int:
 
 def _withdraw(cursor: sqlite3.Cursor, intent: str) -> None:
     cursor.execute(_WITHDRAW, (intent,))
+
+
+def _tick(cursor: sqlite3.Cursor, clock: Callable[[], int]) -> Tick:
+    tick = Tick(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
+    cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
+    return tick

@@ -6,6 +6,7 @@ pysync:k:<key>               a claim
 pysync:l:<name>              who leads, for as long as it may
 pysync:changes               the change log, a stream
 pysync:intents               changes of writes under way, a stream: each write's are one entry
+pysync:ticks                 the last tick, a stream of one entry: its place is the tick
 pysync:since                 which process of Redis remembers everything, and since when
 
 What was signed before Redis' memory began may have been seen by a memory that is gone: it is refused. Changes
@@ -22,7 +23,7 @@ from redis.asyncio import Connection
 
 from pysync._core import ReplayWindow
 from pysync.changes import Change, Retention
-from pysync.clock import Tick, wall_clock_ms
+from pysync.clock import LAST_NUMBER, Tick, wall_clock_ms
 from pysync.coordinator import EPOCH_MS, LEASE_MS, Intent, Window, window_end_ms
 from pysync.coordinator.redis_arrivals import Arrivals
 from pysync.coordinator.redis_link import Command, connection
@@ -31,6 +32,7 @@ from pysync.errors import CoordinatorUnavailable
 
 CHANGES: Final = "pysync:changes"
 INTENTS: Final = "pysync:intents"
+TICKS: Final = "pysync:ticks"
 
 NONCE_TTL_MS: Final = 2 * EPOCH_MS + 60_000
 """A signature may hold for 600 s after its nonce came, and a minute longer where nodes' clocks disagree."""
@@ -156,7 +158,9 @@ class RedisCoordinator:
         return [_intent(place, told, self._memory.now_ms) for place, told in found]
 
     async def tick(self) -> Tick:
-        raise NotImplementedError
+        # By Redis' clock, whose steps back do not move the places of its streams.
+        tick = await self._ticked("*")
+        return tick if tick.number <= LAST_NUMBER else await self._ticked(f"{tick.ms + 1}-*")
 
     async def leads(self, name: str) -> bool:
         key = f"pysync:l:{name}"
@@ -184,6 +188,10 @@ class RedisCoordinator:
     def _begin_anew(self) -> None:
         """Redis has another memory than before."""
         self._signed_from_ms = self._memory.since_ms + LEEWAY_MS
+
+    async def _ticked(self, place: str) -> Tick:
+        (added,) = await self._memory.recall(("XADD", TICKS, "MAXLEN", 1, place, "t", ""))
+        return Tick(*map(int, added.split(b"-")))
 
     async def _prolong(self, key: str) -> bool:
         """Whether this process still leads; another may since a moment, and then is prolonged itself."""

@@ -122,6 +122,20 @@ class CoordinatorContract(ChangeLogContract):
         assert len(found) == 3
         assert await coordinator.intents(10) == []
 
+    async def test_a_tick_is_later_than_all_before_whatever_the_clock_says(
+        self, coordinator: Coordinator, clock: MovedClock
+    ) -> None:
+        ticks = []
+        for step_ms in (0, 0, 1_000, -EPOCH_MS, 1, EPOCH_MS):
+            clock.now_ms += step_ms
+            ticks += [await coordinator.tick() for _ in range(3)]
+        assert ticks == sorted(set(ticks))
+
+    async def test_of_many_ticks_at_once_no_two_are_one(self, coordinator: Coordinator) -> None:
+        ticks = await asyncio.gather(*(coordinator.tick() for _ in range(50)))
+        assert len(set(ticks)) == 50
+        assert await coordinator.tick() > max(ticks)
+
     async def test_no_two_intents_have_one_name(self, coordinator: Coordinator) -> None:
         names = list(await asyncio.gather(*(coordinator.intend([change("a")]) for _ in range(20))))
         for name in names:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysync import listing, minting
-from pysync.server.routes import are_parameters, is_parameter
+from pysync.config.template import are_parameters, is_parameter
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

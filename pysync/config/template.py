@@ -1,12 +1,19 @@
 """Key templates: `users/{identity}/notes/{id}`. Literal segments, and whole segments that are parameters."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 LITERAL = re.compile(r"[A-Za-z0-9._:@-]+")
 PARAM = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 RESERVED = "_pysync"
 """Keys that start so are the server's own."""
+
+MAX_KEY_BYTES = 1000
+MAX_PARAMETER_BYTES = 255
+
+is_parameter = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,255}").fullmatch
+"""Whether a text may be the value of a path parameter (wire section 1)."""
+_PARAMETER_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@-"
 
 
 def params(template: str) -> tuple[str, ...]:
@@ -60,3 +67,37 @@ def faults(template: str) -> Iterator[str]:
     names = params(template)
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"repeats the parameter {{{name}}}"
+
+
+def are_parameters(names: Sequence[str]) -> bool:
+    """Whether all `names`, segments of keys as they are, may be values of a path parameter."""
+    longest = len(max(names, key=len, default=""))
+    return longest <= MAX_PARAMETER_BYTES and not "".join(names).encode().translate(None, _PARAMETER_BYTES)
+
+
+def document_key(segments: Sequence[str], values: Mapping[str, str]) -> str:
+    """The segments of a template with its parameters filled in, unchecked."""
+    return "/".join(values[part[1:-1]] if part.startswith("{") else part for part in segments)
+
+
+def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
+    """The key of a document, or file: `template` with each parameter replaced by its value (service,
+    Columnar file helpers). Raises ValueError with all that is wrong: with the template, with a value that is
+    missing, superfluous or none that a path may hold, or with the key, longer than `MAX_KEY_BYTES`."""
+    wrong = [f"the template {message}" for message in faults(template)]
+    names = params(template)
+    wrong += [f"the parameter {{{name}}} has no value" for name in names if name not in values]
+    wrong += [f"{name!a} is no parameter of the template" for name in values if name not in names]
+    wrong += [
+        f"{{{name}}} must be 1 to {MAX_PARAMETER_BYTES} of A-Z a-z 0-9 . _ : @ -, and not . or .."
+        for name in names
+        if name in values and not (isinstance(values[name], str) and is_parameter(values[name]))
+    ]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    key = document_key(template.split("/"), values)
+    if len(key) > MAX_KEY_BYTES:
+        raise ValueError(f"the key has {len(key)} bytes, more than {MAX_KEY_BYTES}")
+    if key.partition("/")[0] == RESERVED:
+        raise ValueError(f"the key starts with {RESERVED}, the server's own keys")
+    return key

@@ -13,7 +13,7 @@ from pysync import _core, fields, wire
 from pysync.applog import Bounds, Logs
 from pysync.batch import Outcome, Read, read_each
 from pysync.config import Config
-from pysync.config.template import params
+from pysync.config.template import document_key, params
 from pysync.errors import (
     AuthorizationError,
     DocumentCorrupt,
@@ -27,7 +27,7 @@ from pysync.rule import Rule
 from pysync.server.answer import Answer, version_matches
 from pysync.server.callers import Callers
 from pysync.server.roles import Roles, request_of
-from pysync.server.routes import Match, document_key
+from pysync.server.routes import Match
 from pysync.server.tails import Tails, Told, max_elements
 from pysync.spaces import with_roles
 from pysync.store import READS_AT_ONCE, Store

@@ -9,9 +9,10 @@ from typing import Final
 from aiohttp import web
 
 from pysync import wire
+from pysync.config.template import is_parameter
 from pysync.errors import NotFound
 from pysync.server.answer import Answer, version_matches
-from pysync.server.routes import Match, is_parameter
+from pysync.server.routes import Match
 
 MAX_BYTES: Final = 1024 * 1024
 INDEX: Final = "index.html"

@@ -12,13 +12,12 @@ from typing import Final, NamedTuple, Protocol, cast
 from pysync.access import Access, Proof
 from pysync.batch import read_each
 from pysync.changes import Subject
-from pysync.config.template import params
+from pysync.config.template import document_key, params
 from pysync.errors import PysyncError, StoreUnavailable
 from pysync.feed import Event, Interest, Listener, Permit, Plan, Topic
 from pysync.model import ANONYMOUS, Caller
 from pysync.rule import Rule
 from pysync.server.roles import Roles
-from pysync.server.routes import document_key
 from pysync.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles
 from pysync.store import Store
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import orjson
 
 from pysync import fields
-from pysync.config.template import RESERVED
+from pysync.config.template import RESERVED, document_key
 from pysync.documents import Documents
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins.hooks import Hooks
 from pysync.server.roles import Roles, request_of
-from pysync.server.routes import Match, RouteTable, document_key
+from pysync.server.routes import Match, RouteTable
 
 
 class Keyrings:

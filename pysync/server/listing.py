@@ -5,11 +5,12 @@ import re
 from aiohttp import web
 
 from pysync import listing
+from pysync.config.template import are_parameters, is_parameter
 from pysync.errors import InvalidAfter, InvalidLimit
 from pysync.server.answer import Answer, json_answer
 from pysync.server.callers import Callers
 from pysync.server.roles import Roles
-from pysync.server.routes import Match, are_parameters, is_parameter
+from pysync.server.routes import Match
 from pysync.store import Store
 
 _is_limit = re.compile(r"[1-9][0-9]*").fullmatch

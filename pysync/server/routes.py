@@ -4,7 +4,6 @@ A path is matched decoded, segment by segment, so that what is matched is what t
 percent-encoded `/` never becomes a separator (wire section 1).
 """
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,22 +12,14 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import web
 
 from pysync.changes import Subject
-from pysync.config.template import RESERVED
+from pysync.config.template import MAX_KEY_BYTES, RESERVED, is_parameter
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller
 from pysync.rule import Rule
 from pysync.schema import Check
 from pysync.server.answer import Answer
 
-MAX_KEY_BYTES = 1000
-
 Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Answer]]
-
-MAX_PARAMETER_BYTES = 255
-
-is_parameter = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,255}").fullmatch
-"""Whether a text may be the value of a path parameter (wire section 1)."""
-_PARAMETER_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +135,6 @@ class RouteTable:
         if values:
             _check(values, key, segments[route.key_from + 1])
         return Match(route, tuple(values), key)
-
-
-def are_parameters(names: Sequence[str]) -> bool:
-    """Whether all `names`, segments of keys as they are, may be values of a path parameter."""
-    longest = len(max(names, key=len, default=""))
-    return longest <= MAX_PARAMETER_BYTES and not "".join(names).encode().translate(None, _PARAMETER_BYTES)
-
-
-def document_key(template: Sequence[str], params: dict[str, str]) -> str:
-    """The template with its `{name}` segments filled in."""
-    return "/".join(params[part[1:-1]] if part.startswith("{") else part for part in template)
 
 
 def _walk(node: _Node, segments: Sequence[str], values: list[str]) -> _Node | None:

@@ -10,7 +10,7 @@ from aiohttp.http import HttpVersion
 
 from pysync import _core, wire
 from pysync.access import NOBODY, Access
-from pysync.config.template import params
+from pysync.config.template import is_parameter, params
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
 from pysync.feed import Topic
 from pysync.rule import Rule
@@ -18,7 +18,7 @@ from pysync.server.answer import Answer
 from pysync.server.callers import Callers
 from pysync.server.connection import Connection
 from pysync.server.hearing import Hearing, topic_of
-from pysync.server.routes import Match, is_parameter
+from pysync.server.routes import Match
 from pysync.server.subscribers import Subscriber, Subscribers
 
 HEADERS = "Cache-Control: no-store\r\nX-Accel-Buffering: no\r\nVary: Authorization\r\n"

@@ -3,16 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Final
 
 from pysync.changes import Subject
 from pysync.config import Collection, Config, template
 from pysync.config.effective import document_path, owner
 from pysync.plugins.projection.definition import Projection
 from pysync.store import JSON_TYPE
-
-_MAX_KEY_BYTES: Final = 1000
-_MAX_SEGMENT: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +115,6 @@ def _is_key(key: str) -> bool:
         bool(key)
         and not template.params(key)
         and not any(template.faults(key))
-        and len(key.encode()) <= _MAX_KEY_BYTES
-        and max(map(len, key.split("/"))) <= _MAX_SEGMENT
+        and len(key.encode()) <= template.MAX_KEY_BYTES
+        and max(map(len, key.split("/"))) <= template.MAX_PARAMETER_BYTES
     )

@@ -7,8 +7,9 @@
     │   ├── BodyTooDeep           │   └── TooManyIssuers       ├── NonMonotonicTimestamp 409
     │   ├── BodyNotObject         ├── NotFound 404             ├── AppendLimitExceeded 409
     │   ├── InvalidData           ├── MethodNotAllowed 405     ├── PayloadTooLarge 413
-    │   ├── InvalidBaseHash       ├── RequestTimeout 408       ├── UnsupportedMediaType 415, Misdirected 421
-    │   │                                                      └── RateLimited 429
+    │   ├── InvalidBaseHash       ├── RequestTimeout 408       ├── UnsupportedMediaType 415
+    │   │                                                      ├── RangeNotSatisfiable 416
+    │   │                                                      └── Misdirected 421, RateLimited 429
     │   ├── AuthorProofMissing    ├── DocumentCorrupt 500
     │   ├── SchemaViolation       ├── AuthorizationError 500
     │   ├── InvalidLimit          ├── InternalError 500
@@ -246,6 +247,15 @@ class UnsupportedMediaType(PysyncError):
     status, code, text = 415, "unsupported_media_type", "Unsupported media type"
 
 
+class RangeNotSatisfiable(PysyncError):
+    """The file has none of the bytes that are asked for: it has `size`."""
+
+    status, code, text = 416, "range_not_satisfiable", "Range not satisfiable"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(headers={"Content-Range": f"bytes */{size}"})
+
+
 class Misdirected(PysyncError):
     status, code, text = 421, "misdirected_request", "Misdirected request"
 
@@ -346,6 +356,6 @@ _BY_STATUS: dict[int, type[PysyncError]] = {
     kind.status: kind
     for kind in (
         BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, RequestTimeout, PayloadTooLarge,
-        UnsupportedMediaType, Misdirected, RateLimited, InternalError, Unavailable,
+        UnsupportedMediaType, RangeNotSatisfiable, Misdirected, RateLimited, InternalError, Unavailable,
     )
 }  # fmt: skip

@@ -1,11 +1,54 @@
 """Files: bytes as they were sent, the last write wins (wire section 8)."""
 
 from collections.abc import AsyncIterable, Callable
+from dataclasses import dataclass
+from typing import Self
 
 from pysync.changes import Subject
+from pysync.config import Collection
+from pysync.config.media import PARQUET_TYPE, admits, file_types, holds_documents, is_parquet
+from pysync.config.template import matches
 from pysync.model import Written
 from pysync.outbox import Outbox
 from pysync.store import File, FileStat, Store
+
+
+@dataclass(frozen=True, slots=True)
+class FileRules:
+    """How a collection has files.
+
+    `types` are the media types that are pushed as files, none where a plugin makes them. `documents`: where
+    there is no file there may be a document. `content_type` is what each file is answered as, None: what it
+    was pushed as. The key of a file is its `template`, filled in, and `suffix`; without one that of the path.
+    """
+
+    types: tuple[str, ...] = ()
+    documents: bool = False
+    content_type: str | None = None
+    template: tuple[str, ...] | None = None
+    suffix: str = ""
+
+    @classmethod
+    def of(cls, collection: Collection) -> Self | None:
+        """Those that the configuration makes, None where nothing is pushed to it as a file."""
+        types = file_types(collection)
+        if not types:
+            return None
+        return cls(types, holds_documents(collection), PARQUET_TYPE if is_parquet(collection) else None)
+
+    def keeps(self, key: str) -> bool:
+        """Whether the key may be that of a file below its `template`."""
+        bare = key.removesuffix(self.suffix)
+        return (
+            self.template is not None
+            and key.endswith(self.suffix)
+            and matches("/".join(self.template), bare)
+            and not bare.endswith("/")
+        )
+
+    def admits(self, media_type: str) -> bool:
+        """Whether what is pushed as this media type (in lower case, without parameters) is a file."""
+        return admits(self.types, media_type)
 
 
 class Files:

@@ -15,6 +15,8 @@ HEADER_NONCE: Final = istr("X-Starfish-Nonce")
 HEADER_PUB: Final = istr("X-Starfish-Pub")
 HEADER_IDEMPOTENCY_KEY: Final = istr("Idempotency-Key")
 HEADER_IF_NONE_MATCH: Final = istr("If-None-Match")
+HEADER_RANGE: Final = istr("Range")
+HEADER_IF_RANGE: Final = istr("If-Range")
 HEADER_LAST_EVENT_ID: Final = istr("Last-Event-ID")
 HEADER_REQUEST_ID: Final = istr("X-Request-Id")
 

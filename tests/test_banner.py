@@ -88,4 +88,4 @@ def test_each_collection_is_told_with_who_may_use_it() -> None:
     assert "  log    log/{id}     read nobody; append nobody with author proof" in told
     assert "  open   open/{id}    read public; append public" in told
     assert "  title  boards/{id}  read a, b; not pushed; in bundle board" in told
-    assert "  collections[3] (img): not served by this version" in told
+    assert "  img    img/{id}     read nobody; write nobody" in told

@@ -112,12 +112,11 @@ def test_what_is_not_served_yet_is_named() -> None:
     assert list(unserved(read)) == [
         Problem(path, "not served by this version", name)
         for path, name in (
-            ("collections[2]", "img"),
             ("collections[3]", "taps"),
             ("events", ""),
         )
     ]
-    assert {route.collection for route in routes_table(read)} == {"notes", "log (log)"}
+    assert {route.collection for route in routes_table(read)} == {"notes", "log (log)", "img (files)"}
 
 
 def test_what_keeps_the_server_from_starting_is_told_before(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pysync.config.lint import lint
+from pysync.config.media import file_types, holds_documents
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.source import parse, read
 from pysync.config.support import served, unserved
@@ -77,7 +78,7 @@ def _routes(prefix: str, collections: Iterable[Collection]) -> Iterator[Row]:
     bundles: dict[str, list[Collection]] = {}
     for collection in collections:
         key, roles = collection.storage_path, _needed(collection, collection.read_roles)
-        label = collection.name if collection.append_only is None else f"{collection.name} (log)"
+        label = collection.name + _kind(collection)
         if collection.bundle is not None:
             bundles.setdefault(collection.bundle, []).append(collection)
             key = f"{key}/{collection.name}"
@@ -94,6 +95,15 @@ def _routes(prefix: str, collections: Iterable[Collection]) -> Iterator[Row]:
         roles = tuple(dict.fromkeys(role for member in readable for role in member.read_roles))
         if readable:
             yield Row("GET", f"{prefix}/pull/{members[0].storage_path}", names, roles)
+
+
+def _kind(collection: Collection) -> str:
+    """What it holds, where that is not documents alone."""
+    if collection.append_only is not None:
+        return " (log)"
+    if not file_types(collection):
+        return ""
+    return " (documents, files)" if holds_documents(collection) else " (files)"
 
 
 def _needed(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:

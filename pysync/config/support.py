@@ -9,12 +9,10 @@ _NOT_YET = "not served by this version"
 
 
 def served(config: Config, collections: Iterable[Collection]) -> Iterator[Collection]:
-    """Those of the collections that this version serves: JSON documents and logs. What `events` turns into
-    Parquet is not: stored as documents, its batches would stay for good."""
+    """Those of the collections that this version serves. What `events` turns into Parquet is not: stored as
+    documents, its batches would stay for good."""
     batched = {plugin.collection for plugin in config.events}
-    for collection in collections:
-        if "application/json" in collection.allowed_mime_types and collection.name not in batched:
-            yield collection
+    return (collection for collection in collections if collection.name not in batched)
 
 
 def unserved(config: Config) -> Iterator[Problem]:

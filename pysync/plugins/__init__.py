@@ -117,6 +117,8 @@ class Pushed:
         if not isinstance(self.written, Written):
             raise TypeError(f"written is {type(self.written).__name__}, not Written")
         orjson.dumps(dict(self.extras))
+        if self.params is not None and not all(isinstance(value, str) for value in self.params.values()):
+            raise TypeError("params are texts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from pysync.caps import Certificate
 from pysync.errors import AuthorizationError, InternalError, NotFound, PysyncError, RolesUnavailable
 from pysync.model import WriteEvent
-from pysync.plugins import HOOK_S, LEAVE_S, Plugin, Push, Pushed, Reply, Request, Services
+from pysync.plugins import HOOK_S, LEAVE_S, Plugin, Push, Pushed, Reply, Request, Services, StoredFiles
 
 log = logging.getLogger("pysync.plugins")
 
@@ -55,6 +55,11 @@ class Hooks:
             for kind, validator in plugin.cap_validators.items() if has(plugin, "cap_validators") else ():
                 hook = _Hook(plugin.name, "cap_validators", validator)
                 self._validators.setdefault(kind, []).append(hook)
+        self.stored_files: Final[dict[str, StoredFiles]] = {}
+        """Where plugins keep what was pushed to collections, by their names."""
+        for plugin in plugins:
+            if has(plugin, "stored_files"):
+                self.stored_files.update(plugin.stored_files)
         self._entered = AsyncExitStack()
         self.authorizes: Final = bool(self._authorize)
         """Whether any plugin gives roles."""

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from pysync.caps import Kind
-from pysync.config import Config, ConfigError, Problem
+from pysync.config import Collection, Config, ConfigError, Problem
+from pysync.config import template as templates
+from pysync.plugins import StoredFiles
 from pysync.plugins.hooks import has
 
 GROUP: Final = "pysync.plugins"
@@ -43,8 +45,10 @@ def loaded(config: Config, given: Sequence[object] = ()) -> tuple[object, ...]:
         except ValueError as error:
             problems.append(Problem(place, str(error)))
     first: dict[str, str] = {}
+    keepers: dict[str, str] = {}
     for place, plugin in plugins:
         problems += [Problem(place, fault) for fault in _faults(plugin)]
+        problems += [Problem(place, fault) for fault in _stored_faults(plugin, config, keepers, place)]
         name = getattr(plugin, "name", None)
         if isinstance(name, str) and first.setdefault(name, place) != place:
             problems.append(Problem(place, f"{name!r} is also the name of {first[name]}"))
@@ -121,6 +125,8 @@ def _faults(plugin: object) -> Iterator[str]:
         value = getattr(plugin, hook)
         if hook == "cap_validators":
             yield from _validator_faults(value)
+        elif hook == "stored_files":
+            continue  # what they are depends on the configuration
         elif not callable(value):
             yield f"{hook} is not callable"
         elif hook == "lifespan":
@@ -172,6 +178,41 @@ def _validator_faults(validators: object) -> Iterator[str]:
             yield f"cap_validators: that of {kind} must not be async"
         elif not _takes(validator, 1):
             yield f"cap_validators: that of {kind} takes one argument, the certificate"
+
+
+def _stored_faults(plugin: object, config: Config, keepers: dict[str, str], place: str) -> Iterator[str]:
+    """What keeps collections from being served from the files of a plugin. `keepers` are those who keep the
+    files of a collection already, at their places."""
+    if not has(plugin, "stored_files"):
+        return
+    stored = getattr(plugin, "stored_files")  # noqa: B009 (no attribute of `object`)
+    if not (isinstance(stored, Mapping) and all(isinstance(files, StoredFiles) for files in stored.values())):
+        yield "stored_files must be a mapping of names of collections to StoredFiles"
+        return
+    known = config.by_name()
+    for name, files in stored.items():
+        if name not in known:
+            yield f"stored_files: there is no collection {name!r}"
+        if keepers.setdefault(name, place) != place:
+            yield f"stored_files: {keepers[name]} keeps the files of {name!r} already"
+        for fault in templates.faults(files.template):
+            yield f"stored_files: the template of {name!r} {fault}"
+        for collection in known.get(name, ()):
+            for fault in _misfits(files, collection):
+                yield f"stored_files: {name!r} {fault}"
+
+
+def _misfits(files: StoredFiles, collection: Collection) -> Iterator[str]:
+    """What in a collection does not go with files that lie elsewhere."""
+    if collection.append_only is not None or collection.bundle is not None:
+        yield "is a log, or in a bundle"
+    names = templates.params(collection.storage_path)
+    for param in templates.params(files.template):
+        if param not in names:
+            yield f"has no path parameter {{{param}}}"
+    head, _, last = files.template.rpartition("/")
+    if collection.listable and (last != f"{{{names[-1]}}}" or names[-1] in templates.params(head)):
+        yield f"is listable: the template must end in {{{names[-1]}}}"
 
 
 def _is_async(call: Callable[..., Any]) -> bool:

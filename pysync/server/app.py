@@ -33,6 +33,7 @@ from pysync.revocation import Revocations
 from pysync.server.answer import Answer
 from pysync.server.callers import Callers
 from pysync.server.expiry import Expiry
+from pysync.server.files import FileHandlers
 from pysync.server.handlers import Handlers
 from pysync.server.healing import Healing
 from pysync.server.hearing import Hearing
@@ -41,7 +42,7 @@ from pysync.server.listing import Lists
 from pysync.server.metrics import Metrics
 from pysync.server.middleware import Middleware
 from pysync.server.ops import Ops
-from pysync.server.plugged import PluggedHandlers, Plugs
+from pysync.server.plugged import PluggedFiles, PluggedHandlers, Plugs
 from pysync.server.roles import Roles
 from pysync.server.routes import RouteTable
 from pysync.server.subscribers import Subscribers
@@ -115,6 +116,8 @@ class App:
             plugs=plugs,
             handlers=Handlers(*handling),
             plugged=PluggedHandlers(plugs, *handling),
+            files=FileHandlers(files, *handling),
+            plugged_files=PluggedFiles(plugs, files, *handling),
             lists=Lists(store, callers, roles),
             hearing=hearing,
             subscribers=self.subscribers,

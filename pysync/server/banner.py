@@ -4,6 +4,7 @@ import time
 
 from pysync import __version__
 from pysync.config import Collection, Config, shown_coordinator
+from pysync.config.media import holds_documents
 from pysync.config.projections import projection_name
 from pysync.config.support import served, unserved
 from pysync.config.tree import Projection
@@ -27,7 +28,7 @@ def banner(config: Config, port: int) -> str:
         f"  health {base}/health   metrics {address}/metrics",
     ]
     examples = _open_to_all(config)
-    document = next((found for found in examples if found.append_only is None), None)
+    document = next(filter(_takes_documents, examples), None)
     log = next(filter(_is_plain_log, examples), None)
     tried = [] if document is None else _try_lines(base, document)
     tried += [] if log is None else _try_log_lines(base, log)
@@ -95,6 +96,10 @@ def _open_to_all(config: Config) -> list[Collection]:
             and collection.object_schema is None
         )
     ]
+
+
+def _takes_documents(collection: Collection) -> bool:
+    return collection.append_only is None and holds_documents(collection)
 
 
 def _is_plain_log(collection: Collection) -> bool:

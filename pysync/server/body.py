@@ -2,12 +2,16 @@
 
 import asyncio
 import zlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from aiohttp import StreamReader, web
 
 from pysync.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
 
 STALL_S = 30.0
+INFLATE_BYTES = 256 * 1024
+"""What is inflated at once of a body that is not held whole."""
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
@@ -19,13 +23,30 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
         UnsupportedMediaType: another Content-Encoding than gzip.
         BadRequest: not gzip, or the client left early.
     """
+    is_gzip = check_declared(request, max_bytes)
+    body = await _receive(request, max_bytes)
+    return _inflate(body, max_bytes) if is_gzip else body
+
+
+async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body of `request` as it arrives, inflated if it was sent with gzip. Raises as `read_body`, for what
+    is too long when that much has come."""
+    is_gzip = check_declared(request, max_bytes)
+    arriving = _arriving(request, max_bytes)
+    async with aclosing(_inflated(arriving, max_bytes) if is_gzip else arriving) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+def check_declared(request: web.BaseRequest, max_bytes: int) -> bool:
+    """Whether the body is sent with gzip. Raises UnsupportedMediaType, PayloadTooLarge for what its head says
+    of it."""
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise UnsupportedMediaType("Content-Encoding must be gzip or identity")
     if (request.content_length or 0) > max_bytes:
         raise PayloadTooLarge
-    body = await _receive(request, max_bytes)
-    return _inflate(body, max_bytes) if encoding == "gzip" else body
+    return encoding == "gzip"
 
 
 async def _receive(request: web.BaseRequest, max_bytes: int) -> bytes:
@@ -35,18 +56,23 @@ async def _receive(request: web.BaseRequest, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise PayloadTooLarge
         return body
-    _invite(request)
-    chunks: list[bytes] = []
+    return b"".join([chunk async for chunk in _arriving(request, max_bytes)])
+
+
+async def _arriving(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body as it is sent."""
+    content = request.content
+    if not content.is_eof():
+        _invite(request)
     size = 0
     try:
         while chunk := await _next_chunk(content):
-            chunks.append(chunk)
             size += len(chunk)
             if size > max_bytes:
                 raise PayloadTooLarge
+            yield chunk
     except (web.RequestPayloadError, ConnectionError):
         raise BadRequest("Incomplete body") from None
-    return b"".join(chunks)
 
 
 async def _next_chunk(content: StreamReader) -> bytes:
@@ -74,3 +100,27 @@ def _inflate(body: bytes, max_bytes: int) -> bytes:
     if not inflater.eof or inflater.unused_data:
         raise BadRequest("Invalid gzip body")
     return text
+
+
+async def _inflated(arriving: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """What `arriving` inflates to, in pieces of bounded length."""
+    inflater = zlib.decompressobj(wbits=31)
+    size = 0
+    async with aclosing(arriving):
+        async for chunk in arriving:
+            full = False
+            while chunk or full:
+                try:
+                    piece = inflater.decompress(chunk, INFLATE_BYTES)
+                except zlib.error:
+                    raise BadRequest("Invalid gzip body") from None
+                size += len(piece)
+                if size > max_bytes:
+                    raise PayloadTooLarge
+                if piece:
+                    yield piece
+                chunk, full = inflater.unconsumed_tail, len(piece) == INFLATE_BYTES
+            if inflater.unused_data:
+                raise BadRequest("Invalid gzip body")
+    if not inflater.eof:
+        raise BadRequest("Invalid gzip body")

@@ -1,4 +1,4 @@
-"""Deletes documents and logs that have outlived their collection's `ttlMs`; reads never show them anyway."""
+"""Deletes documents, logs and files that have outlived their `ttlMs`; reads never show them anyway."""
 
 import asyncio
 import logging
@@ -40,20 +40,25 @@ class Expiry:
             self._task.cancel()
 
     async def sweep(self) -> int:
-        """Delete what has expired; how many documents and logs there were."""
+        """Delete what has expired; how many documents, logs and files there were."""
         return sum([await self._sweep_route(*expiring) for expiring in self._expiring])
 
     async def _sweep_route(self, method: str, route: Route, collection: Collection, ttl_ms: int) -> int:
         head = "/" + "/".join(route.template[: route.key_from])
-        literal = takewhile(lambda part: not part.startswith("{"), route.template[route.key_from : -1])
+        template = route.template[route.key_from :]
+        is_kept = None
+        if route.files is not None and route.files.template is not None:
+            template, is_kept = route.files.template, route.files.keeps
 
         def is_owned(key: str) -> bool:
+            if is_kept is not None:
+                return is_kept(key)
             try:
                 return self._routes.match(method, f"{head}/{key}").route is route
             except PysyncError:
                 return False
 
-        prefix = "/".join(literal)
+        prefix = "/".join(takewhile(lambda part: not part.startswith("{"), template[:-1]))
         if collection.append_only is not None:
             return await self._logs.sweep(prefix, is_owned, LogRules.of(collection))
         return await self._documents.sweep(prefix, is_owned, ttl_ms)

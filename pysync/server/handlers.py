@@ -65,16 +65,26 @@ class Handlers:
 
     async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
         """The answer to a pull that is allowed: `caller` is the `signer` with its roles for this document."""
+        document = await self._documents.pull(match.key, match.rule.collection.ttl_ms)
+        return await self._document(request, match, signer, caller, document)
+
+    async def _document(
+        self,
+        request: web.BaseRequest,
+        match: Match,
+        signer: Caller,
+        caller: Caller,
+        document: _core.Document | None,
+    ) -> Answer:
+        """The answer that `document` makes, None where there is none."""
         rule = match.rule
-        collection = rule.collection
-        document = await self._documents.pull(match.key, collection.ttl_ms)
         now_ms = self._documents.now_ms()
         keyring = None
         if "?" in request.raw_path and request.query.get("withKeyring", "").lower() in ("1", "true"):
             keyring = await self._keyrings.fold(match, signer, now_ms)
         if document is None:
             return Answer(200, _missing(now_ms, keyring), match.route.read_headers)
-        permissions = collection.field_permissions
+        permissions = rule.collection.field_permissions
         hidden: frozenset[str] = frozenset()
         if permissions:
             hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))

@@ -1,12 +1,14 @@
 """The list route: what a collection holds under a prefix, page by page (wire section 7)."""
 
 import re
+from typing import Any
 
 from aiohttp import web
 
 from pysync import listing
-from pysync.config.template import are_parameters, is_parameter
+from pysync.config.template import are_parameters, document_key, is_parameter
 from pysync.errors import InvalidAfter, InvalidLimit
+from pysync.plugins import StoredFiles
 from pysync.server.answer import Answer, json_answer
 from pysync.server.callers import Callers
 from pysync.server.roles import Roles
@@ -28,14 +30,7 @@ class Lists:
     async def list(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
         rule = match.rule
-        caller = await self._callers.reader(request, rule)
-        if rule.by_request:
-            caller = await self._roles.enriched(rule, caller, match.params, match.key)
-        rule.authorize(caller, match.identity, match.key)
-        limit, after = listing.DEFAULT_LIMIT, None
-        if "?" in request.raw_path:
-            limit = _limit(request.query.get("limit"))
-            after = _after(request.query.get("after"))
+        limit, after = await self._asked(request, match)
         prefix = f"{match.key}/" if match.key else ""
 
         def admitted(names: list[str]) -> list[str]:
@@ -44,6 +39,44 @@ class Lists:
             return [name for name in names if is_parameter(name) and rule.owns(prefix + name)]
 
         items, has_more = await listing.page(self._store, match.key, after, limit, admitted)
+        return json_answer(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
+
+    async def _asked(self, request: web.BaseRequest, match: Match) -> tuple[int, str | None]:
+        """The limit of a list that is allowed, and the name that it is to begin after."""
+        rule = match.rule
+        caller = await self._callers.reader(request, rule)
+        if rule.by_request:
+            caller = await self._roles.enriched(rule, caller, match.params, match.key)
+        rule.authorize(caller, match.identity, match.key)
+        if "?" not in request.raw_path:
+            return listing.DEFAULT_LIMIT, None
+        return _limit(request.query.get("limit")), _after(request.query.get("after"))
+
+
+class StoredLists(Lists):
+    """The list routes of a collection whose files a plugin keeps."""
+
+    def __init__(self, files: StoredFiles, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._suffix = files.suffix
+        self._folder = tuple(files.template.split("/")[:-1])
+        self._hidden_from = files.hidden_from
+
+    async def list(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`Lists.list`: the names of the files, without their suffix."""
+        limit, after = await self._asked(request, match)
+        suffix, hidden = self._suffix, [self._hidden_from()]
+
+        def admitted(names: list[str]) -> list[str]:
+            bare = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+            return [name for name in bare if is_parameter(name)]
+
+        folder = document_key(self._folder, match.params)
+        items, has_more = await listing.page(self._store, folder, after and after + suffix, limit, admitted)
+        hidden.append(self._hidden_from())  # what has begun meanwhile may be missing, too
+        end = min((name for name in hidden if name is not None), default=None)
+        if end is not None and items and items[-1] >= end:
+            items, has_more = [name for name in items if name < end], False
         return json_answer(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
 
 

@@ -32,10 +32,12 @@ CORS_HEADERS = ", ".join(
         wire.HEADER_REQUEST_ID,
         wire.HEADER_IDEMPOTENCY_KEY,
         wire.HEADER_IF_NONE_MATCH,
+        wire.HEADER_RANGE,
+        wire.HEADER_IF_RANGE,
         wire.HEADER_LAST_EVENT_ID,
     )
 )
-CORS_EXPOSED = "ETag, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
+CORS_EXPOSED = "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
 CORS_MAX_AGE_S = 600
 
 _is_request_id = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch

@@ -1,7 +1,7 @@
-"""Documents and logs where plugins have a say: handlers that ask hooks, and are routed to only where there
-are such hooks."""
+"""Documents, logs and files where plugins have a say: handlers that ask hooks, and are routed to only where
+there are such hooks."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -14,9 +14,11 @@ from pysync.plugins import Push, Pushed, Reply, Request
 from pysync.plugins.hooks import Hooks
 from pysync.server.answer import NO_STORE, Answer, version_matches
 from pysync.server.applogs import LogHandlers
+from pysync.server.files import FileHandlers, is_document
 from pysync.server.handlers import Handlers
 from pysync.server.roles import request_of
 from pysync.server.routes import Match
+from pysync.server.writes import request_key
 
 
 class Plugs:
@@ -33,6 +35,7 @@ class Plugs:
 
     async def push(
         self,
+        request: web.BaseRequest,
         match: Match,
         caller: Caller,
         body: _core.PushBody | _core.Append,
@@ -41,27 +44,42 @@ class Plugs:
         """Answer a push that is allowed and checked: a plugin takes it, or else `make` stores it. Those who
         want to know are told before it is answered."""
         about = request_of(match.rule, caller, match.params, match.key)
-        pushed = await self._hooks.pushed(_push(about, body))
+        once = request_key(request, caller, match.key)
+        pushed = await self._hooks.pushed(_push(about, body, once))
+        params = about.params
         if pushed is None:
             written = await make()
             text = wire.written_body(written.hash, written.timestamp_ms)
         else:
             written = pushed.written
             text = _pushed_body(pushed)
-            change = match.subject(caller).change(written.hash, written.timestamp_ms)
-            await self._outbox.announce([change])
+            params = params if pushed.params is None else pushed.params
+            if not pushed.announced:
+                subject = match.subject(caller)._replace(params=params)
+                await self._outbox.announce([subject.change(written.hash, written.timestamp_ms)])
+        await self.tell(match, caller, written, params, body.data)
+        return Answer(200, text, NO_STORE)
+
+    async def tell(
+        self,
+        match: Match,
+        caller: Caller,
+        written: Written,
+        params: Mapping[str, str],
+        text: bytes | None,
+    ) -> None:
+        """Tell those who want to know of a push that was made. `text` is the pushed `data`; None: a file."""
         await self._hooks.written(
             WriteEvent(
-                about.collection,
-                about.params,
+                match.rule.collection.name,
+                params,
                 written.hash,
                 written.timestamp_ms,
-                body.data,
+                text,
                 caller.identity or None,
-                about.namespace,
+                match.rule.namespace,
             )
         )
-        return Answer(200, text, NO_STORE)
 
 
 class PluggedHandlers(Handlers):
@@ -74,7 +92,9 @@ class PluggedHandlers(Handlers):
     async def push(self, request: web.BaseRequest, match: Match) -> Answer:
         """`Handlers.push`."""
         caller, body = await self._received(request, match)
-        return await self._plugs.push(match, caller, body, lambda: self._made(request, match, caller, body))
+        return await self._plugs.push(
+            request, match, caller, body, lambda: self._made(request, match, caller, body)
+        )
 
     async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
         answer = await self._plugs.pull(request, match, caller)
@@ -92,7 +112,7 @@ class PluggedLogs(LogHandlers):
         """`LogHandlers.append`."""
         caller, element = await self._received(request, match)
         return await self._plugs.push(
-            match, caller, element, lambda: self._made(request, match, caller, element)
+            request, match, caller, element, lambda: self._made(request, match, caller, element)
         )
 
     async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
@@ -100,10 +120,34 @@ class PluggedLogs(LogHandlers):
         return await super()._read(request, match, signer, caller) if answer is None else answer
 
 
-def _push(about: Request, body: _core.PushBody | _core.Append) -> Push:
+class PluggedFiles(FileHandlers):
+    """`FileHandlers`, except that plugins are asked, and told: of files they are told only."""
+
+    def __init__(self, plugs: Plugs, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._plugs = plugs
+
+    async def push(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`FileHandlers.push`."""
+        if is_document(request, match):
+            caller, body = await self._received(request, match)
+            return await self._plugs.push(
+                request, match, caller, body, lambda: self._made(request, match, caller, body)
+            )
+        async with self._uploaded(request, match) as upload:
+            written = await self._kept(match, upload)
+        await self._plugs.tell(match, upload.caller, written, match.params, None)
+        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+
+    async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
+        answer = await self._plugs.pull(request, match, caller)
+        return await super()._read(request, match, signer, caller) if answer is None else answer
+
+
+def _push(about: Request, body: _core.PushBody | _core.Append, once: str | None) -> Push:
     if isinstance(body, _core.PushBody):
-        return Push(about, body.data, body.hash, body.base_hash)
-    return Push(about, body.data, _core.content_hash(body.canonical), None)
+        return Push(about, body.data, body.hash, body.base_hash, once)
+    return Push(about, body.data, _core.content_hash(body.canonical), None, once)
 
 
 def _pushed_body(pushed: Pushed) -> bytes:

@@ -14,6 +14,7 @@ from aiohttp import web
 from pysync.changes import Subject
 from pysync.config.template import MAX_KEY_BYTES, RESERVED, is_parameter
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
+from pysync.files import FileRules
 from pysync.model import Caller
 from pysync.rule import Rule
 from pysync.schema import Check
@@ -39,6 +40,8 @@ class Route:
     """Header lines of every read: how it may be cached."""
     check: Check | None = None
     """What pushed data must satisfy."""
+    files: FileRules | None = None
+    """How the collection has files; None where it has none."""
     alias: bool = False
     """The same as another route, at a second place."""
     members: tuple[Rule, ...] = ()

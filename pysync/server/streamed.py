@@ -13,6 +13,7 @@ from aiohttp.http import HttpVersion, HttpVersion11
 
 from pysync.errors import PysyncError
 from pysync.server.answer import DRAIN_ABOVE, Answer
+from pysync.store import JSON_TYPE, Chunks
 
 log = logging.getLogger("pysync.server")
 
@@ -21,17 +22,29 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class StreamedAnswer(Answer):
-    """A 200 whose body is `first` and then `pieces`: in memory there is one piece, and the little that the
-    connection holds back, however slowly the client reads. It is sent in chunks; to a client of HTTP/1.0,
-    which knows none, it ends where the connection does.
+    """An answer whose body is `first` and then `pieces`: in memory there is one piece, and the little that
+    the connection holds back, however slowly the client reads. Where its `size` is known, the answer tells
+    it; else it is sent in chunks, and to a client of HTTP/1.0, which knows none, it ends where the
+    connection does.
 
-    Where a piece fails the head has long been sent: the connection is cut, so that the client sees that the
-    body is incomplete. `pieces` is closed in any case.
+    Where a piece fails, or they are not as long as was told, the head has long been sent: the connection is
+    cut, so that the client sees that the body is incomplete. `pieces` is closed in any case; None are for
+    HEAD.
     """
 
-    def __init__(self, first: bytes, pieces: AsyncGenerator[bytes, None], headers: str = "") -> None:
-        super().__init__(200, first, headers)
+    def __init__(
+        self,
+        first: bytes,
+        pieces: Chunks | None,
+        headers: str = "",
+        *,
+        status: int = 200,
+        content_type: str = JSON_TYPE,
+        size: int | None = None,
+    ) -> None:
+        super().__init__(status, first, headers, content_type=content_type)
         self._pieces = pieces
+        self._size = size
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write head and body to the connection of `request`."""
@@ -40,24 +53,22 @@ class StreamedAnswer(Answer):
         try:
             await self._write(request)
         finally:
-            await self._pieces.aclose()
+            if self._pieces is not None:
+                await self._pieces.aclose()
         return None
 
     async def _write(self, request: web.BaseRequest) -> None:
         transport = self._begin(request)
-        chunked = request.version >= HttpVersion11
-        self._keep_alive = self._keep_alive and chunked
-        transport.write(self._head(request.version))
-        if request.method == "HEAD":
+        chunked = self._size is None and request.version >= HttpVersion11
+        self._keep_alive = self._keep_alive and (chunked or self._size is not None)
+        head = self._head(request.version)
+        if request.method == "HEAD" or self._pieces is None:
+            transport.write(head)
             return
         try:
-            first, self.content = self.content, b""
-            await self._send(request, transport, first, chunked)
-            del first
-            async for piece in self._pieces:
-                await self._send(request, transport, piece, chunked)
+            await self._write_body(request, transport, head, self._pieces, chunked)
         except BaseException as error:
-            _cut(transport, reset=not chunked)
+            _cut(transport, reset=not chunked and self._size is None)
             if isinstance(error, PysyncError):
                 log.warning(
                     "an answer was cut off: %s", error.code,
@@ -68,16 +79,42 @@ class StreamedAnswer(Answer):
             else:
                 raise
             raise ConnectionResetError("the answer was cut off") from None
-        if chunked:
-            transport.write(b"0\r\n\r\n")
 
-    async def _send(
-        self, request: web.BaseRequest, transport: asyncio.Transport, piece: bytes, chunked: bool
+    async def _write_body(
+        self,
+        request: web.BaseRequest,
+        transport: asyncio.Transport,
+        head: bytes,
+        pieces: Chunks,
+        chunked: bool,
     ) -> None:
+        """Write the head and all pieces, the first of them together. Raises ConnectionResetError for a client
+        that has gone, ValueError where the pieces are not as long as the head says."""
+        piece, self.content = self.content, b""
+        left = self._size
+        while True:
+            if left is not None:
+                left -= len(piece)
+                if left < 0:
+                    raise ValueError("the body is longer than its head says")
+            transport.write(head + (b"%x\r\n" % len(piece) if chunked and piece else b""))
+            head = b""
+            await self._send(request, transport, piece)
+            if chunked and piece:
+                head = b"\r\n"
+            del piece
+            try:
+                piece = await anext(pieces)
+            except StopAsyncIteration:
+                break
+        if left:
+            raise ValueError("the body is shorter than its head says")
+        if chunked:
+            transport.write(head + b"0\r\n\r\n")
+
+    async def _send(self, request: web.BaseRequest, transport: asyncio.Transport, piece: bytes) -> None:
         """Write one piece, and let others have their turn. Raises ConnectionResetError for a client that has
         gone."""
-        if chunked and piece:
-            transport.write(b"%x\r\n" % len(piece))
         text = memoryview(piece)
         for start in range(0, len(piece), WRITE_BYTES):
             transport.write(text[start : start + WRITE_BYTES])
@@ -86,10 +123,10 @@ class StreamedAnswer(Answer):
             await asyncio.sleep(0)
             if transport.is_closing():
                 raise ConnectionResetError("the client has gone")
-        if chunked and piece:
-            transport.write(b"\r\n")
 
     def _length(self, version: HttpVersion) -> str:
+        if self._size is not None:
+            return f"Content-Length: {self._size}\r\n"
         return "Transfer-Encoding: chunked\r\n" if version >= HttpVersion11 else ""
 
 

@@ -9,10 +9,12 @@ from pysync.access import Access
 from pysync.applog import LogRules, Logs
 from pysync.bundles import Bundle
 from pysync.config import Action, Collection, Config
+from pysync.config.media import holds_documents
 from pysync.config.support import served
 from pysync.config.template import params
 from pysync.documents import Documents
 from pysync.errors import NotFound
+from pysync.files import FileRules
 from pysync.plugins.hooks import Hooks
 from pysync.rule import Rule
 from pysync.schema import compile_schema
@@ -24,7 +26,7 @@ from pysync.server.callers import Callers
 from pysync.server.examples import Examples
 from pysync.server.handlers import Handlers
 from pysync.server.hearing import Hearing
-from pysync.server.listing import Lists
+from pysync.server.listing import Lists, StoredLists
 from pysync.server.manifest import Manifest
 from pysync.server.openapi import OpenApi
 from pysync.server.ops import Ops
@@ -53,6 +55,9 @@ class Wiring:
     handlers: Handlers
     plugged: Handlers
     """The handlers where plugins have a say."""
+    files: Handlers
+    """The handlers of what has files, and where plugins have a say in that."""
+    plugged_files: Handlers
     lists: Lists
     hearing: Hearing
     subscribers: Subscribers
@@ -78,13 +83,23 @@ class Wiring:
         if collection.append_only is not None:
             pull = self._log(collection, asks=self.hooks.pulls).pull
             push, pushes = self._log(collection, asks=self.hooks.pushes).append, "append"
+        files, listed = FileRules.of(collection), self.lists.list
+        if files is not None:
+            push = (self.plugged_files if self.hooks.pushes else self.files).push
+        stored = self.hooks.stored_files.get(collection.name)
+        if stored is not None:
+            files = FileRules(template=tuple(stored.template.split("/")), suffix=stored.suffix)
+            push = (self.plugged if self.hooks.pushes else self.handlers).push
+            listed = StoredLists(stored, self.store, self.callers, self.roles).list
+        if files is not None:
+            pull = (self.plugged_files if self.hooks.pulls else self.files).pull
         if not collection.push_only and collection.bundle is None:
-            self._add_action("pull", "GET", pull, namespace, collection, key)
+            self._add_action("pull", "GET", pull, namespace, collection, key, files=files)
         if not collection.pull_only:
-            self._add_action("push", "POST", push, namespace, collection, key, named=pushes)
+            self._add_action("push", "POST", push, namespace, collection, key, named=pushes, files=files)
         if collection.listable:
             prefix = path.rpartition("/")[0]
-            self._add_action("list", "GET", self.lists.list, namespace, collection, prefix)
+            self._add_action("list", "GET", listed, namespace, collection, prefix)
 
     def _log(self, collection: Collection, *, asks: bool) -> LogHandlers:
         """The handlers of a log; `asks`: plugins have a say."""
@@ -103,6 +118,7 @@ class Wiring:
         collection: Collection,
         path: str,
         named: str = "",
+        files: FileRules | None = None,
     ) -> None:
         """Serve `action` on `collection` at `path`, a template below the action. The route is `named`
         otherwise where it does something else than the action does to a document."""
@@ -121,6 +137,7 @@ class Wiring:
                 len(head),
                 _read_headers([rule]),
                 check,
+                files=files,
                 alias=prefix != _prefix(self.config, namespace),
             )
             self.routes.add([method], route)
@@ -155,7 +172,10 @@ class Wiring:
         config = self.config
         collections = config.collections if namespace is None else config.namespaces[namespace].collections
         batched = {
-            id(found) for found in served(config, collections) if not (found.bundle or found.push_only)
+            id(found)
+            for found in served(config, collections)
+            if holds_documents(found)
+            and not (found.bundle or found.push_only or found.name in self.hooks.stored_files)
         }
         rules = [
             (self._rule(namespace, collection, "pull"), id(collection) in batched)

@@ -37,11 +37,15 @@ async def receive(
     `Callers.writer` do.
     """
     credentials = access.present(rule, request.headers)
-    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if media_type != JSON_TYPE:
+    if media_type(request) != JSON_TYPE:
         raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
     text = await read_body(request, rule.collection.max_body_bytes)
     return await callers.writer(request, rule, credentials, text), text
+
+
+def media_type(request: web.BaseRequest) -> str:
+    """What the body is sent as, without parameters, `""` where nobody says."""
+    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def check_author(kind: Authored, body: _core.PushBody | _core.Append, caller: Caller, key: str) -> None:

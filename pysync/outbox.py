@@ -7,15 +7,17 @@ pull. Where the next write of the document comes first it takes the announcement
 of a document are told in their order.
 """
 
+import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Final
 
 from pysync.changes import Change, ChangeLog, read_change
 from pysync.clock import Tick
 from pysync.coordinator import Coordinator, Intent
-from pysync.errors import CoordinatorUnavailable
+from pysync.errors import CoordinatorUnavailable, KeyConflict
 from pysync.store import EtagMismatch, Expect, Store
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ MAX_LATEST: Final = 4_096
 """Documents of which the version is remembered that was announced last."""
 _PAGE: Final = 1_000
 """Intents that are looked at together; of younger ones `heal` sees so many, which is more than a node has."""
+_TURNS: Final = 256
+"""Locks that the keys of files share."""
 _NONE: Final = Intent("", 0, [])
 _NOTHING: Final = Change(b"")
 
@@ -43,6 +47,8 @@ class Outbox:
         self._kept = store.change_log
         self.log: ChangeLog = coordinator if self._kept is None else self._kept
         self._latest: OrderedDict[str, Change] = OrderedDict()
+        self._turns = [asyncio.Lock() for _ in range(_TURNS)]
+        self._settling = asyncio.Lock()
         self._unsettled: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNSETTLED)
 
     async def put(
@@ -81,20 +87,21 @@ class Outbox:
         changes_of: Callable[[str], Sequence[Change]],
     ) -> str:
         """`Store.write`, announced as the changes of what has this sha256, of which there is one at least.
-        Raises as that and `put` do."""
+        Raises as that and `put` do.
+
+        Where the store keeps no changes two writes of one key are told in their order unless they overlap on
+        two nodes: nobody knows then which was the last.
+        """
         if self._kept is not None:
             return await self._kept.write(key, chunks, content_type, changes_of)
-        await self.settle()
-        intent, changes = "", list[Change]()
+        async with AsyncExitStack() as turn:
 
-        async def intend(sha256: str) -> None:
-            nonlocal intent
-            changes.extend(changes_of(sha256))
-            intent = await self._coordinator.intend(changes)
+            async def changes_in_turn(sha256: str) -> list[Change]:
+                await turn.enter_async_context(self._turns[hash(key) % _TURNS])
+                changes = changes_of(sha256)
+                return [*await self._under_way(changes[-1]), *changes]
 
-        sha256 = await self._store.write(key, chunks, content_type, intend)
-        await self._settle(intent, changes)
-        return sha256
+            return await self._write(key, chunks, content_type, changes_in_turn)
 
     async def write_next(
         self,
@@ -109,8 +116,11 @@ class Outbox:
         if self._kept is not None:
             return await self._kept.write_next(key_of, chunks, content_type, changes_of)
         tick = await self._coordinator.tick()
-        sha256 = await self.write(key_of(tick), chunks, content_type, lambda sha256: changes_of(tick, sha256))
-        return tick, sha256
+
+        async def changes_then(sha256: str) -> Sequence[Change]:
+            return changes_of(tick, sha256)
+
+        return tick, await self._write(key_of(tick), chunks, content_type, changes_then)
 
     async def announce(self, changes: Sequence[Change]) -> None:
         """Announce what is stored nowhere. Raises Unavailable."""
@@ -129,13 +139,14 @@ class Outbox:
 
     async def settle(self) -> None:
         """Tell the coordinator what it could not be told when it was time. Raises CoordinatorUnavailable."""
-        while self._unsettled:
-            outcome = self._unsettled.popleft()
-            try:
-                await self._end(*outcome)
-            except BaseException:
-                self._unsettled.appendleft(outcome)
-                raise
+        async with self._settling:  # who comes meanwhile must not go on as if all were told
+            while self._unsettled:
+                outcome = self._unsettled.popleft()
+                try:
+                    await self._end(*outcome)
+                except BaseException:
+                    self._unsettled.appendleft(outcome)
+                    raise
 
     async def heal(self, *, early: bool = False) -> int:
         """Announce the intents that nobody can be expected to announce any more, or, `early`, those too that
@@ -164,6 +175,40 @@ class Outbox:
             if last.tells_of(base) and read_change(last).subject.is_document_of(read_change(change).subject):
                 return intent
         return _NONE
+
+    async def _write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[str], Awaitable[Sequence[Change]]],
+    ) -> str:
+        """The sha256 of what was written. It is intended when all of it has come in: what fails before that
+        leaves nothing behind, and until then the coordinator has had time to be told of earlier writes."""
+        intent, changes = "", list[Change]()
+
+        async def intend(sha256: str) -> None:
+            nonlocal intent
+            await self.settle()
+            changes.extend(await changes_of(sha256))
+            intent = await self._coordinator.intend(changes)
+
+        try:
+            sha256 = await self._store.write(key, chunks, content_type, intend)
+        except KeyConflict:
+            if intent:
+                await self._settle(intent, [])
+            raise
+        await self._settle(intent, changes)
+        return sha256
+
+    async def _under_way(self, change: Change) -> list[Change]:
+        """What is intended of the document that `change` is of. Who replaces a file does not know whose it
+        is, so those that were not made after all are among them; their intents are left to their writers, who
+        may not have made them yet."""
+        subject = read_change(change).subject
+        told = (each for intent in await self._coordinator.intents(_PAGE) for each in intent.changes)
+        return [each for each in dict.fromkeys(told) if read_change(each).subject.is_document_of(subject)]
 
     async def _settle(self, intent: str, changes: list[Change]) -> None:
         """End an intent whose outcome is known: `changes` are announced, none where the write was refused.

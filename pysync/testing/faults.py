@@ -57,7 +57,8 @@ class FaultyStore:
         self.most_reads_at_once = 0
 
     def fail(self, *verbs: Verb, times: int = 1, after: int = 0) -> None:
-        """Raise StoreUnavailable, nothing done, `after` calls that go well."""
+        """Raise StoreUnavailable, nothing done, `after` calls that go well. A `write` has taken all chunks
+        then, and told `received`."""
         for verb in verbs:
             self._faults[verb].extend(itertools.repeat("none", after))
             self._faults[verb].extend(itertools.repeat("fail", times))
@@ -110,7 +111,16 @@ class FaultyStore:
         content_type: str,
         received: Received | None = None,
     ) -> str:
-        return await self._call("write", lambda: self._store.write(key, chunks, content_type, received))
+        async def refuse(sha256: str) -> None:
+            if received is not None:
+                await received(sha256)
+            raise StoreUnavailable
+
+        return await self._call(
+            "write",
+            lambda: self._store.write(key, chunks, content_type, received),
+            lambda: self._store.write(key, chunks, content_type, refuse),
+        )
 
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
@@ -136,13 +146,18 @@ class FaultyStore:
     async def close(self) -> None:
         await self._store.close()
 
-    async def _call(self, verb: Verb, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call(
+        self,
+        verb: Verb,
+        call: Callable[[], Awaitable[T]],
+        call_in_vain: Callable[[], Awaitable[T]] | None = None,
+    ) -> T:
         self.calls[verb] += 1
         fault = self._faults[verb].popleft() if self._faults[verb] else None
         if self._writes_left is not None:
             if self._writes_left < 0:
-                fault = "fail"
-            elif verb in _WRITES:
+                raise StoreUnavailable()
+            if verb in _WRITES:
                 if self._writes_left == 0:
                     fault = "lose_reply" if self._does_last else "fail"
                 self._writes_left -= 1
@@ -151,6 +166,8 @@ class FaultyStore:
         self.most_reads_at_once = max(self.most_reads_at_once, self._reading)
         try:
             if fault == "fail":
+                if call_in_vain is not None:
+                    await call_in_vain()
                 raise StoreUnavailable()
             if isinstance(fault, _Delay):
                 fault.arrived.set()

@@ -21,8 +21,10 @@ from pysync.store.s3.versions import LINEAGE, SHA256, Lineage
 from pysync.store.s3.writes import Writes
 
 PART_BYTES: Final = 8 * 1024 * 1024
-WHOLE_BYTES: Final = 16 * 1024 * 1024
-"""A larger file is sent in parts."""
+WHOLE_BYTES: Final = 2 * 1024 * 1024
+"""A larger file is sent in parts: then the request that makes it visible takes no longer than any other, and
+is made or never will be when `SETTLED_MS` of the outbox have passed since `received` was told."""
+_COMPLETE_WITHIN_S: Final = 25.0
 _PARTS_AT_ONCE: Final = 2
 _MOST_PARTS: Final = 10_000
 
@@ -102,11 +104,11 @@ class Uploads:
                     gathered = bytearray()
             await in_thread(spool.append, gathered)
             sha256 = spool.sha256()
-            if received is not None:
-                await received(sha256)
             if spool.size > WHOLE_BYTES:
-                await self._send_parts(key, spool, content_type, sha256)
+                await self._send_parts(key, spool, content_type, sha256, received)
             else:
+                if received is not None:
+                    await received(sha256)
                 await self._send_whole(key, spool, content_type, sha256)
         finally:
             spool.close()
@@ -121,7 +123,9 @@ class Uploads:
         async with self._writes.alone(key):
             await self._requests.send(Call("PUT", key, headers, _upload(spool, 0, spool.size, sha256)))
 
-    async def _send_parts(self, key: str, spool: Spool, content_type: str, sha256: str) -> None:
+    async def _send_parts(
+        self, key: str, spool: Spool, content_type: str, sha256: str, received: Received | None
+    ) -> None:
         id_ = new_mark()
         at: dict[str, Any] = {"Bucket": self._bucket, "Key": self._requests.root + key}
         metadata = {LINEAGE: Lineage(self._now_ms(), (id_,)).header(), SHA256: sha256}
@@ -134,6 +138,8 @@ class Uploads:
         upload_id = begun["UploadId"]
         try:
             etags = await self._each_part(key, spool, upload_id)
+            if received is not None:
+                await received(sha256)
             async with self._writes.alone(key):
                 await self._complete(key, at, upload_id, etags, id_)
         except BaseException:
@@ -169,9 +175,10 @@ class Uploads:
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
         try:
             with asking():
-                await self._account.client.complete_multipart_upload(
-                    **at, UploadId=upload_id, MultipartUpload={"Parts": parts}
-                )
+                async with asyncio.timeout(_COMPLETE_WITHIN_S):
+                    await self._account.client.complete_multipart_upload(
+                        **at, UploadId=upload_id, MultipartUpload={"Parts": parts}
+                    )
         except StoreUnavailable:
             # Its answer may have been lost, and a second try finds no upload any more.
             found = await self._writes.find(key)

@@ -24,7 +24,8 @@ PART_BYTES: Final = 8 * 1024 * 1024
 WHOLE_BYTES: Final = 2 * 1024 * 1024
 """A larger file is sent in parts: then the request that makes it visible takes no longer than any other, and
 is made or never will be when `SETTLED_MS` of the outbox have passed since `received` was told."""
-_COMPLETE_WITHIN_S: Final = 25.0
+_VISIBLE_WITHIN_S: Final = 25.0
+"""From then on. What has not succeeded in that time is given up."""
 _PARTS_AT_ONCE: Final = 2
 _MOST_PARTS: Final = 10_000
 
@@ -107,21 +108,15 @@ class Uploads:
             if spool.size > WHOLE_BYTES:
                 await self._send_parts(key, spool, content_type, sha256, received)
             else:
+                body = await in_thread(spool.read, 0, spool.size)
                 if received is not None:
                     await received(sha256)
-                await self._send_whole(key, spool, content_type, sha256)
+                with asking():
+                    async with asyncio.timeout(_VISIBLE_WITHIN_S):
+                        await self._writes.put_file(key, body, content_type, sha256)
         finally:
             spool.close()
         return sha256
-
-    async def _send_whole(self, key: str, spool: Spool, content_type: str, sha256: str) -> None:
-        headers = {
-            "Content-Type": content_type,
-            LINEAGE: Lineage(self._now_ms(), (new_mark(),)).header(),
-            SHA256: sha256,
-        }
-        async with self._writes.alone(key):
-            await self._requests.send(Call("PUT", key, headers, _upload(spool, 0, spool.size, sha256)))
 
     async def _send_parts(
         self, key: str, spool: Spool, content_type: str, sha256: str, received: Received | None
@@ -175,7 +170,7 @@ class Uploads:
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
         try:
             with asking():
-                async with asyncio.timeout(_COMPLETE_WITHIN_S):
+                async with asyncio.timeout(_VISIBLE_WITHIN_S):
                     await self._account.client.complete_multipart_upload(
                         **at, UploadId=upload_id, MultipartUpload={"Parts": parts}
                     )

@@ -1,6 +1,7 @@
 """Conditional writes: who wins, and what became of a write whose answer was lost."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pysync.store.s3.requests import Answer, Broken, Call, Refused, Requests
 from pysync.store.s3.versions import (
     LINEAGE,
     NOTHING,
+    SHA256,
     TOMBSTONE,
     TOMBSTONE_TYPE,
     Base,
@@ -30,7 +32,8 @@ _LOCKS: Final = 256
 
 @dataclass(slots=True)
 class Write:
-    """One write of a document or tombstone, however often it is tried. `sent` is the body as it is stored."""
+    """One write of a document, tombstone or small file, however often it is tried. `sent` is the body as it
+    is stored, `sha256` a file's."""
 
     id: str
     key: str
@@ -38,6 +41,7 @@ class Write:
     sent: bytes
     content_type: str
     modified_ms: int
+    sha256: str | None = None
 
     def lineage(self, base: Base | None) -> Lineage:
         """What it names as replaced; nothing where it does not matter what it replaces (None)."""
@@ -47,14 +51,15 @@ class Write:
         headers = {
             "Content-Type": self.content_type,
             LINEAGE: self.lineage(base).header(),
+            **({} if self.sha256 is None else {SHA256: self.sha256}),
             **condition,
         }
         return Call("PUT", self.key, headers, self.sent)
 
 
 class Writes:
-    """The writes of documents to one bucket. Where the bucket does not honour conditions, they hold within
-    this object: whoever writes to a key waits for the others."""
+    """The writes to one bucket of what is put whole. Where the bucket does not honour conditions, they hold
+    within this object: whoever writes to a key waits for the others."""
 
     def __init__(self, requests: Requests, recent: Recent, bucket: Bucket, now_ms: Callable[[], int]) -> None:
         self._requests = requests
@@ -73,6 +78,20 @@ class Writes:
             return await self._put_any(write)
         base = self._recent.base(key, expect.value) if isinstance(expect, Etag) else NOTHING
         return await self._swap(write, base)
+
+    async def put_file(self, key: str, body: bytes, content_type: str, sha256: str) -> None:
+        """Put a file over whatever is there, once: on the condition that this is still there, so that an
+        attempt that comes late cannot bring the file back over what came after it."""
+        write = Write(new_mark(), key, b"", body, content_type, self._now_ms(), sha256)
+        if not self._bucket.is_conditional:
+            async with self._lock(key):
+                await self._put_any(write)
+            return
+        while True:
+            found = await self.find(key)
+            with contextlib.suppress(EtagMismatch):
+                await self._swap(write, NOTHING if found is None else Base(found.etag, found.ids))
+                return
 
     async def delete(self, key: str, expect: Expect) -> None:
         """As `Store.delete`."""
@@ -203,7 +222,10 @@ class Writes:
         return self._keep(write, base, plain_etag(answer.headers["ETag"]))
 
     def _keep(self, write: Write, base: Base | None, etag: str) -> str:
-        """Remember what is now stored; returns its etag."""
+        """Remember what is now stored, unless it is a file; returns its etag."""
+        if write.sha256 is not None:
+            self._recent.forget(write.key)
+            return etag
         found = Object(write.body, etag, write.content_type, write.modified_ms)
         self._recent.keep(write.key, found, write.lineage(base).ids)
         return etag

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
+from pysync.config.presets import ParquetPreset
 from pysync.config.problem import Problem
 from pysync.config.tree import AppendOnly, Collection, Config, Namespace, Projection, RateLimit, wire_name
 
@@ -53,13 +54,31 @@ class Converter:
         if not isinstance(value, Mapping):
             self._expected("an object", value, path)
             return None
-        fields = {wire_name(field.name): field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        is_preset = kind is Collection and "preset" in value
+        built: T | None = self._preset(value, path) if is_preset else self._object(value, kind, path)
+        if built is not None:
+            self._places[id(built)] = path
+        return built
+
+    def _preset(self, value: Mapping[Any, Any], path: str) -> Any:
+        """The collection that a preset stands for."""
+        if value["preset"] is None:
+            return self._object({name: value[name] for name in value if name != "preset"}, Collection, path)
+        preset = self._object(value, ParquetPreset, path)
+        if preset is None:
+            return None
+        if preset.closed:
+            self._note(join(path, "write"), "read and write cannot both be none")
+        return preset.collection()
+
+    def _object(self, value: Mapping[Any, Any], kind: type[Any], path: str) -> Any:
+        fields = {wire_name(field.name): field for field in dataclasses.fields(kind)}
         given: dict[str, Any] = {}
         named: set[str] = set()
         for name, item in value.items():
             at = join(path, name)
             if name not in fields:
-                self._note(at, "unknown member" + nearest(str(name), fields))
+                self._note(at, _unknown(str(name), kind, fields))
                 continue
             field = fields[name]
             item = _LONG_FORM.get((kind, field.name), _as_is)(item)
@@ -75,9 +94,7 @@ class Converter:
                 self._note(join(path, name), "is required")
         if any(fields[name].name not in given for name in required):
             return None
-        built = kind(**given)
-        self._places[id(built)] = path
-        return built
+        return kind(**given)
 
     def _convert(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if isinstance(value, str) and not isinstance(value, Text):
@@ -86,8 +103,10 @@ class Converter:
                 return INVALID
         if hint is Any:
             return self._json(value, path)
+        or_list = ""
         if isinstance(hint, UnionType) or get_origin(hint) is Union:
             choices = [choice for choice in get_args(hint) if choice is not NoneType]
+            or_list = " or a list" if any(get_origin(choice) is tuple for choice in choices) else ""
             hint = next((choice for choice in choices if _fits(value, choice)), choices[0])
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             built = self.object(value, hint, path)
@@ -98,7 +117,7 @@ class Converter:
         if origin is Mapping:
             return self._map(value, get_args(hint)[1], path, limits)
         if origin is Literal:
-            return self._choice(value, get_args(hint), path)
+            return self._choice(value, get_args(hint), path, or_list)
         return self._SCALARS[hint](self, value, path, limits)
 
     def _list(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
@@ -116,11 +135,11 @@ class Converter:
                 self._note(join(path, name), "a name must be a string that is not empty")
         return {name: item for name, item in items.items() if item is not INVALID and isinstance(name, str)}
 
-    def _choice(self, value: Any, choices: Sequence[Any], path: str) -> Any:
+    def _choice(self, value: Any, choices: Sequence[Any], path: str, or_list: str) -> Any:
         for choice in choices:
             if value == choice and (type(value) is type(choice) or isinstance(value, Text)):
                 return choice
-        return self._note(path, f"must be {' or '.join(map(_spelled, choices))}" + _from(value))
+        return self._note(path, f"must be {' or '.join(map(_spelled, choices))}{or_list}" + _from(value))
 
     def _string(self, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if not isinstance(value, str):
@@ -213,6 +232,15 @@ def nearest(name: str, known: Mapping[str, object]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
+def _unknown(name: str, kind: type, fields: Mapping[str, object]) -> str:
+    """What is said of a member that the object does not have."""
+    if kind is Collection:
+        fields = {**fields, "preset": None}
+    others = {wire_name(field.name) for field in dataclasses.fields(Collection)}
+    is_decided = kind is ParquetPreset and name in others
+    return ("cannot be used with preset" if is_decided else "unknown member") + nearest(name, fields)
+
+
 def _is_required(field: "dataclasses.Field[Any]") -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
@@ -220,7 +248,12 @@ def _is_required(field: "dataclasses.Field[Any]") -> bool:
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value of this kind can only be meant for `hint`, of several that are allowed."""
     if get_origin(hint) is Literal:
-        return any(value is choice for choice in get_args(hint))
+        return any(
+            value is choice or (isinstance(value, str) and isinstance(choice, str))
+            for choice in get_args(hint)
+        )
+    if get_origin(hint) is tuple:
+        return isinstance(value, list | tuple)
     if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
         return isinstance(value, Mapping)
     return isinstance(hint, type) and isinstance(value, hint)
@@ -293,6 +326,7 @@ _LONG_FORM: Mapping[tuple[type, str], Callable[[Any], Any]] = {
     (Collection, "rate_limit"): _rate_limit,
     (Collection, "ttl_ms"): _zero_is_absent,
     (Collection, "allowed_mime_types"): _without_parameters,
+    (ParquetPreset, "rate_limit"): _rate_limit,
     (AppendOnly, "max_items"): _zero_is_absent,
     (RateLimit, "push"): _rate_limit,
     (RateLimit, "pull"): _rate_limit,

@@ -7,8 +7,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import orjson
 
+from pysync.config.presets import ParquetPreset
 from pysync.config.source import variables
-from pysync.config.tree import MAX_INT, Config, wire_name
+from pysync.config.tree import MAX_INT, Collection, Config, wire_name
 
 HEAD = """\
 # Configuration
@@ -52,6 +53,8 @@ def _objects(kind: type, found: list[type]) -> list[type]:
 def _kinds(hint: Any) -> Iterator[type]:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield hint
+    if hint is Collection:
+        yield ParquetPreset
     for inner in get_args(hint):
         yield from _kinds(inner)
 
@@ -78,12 +81,18 @@ def _type(hint: Any, limits: Mapping[str, Any]) -> str:
         return f"list of {_type(args[0], limits)}"
     if origin is not None:
         return f"name → {_type(args[1], limits)}"
+    if hint is Collection:
+        return f"{_link(Collection)} or {_link(ParquetPreset)}"
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return f"[{_title(hint)}](#{_title(hint).lower().replace(' ', '-')})"
+        return _link(hint)
     if hint is int:
         least, most = limits["at_least"], limits["at_most"]
         return f"integer, {least} or more" if most == MAX_INT else f"integer, {least} to {most}"
     return {str: "string", bool: "boolean"}.get(hint, "any value")
+
+
+def _link(kind: type) -> str:
+    return f"[{_title(kind)}](#{_title(kind).lower().replace(' ', '-')})"
 
 
 def _default(field: "dataclasses.Field[Any]") -> str:

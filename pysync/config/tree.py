@@ -133,7 +133,9 @@ class Collection:
     encryption: Encryption = member("`delegated`: clients encrypt, the server cannot read.", "none")
     max_body_bytes: int = member("Largest push body, in bytes, also after inflation.", 1_048_576)
     allowed_mime_types: tuple[str, ...] = member(
-        "Media types accepted on push; parameters (`; charset=utf-8`) do not count.", ("application/json",)
+        "Media types accepted on push; parameters (`; charset=utf-8`) do not count. `application/json`, "
+        "spelled out, takes documents, all others take files, `type/*` and `*/*` among them.",
+        ("application/json",),
     )
     pull_only: bool = member("No push route.", False)
     push_only: bool = member("No pull route.", False)

@@ -1,0 +1,77 @@
+"""Presets: collections of Parquet files, said in a few members (service, Columnar file helpers)."""
+# ruff: noqa: RUF009 (`member` is `dataclasses.field`)
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pysync.config import template
+from pysync.config.media import PARQUET_MIME_TYPES
+from pysync.config.tree import Collection, RateLimit, member
+
+Access = Literal["public", "authenticated", "none"]
+
+
+def _same(name: str) -> Any:
+    """The member of a collection."""
+    (found,) = (field for field in dataclasses.fields(Collection) if field.name == name)
+    return dataclasses.field(default=found.default, metadata=found.metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetPreset:
+    """A collection of files in few words. Its roles decide who comes in: `requireAuth` stays open."""
+
+    preset: Literal["parquet", "sealedParquet"] = member(
+        "`parquet`: Parquet files, with all media types that they are sent as; `sealedParquet`: the same, "
+        "sealed by clients, as `application/octet-stream`. `encryption` is `none`, and `listable` true where "
+        "the last segment of `storagePath` is a parameter."
+    )
+    name: str = _same("name")
+    storage_path: str = _same("storage_path")
+    read: Access | tuple[str, ...] | None = member(
+        "Who may pull: `public`; `authenticated`, which is the role `cap:read:NAME`; `none`: there is no "
+        "pull route; or a list of roles. Absent: `public`, of `sealedParquet` `authenticated`.",
+        None,
+    )
+    write: Access | tuple[str, ...] = member(
+        "Who may push, likewise: `authenticated` is the role `cap:write:NAME`.", "authenticated"
+    )
+    max_body_bytes: int = _same("max_body_bytes")
+    rate_limit: RateLimit | Literal[False] | None = _same("rate_limit")
+    cache_duration_ms: int | None = _same("cache_duration_ms")
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody may read and nobody may write, so that it is no collection."""
+        return self.read == self.write == "none"
+
+    def collection(self) -> Collection:
+        """What it stands for."""
+        is_sealed = self.preset == "sealedParquet"
+        read = self.read if self.read is not None else "authenticated" if is_sealed else "public"
+        return Collection(
+            name=self.name,
+            storage_path=self.storage_path,
+            read_roles=self._roles("read", read),
+            write_roles=self._roles("write", self.write),
+            encryption="none",
+            max_body_bytes=self.max_body_bytes,
+            allowed_mime_types=("application/octet-stream",) if is_sealed else PARQUET_MIME_TYPES,
+            pull_only=self.write == "none",
+            push_only=read == "none" and not self.closed,
+            listable=bool(template.params(self.storage_path.rpartition("/")[2])),
+            rate_limit=self.rate_limit,
+            cache_duration_ms=self.cache_duration_ms,
+        )
+
+    def _roles(self, verb: str, access: Access | tuple[str, ...]) -> tuple[str, ...]:
+        match access:
+            case "public":
+                return ("public",)
+            case "authenticated":
+                return (f"cap:{verb}:{self.name}",)
+            case "none":
+                return ()
+            case roles:
+                return roles

@@ -1,0 +1,81 @@
+"""Collections of Parquet files for a configuration that is made in Python: `preset` in a file's words."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pysync.config import Collection, ConfigError, RateLimit, parse
+from pysync.config.presets import Access
+from pysync.config.tree import wire_name
+
+
+def create_parquet_collection(
+    *,
+    name: str,
+    storage_path: str,
+    read: Access | Sequence[str] = "public",
+    write: Access | Sequence[str] = "authenticated",
+    rate_limit: RateLimit | Mapping[str, Any] | Literal[False] | None = None,
+    max_body_bytes: int | None = None,
+    cache_duration_ms: int | None = None,
+) -> Collection:
+    """A collection of Parquet files, which are stored as they are sent and can be queried where they lie
+    (service, Columnar file helpers).
+
+    `read` and `write` are `public` (the role of that name), `authenticated` (`cap:read:<name>` and
+    `cap:write:<name>`), `none` (no such route) or roles. `rate_limit` is as a collection's, in the tree or in
+    a file; `max_body_bytes` None is the default of every collection. It is listable where the last segment of
+    `storage_path` is a parameter. Raises ValueError with all that is wrong, by the names that a file has for
+    it.
+    """
+    return _created(
+        preset="parquet",
+        name=name,
+        storage_path=storage_path,
+        read=read,
+        write=write,
+        rate_limit=rate_limit,
+        max_body_bytes=max_body_bytes,
+        cache_duration_ms=cache_duration_ms,
+    )
+
+
+def create_sealed_parquet_collection(
+    *,
+    name: str,
+    storage_path: str,
+    read: Access | Sequence[str] = "authenticated",
+    write: Access | Sequence[str] = "authenticated",
+    rate_limit: RateLimit | Mapping[str, Any] | Literal[False] | None = None,
+    max_body_bytes: int | None = None,
+    cache_duration_ms: int | None = None,
+) -> Collection:
+    """A collection of Parquet files that clients have sealed: the server keeps bytes
+    (`application/octet-stream`) that no query can read. All else as of `create_parquet_collection`."""
+    return _created(
+        preset="sealedParquet",
+        name=name,
+        storage_path=storage_path,
+        read=read,
+        write=write,
+        rate_limit=rate_limit,
+        max_body_bytes=max_body_bytes,
+        cache_duration_ms=cache_duration_ms,
+    )
+
+
+def _created(**options: Any) -> Collection:
+    members = {wire_name(name): _plain(value) for name, value in options.items()}
+    try:
+        config = parse({"collections": [members]})
+    except ConfigError as error:
+        told = (str(dataclasses.replace(problem, collection="")) for problem in error.problems)
+        raise ValueError("\n".join(line.removeprefix("collections[0].") for line in told)) from None
+    return config.collections[0]
+
+
+def _plain(value: Any) -> Any:
+    """An object of the tree as a file has it."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    return {wire_name(field.name): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from pysync.errors import Unavailable
 
@@ -86,7 +86,7 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def sync_folder(path: Path) -> None:
+def sync_folder(path: str | Path) -> None:
     """Make the names in a folder survive the loss of power. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -119,7 +119,7 @@ def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     return connection
 
 
-def refusal(error: sqlite3.Error, unavailable: type[Unavailable]) -> Unavailable:
+def refusal(error: sqlite3.Error | OSError, unavailable: type[Unavailable]) -> Unavailable:
     """What a caller is told when the database fails; damage is also told to the operator."""
     if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         log.critical("the database is damaged: %s; restore it from a backup", error)
@@ -172,6 +172,19 @@ class TurnReader:
             self._cursor.execute("COMMIT")
 
 
+class GroupWork(Protocol):
+    """What is done once for all writes of a group, in the thread that commits them."""
+
+    def prepare(self, cursor: sqlite3.Cursor) -> None:
+        """Called in the transaction, before its commit. Raises sqlite3.Error or OSError to undo the group."""
+
+    def committed(self) -> None:
+        """Called before anybody is told. Raises nothing."""
+
+    def undone(self) -> None:
+        """Called where the group was not committed, or nobody knows."""
+
+
 class _Write(NamedTuple):
     future: asyncio.Future[Any]
     work: Callable[..., Any]
@@ -191,9 +204,15 @@ class GroupCommit:
     its caller and leaves its neighbours alone. Where the database fails, the whole group gets `unavailable`.
     """
 
-    def __init__(self, connection: sqlite3.Connection, unavailable: type[Unavailable]) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        unavailable: type[Unavailable],
+        group_work: GroupWork | None = None,
+    ) -> None:
         self._connection = connection
         self._unavailable = unavailable
+        self._group_work = group_work
         self._loop = asyncio.get_running_loop()
         self._gathered: list[_Write] = []
         self._waiting = 0
@@ -248,11 +267,17 @@ class GroupCommit:
         try:
             cursor.execute("BEGIN IMMEDIATE")
             outcomes = [self._attempt(cursor, write) for write in group]
+            if self._group_work is not None:
+                self._group_work.prepare(cursor)
             cursor.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             if self._connection.in_transaction:
                 self._connection.rollback()
+            if self._group_work is not None:
+                self._group_work.undone()
             return [_Outcome(write.future, None, refusal(error, self._unavailable)) for write in group]
+        if self._group_work is not None:
+            self._group_work.committed()
         return outcomes
 
     @staticmethod

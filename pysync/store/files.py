@@ -1,7 +1,7 @@
 """The plain files of a local store: written beside, flushed and renamed, so that a reader sees whole files.
 
-Nothing here waits for the event loop: `in_thread` is how the store calls it. Which files exist is the
-database's word; this module only knows how they lie on disk.
+Nothing here waits for the event loop: `in_thread` is how the store calls what takes long. Which files exist
+is the database's word; this module only knows how they lie on disk.
 """
 
 import asyncio
@@ -9,11 +9,13 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, ParamSpec, Self, TypeVar
+from typing import BinaryIO, Final, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite import create_folder, sync_folder
@@ -23,16 +25,22 @@ T = TypeVar("T")
 
 CHUNK_BYTES: Final = 262_144
 INCOMING: Final = "~incoming"
-"""Folder of files not yet complete. It lies in the tree, so that a rename never crosses file systems."""
+"""Folder of files not yet at their keys. It lies in the tree, so that a rename never crosses file systems."""
 
 ABANDONED_S: Final = 86_400
 """An incomplete file untouched for a day belongs to a process that died."""
+
+_LONG_TO_HASH: Final = 131_072
+"""Bytes that the disk may begin with while they are hashed: a megabyte takes about as long for either."""
+
+_PROBE_STRIDE: Final = 65_536
+"""The kernel reads files ahead, and forgets them, in stretches about as long."""
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The result of `work` in a thread. A cancelled caller waits until the thread has let go of its files.
     Errors as in `disk_errors`."""
-    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    running = asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
     try:
         with disk_errors():
             return await asyncio.shield(running)
@@ -60,8 +68,9 @@ class Stamp(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, file: BinaryIO) -> Self:
-        found = os.fstat(file.fileno())
+    def of(cls, file: int | str) -> Self:
+        """That of an open file, or of the one at a path. Raises OSError."""
+        found = os.stat(file)
         return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
@@ -73,50 +82,80 @@ class FileTree:
         self._incoming = root / INCOMING
 
     def create(self) -> None:
-        """Make the folder, and clear away what dead processes left half written."""
+        """Make the folder."""
         create_folder(self._incoming)
+        sync_folder(self.root)
+
+    def clear(self, named: Container[str]) -> None:
+        """Remove what dead processes left half written, but nothing of a name in `named`."""
         oldest = time.time() - ABANDONED_S
         for path in self._incoming.iterdir():
-            if path.stat().st_mtime < oldest:
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if path.name not in named and path.stat().st_mtime < oldest:
+                    path.unlink()
 
-    def path(self, key: str) -> Path:
+    def path(self, key: str) -> str:
         """Where the file of a (valid) key lies. Raises ValueError for the one reserved segment."""
         if key.partition("/")[0] == INCOMING:
             raise ValueError(f"reserved key {key!r}")
-        return self.root / key
+        return f"{self.root}/{key}"
+
+    def stamp(self, key: str) -> Stamp | None:
+        """That of the file of a key; None where there is none. Raises OSError."""
+        try:
+            return Stamp.of(self.path(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def incoming(self) -> "Incoming":
         """A new file, not yet at a key. Nothing is on disk before its first `append`."""
-        return Incoming(self._incoming / secrets.token_hex(16))
+        return Incoming(self._incoming)
 
     def probe(self) -> None:
         """Write and remove a byte."""
         incoming = self.incoming()
         try:
-            incoming.finish(b"\0")
+            incoming.finish([b"\0"])
         finally:
             incoming.discard()
 
-    def place(self, incoming: "Incoming", key: str) -> None:
-        """Rename a finished file to its key, durably. Raises KeyConflict. The caller keeps others out."""
+    def flush_incoming(self) -> None:
+        """Make the names of incoming files survive the loss of power."""
+        sync_folder(self._incoming)
+
+    def make_room(self, key: str) -> None:
+        """Make the folders that lead to a key, so that a file can be moved there. Raises KeyConflict where
+        another file lies above or below. The caller keeps other writers out."""
         path = self.path(key)
-        touched = self._create_parents(path)
         try:
-            os.replace(incoming.path, path)
-        except IsADirectoryError:
+            found = os.stat(path)
+        except FileNotFoundError:
+            self._create_folders(path)
+        except NotADirectoryError:
+            raise KeyConflict() from None
+        else:
+            if stat.S_ISDIR(found.st_mode):
+                try:
+                    os.rmdir(path)
+                except OSError as error:
+                    raise KeyConflict() from error
+
+    def move(self, name: str, key: str) -> None:
+        """Rename the finished incoming file to its key, unless somebody has. The folders are not flushed."""
+        source, path = f"{self._incoming}/{name}", self.path(key)
+        while True:
             try:
-                path.rmdir()
-            except OSError as error:
-                raise KeyConflict() from error
-            os.replace(incoming.path, path)
-        for folder in touched:
-            sync_folder(folder)
+                os.replace(source, path)
+                return
+            except FileNotFoundError:
+                if not os.path.exists(source):
+                    return
+                self._create_folders(path)  # they were empty, and another's removal took them
 
     def remove(self, key: str) -> None:
-        """Unlink the file of a key, if there is one, and the folders it leaves empty. The caller keeps other
-        writers out."""
-        path = self.path(key)
+        """Unlink the file of a key, if there is one, and the folders it leaves empty, unflushed. The caller
+        keeps other writers out."""
+        path = Path(self.path(key))
         try:
             path.unlink(missing_ok=True)
             for folder in path.parents:
@@ -129,50 +168,73 @@ class FileTree:
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
                 raise
 
-    def _create_parents(self, path: Path) -> list[Path]:
-        """Make the folders of `path`; returns those whose names changed, or will."""
-        touched = [path.parent]
-        for folder in reversed(path.relative_to(self.root).parents[:-1]):
+    def folders(self, key: str) -> Iterator[str]:
+        """The folders, from the innermost, whose names a file's coming or going may have changed."""
+        while key:
+            key = key.rpartition("/")[0]
+            yield f"{self.root}/{key}"
+
+    def flush(self, folder: str) -> None:
+        """Make the names in a folder survive the loss of power, if it is there. Raises OSError."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            sync_folder(folder)
+
+    def _create_folders(self, path: str) -> None:
+        """Make the folders of `path`. Raises KeyConflict."""
+        parent = os.path.dirname(path)
+        if os.path.isdir(parent):
+            return
+        for folder in reversed(Path(path).relative_to(self.root).parents[:-1]):
             folder = self.root / folder
             try:
                 folder.mkdir(mode=0o700)
-                touched.append(folder.parent)
             except FileExistsError:
                 if not folder.is_dir():
                     raise KeyConflict() from None
-        return touched
 
 
 class Incoming:
-    """A file being written. Ends by `FileTree.place` or by `discard`."""
+    """A file being written. Ends by `FileTree.move` or by `discard`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: BinaryIO | None = None
+    def __init__(self, folder: Path) -> None:
+        self.name = secrets.token_hex(16)
+        self.is_given_away = False
+        """Whether somebody else may count on the file: then it is not to be discarded."""
+        self._path = f"{folder}/{self.name}"
+        self._fd: int | None = None
         self._hash = hashlib.sha256()
 
-    def append(self, chunk: bytes | bytearray) -> None:
-        if self._file is None:
-            self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 - closed by finish or discard
-        self._hash.update(chunk)
-        rest = memoryview(chunk)
+    def append(self, pieces: list[bytes]) -> None:
+        """Write the pieces, joined. The disk begins with many of them while they are hashed."""
+        if self._fd is None:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        data = b"".join(pieces)
+        rest = memoryview(data)
         while rest:
-            rest = rest[self._file.write(rest) :]
+            rest = rest[os.write(self._fd, rest) :]
+        if len(data) >= _LONG_TO_HASH:
+            start_flush(self._fd)
+        self._hash.update(data)
 
-    def finish(self, last: bytes | bytearray) -> tuple[str, Stamp]:
-        """Append the last chunk and flush it all to disk; returns the sha256 (hex) and stamp."""
+    def finish(self, last: list[bytes]) -> tuple[str, Stamp]:
+        """Append the last pieces and flush it all to disk; returns the sha256 (hex) and stamp."""
         self.append(last)
-        assert self._file is not None
-        os.fsync(self._file.fileno())
-        stamp = Stamp.of(self._file)
-        self._file.close()
+        assert self._fd is not None
+        os.fsync(self._fd)
+        stamp = Stamp.of(self._fd)
+        self._close()
         return self._hash.hexdigest(), stamp
 
     def discard(self) -> None:
-        """Leave no trace. Harmless after the file was placed."""
-        if self._file is not None:
-            self._file.close()
-            self.path.unlink(missing_ok=True)
+        """Leave no trace. Harmless after the file was moved."""
+        self._close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 class Outgoing:
@@ -181,18 +243,19 @@ class Outgoing:
     It holds the file that it opened, whatever is written at the key meanwhile. Exhaust it or `aclose` it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
         self._at = self._end = 0
 
     def open(self) -> Stamp | None:
-        """None where there is no file."""
+        """Open what lies at the path now; None where there is no file. Raises OSError."""
+        self.close()
         try:
-            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 - closed by aclose
+            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 - closed by close
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Stamp.of(self._file)
+        return Stamp.of(self._file.fileno())
 
     def sha256(self) -> str:
         """Hex digest of the whole file, read anew."""
@@ -211,16 +274,53 @@ class Outgoing:
 
     async def __anext__(self) -> bytes:
         if self._file is None or self._at >= self._end:
-            await self.aclose()
+            self.close()
             raise StopAsyncIteration
-        wanted = min(CHUNK_BYTES, self._end - self._at)
-        chunk = await in_thread(os.pread, self._file.fileno(), wanted, self._at)
+        fd, at, wanted = self._file.fileno(), self._at, min(CHUNK_BYTES, self._end - self._at)
+        if _is_in_memory(fd, at, wanted):
+            with disk_errors():
+                chunk = os.pread(fd, wanted, at)
+        else:
+            chunk = await in_thread(os.pread, fd, wanted, at)
         if not chunk:
             raise StoreUnavailable()  # cut short behind our back: a torn answer, never a short one
         self._at += len(chunk)
         return chunk
 
     async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _is_in_memory(fd: int, start: int, size: int) -> bool:
+    """Whether these bytes of a file can be read without waiting for the disk, as far as samples tell. A read
+    that only takes what is there could tell for sure, but into a buffer that costs as much as the read."""
+    byte = bytearray(1)
+    try:
+        for at in (*range(start, start + size - 1, _PROBE_STRIDE), start + size - 1):
+            os.preadv(fd, [byte], at, os.RWF_NOWAIT)
+    except OSError:
+        return False  # it would wait, or the file system cannot tell
+    return True
+
+
+_SYNC_FILE_RANGE_WRITE: Final = 2
+
+
+def start_flush(fd: int) -> None:
+    """Have the disk begin to write what an open file holds, without waiting for it. A hint, no more."""
+    _sync_file_range()(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int]:
+    """The system call, which `os` lacks. Imported where it is used: a server without files needs none."""
+    import ctypes
+
+    call = ctypes.CDLL(None).sync_file_range
+    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return cast("Callable[[int, int, int, int], int]", call)

@@ -6,8 +6,8 @@
 Any number of processes may share DIR. Reads run on the event loop's thread: a lookup costs some
 microseconds, handing it to a thread ten times that. Writes go through `GroupCommit`.
 
-A file's row is written in the transaction that renames it into place. A crash between the two leaves a row
-that does not fit the file: its stamp tells, and `open` hashes the file anew.
+A file's row is written before the file is moved to its key, with a note of that (`arrivals.py`): whoever
+opens the folder after a crash, or meets the row, finishes the move.
 """
 
 import asyncio
@@ -18,14 +18,13 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 import orjson
 
-from pysync.changes import Change, Retention
-from pysync.clock import Tick, wall_clock_ms
+from pysync.changes import Retention
+from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import (
     GroupCommit,
@@ -36,7 +35,6 @@ from pysync.sqlite import (
     create_folder,
     refusal,
 )
-from pysync.sqlite_changes import SqliteChanges
 from pysync.store import (
     ANY,
     JSON_TYPE,
@@ -49,11 +47,13 @@ from pysync.store import (
     Object,
     Received,
     split_key,
-    within,
     writes,
 )
-from pysync.store.files import CHUNK_BYTES, FileTree, Incoming, Outgoing, Stamp, in_thread
-from pysync.store.writes import GET_FILE, SCHEMA, FileRow
+from pysync.store.arrivals import Arrivals
+from pysync.store.files import FileTree
+from pysync.store.local_changes import LocalChanges
+from pysync.store.local_files import LocalFiles
+from pysync.store.writes import SCHEMA
 
 log = logging.getLogger(__name__)
 
@@ -117,19 +117,22 @@ class LocalStore:
     def __init__(
         self,
         reader: sqlite3.Connection,
-        writer: GroupCommit,
-        files: FileTree,
+        writer: sqlite3.Connection,
+        tree: FileTree,
         now_ms: Callable[[], int],
         retention: Retention,
     ) -> None:
-        self._reader = TurnReader(reader)
-        self._writer = writer
-        self._files = files
-        self._now_ms = now_ms
-        self.change_log = _KeptChanges(self, self._reader, writer, now_ms, retention)
-        self._recent = Recent()
         self._name = os.urandom(8).hex()
         self._numbers = itertools.count()
+        self._now_ms = now_ms
+        self._reader = TurnReader(reader)
+        self._recent = Recent()
+        self._arrivals = Arrivals(tree)
+        self._writer = GroupCommit(writer, StoreUnavailable, self._arrivals)
+        self._files = LocalFiles(tree, self._arrivals, self._writer, self._read, self._new_etag, now_ms)
+        self.change_log = LocalChanges(
+            self._reader, self._writer, self._files, self._arrivals, self._row, now_ms, retention
+        )
 
     @classmethod
     async def at(
@@ -141,13 +144,12 @@ class LocalStore:
         """The store in `folder`, created where it is missing. Raises ValueError where a newer version wrote
         it, StoreUnavailable where it cannot be used."""
         try:
-            reader, writer, files = await asyncio.to_thread(_prepare, Path(folder))
+            reader, writer, tree = await asyncio.to_thread(_prepare, Path(folder))
         except (sqlite3.Error, OSError) as error:
             raise StoreUnavailable(f"cannot open the store in {folder}: {error}") from error
-        store = cls(reader, GroupCommit(writer, StoreUnavailable), files, now_ms, retention)
+        store = cls(reader, writer, tree, now_ms, retention)
         try:
-            for (key,) in store._read("SELECT key FROM doomed"):
-                await store._unlink(key)
+            await store._files.settle()
         except BaseException:
             await store.close()
             raise
@@ -189,37 +191,20 @@ class LocalStore:
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         etag, row = self._row(key, body, content_type)
-        if await self._writer.submit(writes.put, row, expect):
-            await self._unlink(key)
+        if await self._writer.submit(writes.put, self._arrivals, row, expect):
+            await self._files.unlink(key)
         return etag
 
     async def delete(self, key: str, expect: Expect = ANY) -> None:
         parent, name = split_key(key)
-        if await self._writer.submit(writes.delete, parent, name, expect):
-            await self._unlink(key)
+        if await self._writer.submit(writes.delete, self._arrivals, parent, name, expect):
+            await self._files.unlink(key)
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
-        split_key(key)
-        outgoing = Outgoing(self._files.path(key))
-        try:
-            found = await self._find_file(key, outgoing)
-        except BaseException:
-            await outgoing.aclose()
-            raise
-        if found is None:
-            await outgoing.aclose()
-            return None
-        size = found.stamp.size
-        begin, finish = within(size, start, end)
-        outgoing.select(begin, finish)
-        return File(size, found.sha256, found.content_type, found.modified_ms, begin, finish, outgoing)
+        return await self._files.open(key, start, end)
 
     async def stat(self, key: str) -> FileStat | None:
-        file = await self.open(key, 0, 0)
-        if file is None:
-            return None
-        await file.chunks.aclose()
-        return FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+        return await self._files.stat(key)
 
     async def write(
         self,
@@ -228,40 +213,17 @@ class LocalStore:
         content_type: str,
         received: Received | None = None,
     ) -> str:
-        self._files.path(key)
-        split_key(key)
-        async with self._incoming(chunks) as (incoming, sha256, stamp):
+        self._files.check(key)
+        async with self._files.incoming(chunks) as flushed:
             if received is not None:
-                await received(sha256)
-            row = self._file_values(content_type, sha256, stamp)
-            await self._writer.submit(writes.place_file, self._files, incoming, key, row)
-        return sha256
+                await received(flushed.sha256)
+            await self._files.place(flushed, writes.place_file, content_type, key)
+        return flushed.sha256
 
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
     ) -> str:
         raise NotImplementedError
-
-    @asynccontextmanager
-    async def _incoming(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[tuple[Incoming, str, Stamp]]:
-        """The chunks, flushed to disk beside the files; with their sha256 and stamp. Leaving discards what
-        has not been placed."""
-        incoming = self._files.incoming()
-        try:
-            gathered = bytearray()
-            async for chunk in chunks:
-                gathered += chunk
-                if len(gathered) >= CHUNK_BYTES:
-                    await in_thread(incoming.append, gathered)
-                    gathered = bytearray()
-            sha256, stamp = await in_thread(incoming.finish, gathered)
-            yield incoming, sha256, stamp
-        finally:
-            await in_thread(incoming.discard)
-
-    def _file_values(self, content_type: str, sha256: str, stamp: Stamp) -> tuple[Any, ...]:
-        """What `writes.place_file` writes beside the key."""
-        return (self._new_etag(), content_type, self._now_ms(), sha256, *stamp)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         if prefix:
@@ -287,7 +249,7 @@ class LocalStore:
         await self._writer.submit(writes.probe, etag)
         if not self._read("SELECT 1 FROM probe WHERE id = 1"):
             raise StoreUnavailable()
-        await in_thread(self._files.probe)
+        await self._files.probe()
 
     async def close(self) -> None:
         await self._writer.close()
@@ -304,10 +266,6 @@ class LocalStore:
         etag = self._new_etag()
         return etag, (etag, content_type, self._now_ms(), body, parent, name)
 
-    async def _unlink(self, key: str) -> None:
-        """Remove the doomed file at `key`."""
-        await self._writer.submit(writes.unlink_doomed, self._files, key)
-
     def _version(self) -> int:
         try:
             return self._reader.version()
@@ -319,93 +277,6 @@ class LocalStore:
             return self._reader.rows(statement, args)
         except sqlite3.Error as error:
             raise refusal(error, StoreUnavailable) from error
-
-    def _file_row(self, key: str) -> FileRow | None:
-        for etag, content_type, modified_ms, sha256, *stamp in self._read(GET_FILE, *split_key(key)):
-            return FileRow(etag, content_type, modified_ms, sha256, Stamp(*stamp))
-        return None
-
-    async def _find_file(self, key: str, outgoing: Outgoing) -> FileRow | None:
-        """The row of the file that `outgoing` now holds open, the row corrected where it does not fit."""
-        row = self._file_row(key)
-        while row is not None:
-            await outgoing.aclose()
-            stamp = await in_thread(outgoing.open)
-            if stamp == row.stamp:
-                return row
-            before, row = row, self._file_row(key)
-            if row is None or row.etag != before.etag:
-                continue  # written meanwhile
-            if stamp is None:
-                log.critical("the file of %r is gone: restore it from a backup", key)
-                raise StoreUnavailable()
-            sha256 = await in_thread(outgoing.sha256)
-            fitting = row._replace(etag=self._new_etag(), sha256=sha256, stamp=stamp)
-            await self._writer.submit(writes.correct_file, key, fitting, before.etag)
-            return fitting
-        return None
-
-
-class _KeptChanges(SqliteChanges):
-    """The `StoredChanges` of a store."""
-
-    def __init__(
-        self,
-        store: LocalStore,
-        reader: TurnReader,
-        writer: GroupCommit,
-        now_ms: Callable[[], int],
-        retention: Retention,
-    ) -> None:
-        super().__init__(reader, writer, StoreUnavailable, now_ms, retention)
-        self._store = store
-
-    async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
-        etag, row = self._store._row(key, body, JSON_TYPE)
-        was_file, last = await self._writer.submit(writes.put_changed, row, expect, self.rows_of(changes))
-        self.tell(last)
-        if was_file:
-            await self._store._unlink(key)
-        return etag
-
-    async def write(
-        self,
-        key: str,
-        chunks: AsyncIterable[bytes],
-        content_type: str,
-        changes_of: Callable[[str], Sequence[Change]],
-    ) -> str:
-        store = self._store
-        store._files.path(key)
-        split_key(key)
-        async with store._incoming(chunks) as (incoming, sha256, stamp):
-            rows = self.rows_of(changes_of(sha256))
-            values = store._file_values(content_type, sha256, stamp)
-            last = await self._writer.submit(writes.place_changed, store._files, incoming, key, values, rows)
-        self.tell(last)
-        return sha256
-
-    async def write_next(
-        self,
-        key_of: Callable[[Tick], str],
-        chunks: AsyncIterable[bytes],
-        content_type: str,
-        changes_of: Callable[[Tick, str], Sequence[Change]],
-    ) -> tuple[Tick, str]:
-        store = self._store
-        async with store._incoming(chunks) as (incoming, sha256, stamp):
-            values = store._file_values(content_type, sha256, stamp)
-            tick, last = await self._writer.submit(
-                writes.place_next,
-                store._files,
-                incoming,
-                key_of,
-                values,
-                self._now_ms,
-                lambda tick: self.rows_of(changes_of(tick, sha256)),
-            )
-        self.tell(last)
-        return tick, sha256
 
 
 def _prepare(folder: Path) -> tuple[sqlite3.Connection, sqlite3.Connection, FileTree]:

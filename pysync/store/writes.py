@@ -1,7 +1,7 @@
 """The tables of the embedded store, and the writes to them, each a function for `GroupCommit`."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from pysync import sqlite_changes
@@ -9,11 +9,11 @@ from pysync.clock import Tick
 from pysync.sqlite import Schema
 from pysync.sqlite_changes import Rows, append
 from pysync.store import ANY, Etag, Expect, check_expectation, split_key
+from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree, Incoming, Stamp, disk_errors
 
 # A document's row has a body; a file's has sha256 and the stamp. The body comes last: the columns before it
-# are then read without its overflow pages. `doomed` names files whose rows are gone and that are to be
-# unlinked, so that a crash in between leaves nothing behind.
+# are then read without its overflow pages. `arriving` and `doomed` are the notes of `Arrivals`.
 SCHEMA: Final = Schema(
     (
         """
@@ -36,6 +36,7 @@ SCHEMA: Final = Schema(
     """,
         sqlite_changes.TABLE,
         """
+    CREATE TABLE arriving(key TEXT PRIMARY KEY, name TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE tick(id INTEGER PRIMARY KEY CHECK(id = 1), ms INTEGER NOT NULL, number INTEGER NOT NULL);
     INSERT INTO tick VALUES(1, 0, 0)
     """,
@@ -84,7 +85,14 @@ class FileRow(NamedTuple):
     stamp: Stamp
 
 
-def put(cursor: sqlite3.Cursor, row: tuple[Any, ...], expect: Expect) -> bool:
+def file_row(rows: Sequence[Any]) -> FileRow | None:
+    """What `GET_FILE` found."""
+    for etag, content_type, modified_ms, sha256, *stamp in rows:
+        return FileRow(etag, content_type, modified_ms, sha256, Stamp(*stamp))
+    return None
+
+
+def put(cursor: sqlite3.Cursor, arrivals: Arrivals, row: tuple[Any, ...], expect: Expect) -> bool:
     """Store a document, `row` being etag, content type, time, body, parent and name; True where it took the
     place of a file, which is then doomed."""
     if isinstance(expect, Etag):
@@ -96,17 +104,19 @@ def put(cursor: sqlite3.Cursor, row: tuple[Any, ...], expect: Expect) -> bool:
     parent, name = row[-2:]
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
     check_expectation(expect, found and found[0])
-    _doom(cursor, parent, name)
+    arrivals.doom(cursor, f"{parent}/{name}" if parent else name)
     cursor.execute(_PUT_OVER_FILE, row)
     return True
 
 
-def put_changed(cursor: sqlite3.Cursor, row: tuple[Any, ...], expect: Expect, rows: Rows) -> tuple[bool, int]:
+def put_changed(
+    cursor: sqlite3.Cursor, arrivals: Arrivals, row: tuple[Any, ...], expect: Expect, rows: Rows
+) -> tuple[bool, int]:
     """`put`, and the changes; the id of the last of them too."""
-    return put(cursor, row, expect), append(cursor, rows)
+    return put(cursor, arrivals, row, expect), append(cursor, rows)
 
 
-def delete(cursor: sqlite3.Cursor, parent: str, name: str, expect: Expect) -> bool:
+def delete(cursor: sqlite3.Cursor, arrivals: Arrivals, parent: str, name: str, expect: Expect) -> bool:
     """Remove what is at a key; True where it was a file, which is then doomed."""
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
     if found is None:
@@ -114,60 +124,61 @@ def delete(cursor: sqlite3.Cursor, parent: str, name: str, expect: Expect) -> bo
     etag, is_file = found
     check_expectation(expect, etag)
     if is_file:
-        _doom(cursor, parent, name)
+        arrivals.doom(cursor, f"{parent}/{name}" if parent else name)
     cursor.execute(_DELETE, (parent, name))
     return bool(is_file)
 
 
-def _doom(cursor: sqlite3.Cursor, parent: str, name: str) -> None:
-    cursor.execute("INSERT OR IGNORE INTO doomed VALUES(?)", (f"{parent}/{name}" if parent else name,))
-
-
-def unlink_doomed(cursor: sqlite3.Cursor, files: FileTree, key: str) -> None:
-    """Unlink the file of a row that is gone. In a transaction of its own, after the row's: a crash must not
-    find the row without its file. Within one, so that no file written meanwhile is met."""
-    if cursor.execute(GET_FILE, split_key(key)).fetchone() is None:
-        with disk_errors():
-            files.remove(key)
-    cursor.execute("DELETE FROM doomed WHERE key = ?", (key,))
-
-
 def place_file(
-    cursor: sqlite3.Cursor, files: FileTree, incoming: Incoming, key: str, values: tuple[Any, ...]
+    cursor: sqlite3.Cursor, arrivals: Arrivals, incoming: Incoming, row: tuple[Any, ...], key: str
 ) -> None:
-    """Bring what has come in to its place, and write its row in that of another there: etag, content type,
-    time, sha256 and stamp are its `values`."""
-    with disk_errors():
-        files.place(incoming, key)
-    cursor.execute(_PUT_FILE, (*split_key(key), *values))
+    """Have what has come in moved to its place, and write its row in that of another there: `row` is etag,
+    content type, time, sha256 and stamp."""
+    arrivals.gather(cursor, incoming, key)
+    cursor.execute(_PUT_FILE, (*split_key(key), *row))
 
 
 def place_changed(
     cursor: sqlite3.Cursor,
-    files: FileTree,
+    arrivals: Arrivals,
     incoming: Incoming,
+    row: tuple[Any, ...],
     key: str,
-    values: tuple[Any, ...],
     rows: Rows,
 ) -> int:
     """`place_file`, and the changes; the id of the last of them."""
-    place_file(cursor, files, incoming, key, values)
+    place_file(cursor, arrivals, incoming, row, key)
     return append(cursor, rows)
 
 
 def place_next(
     cursor: sqlite3.Cursor,
-    files: FileTree,
+    arrivals: Arrivals,
     incoming: Incoming,
+    row: tuple[Any, ...],
     key_of: Callable[[Tick], str],
-    values: tuple[Any, ...],
     clock: Callable[[], int],
     rows_of: Callable[[Tick], Rows],
 ) -> tuple[Tick, int]:
     """`place_changed` at the next tick, and that."""
     tick = Tick(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
+    last = place_changed(cursor, arrivals, incoming, row, key_of(tick), rows_of(tick))
     cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
-    return tick, place_changed(cursor, files, incoming, key_of(tick), values, rows_of(tick))
+    return tick, last
+
+
+def look(
+    cursor: sqlite3.Cursor, arrivals: Arrivals, files: FileTree, key: str
+) -> tuple[FileRow, Stamp | None] | None:
+    """The row of a file that does not fit what lies at its key though nothing is on its way there, and the
+    stamp of that; None where all is well."""
+    arrivals.settle(cursor)
+    row = file_row(cursor.execute(GET_FILE, split_key(key)).fetchall())
+    if row is None or arrivals.is_gathered(key):
+        return None
+    with disk_errors():
+        stamp = files.stamp(key)
+    return None if stamp == row.stamp else (row, stamp)
 
 
 def correct_file(cursor: sqlite3.Cursor, key: str, row: FileRow, before: str) -> None:

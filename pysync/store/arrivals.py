@@ -1,0 +1,156 @@
+"""Files on their way to their keys, and those on their way out.
+
+What a file is renamed to cannot be told to the disk together with the row that names it. So the row comes
+first, and with it the note that its file is arriving, under which name; then the rename. Whatever happens in
+between, the note says how it goes on. A file whose row is gone is noted as doomed, and then unlinked.
+
+Notes are removed many at a time, when the folders are flushed: until then the loss of power may undo a
+rename.
+"""
+
+import logging
+import sqlite3
+from typing import Final
+
+from pysync.errors import KeyConflict, StoreUnavailable
+from pysync.store import split_key
+from pysync.store.files import FileTree, Incoming, disk_errors
+
+log = logging.getLogger(__name__)
+
+SETTLE_EVERY: Final = 64
+"""Notes of this process after which it flushes the folders and removes them."""
+
+_ARRIVING = "SELECT name FROM arriving WHERE key = ?"
+_ARRIVING_BELOW = "SELECT 1 FROM arriving WHERE key > ? AND key < ?"
+_NOTE = "INSERT OR REPLACE INTO arriving VALUES(?, ?)"
+_IS_FILE = "SELECT 1 FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"
+
+
+class Arrivals:
+    """The moves of files in `files`, for `GroupCommit`: its methods are called in the thread that commits,
+    and those with a cursor within a transaction, so that no other process writes."""
+
+    def __init__(self, files: FileTree) -> None:
+        self._files = files
+        self._gathered: dict[str, Incoming] = {}
+        self._superseded: list[Incoming] = []
+        self._notes = 0
+
+    def gather(self, cursor: sqlite3.Cursor, incoming: Incoming, key: str) -> None:
+        """Have the incoming file moved to `key` when the transaction, which writes its row, is committed.
+        Raises KeyConflict."""
+        with disk_errors():
+            self._files.make_room(key)
+            if self._arrives_near(cursor, key):
+                raise KeyConflict()
+            self._hold(cursor, key)
+        cursor.execute(_NOTE, (key, incoming.name))
+        self._gathered[key] = incoming
+
+    def doom(self, cursor: sqlite3.Cursor, key: str) -> None:
+        """Note that the file at `key` goes with its row. `unlink` is to be called in the next transaction: a
+        crash must not find the row without its file."""
+        with disk_errors():
+            self._hold(cursor, key)
+        cursor.execute("DELETE FROM arriving WHERE key = ?", (key,))
+        cursor.execute("INSERT OR IGNORE INTO doomed VALUES(?)", (key,))
+
+    def unlink(self, cursor: sqlite3.Cursor, key: str) -> None:
+        """Unlink the doomed file at `key`, unless another has been written there."""
+        if not _is_file(cursor, key):
+            with disk_errors():
+                self._files.remove(key)
+        self._notes += 1
+
+    def is_gathered(self, key: str) -> bool:
+        """Whether a file comes to `key` with this very transaction."""
+        return key in self._gathered
+
+    def settle(self, cursor: sqlite3.Cursor) -> None:
+        """Finish what has been committed, by whichever process, and remove the notes of it. Afterwards every
+        file that a row names lies at its key, but those of this transaction. What cannot be finished is told
+        to the operator, and its note stays."""
+        self._notes = 0
+        arrived = [
+            (key, name)
+            for key, name in cursor.execute("SELECT key, name FROM arriving").fetchall()
+            if key not in self._gathered and self._is_moved(name, key)
+        ]
+        gone = [
+            (key,)
+            for (key,) in cursor.execute("SELECT key FROM doomed").fetchall()
+            if _is_file(cursor, key) or self._is_removed(key)
+        ]
+        with disk_errors():
+            for folder in {folder for key, *_ in (*arrived, *gone) for folder in self._files.folders(key)}:
+                self._files.flush(folder)
+        cursor.executemany("DELETE FROM arriving WHERE key = ? AND name = ?", arrived)
+        cursor.executemany("DELETE FROM doomed WHERE key = ?", gone)
+
+    def prepare(self, cursor: sqlite3.Cursor) -> None:
+        if self._notes >= SETTLE_EVERY:
+            try:
+                self.settle(cursor)
+            except StoreUnavailable as error:
+                log.error("the folders of files cannot be flushed: %s", error.__cause__)
+        if self._gathered:
+            self._files.flush_incoming()
+        for incoming in self._gathered.values():
+            incoming.is_given_away = True
+
+    def committed(self) -> None:
+        for key, incoming in self._gathered.items():
+            self._is_moved(incoming.name, key)
+        for incoming in self._superseded:
+            incoming.discard()
+        self._notes += len(self._gathered)
+        self._forget()
+
+    def undone(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._gathered.clear()
+        self._superseded.clear()
+
+    def _arrives_near(self, cursor: sqlite3.Cursor, key: str) -> bool:
+        """Whether a file that may not be at its key yet will lie above `key` or below."""
+        if cursor.execute(_ARRIVING_BELOW, (key + "/", key + "0")).fetchone():
+            return True
+        above = key.rpartition("/")[0]
+        while above:
+            if cursor.execute(_ARRIVING, (above,)).fetchone():
+                return True
+            above = above.rpartition("/")[0]
+        return False
+
+    def _hold(self, cursor: sqlite3.Cursor, key: str) -> None:
+        """See to it that no file moves to `key` any more, in whichever process."""
+        mine = self._gathered.pop(key, None)
+        if mine is not None:
+            mine.is_given_away = True
+            self._superseded.append(mine)
+            return
+        for (name,) in cursor.execute(_ARRIVING, (key,)).fetchall():
+            self._files.move(name, key)
+
+    def _is_moved(self, name: str, key: str) -> bool:
+        try:
+            self._files.move(name, key)
+        except (OSError, KeyConflict) as error:
+            log.error("the file %s is not moved to its key %r yet: %r", name, key, error)
+            return False
+        return True
+
+    def _is_removed(self, key: str) -> bool:
+        try:
+            self._files.remove(key)
+        except OSError as error:
+            log.error("the file of %r is not removed yet: %r", key, error)
+            return False
+        return True
+
+
+def _is_file(cursor: sqlite3.Cursor, key: str) -> bool:
+    return cursor.execute(_IS_FILE, split_key(key)).fetchone() is not None

@@ -1,0 +1,75 @@
+"""The log of changes of the embedded store: in its database, so that a write and its changes are one."""
+
+from collections.abc import AsyncIterable, Callable, Sequence
+from typing import Any
+
+from pysync.changes import Change, Retention
+from pysync.clock import Tick
+from pysync.errors import StoreUnavailable
+from pysync.sqlite import GroupCommit, TurnReader
+from pysync.sqlite_changes import SqliteChanges
+from pysync.store import JSON_TYPE, Expect, writes
+from pysync.store.arrivals import Arrivals
+from pysync.store.local_files import LocalFiles
+
+
+class LocalChanges(SqliteChanges):
+    """`StoredChanges`. `new_row` gives a document's etag and row, as `writes.put` takes it."""
+
+    def __init__(
+        self,
+        reader: TurnReader,
+        writer: GroupCommit,
+        files: LocalFiles,
+        arrivals: Arrivals,
+        new_row: Callable[[str, bytes, str], tuple[str, tuple[Any, ...]]],
+        now_ms: Callable[[], int],
+        retention: Retention,
+    ) -> None:
+        super().__init__(reader, writer, StoreUnavailable, now_ms, retention)
+        self._files = files
+        self._arrivals = arrivals
+        self._new_row = new_row
+
+    async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
+        etag, row = self._new_row(key, body, JSON_TYPE)
+        was_file, last = await self._writer.submit(
+            writes.put_changed, self._arrivals, row, expect, self.rows_of(changes)
+        )
+        self.tell(last)
+        if was_file:
+            await self._files.unlink(key)
+        return etag
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[str], Sequence[Change]],
+    ) -> str:
+        self._files.check(key)
+        async with self._files.incoming(chunks) as flushed:
+            rows = self.rows_of(changes_of(flushed.sha256))
+            last = await self._files.place(flushed, writes.place_changed, content_type, key, rows)
+        self.tell(last)
+        return flushed.sha256
+
+    async def write_next(
+        self,
+        key_of: Callable[[Tick], str],
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[Tick, str], Sequence[Change]],
+    ) -> tuple[Tick, str]:
+        async with self._files.incoming(chunks) as flushed:
+            tick, last = await self._files.place(
+                flushed,
+                writes.place_next,
+                content_type,
+                key_of,
+                self._now_ms,
+                lambda tick: self.rows_of(changes_of(tick, flushed.sha256)),
+            )
+        self.tell(last)
+        return tick, flushed.sha256

@@ -1,0 +1,164 @@
+"""The files of the embedded store: what their rows say, and what lies on disk."""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
+
+from pysync.errors import StoreUnavailable
+from pysync.sqlite import GroupCommit
+from pysync.store import File, FileStat, split_key, within, writes
+from pysync.store.arrivals import Arrivals
+from pysync.store.files import FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
+from pysync.store.writes import GET_FILE, FileRow, file_row
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+PART_BYTES: Final = 1_048_576
+"""How much of a file that comes in is gathered before a thread takes it to the disk: most files at once."""
+
+
+class Flushed(NamedTuple):
+    """A file that has come in whole, and survives the loss of power once a row names it."""
+
+    incoming: Incoming
+    sha256: str
+    stamp: Stamp
+
+
+class LocalFiles:
+    """The files below a folder, of a store whose rows `read` reads and `writer` writes."""
+
+    def __init__(
+        self,
+        tree: FileTree,
+        arrivals: Arrivals,
+        writer: GroupCommit,
+        read: Callable[..., Sequence[Any]],
+        new_etag: Callable[[], str],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._tree = tree
+        self._arrivals = arrivals
+        self._writer = writer
+        self._read = read
+        self._new_etag = new_etag
+        self._now_ms = now_ms
+
+    async def settle(self) -> None:
+        """Finish what processes that were killed left half done. Raises StoreUnavailable."""
+        await self._writer.submit(self._arrivals.settle)
+        named = {name for (name,) in self._read("SELECT name FROM arriving")}
+        await in_thread(self._tree.clear, named)
+
+    async def probe(self) -> None:
+        """Raises StoreUnavailable where nothing can be written."""
+        await in_thread(self._tree.probe)
+
+    def check(self, key: str) -> None:
+        """Raise ValueError for a key that no file can have."""
+        split_key(key)
+        self._tree.path(key)
+
+    async def stat(self, key: str) -> FileStat | None:
+        row = self._row(key)
+        if row is None:
+            return None
+        with disk_errors():
+            stamp = self._tree.stamp(key)
+        if stamp == row.stamp:
+            return FileStat(stamp.size, row.sha256, row.content_type, row.modified_ms)
+        file = await self.open(key, 0, 0)
+        if file is None:
+            return None
+        await file.chunks.aclose()
+        return FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+
+    async def open(self, key: str, start: int, end: int | None) -> File | None:
+        if (row := self._row(key)) is None:
+            return None
+        outgoing = Outgoing(self._tree.path(key))
+        try:
+            found = await self._found(key, row, outgoing)
+        except BaseException:
+            outgoing.close()
+            raise
+        if found is None:
+            outgoing.close()
+            return None
+        size = found.stamp.size
+        begin, finish = within(size, start, end)
+        outgoing.select(begin, finish)
+        return File(size, found.sha256, found.content_type, found.modified_ms, begin, finish, outgoing)
+
+    @asynccontextmanager
+    async def incoming(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[Flushed]:
+        """The chunks, flushed to disk beside the files. Leaving discards what has not been placed."""
+        incoming = self._tree.incoming()
+        try:
+            pieces, size = list[bytes](), 0
+            async for chunk in chunks:
+                if pieces and size + len(chunk) > PART_BYTES:
+                    await in_thread(incoming.append, pieces)
+                    pieces, size = [], 0
+                pieces.append(chunk)
+                size += len(chunk)
+            sha256, stamp = await in_thread(incoming.finish, pieces)
+            yield Flushed(incoming, sha256, stamp)
+        finally:
+            if not incoming.is_given_away:
+                await in_thread(incoming.discard)
+
+    async def place(
+        self,
+        flushed: Flushed,
+        write: Callable[[sqlite3.Cursor, Arrivals, Incoming, tuple[Any, ...], *Ts], T],
+        content_type: str,
+        *args: *Ts,
+    ) -> T:
+        """The result of one of the functions `writes.place_...`, which writes the row of what came in."""
+        row = (self._new_etag(), content_type, self._now_ms(), flushed.sha256, *flushed.stamp)
+        try:
+            return await self._writer.submit(write, self._arrivals, flushed.incoming, row, *args)
+        except asyncio.CancelledError:
+            flushed.incoming.is_given_away = True  # the write goes on
+            raise
+
+    async def unlink(self, key: str) -> None:
+        """Remove the doomed file at `key`."""
+        await self._writer.submit(self._arrivals.unlink, key)
+
+    def _row(self, key: str) -> FileRow | None:
+        return file_row(self._read(GET_FILE, *split_key(key)))
+
+    async def _found(self, key: str, row: FileRow | None, outgoing: Outgoing) -> FileRow | None:
+        """The row, beginning with `row`, of the file that `outgoing` now holds open; None where it is gone.
+        A row that fits no file is corrected: whoever restores files gives them other stamps."""
+        while row is not None:
+            with disk_errors():
+                if outgoing.open() == row.stamp:
+                    return row
+            # Written or deleted this very moment; or the one who did it was killed, or works slowly.
+            unfitting = await self._writer.submit(writes.look, self._arrivals, self._tree, key)
+            if unfitting is not None:
+                row, stamp = unfitting
+                if stamp is None:
+                    log.critical("the file of %r is gone: restore it from a backup", key)
+                    raise StoreUnavailable()
+                with disk_errors():
+                    is_same = outgoing.open() == stamp
+                if is_same:
+                    return await self._correct(key, row, stamp, outgoing)
+            row = self._row(key)
+        return None
+
+    async def _correct(self, key: str, row: FileRow, stamp: Stamp, outgoing: Outgoing) -> FileRow:
+        sha256 = await in_thread(outgoing.sha256)
+        fitting = row._replace(etag=self._new_etag(), sha256=sha256, stamp=stamp)
+        await self._writer.submit(writes.correct_file, key, fitting, row.etag)
+        return fitting

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import sqlite3
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pysync.config import StoreConfig
-from pysync.errors import KeyConflict, StoreUnavailable
+from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, Object, Store, local, open_store
 from pysync.store.local import LIST_NAMES, LocalStore
 from pysync.store.memory import MemoryStore
@@ -244,121 +243,6 @@ async def test_what_is_kept_is_bounded(store: LocalStore, monkeypatch: pytest.Mo
     assert await store.get("a") is not kept[0], "a third one made room for itself"
 
 
-class TestFiles:
-    """What is promised of files in a folder."""
-
-    async def test_they_lie_at_their_own_key_path(self, store: LocalStore, folder: Path) -> None:
-        await store.write("events/app/1.parquet", chunks_of(b"one"), "text/plain")
-        assert [path.read_bytes() for path in (folder / "files").glob("**/*.parquet")] == [b"one"]
-
-    async def test_a_key_below_or_above_a_file_is_a_conflict(self, store: LocalStore) -> None:
-        await store.write("a/b", chunks_of(b"1"), "text/plain")
-        for key in ("a", "a/b/c", "a/b/c/d"):
-            with pytest.raises(KeyConflict):
-                await store.write(key, chunks_of(b"2"), "text/plain")
-            assert await store.open(key) is None
-        assert (await read_file(store, "a/b"))[1] == b"1"
-        assert [listed.key async for listed in store.walk("")] == ["a/b"]
-
-    async def test_a_refused_or_failed_write_leaves_no_temporary_file(
-        self, store: LocalStore, folder: Path
-    ) -> None:
-        await store.write("a", chunks_of(b"1"), "text/plain")
-        with pytest.raises(KeyConflict):
-            await store.write("a/b", chunks_of(b"2"), "text/plain")
-        blocked = asyncio.Event()
-
-        async def endless() -> AsyncIterator[bytes]:
-            yield bytes(300_000)
-            blocked.set()
-            await asyncio.Event().wait()
-
-        writing = asyncio.ensure_future(store.write("c", endless(), "text/plain"))
-        await blocked.wait()
-        writing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        assert list((folder / "files" / "~incoming").iterdir()) == []
-
-    async def test_the_folder_of_incoming_files_is_not_a_key(self, store: LocalStore) -> None:
-        for key in ("~incoming", "~incoming/a"):
-            with pytest.raises(ValueError, match="reserved"):
-                await store.write(key, chunks_of(b"1"), "text/plain")
-
-    async def test_a_key_too_long_for_the_disk_is_refused(self, store: LocalStore) -> None:
-        with pytest.raises(ValueError, match="too long"):
-            await store.write("x" * 300, chunks_of(b"1"), "text/plain")
-
-    async def test_deleting_prunes_empty_folders_only(self, store: LocalStore, folder: Path) -> None:
-        await store.write("a/b/c/1", chunks_of(b"1"), "text/plain")
-        await store.write("a/2", chunks_of(b"2"), "text/plain")
-        await store.delete("a/b/c/1")
-        assert not (folder / "files/a/b").exists()
-        assert (await read_file(store, "a/2"))[1] == b"2"
-        await store.delete("a/2")
-        assert {path.name for path in (folder / "files").iterdir()} == {"~incoming"}
-
-    async def test_a_document_in_its_place_removes_the_file(self, store: LocalStore, folder: Path) -> None:
-        await store.write("a/1.parquet", chunks_of(b"1"), "text/plain")
-        await store.put("a/1.parquet", b"document")
-        assert not (folder / "files/a").exists()
-
-    async def test_a_crash_after_the_rename_yields_the_new_file(
-        self, store: LocalStore, folder: Path
-    ) -> None:
-        await store.write("a", chunks_of(b"old"), "text/plain")
-        beside = folder / "files" / "~incoming" / "x"
-        beside.write_bytes(b"newer")
-        os.replace(beside, folder / "files" / "a")
-        for _ in range(2):
-            file, content = await read_file(store, "a")
-            assert content == b"newer"
-            assert file.size == 5
-            assert file.sha256 == hashlib.sha256(b"newer").hexdigest()
-
-    async def test_a_crash_before_the_unlink_is_made_good_on_opening(
-        self, store: LocalStore, folder: Path
-    ) -> None:
-        for key in ("gone", "again"):
-            await store.write(key, chunks_of(b"1"), "text/plain")
-        with contextlib.closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as database:
-            database.execute("DELETE FROM object WHERE name = 'gone'")
-            database.executemany("INSERT INTO doomed VALUES(?)", [("gone",), ("again",)])
-        await (await LocalStore.at(folder)).close()
-        assert not (folder / "files" / "gone").exists()
-        assert (await read_file(store, "again"))[1] == b"1"
-        with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
-            assert database.execute("SELECT count(*) FROM doomed").fetchone() == (0,)
-
-    async def test_a_file_lost_from_disk_is_unavailable_not_missing(
-        self, store: LocalStore, folder: Path
-    ) -> None:
-        await store.write("a", chunks_of(b"1"), "text/plain")
-        (folder / "files" / "a").unlink()
-        with pytest.raises(StoreUnavailable):
-            await store.open("a")
-
-    async def test_a_file_cut_short_while_read_is_an_error(self, store: LocalStore, folder: Path) -> None:
-        await store.write("a", chunks_of(bytes(600_000)), "text/plain")
-        file = await store.open("a")
-        assert file is not None
-        os.truncate(folder / "files" / "a", 300_000)
-        with pytest.raises(StoreUnavailable):
-            [chunk async for chunk in file.chunks]
-        await file.chunks.aclose()
-
-    async def test_leftovers_older_than_a_day_are_cleared_on_opening(
-        self, store: LocalStore, folder: Path
-    ) -> None:
-        incoming = folder / "files" / "~incoming"
-        for name, age_s in (("old", 90_000), ("young", 80_000)):
-            (incoming / name).write_bytes(b"x")
-            then = (incoming / name).stat().st_mtime - age_s
-            os.utime(incoming / name, (then, then))
-        await (await LocalStore.at(folder)).close()
-        assert [path.name for path in incoming.iterdir()] == ["young"]
-
-
 async def test_a_write_that_returned_is_seen_by_every_other_store_on_the_folder(
     store: LocalStore, folder: Path
 ) -> None:
@@ -449,39 +333,6 @@ async def test_every_acknowledged_write_survives_a_kill(folder: Path) -> None:
     await store.close()
     with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-
-
-REPLACE_FILE = """
-import asyncio, itertools, sys
-from pysync.store.local import LocalStore
-from pysync.testing import chunks_of
-
-async def main(folder):
-    store = await LocalStore.at(folder)
-    for n in itertools.count():
-        await store.write("f/a", chunks_of(b"%08d" % n * 50_000), "text/plain")
-        print(n, flush=True)
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize("acknowledged", [1, 3, 8])
-async def test_after_a_kill_a_file_is_whole_and_not_older_than_acknowledged(
-    folder: Path, acknowledged: int
-) -> None:
-    process = run_python(REPLACE_FILE, str(folder))
-    assert process.stdout is not None
-    lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(acknowledged)]
-    process.kill()
-    await asyncio.to_thread(process.communicate)
-    store = await LocalStore.at(folder)
-    file, content = await read_file(store, "f/a")
-    await store.close()
-    assert len(content) == file.size == 400_000
-    assert content == content[:8] * 50_000
-    assert int(content[:8]) >= int(lines[-1])
-    assert file.sha256 == hashlib.sha256(content).hexdigest()
 
 
 class TestFaultyStore:

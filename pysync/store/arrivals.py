@@ -40,10 +40,10 @@ class Arrivals:
     def gather(self, cursor: sqlite3.Cursor, incoming: Incoming, key: str) -> None:
         """Have the incoming file moved to `key` when the transaction, which writes its row, is committed.
         Raises KeyConflict."""
+        if self._arrives_near(cursor, key):
+            raise KeyConflict()
         with disk_errors():
             self._files.make_room(key)
-            if self._arrives_near(cursor, key):
-                raise KeyConflict()
             self._hold(cursor, key)
         cursor.execute(_NOTE, (key, incoming.name))
         self._gathered[key] = incoming

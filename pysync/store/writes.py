@@ -134,8 +134,9 @@ def place_file(
 ) -> None:
     """Have what has come in moved to its place, and write its row in that of another there: `row` is etag,
     content type, time, sha256 and stamp."""
+    parent, name = split_key(key)
     arrivals.gather(cursor, incoming, key)
-    cursor.execute(_PUT_FILE, (*split_key(key), *row))
+    cursor.execute(_PUT_FILE, (parent, name, *row))
 
 
 def place_changed(

@@ -15,6 +15,7 @@ from pysync.store import (
     EtagMismatch,
     Expect,
     File,
+    FileStat,
     Object,
     Store,
 )
@@ -217,10 +218,63 @@ class StoreContract:
             (767_999, None),
             (768_000, None),
             (9, 10**9),
+            (-1, None),
+            (-300_000, 10**9),
+            (-(10**9), 7),
+            (7, 7),
         ):
             file, content = await read_file(store, "a", start, end)
             assert content == body[start:end]
             assert file.size == len(body)
+            assert body[file.start : file.end] == content
+
+    async def test_a_stat_tells_what_opening_would(self, store: Store) -> None:
+        for body in (b"one", b"another"):
+            await store.write("f/a", chunks_of(body), "application/x-test")
+            file, _ = await read_file(store, "f/a")
+            known = FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+            assert await store.stat("f/a") == known
+            assert (known.size, known.content_type) == (len(body), "application/x-test")
+        await store.put("document", b"{}")
+        for key in ("document", "f", "f/b", "f/a/b"):
+            assert await store.stat(key) is None
+        await store.delete("f/a")
+        assert await store.stat("f/a") is None
+
+    async def test_a_refused_file_leaves_the_old_one(self, store: Store) -> None:
+        await store.write("a", chunks_of(b"old"), "text/plain")
+        told = []
+
+        async def refuse(sha256: str) -> None:
+            told.append(sha256)
+            assert await store.open("b") is None
+            assert (await read_file(store, "a"))[1] == b"old"
+            raise LookupError
+
+        for key in ("a", "b"):
+            with pytest.raises(LookupError):
+                await store.write(key, chunks_of(b"ne", b"w"), "text/plain", refuse)
+        assert told == [hashlib.sha256(b"new").hexdigest()] * 2
+        assert (await read_file(store, "a"))[1] == b"old"
+        assert await store.open("b") is None
+        assert await store.list("", None, 10) == ["a"]
+
+    async def test_a_file_read_while_it_is_replaced_is_one_whole_version(self, store: Store) -> None:
+        bodies = [b"%d" % n * 70_000 for n in range(10)]
+        await store.write("a", chunks_of(bodies[0]), "text/plain")
+
+        async def replace(lane: int) -> None:
+            for body in bodies[lane::2]:
+                await store.write("a", chunks_of(body[:9], body[9:]), "text/plain")
+
+        writing = [asyncio.ensure_future(replace(lane)) for lane in range(2)]
+        while not all(writer.done() for writer in writing):
+            file, content = await read_file(store, "a")
+            assert content in bodies
+            assert file.sha256 == hashlib.sha256(content).hexdigest()
+            await asyncio.sleep(0)
+        await asyncio.gather(*writing)
+        assert (await read_file(store, "a"))[1] in bodies[8:]
 
     async def test_a_failing_upload_leaves_the_old_file(self, store: Store) -> None:
         async def broken() -> AsyncIterator[bytes]:

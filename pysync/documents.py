@@ -128,7 +128,7 @@ class Documents:
                 if mark is not None and isinstance(found, Object) and bears(found.body, mark):
                     await self._outbox.repeat(changes)
                     return
-                expect = self._expectation(found, body.base_hash, ttl_ms)
+                expect = await self._expectation(key, found, body.base_hash, ttl_ms)
             try:
                 etag = await self._outbox.put(key, stored, expect, changes, body.base_hash or "")
             except EtagMismatch:
@@ -150,16 +150,22 @@ class Documents:
             self._latest.popitem(last=False)
 
     def _expired(self, document: _core.Document, ttl_ms: int | None) -> bool:
-        return ttl_ms is not None and document.ts_ms + ttl_ms < self.now_ms()
+        return self._is_old(document.ts_ms, ttl_ms)
 
-    def _expectation(
-        self, found: Object | NotModified | None, base_hash: str | None, ttl_ms: int | None
+    def _is_old(self, written_ms: int, ttl_ms: int | None) -> bool:
+        return ttl_ms is not None and written_ms + ttl_ms < self.now_ms()
+
+    async def _expectation(
+        self, key: str, found: Object | NotModified | None, base_hash: str | None, ttl_ms: int | None
     ) -> Expect:
-        """What the store must still hold for a push with `base_hash` to be right, or Conflict."""
+        """What the store must still hold for a push with `base_hash` to be right, or Conflict. A file may be
+        there in place of a document: then its hash is the base."""
         if found is None or isinstance(found, NotModified):
-            if base_hash:
-                raise Conflict("")
-            return ABSENT
+            file = await self._store.stat(key)
+            current_hash = "" if file is None or self._is_old(file.modified_ms, ttl_ms) else file.sha256
+            if current_hash != (base_hash or ""):
+                raise Conflict(current_hash)
+            return ABSENT if file is None else Etag(file.etag)
         try:
             document = _core.read_document(found.body)
         except DocumentCorrupt:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 from pysync.changes import Change, ChangeLog, Retention
@@ -42,12 +42,13 @@ class Chunks(Protocol):
 @dataclass(frozen=True, slots=True)
 class FileStat:
     """What is known of a stored file: `sha256` is the hex digest of its whole content, `size` its length in
-    bytes."""
+    bytes, `etag` names this write and no other."""
 
     size: int
     sha256: str
     content_type: str
     modified_ms: int
+    etag: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class File(FileStat):
     start: int
     end: int
     chunks: Chunks
+
+    @property
+    def stat(self) -> FileStat:
+        """What is known of it, without the chunks."""
+        return FileStat(self.size, self.sha256, self.content_type, self.modified_ms, etag=self.etag)
 
 
 Received = Callable[[str], Awaitable[None]]

@@ -51,7 +51,7 @@ class FolderSource:
         begin, finish = within(stamp.size, start, end)
         outgoing.select(begin, finish)
         modified_ms = stamp.mtime_ns // 1_000_000
-        return File(stamp.size, sha256, content_type, modified_ms, begin, finish, outgoing)
+        return File(stamp.size, sha256, content_type, modified_ms, begin, finish, outgoing, etag=sha256)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
         entries = [entry async for entry in self._entries(prefix)]

@@ -72,12 +72,12 @@ class LocalFiles:
         with disk_errors():
             stamp = self._tree.stamp(key)
         if stamp == row.stamp:
-            return FileStat(stamp.size, row.sha256, row.content_type, row.modified_ms)
+            return FileStat(stamp.size, row.sha256, row.content_type, row.modified_ms, etag=row.etag)
         file = await self.open(key, 0, 0)
         if file is None:
             return None
         await file.chunks.aclose()
-        return FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+        return file.stat
 
     async def open(self, key: str, start: int, end: int | None) -> File | None:
         if (row := self._row(key)) is None:
@@ -94,7 +94,8 @@ class LocalFiles:
         size = found.stamp.size
         begin, finish = within(size, start, end)
         outgoing.select(begin, finish)
-        return File(size, found.sha256, found.content_type, found.modified_ms, begin, finish, outgoing)
+        etag, content_type, modified_ms, sha256, _ = found
+        return File(size, sha256, content_type, modified_ms, begin, finish, outgoing, etag=etag)
 
     @asynccontextmanager
     async def incoming(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[Flushed]:

@@ -61,7 +61,7 @@ class MemoryStore:
 
     async def stat(self, key: str) -> FileStat | None:
         file = await self.open(key)
-        return file and FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+        return file and file.stat
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
         split_key(key)
@@ -71,7 +71,9 @@ class MemoryStore:
         found, size = stored.object, len(stored.object.body)
         begin, finish = within(size, start, end)
         chunks = _chunks(found.body[begin:finish])
-        return File(size, stored.sha256, found.content_type, found.modified_ms, begin, finish, chunks)
+        return File(
+            size, stored.sha256, found.content_type, found.modified_ms, begin, finish, chunks, etag=found.etag
+        )
 
     async def write(
         self,

@@ -63,7 +63,9 @@ class Downloads:
         self, key: str, version: Version, size: int, chunks: "Download", begin: int, finish: int
     ) -> File:
         sha256 = version.sha256 or await self._hash(key, version.etag, size)
-        return File(size, sha256, version.content_type, version.modified_ms, begin, finish, chunks)
+        return File(
+            size, sha256, version.content_type, version.modified_ms, begin, finish, chunks, etag=version.etag
+        )
 
     async def _hash(self, key: str, etag: str, size: int) -> str:
         """The sha256 (hex) of a file that others wrote, found by reading it."""

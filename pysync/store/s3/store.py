@@ -123,7 +123,7 @@ class S3Store:
 
     async def stat(self, key: str) -> FileStat | None:
         file = await self.open(key, 0, 0)
-        return file and FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+        return file and file.stat
 
     async def write(
         self,

@@ -118,7 +118,7 @@ def test_a_collection_that_nobody_reads_and_nobody_writes_is_refused(preset: str
 
 def test_all_that_is_wrong_with_an_option_is_told_in_python_too() -> None:
     options: dict[str, Any] = {"read": "pubic", "write": 5, "max_body_bytes": 0, "rate_limit": {"pull": 1}}
-    with pytest.raises(ValueError, match="^read: ") as refused:
+    with pytest.raises(ValueError, match=r"^read: ") as refused:
         create_parquet_collection(name="r", storage_path="r/{a b}", cache_duration_ms=-1, **options)
     assert str(refused.value).splitlines() == [
         'read: must be "public" or "authenticated" or "none" or a list',

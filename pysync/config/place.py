@@ -1,10 +1,13 @@
-"""Where an `s3:` store lies: the URL's query members stand for those of the store's object."""
+"""Where a store lies. In the URL of an `s3:` store query members stand for those of the store's object."""
 
+import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from pysync.config.tree import StoreConfig
 
+is_store_url = re.compile(r"memory:|file:[^\0]+|s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]*)?(\?[^\s#]*)?").fullmatch
+"""Whether a text has the form of a store's URL."""
 _MEMBERS = ("endpoint", "region", "path_style")
 
 

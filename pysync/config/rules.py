@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pysync.config import template
 from pysync.config.convert import join
 from pysync.config.effective import effective_coordinator, resolve
-from pysync.config.place import s3_place
+from pysync.config.place import is_store_url, s3_place
 from pysync.config.problem import Problem
 from pysync.config.projections import OBJECT_OF_MODULE, Fault, circles, projection_faults, repeated_names
 from pysync.config.tree import (
@@ -35,7 +35,6 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 _HOST = re.compile(r"[^/\s?#@]+")
 _MOUNT = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._:@-]+)*")
 _ENTRY_POINT = re.compile(r"\w[\w.-]*")
-_STORE = re.compile(r"memory:|file:[^\0]+|s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]*)?(\?[^\s#]*)?")
 _COORDINATOR = re.compile(r"memory:|file:[^\0]*|rediss?://[^\s/]+(/[^\s]*)?")
 
 
@@ -260,7 +259,7 @@ def _storage(config: Config) -> Iterator[Fault]:
     coordinator = effective_coordinator(config)
     if (config.store.access_key_id is None) != (config.store.secret_access_key is None):
         yield "store", "accessKeyId and secretAccessKey belong together"
-    if not _STORE.fullmatch(store):
+    if not is_store_url(store):
         yield "store", "must be memory:, file:DIR or s3://bucket/prefix"
         return
     if store.startswith("s3:"):

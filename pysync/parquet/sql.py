@@ -1,0 +1,123 @@
+"""SQL for DuckDB that reads the Parquet files of a store where they lie (service, Columnar file helpers)."""
+
+import re
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from pysync.config import StoreConfig, s3_place
+from pysync.config.place import is_store_url
+from pysync.store import split_key
+
+_AWS: Final = "s3.amazonaws.com"
+"""DuckDB makes the host of a region out of it."""
+_SECRET_OPTIONS: Final = ("SECRET", "SESSION_TOKEN")
+_WILDCARD: Final = re.compile(r"[*?[]")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadParquet:
+    """`uri` names the files, `sql` reads all their rows in DuckDB, and `loggable_sql` is the same with `***`
+    in place of what is secret. Each statement is a line of its own: DuckDB's errors quote the line at fault.
+    """
+
+    uri: str
+    sql: str = field(repr=False)
+    loggable_sql: str
+
+
+def duckdb_read_parquet_sql(
+    store: StoreConfig | str, key: str, *, glob: bool = False, session_token: str | None = None
+) -> ReadParquet:
+    """What reads the file at `key` of a store (its configuration, or its URL), or with `glob` all
+    `*.parquet` directly below `key`, which may then be `""`.
+
+    For a bucket the SQL loads DuckDB's extension httpfs (`INSTALL` gets it from the network where it is not
+    there yet) and makes a temporary secret for this bucket. So it changes no setting of the connection, and
+    does not give way to a secret that the connection has for all buckets. A store without credentials leaves
+    them to DuckDB, which takes `AWS_ACCESS_KEY_ID` and its like from the environment of its process, else
+    asks unsigned; those of shared files and of a machine's role only its extension aws finds.
+    `session_token` belongs to credentials that are temporary. A relative folder is made absolute here.
+
+    Raises ValueError for a store that DuckDB cannot read, for what is no key, and for what it would take for
+    something else: a `\\` in a key, prefix or folder, a `?` in a bucket.
+    """
+    config = StoreConfig(url=store) if isinstance(store, str) else store
+    if not is_store_url(config.url) or config.url == "memory:":
+        raise ValueError("the store must be file:DIR or s3://bucket/prefix")
+    key = key.removesuffix("/") if glob else key
+    if key or not glob:
+        split_key(key)
+    if config.url.startswith("file:"):
+        uri = _uri(f"{Path(config.url.removeprefix('file:')).absolute()}/files", key, glob)
+        return ReadParquet(uri, _select(uri), _select(uri))
+    place = s3_place(config)
+    uri = _uri(f"s3://{place.bucket}/{place.prefix}".rstrip("/"), key, glob)
+    if "?" in uri:
+        raise ValueError("DuckDB takes what follows a ? in a bucket for options of its own")
+    options = _options(config, session_token)
+    hidden = {name: "***" if name in _SECRET_OPTIONS and text else text for name, text in options.items()}
+    sql, loggable = (
+        "\n".join(("INSTALL httpfs;", "LOAD httpfs;", _secret(place.bucket, told), _select(uri)))
+        for told in (options, hidden)
+    )
+    return ReadParquet(uri, sql, loggable)
+
+
+def _uri(root: str, key: str, glob: bool) -> str:
+    """The files below `root`, whose wildcards stand for nothing but themselves."""
+    path = f"{root}/{key}" if key else root
+    if "\\" in path:
+        raise ValueError("DuckDB cannot be asked for what has a \\ in its key, prefix or folder")
+    return _WILDCARD.sub(r"[\g<0>]", path) + ("/*.parquet" if glob else "")
+
+
+def _options(config: StoreConfig, session_token: str | None) -> dict[str, str | bool]:
+    """What DuckDB is told of the bucket."""
+    place = s3_place(config)
+    endpoint = urlsplit(place.endpoint or f"https://{_AWS}")
+    if endpoint.path.strip("/"):
+        raise ValueError("DuckDB takes an endpoint without a path")
+    options: dict[str, str | bool] = {
+        "ENDPOINT": endpoint.netloc,
+        "REGION": place.region or "us-east-1",
+        "URL_STYLE": "path" if place.path_style or _is_number(endpoint.hostname) else "vhost",
+        "USE_SSL": endpoint.scheme == "https",
+    }
+    given = config.access_key_id, config.secret_access_key
+    if session_token is None and given == (None, None):
+        return options
+    key_id, secret = given
+    if key_id is None or secret is None:
+        raise ValueError("accessKeyId, secretAccessKey and a session token belong together")
+    # An empty token keeps DuckDB from taking the one of its environment, which belongs to other credentials.
+    return options | {"KEY_ID": key_id, "SECRET": secret, "SESSION_TOKEN": session_token or ""}
+
+
+def _secret(bucket: str, options: dict[str, str | bool]) -> str:
+    told = ", ".join(f"{name} {_literal(value)}" for name, value in options.items())
+    scope = _literal(f"s3://{bucket}/")
+    return f'CREATE OR REPLACE TEMPORARY SECRET "pysync {bucket}" (TYPE s3, SCOPE {scope}, {told});'
+
+
+def _select(uri: str) -> str:
+    return f"SELECT * FROM read_parquet({_literal(uri)})"  # noqa: S608 (quoted)
+
+
+def _literal(value: str | bool) -> str:
+    """The value in SQL. Between quotes nothing but a quote has a meaning."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if "\0" in value:
+        raise ValueError("SQL cannot hold a NUL")
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _is_number(host: str | None) -> bool:
+    """Whether the host is an address, which cannot have a bucket in front of it."""
+    try:
+        return bool(ip_address(host or ""))
+    except ValueError:
+        return False

@@ -1,8 +1,10 @@
 """A client of the protocol: `Client` speaks to a server, and `Client.watch` tells what is written there;
 `SyncDocument` keeps one document in step, `LogCursor` follows a log."""
 
+from pysync.client.blobs import Blob, BlobStream, BlobTooLarge
 from pysync.client.client import Client, fetch_server_config
 from pysync.client.connection import Backoff, Unreachable
+from pysync.client.downloads import FileChanged, FileHead
 from pysync.client.log import BadAuthorProof, LogCursor
 from pysync.client.results import (
     BatchEntry,
@@ -21,9 +23,14 @@ __all__ = [
     "Backoff",
     "BadAuthorProof",
     "BatchEntry",
+    "Blob",
+    "BlobStream",
+    "BlobTooLarge",
     "Change",
     "Client",
     "CollectionInfo",
+    "FileChanged",
+    "FileHead",
     "LogCursor",
     "LogElement",
     "PullResult",

@@ -7,10 +7,11 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from pysync import signing, wire
+from pysync import signing
 from pysync._core import decode_push
 from pysync.caps import RevocationList
-from pysync.client.connection import Connection
+from pysync.client.blobs import Blobs
+from pysync.client.connection import document_key
 from pysync.client.results import (
     BatchEntry,
     LogElement,
@@ -36,7 +37,7 @@ Tails = list[list[LogElement] | PysyncError]
 """For each log that was asked for its elements, or the refusal that a pull would raise."""
 
 
-class Client(Connection):
+class Client(Blobs):
     """One server, and who speaks to it: a key with its certificate, an admin token, or nobody.
 
     An async context manager; usable by many tasks at once. Every attempt is signed afresh. Pulls, pushes and
@@ -245,9 +246,6 @@ class Client(Connection):
         """What the server says of itself. Unsigned, and tried once."""
         return await self._attempt("GET", "/health", lambda answer: answer)
 
-    def _target(self, action: str, key: str) -> str:
-        return f"{self._prefix}/{action}/{quote(document_key(key), safe='/:@')}"
-
     def _events_target(self, collections: Sequence[str] | None, params: Mapping[str, ParamSet] | None) -> str:
         query = {} if collections is None else {"collections": ",".join(collections)}
         if params:
@@ -267,12 +265,6 @@ class Client(Connection):
             check_batch_bounds(append_params)
             query["appendParams"] = orjson.dumps(append_params).decode()
         return f"{self._prefix}/batch/pull?{_encoded(query)}"
-
-    def _write_headers(self, idempotency_key: str | None) -> dict[str, str]:
-        return {
-            "Content-Type": "application/json",
-            wire.HEADER_IDEMPOTENCY_KEY: idempotency_key or self._random(16).hex(),
-        }
 
 
 def _append_body(
@@ -302,11 +294,6 @@ def _aligned(answer: dict[str, Any], name: str, count: int) -> Entries:
 
 def _encoded(query: Mapping[str, str]) -> str:
     return urlencode(query, safe=",:", quote_via=quote)
-
-
-def document_key(key: str) -> str:
-    """The key of a document, also from the paths that other clients of the protocol take."""
-    return key.removeprefix("/pull/").removeprefix("/push/")
 
 
 async def fetch_server_config(base_url: str, *, headers: Mapping[str, str] | None = None) -> ServerConfig:

@@ -4,11 +4,12 @@ import asyncio
 import os
 import random as random_module
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit
+from functools import partial
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import orjson
@@ -26,6 +27,10 @@ T = TypeVar("T")
 class Unreachable(ConnectionError):
     """No answer of a server came: the connection failed or timed out, or what answered is no such server. A
     push that ends so may have been applied."""
+
+
+PASSING: Final = (Unreachable, RateLimited, Unavailable)
+"""What may go well the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +127,26 @@ class Connection:
         *,
         anonymous: bool = False,
     ) -> T:
-        attempt = 0
+        return await self._again(
+            partial(self._attempt, method, target, decode, body, headers, anonymous=anonymous), PASSING
+        )
+
+    async def _again(self, attempt: Callable[[], Awaitable[T]], passing: tuple[type[Exception], ...]) -> T:
+        """What `attempt` returns; it is made again, after a while, where it raises one of `passing`."""
+        failures = 0
         while True:
-            attempt += 1
             try:
-                return await self._attempt(method, target, decode, body, headers, anonymous=anonymous)
-            except (Unreachable, RateLimited, Unavailable) as error:
-                wait_s = self._backoff.wait_s(attempt, retry_after_s(error), self._chance())
-                if wait_s is None:
-                    raise
-            await self._sleep(wait_s)
+                return await attempt()
+            except passing as error:
+                failures += 1
+                await self._wait(failures, error)
+
+    async def _wait(self, failures: int, error: Exception) -> None:
+        """Wait before the next attempt. Raises `error` where there is to be none."""
+        wait_s = self._backoff.wait_s(failures, retry_after_s(error), self._chance())
+        if wait_s is None:
+            raise error
+        await self._sleep(wait_s)
 
     async def _attempt(
         self,
@@ -146,13 +161,19 @@ class Connection:
         async with self._send(
             self._session, method, target, body, headers, self._timeout, anonymous=anonymous
         ) as response:
-            status, answer, told = response.status, await response.read(), response.headers
-        if status != 200:
-            raise from_answer(status, _error_members(answer), told)
+            return await self._read(response, decode)
+
+    async def _read(self, response: aiohttp.ClientResponse, decode: Callable[[dict[str, Any]], T]) -> T:
+        """What `decode` makes of an answer of JSON. Raises the refusal of any answer but 200, and Unreachable
+        where it is not understood."""
+        answer = await response.read()
+        if response.status != 200:
+            raise refusal(response, answer)
         try:
             return decode(members_of(orjson.loads(answer)))
         except (ValueError, KeyError, TypeError) as error:
-            raise Unreachable(f"{self._base}: the answer to {method} {target} is not understood") from error
+            asked = f"{response.method} {response.url.raw_path_qs}"
+            raise Unreachable(f"{self._base}: the answer to {asked} is not understood") from error
 
     @asynccontextmanager
     async def _stream(
@@ -164,7 +185,7 @@ class Connection:
         limits = aiohttp.ClientTimeout(total=None, connect=self._timeout.total, sock_read=idle_s)
         async with self._send(self._streams, "GET", target, b"", headers, limits) as response:
             if response.status != 200:
-                raise from_answer(response.status, _error_members(await response.read()), response.headers)
+                raise refusal(response, await response.read())
             if response.content_type != "text/event-stream":
                 raise Unreachable(f"{self._base}: the answer to GET {target} is not understood")
             yield response.content
@@ -180,9 +201,11 @@ class Connection:
         limits: aiohttp.ClientTimeout,
         *,
         anonymous: bool = False,
+        upload: AsyncIterable[bytes] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to one request, its body still to be read. Raises Unreachable where there is none, and
-        where reading it fails."""
+        """The answer to one request, its body still to be read. The signature is over `body`, also where an
+        `upload` is sent in its place. Raises Unreachable where there is no answer, and where reading it
+        fails."""
         if session is None:
             raise RuntimeError("the client is not open: use `async with Client(...)`")
 
@@ -198,7 +221,7 @@ class Connection:
             async with session.request(
                 method,
                 URL(self._base + target, encoded=True),
-                data=body or None,
+                data=body or None if upload is None else upload,
                 headers=headers,
                 middlewares=(sign,),
                 timeout=limits,
@@ -209,6 +232,17 @@ class Connection:
             raise
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{self._base}: {_failure(error)}") from error
+
+    def _target(self, action: str, key: str) -> str:
+        return f"{self._prefix}/{action}/{quote(document_key(key), safe='/:@')}"
+
+    def _write_headers(
+        self, idempotency_key: str | None, content_type: str = "application/json"
+    ) -> dict[str, str]:
+        return {
+            "Content-Type": content_type,
+            wire.HEADER_IDEMPOTENCY_KEY: idempotency_key or self._random(16).hex(),
+        }
 
     def _credentials(self, method: str, target: str, body: bytes) -> dict[str, str]:
         if self._admin_token:
@@ -222,6 +256,11 @@ class Connection:
         if self._certificate.kind == "audience":
             headers[wire.HEADER_PUB] = self._keys.ed_pub
         return headers
+
+
+def document_key(key: str) -> str:
+    """The key of a document, also from the paths that other clients of the protocol take."""
+    return key.removeprefix("/pull/").removeprefix("/push/")
 
 
 def _base(base_url: str) -> tuple[str, str]:
@@ -245,6 +284,11 @@ def retry_after_s(error: Exception) -> float:
     """How long the refusal asks the caller to wait; 0 where it does not say."""
     text = error.headers.get("Retry-After", "") if isinstance(error, PysyncError) else ""
     return float(text) if text.isdecimal() else 0.0
+
+
+def refusal(response: aiohttp.ClientResponse, answer: bytes) -> PysyncError:
+    """What an answer that is no success stands for."""
+    return from_answer(response.status, _error_members(answer), response.headers)
 
 
 def _error_members(answer: bytes) -> dict[str, Any]:

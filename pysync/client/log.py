@@ -7,7 +7,8 @@ from contextlib import suppress
 import orjson
 
 from pysync._core import canonicalize, verify_author
-from pysync.client.client import Client, document_key
+from pysync.client.client import Client
+from pysync.client.connection import document_key
 from pysync.client.lookout import Where, follow
 from pysync.client.results import LogElement
 from pysync.client.tails import ParamSet

@@ -102,6 +102,11 @@ def push_result(answer: dict[str, Any]) -> PushResult:
     return PushResult(hash=answer["hash"], timestamp_ms=answer["timestamp"])
 
 
+def blob_result(answer: dict[str, Any]) -> PushResult:
+    """Other servers need not tell the time of a file's push; it is 0 then."""
+    return PushResult(hash=answer["hash"], timestamp_ms=answer.get("timestamp", 0))
+
+
 def bundle_result(answer: dict[str, Any]) -> dict[str, PullResult]:
     timestamp_ms = answer["timestamp"]
     return {

@@ -81,7 +81,7 @@ def decode(authorization: str) -> Certificate:
     Raises CapError."""
     if len(authorization) > MAX_HEADER_CHARS or not authorization.startswith(SCHEME):
         raise CapError("malformed")
-    text = _base64(authorization[len(SCHEME) :])
+    text = base64_bytes(authorization[len(SCHEME) :])
     if text is None:
         raise CapError("malformed")
     return read(text)
@@ -218,7 +218,7 @@ def _read_members(members: dict[str, Any], canonical: bytes) -> Certificate:
         raise CapError("malformed-shape")
     nbf, exp = _integer(members.get("nbf")), _integer(members.get("exp"))
     nonce = members.get("nonce")
-    if nbf is None or exp is None or not isinstance(nonce, str) or len(_base64(nonce) or b"") != 16:
+    if nbf is None or exp is None or not isinstance(nonce, str) or len(base64_bytes(nonce) or b"") != 16:
         raise CapError("malformed-shape")
     ops, collections = _texts(scope.get("ops")), _texts(scope.get("collections"))
     paths = _texts(scope["paths"]) if "paths" in scope else None
@@ -326,7 +326,7 @@ def _is_private(path: str, iss_user_id: str) -> bool:
     return (path.replace("{identity}", iss_user_id) + "/").startswith(home + "/")
 
 
-def _base64(text: str) -> bytes | None:
+def base64_bytes(text: str) -> bytes | None:
     """The bytes of padded standard base64 in its one spelling, else None."""
     try:
         decoded = base64.b64decode(text, validate=True)

@@ -1,5 +1,6 @@
 """A client of the protocol: `Client` speaks to a server, and `Client.watch` tells what is written there;
-`SyncDocument` keeps one document in step, `LogCursor` follows a log."""
+`SyncDocument` keeps one document in step, `LogCursor` follows a log. `pysync.client.sealed` has what the
+server cannot read."""
 
 from pysync.client.blobs import Blob, BlobStream, BlobTooLarge
 from pysync.client.client import Client, fetch_server_config
@@ -15,7 +16,7 @@ from pysync.client.results import (
     ServerConfig,
 )
 from pysync.client.spaces import SpacesAccess, read_spaces_access
-from pysync.client.sync import SyncDocument, merge_remote_wins
+from pysync.client.sync import Sealing, SyncDocument, merge_remote_wins
 from pysync.client.tails import TailRequest
 from pysync.client.watch import Change, Reset, Watch
 
@@ -36,6 +37,7 @@ __all__ = [
     "PullResult",
     "PushResult",
     "Reset",
+    "Sealing",
     "ServerConfig",
     "SpacesAccess",
     "SyncDocument",

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import random as random_module
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -37,13 +37,23 @@ def _merge_value(local: Any, value: Any) -> Any:
     return merge_remote_wins(local if isinstance(local, dict) else {}, value)
 
 
+class Sealing(Protocol):
+    """What makes of a document's data what is stored, and the other way round:
+    `pysync.client.sealed.OpenKeyring`. `open` raises for anything that was not sealed."""
+
+    def seal(self, data: Mapping[str, Any]) -> Data: ...
+
+    def open(self, sealed: Mapping[str, Any]) -> Data: ...
+
+
 class SyncDocument:
     """A local copy of one document: `data`, and the `hash` it is based on (`""` before the first pull, and
     where nothing is stored).
 
     `resolve(local, remote)` makes one document of two. A push that meets another's is repeated up to
     `retries` times, over the resolved data, and then raises Conflict. Calls of several tasks wait for each
-    other, so that one may `follow` what others `push`.
+    other, so that one may `follow` what others `push`. With a `sealing` the server gets and has sealed data
+    alone, while `data` and what is resolved is open; what it cannot open is raised, and nothing changes.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class SyncDocument:
         resolve: Resolve = merge_remote_wins,
         retries: int = 3,
         sign_author: bool = False,
+        sealing: Sealing | None = None,
         chance: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -64,9 +75,11 @@ class SyncDocument:
         self._resolve = resolve
         self._retries = retries
         self._sign_author = sign_author
+        self._sealing = sealing
         self._chance = chance
         self._sleep = sleep
         self._pulled = False
+        self._open_hash = ""
         self._turn = asyncio.Lock()
 
     async def pull(self) -> Data:
@@ -132,8 +145,17 @@ class SyncDocument:
         )
 
     def _take(self, remote: PullResult, *, as_it_is: bool) -> None:
-        self.data = remote.data if as_it_is else self._resolve(self.data, remote.data)
-        self.hash, self._pulled = remote.hash, True
+        data = self._opened(remote)
+        self.data = data if as_it_is else self._resolve(self.data, data)
+        self._base_on(data, remote.hash)
+
+    def _opened(self, remote: PullResult) -> Data:
+        return self._sealing.open(remote.data) if self._sealing and remote.hash else remote.data
+
+    def _base_on(self, data: Data, hash_: str) -> None:
+        self.hash, self._pulled = hash_, True
+        # What is sealed has a hash of its own, each time another.
+        self._open_hash = content_hash(orjson.dumps(data)) if self._sealing and hash_ else hash_
 
     def _is_as_stored(self) -> bool:
         """Whether `data` is what was last pulled or pushed here."""
@@ -141,21 +163,25 @@ class SyncDocument:
             return True
         if not self.hash:
             return not self.data
-        return content_hash(orjson.dumps(self.data)) == self.hash
+        return content_hash(orjson.dumps(self.data)) == self._open_hash
 
     async def _store(self, data: Data, resolve: Resolve) -> PushResult:
         base, attempt = self.hash, 0
         while True:
             try:
-                result = await self._client.push(self.key, data, base or None, sign_author=self._sign_author)
+                sealed = data if self._sealing is None else self._sealing.seal(data)
+                result = await self._client.push(
+                    self.key, sealed, base or None, sign_author=self._sign_author
+                )
                 break
             except Conflict:
                 if attempt == self._retries:
                     raise
             remote = await self._client.pull(self.key)
-            data, base = resolve(data, remote.data), remote.hash
+            data, base = resolve(data, self._opened(remote)), remote.hash
             await self._sleep(min(0.1 * 2**attempt, 2.0) + 0.1 * self._chance())
             attempt += 1
         # Only now: a copy that named a newer base without holding its data would overwrite it later.
-        self.data, self.hash, self._pulled = data, result.hash, True
+        self.data = data
+        self._base_on(data, result.hash)
         return result

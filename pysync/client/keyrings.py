@@ -1,0 +1,244 @@
+"""Keyring documents: who may open what is sealed, epoch by epoch (clients-and-crypto section 4.2)."""
+
+import base64
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from pysync.caps import base64_bytes
+from pysync.client import wraps
+from pysync.client.sealed_errors import (
+    AlreadyPresent,
+    AmbiguousEntry,
+    KeyringRolledBack,
+    LastRecipient,
+    MalformedKeyring,
+    NotARecipient,
+    NotSealed,
+    SealedError,
+    Truncated,
+    UnknownEpoch,
+)
+from pysync.client.wraps import Entry, Random
+from pysync.keys import Keys
+from pysync.signing import Signer
+
+MAX_EPOCH: Final = (1 << 32) - 1
+_EPOCH: Final = re.compile("[1-9][0-9]{0,9}")
+_EPOCH_BYTES: Final = 4
+BLOB_OVERHEAD_BYTES: Final = _EPOCH_BYTES + wraps.IV_BYTES + wraps.TAG_BYTES
+"""So many bytes more has a sealed blob than its plaintext."""
+
+
+class Keyring:
+    """A keyring document, read but not opened. It never changes: `add` and `remove` make another one."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        """Raises MalformedKeyring for the data of any other document."""
+        self.data = dict(data)
+        """The document, with whatever members it holds beside those of a keyring."""
+        self.epoch: int = self.data.get("currentEpoch", 0)
+        if self.data.get("v") != 1 or not _is_epoch(self.epoch):
+            raise MalformedKeyring("not a keyring: v must be 1, and currentEpoch an epoch")
+        self._entries = _entries_by_epoch(self.data.get("epochs"))
+        if self.epoch not in self._entries:
+            raise MalformedKeyring(f"not a keyring: epoch {self.epoch} is missing")
+
+    @classmethod
+    def new(
+        cls, keys: Keys, recipients: Iterable[str] = (), *, now_s: int, random: Random = os.urandom
+    ) -> "Keyring":
+        """A keyring at epoch 1 whose recipients are `keys`, and `recipients`: X25519 public keys. Raises
+        ValueError for what is no such key."""
+        kems = dict.fromkeys([keys.kem_pub, *recipients])
+        return cls({"v": 1, "currentEpoch": 1, "epochs": {"1": _epoch(1, kems, keys, now_s, random)}})
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """The X25519 public keys that the current epoch names, whoever added them."""
+        return tuple(entry["subKem"] for entry in self._current if isinstance(entry.get("subKem"), str))
+
+    def open(
+        self, keys: Keys, trusted: Collection[str], *, min_epoch: int = 1, random: Random = os.urandom
+    ) -> "OpenKeyring":
+        """The content keys that are for `keys`, given by somebody `trusted` (Ed25519 public keys).
+
+        An earlier epoch without a good entry is left out. Of the current one the reason is raised:
+        NotARecipient, AmbiguousEntry, UntrustedAdder, ForgedEntry, DecryptionFailed, Truncated. Raises
+        KeyringRolledBack where the keyring is at an epoch before `min_epoch`: pass the latest that was seen.
+        """
+        self._check_epoch(min_epoch)
+        content_keys = {self.epoch: self._content_key(self.epoch, keys, trusted)}
+        for epoch in self._entries.keys() - {self.epoch}:
+            try:
+                content_keys[epoch] = self._content_key(epoch, keys, trusted)
+            except SealedError:
+                continue
+        return OpenKeyring(self.epoch, content_keys, random=random)
+
+    def add(
+        self,
+        recipient: str,
+        keys: Keys,
+        trusted: Collection[str],
+        *,
+        now_s: int,
+        min_epoch: int = 1,
+        random: Random = os.urandom,
+    ) -> "Keyring":
+        """With `recipient`, an X25519 public key, in the current epoch, added by `keys`, who must be able to
+        open it. Raises AlreadyPresent, ValueError for what is no such key, and as `open`."""
+        if recipient in self.recipients:
+            raise AlreadyPresent(f"recipient {recipient} is already present in epoch {self.epoch}")
+        content_key = self.open(keys, trusted, min_epoch=min_epoch).content_keys[self.epoch]
+        entry = wraps.wrap(content_key, recipient, self.epoch, keys, now_s=now_s, random=random)
+        epoch = self.data["epochs"][str(self.epoch)]
+        return self._with(self.epoch, {**epoch, "wrappedKeys": [*epoch["wrappedKeys"], entry]})
+
+    def remove(
+        self,
+        recipient: str,
+        adder: Signer,
+        trusted: Collection[str],
+        *,
+        now_s: int,
+        min_epoch: int = 1,
+        random: Random = os.urandom,
+    ) -> "Keyring":
+        """At a new epoch, whose new content key all others have, but not `recipient`, nor anybody whose entry
+        is not signed by one of `trusted`. What was sealed before stays open to whoever could open it.
+
+        Raises NotARecipient, LastRecipient where nobody would be left, and KeyringRolledBack as `open`.
+        """
+        self._check_epoch(min_epoch)
+        if recipient not in self.recipients:
+            raise NotARecipient(f"recipient {recipient} is not in epoch {self.epoch}")
+        kems = dict.fromkeys(
+            entry["subKem"]
+            for entry in self._current
+            if entry.get("subKem") != recipient and _is_good(entry, self.epoch, trusted)
+        )
+        if not kems:
+            raise LastRecipient(f"without {recipient} nobody trusted is left in epoch {self.epoch}")
+        return self._with(self.epoch + 1, _epoch(self.epoch + 1, kems, adder, now_s, random))
+
+    @property
+    def _current(self) -> list[Entry]:
+        return self._entries[self.epoch]
+
+    def _check_epoch(self, min_epoch: int) -> None:
+        if self.epoch < min_epoch:
+            raise KeyringRolledBack(f"the keyring is at epoch {self.epoch}, and was at {min_epoch} before")
+
+    def _content_key(self, epoch: int, keys: Keys, trusted: Collection[str]) -> bytes:
+        mine = [entry for entry in self._entries[epoch] if entry.get("subKem") == keys.kem_pub]
+        if not mine:
+            raise NotARecipient(f"recipient {keys.kem_pub} is not in epoch {epoch}")
+        if len(mine) > 1:
+            raise AmbiguousEntry(f"recipient {keys.kem_pub} is in epoch {epoch} more than once")
+        wraps.check(mine[0], epoch, trusted)
+        return wraps.unwrap(mine[0], keys)
+
+    def _with(self, epoch: int, members: dict[str, Any]) -> "Keyring":
+        epochs = {**self.data["epochs"], str(epoch): members}
+        return Keyring({**self.data, "currentEpoch": epoch, "epochs": epochs})
+
+
+class OpenKeyring:
+    """The content keys of a keyring by epoch, for one recipient. Seals under the current one, and opens what
+    is sealed under any of them. Usable by threads at once."""
+
+    def __init__(self, epoch: int, content_keys: Mapping[int, bytes], *, random: Random = os.urandom) -> None:
+        self.epoch = epoch
+        """The current one."""
+        self.content_keys = content_keys
+        self._random = random
+
+    def __repr__(self) -> str:
+        return f"OpenKeyring(epoch={self.epoch})"  # never the keys
+
+    def seal(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The data of a document, or of a log's element, that only recipients can read (section 4.1)."""
+        key = self.content_keys[self.epoch]
+        sealed = wraps.encrypt(key, orjson.dumps(data), str(self.epoch).encode(), self._random)
+        return {"_encrypted": base64.b64encode(sealed).decode(), "_epoch": self.epoch}
+
+    def open(self, sealed: Mapping[str, Any]) -> dict[str, Any]:
+        """What `seal` was given, by this client or another of the protocol. It may have been sealed for
+        another document: its key is not bound.
+
+        Raises NotSealed for other data, UnknownEpoch, Truncated, DecryptionFailed.
+        """
+        payload = sealed.get("_encrypted")
+        encrypted = base64_bytes(payload) if isinstance(payload, str) else None
+        if encrypted is None:
+            raise NotSealed("the document is not sealed: _encrypted must be base64")
+        named = sealed.get("_epoch")
+        epoch = named if isinstance(named, int) and not isinstance(named, bool) else self.epoch
+        plaintext = wraps.decrypt(self._content_key(epoch), encrypted, str(epoch).encode())
+        try:
+            data = orjson.loads(plaintext)
+        except ValueError:
+            data = None
+        if not isinstance(data, dict):
+            raise NotSealed("what is sealed is no JSON object")
+        return data
+
+    def seal_bytes(self, plaintext: bytes, aad: str = "") -> bytes:
+        """Bytes that only recipients can read, and only with the same `aad`: 32 more than the plaintext
+        (section 4.3)."""
+        aad_bytes = _blob_aad(self.epoch, aad)
+        sealed = wraps.encrypt(self.content_keys[self.epoch], plaintext, aad_bytes, self._random)
+        return self.epoch.to_bytes(_EPOCH_BYTES, "big") + sealed
+
+    def open_bytes(self, blob: bytes, aad: str = "") -> bytes:
+        """What `seal_bytes` was given. Raises Truncated, UnknownEpoch, DecryptionFailed."""
+        if len(blob) < BLOB_OVERHEAD_BYTES:
+            raise Truncated("sealed blob shorter than its epoch+iv header and its tag")
+        epoch = int.from_bytes(blob[:_EPOCH_BYTES], "big")
+        return wraps.decrypt(self._content_key(epoch), memoryview(blob)[_EPOCH_BYTES:], _blob_aad(epoch, aad))
+
+    def _content_key(self, epoch: int) -> bytes:
+        if epoch not in self.content_keys:
+            raise UnknownEpoch(epoch)
+        return self.content_keys[epoch]
+
+
+def _blob_aad(epoch: int, aad: str) -> bytes:
+    return f"starfish-blob:{epoch}:{aad}".encode()
+
+
+def _epoch(epoch: int, kems: Iterable[str], adder: Signer, now_s: int, random: Random) -> dict[str, Any]:
+    """The members of an epoch with a new content key, wrapped for each of `kems`."""
+    content_key = random(wraps.KEY_BYTES)
+    wrapped = [wraps.wrap(content_key, kem, epoch, adder, now_s=now_s, random=random) for kem in kems]
+    return {"createdAt": now_s, "wrappedKeys": wrapped}
+
+
+def _entries_by_epoch(epochs: object) -> dict[int, list[Entry]]:
+    """What is no epoch, and no entry, is passed by: only the current epoch must be there."""
+    if not isinstance(epochs, dict):
+        return {}
+    return {
+        int(name): [entry for entry in members["wrappedKeys"] if isinstance(entry, dict)]
+        for name, members in epochs.items()
+        if _EPOCH.fullmatch(name)
+        and _is_epoch(int(name))
+        and isinstance(members, dict)
+        and isinstance(members.get("wrappedKeys"), list)
+    }
+
+
+def _is_epoch(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_EPOCH
+
+
+def _is_good(entry: Entry, epoch: int, trusted: Collection[str]) -> bool:
+    try:
+        wraps.check(entry, epoch, trusted)
+    except SealedError:
+        return False
+    return True

@@ -1,0 +1,56 @@
+"""Sealed data: what only the recipients of a keyring, or of one envelope, can read (clients-and-crypto
+section 4). The server keeps it and cannot read it.
+
+`SharedKeyring` makes a keyring on a server and opens it; an `OpenKeyring` seals documents and log elements
+(`seal`, `open`), also as the `sealing` of a `SyncDocument`, and bytes; `seal_and_push_blob` and
+`pull_and_open_blob` are about files. `seal_envelope` needs no keyring. Apart from `pysync.client`, as it
+loads `cryptography`.
+"""
+
+from pysync.client.envelopes import Opened, open_envelope, seal_envelope
+from pysync.client.keyrings import Keyring, OpenKeyring
+from pysync.client.sealed_blobs import pull_and_open_blob, seal_and_push_blob
+from pysync.client.sealed_errors import (
+    AadRequired,
+    AlreadyPresent,
+    AmbiguousEntry,
+    DecryptionFailed,
+    ForgedEntry,
+    KeyringMissing,
+    KeyringRolledBack,
+    LastRecipient,
+    MalformedKeyring,
+    NotARecipient,
+    NotSealed,
+    SealedError,
+    Truncated,
+    UnknownEpoch,
+    UntrustedAdder,
+)
+from pysync.client.shared_keyring import SharedKeyring
+
+__all__ = [
+    "AadRequired",
+    "AlreadyPresent",
+    "AmbiguousEntry",
+    "DecryptionFailed",
+    "ForgedEntry",
+    "Keyring",
+    "KeyringMissing",
+    "KeyringRolledBack",
+    "LastRecipient",
+    "MalformedKeyring",
+    "NotARecipient",
+    "NotSealed",
+    "OpenKeyring",
+    "Opened",
+    "SealedError",
+    "SharedKeyring",
+    "Truncated",
+    "UnknownEpoch",
+    "UntrustedAdder",
+    "open_envelope",
+    "pull_and_open_blob",
+    "seal_and_push_blob",
+    "seal_envelope",
+]

@@ -1,0 +1,45 @@
+"""Files that the server cannot read: sealed before they are pushed, opened after they were pulled
+(clients-and-crypto section 4.3)."""
+
+import asyncio
+from typing import Final
+
+from pysync.client.blobs import Blobs, check_size
+from pysync.client.connection import document_key
+from pysync.client.keyrings import BLOB_OVERHEAD_BYTES, OpenKeyring
+from pysync.client.results import PushResult
+
+SEALED_TYPE: Final = "application/octet-stream"
+
+
+async def seal_and_push_blob(
+    client: Blobs,
+    keyring: OpenKeyring,
+    key: str,
+    plaintext: bytes,
+    *,
+    aad: str | None = None,
+    max_bytes: int | None = None,
+) -> PushResult:
+    """Store `plaintext` at `key`, sealed. It opens with the same `aad` alone: by default the key of the
+    document, so that a server cannot pass one file off as another. Raises BlobTooLarge where it has more than
+    `max_bytes`, and as `Client.push_blob`. File and sealed file are held in memory."""
+    check_size(len(plaintext), max_bytes)
+    sealed = await asyncio.to_thread(keyring.seal_bytes, plaintext, _aad(key, aad))
+    return await client.push_blob(key, sealed, SEALED_TYPE)
+
+
+async def pull_and_open_blob(
+    client: Blobs, keyring: OpenKeyring, key: str, *, aad: str | None = None, max_bytes: int | None = None
+) -> bytes | None:
+    """What `seal_and_push_blob` stored at `key`; None where nothing is stored. Raises as
+    `OpenKeyring.open_bytes` and `Client.pull_blob`; `max_bytes` is about the plaintext."""
+    sealed_max = None if max_bytes is None else max_bytes + BLOB_OVERHEAD_BYTES
+    blob = await client.pull_blob(key, max_bytes=sealed_max)
+    if blob is None:
+        return None
+    return await asyncio.to_thread(keyring.open_bytes, blob.data, _aad(key, aad))
+
+
+def _aad(key: str, aad: str | None) -> str:
+    return document_key(key) if aad is None else aad

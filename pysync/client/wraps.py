@@ -1,0 +1,123 @@
+"""Content keys: encrypted under, and wrapped for one recipient each (clients-and-crypto section 4.2).
+
+Pure: the caller passes clock and randomness.
+"""
+
+import base64
+import re
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from pysync._core import PublicKey, canonicalize
+from pysync.caps import base64_bytes
+from pysync.client.sealed_errors import DecryptionFailed, ForgedEntry, Truncated, UntrustedAdder
+from pysync.keys import Keys
+from pysync.signing import Signer
+
+Random = Callable[[int], bytes]
+"""So many random bytes, fresh at each call: `os.urandom`."""
+Entry = dict[str, Any]
+"""A content key wrapped for `subKem`: with `ephKem`, `ct`, and who gave it when: `addedBy`, `addedSig`,
+`addedAt` (seconds)."""
+
+KEY_BYTES: Final = 32
+IV_BYTES: Final = 12
+TAG_BYTES: Final = 16
+_SIGNED: Final = ("addedAt", "addedBy", "ct", "ephKem", "subKem")
+_KEY: Final = re.compile("[0-9a-f]{64}")
+
+
+def encrypt(key: bytes, plaintext: bytes, aad: bytes, random: Random) -> bytes:
+    """A random iv of 12 bytes, then the AES-256-GCM ciphertext with its tag."""
+    iv = random(IV_BYTES)
+    return iv + AESGCM(key).encrypt(iv, plaintext, aad)
+
+
+def decrypt(key: bytes, sealed: bytes | memoryview, aad: bytes) -> bytes:
+    """What `encrypt` was given. Raises Truncated, and DecryptionFailed for anything but the same key, bytes
+    and aad."""
+    if len(sealed) < IV_BYTES + TAG_BYTES:
+        raise Truncated("Encrypted payload is too short")
+    try:
+        return AESGCM(key).decrypt(sealed[:IV_BYTES], sealed[IV_BYTES:], aad)
+    except InvalidTag:
+        raise DecryptionFailed("Decryption failed: the bytes, the context or the epoch are others") from None
+
+
+def wrap(
+    content_key: bytes, recipient_kem: str, epoch: int, adder: Signer, *, now_s: int, random: Random
+) -> Entry:
+    """The content key of `epoch` for whoever holds the private half of `recipient_kem`, signed by `adder`.
+    Raises ValueError where that is no X25519 public key."""
+    if not _is_key(recipient_kem):
+        raise ValueError("a recipient is an X25519 public key, 64 hex digits in lower case")
+    ephemeral = X25519PrivateKey.from_private_bytes(random(KEY_BYTES))
+    wrap_key = _wrap_key(ephemeral, recipient_kem)
+    entry = {
+        "subKem": recipient_kem,
+        "ephKem": ephemeral.public_key().public_bytes_raw().hex(),
+        "ct": base64.b64encode(encrypt(wrap_key, content_key, b"", random)).decode(),
+        "addedBy": adder.ed_pub,
+        "addedAt": now_s,
+    }
+    return entry | {"addedSig": adder.sign(_message(entry, epoch))}
+
+
+def check(entry: Entry, epoch: int, trusted: Collection[str] | None) -> None:
+    """Raises UntrustedAdder where who gave the key is not among `trusted` (Ed25519 public keys; None:
+    whoever it is), and ForgedEntry where they did not sign it for this epoch."""
+    if trusted is not None and entry.get("addedBy") not in trusted:
+        raise UntrustedAdder(f"the key of epoch {epoch} was added by {entry.get('addedBy')}: not trusted")
+    if not _is_signed(entry, epoch):
+        raise ForgedEntry(f"the key of epoch {epoch} is not signed by {entry.get('addedBy')}")
+
+
+def unwrap(entry: Entry, keys: Keys) -> bytes:
+    """The content key of an entry that was checked. Raises DecryptionFailed, Truncated."""
+    private = X25519PrivateKey.from_private_bytes(bytes.fromhex(keys.kem_priv))
+    try:
+        wrap_key = _wrap_key(private, entry["ephKem"])
+    except ValueError:
+        raise DecryptionFailed("Decryption failed: the wrapped key was made with a weak key") from None
+    content_key = decrypt(wrap_key, base64_bytes(entry["ct"]) or b"", b"")
+    if len(content_key) != KEY_BYTES:
+        raise DecryptionFailed("Decryption failed: the wrapped key has not 32 bytes")
+    return content_key
+
+
+def _is_signed(entry: Entry, epoch: int) -> bool:
+    added_at, signature = entry.get("addedAt"), entry.get("addedSig")
+    if not all(_is_key(entry.get(name)) for name in ("subKem", "ephKem", "addedBy")):
+        return False
+    if not isinstance(added_at, int) or isinstance(added_at, bool) or abs(added_at) >= 1 << 53:
+        return False
+    if not isinstance(entry.get("ct"), str) or base64_bytes(entry["ct"]) is None:
+        return False
+    try:
+        signer = PublicKey(entry["addedBy"])
+    except ValueError:
+        return False
+    return isinstance(signature, str) and signer.verify(_message(entry, epoch), signature)
+
+
+def _is_key(value: object) -> bool:
+    return isinstance(value, str) and _KEY.fullmatch(value) is not None
+
+
+def _message(entry: Entry, epoch: int) -> bytes:
+    return canonicalize(orjson.dumps({name: entry[name] for name in _SIGNED} | {"epoch": epoch}))
+
+
+def _wrap_key(private: X25519PrivateKey, public: str) -> bytes:
+    """Raises ValueError where the shared secret would be all zero."""
+    shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=b"starfish-wrap", info=b"starfish-wrap").derive(
+        shared
+    )

@@ -1,0 +1,172 @@
+"""Keyrings kept on a server, and what is sealed with them: with the service in this process."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from conftest import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
+
+from pysync import minting
+from pysync.client import Client, SyncDocument, sealed
+from pysync.client.sealed import SharedKeyring
+from pysync.errors import Conflict, Forbidden
+from pysync.keys import Keys
+
+ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"], "encryption": "delegated"}
+SERVICE: dict[str, Any] = {
+    "collections": [
+        {"name": "rooms", "storagePath": "rooms/{id}", **ROOM},
+        {"name": "keyrings", "storagePath": "rooms/{id}/_keyring", **ROOM},
+    ],
+    "auth": {"trustedIssuers": [ISSUER.ed_pub]},
+}
+TRUSTED = [ISSUER.ed_pub]
+
+
+@pytest.fixture
+def now_s() -> int:
+    return 1_700_000_000
+
+
+@pytest_asyncio.fixture
+async def owner(start: Start) -> AsyncIterator[Client]:
+    certificate = root_device(ISSUER, collections=("rooms",))
+    async with Client(await start(SERVICE), keys=ISSUER, certificate=certificate) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def member(owner: Client) -> AsyncIterator[Client]:
+    """Somebody who may write rooms, but not their keyrings."""
+    grant = minting.Grant(("read", "write"), (*minting.writer("rooms").paths, "!rooms/*/_keyring"))
+    certificate = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
+    async with Client(owner._base, keys=SUBJECT, certificate=certificate) as client:
+        yield client
+
+
+def ring(client: Client, keys: Keys = ISSUER, **options: Any) -> SharedKeyring:
+    async def sleep(seconds: float) -> None: ...
+
+    return SharedKeyring(client, "rooms/r1", keys, TRUSTED, sleep=sleep, **options)
+
+
+async def test_a_keyring_is_made_once_and_changed_by_who_is_trusted(owner: Client, now_s: int) -> None:
+    keyring = ring(owner, now_s=lambda: now_s)
+    made = await keyring.create([SUBJECT.kem_pub])
+    assert (await keyring.read()).data["epochs"]["1"]["createdAt"] == now_s
+    with pytest.raises(Conflict):
+        await keyring.create()
+    added = await keyring.add(STRANGER.kem_pub)
+    assert made.content_keys == added.content_keys
+    rotated = await keyring.remove(SUBJECT.kem_pub)
+    assert (rotated.epoch, keyring.min_epoch) == (2, 2)
+    assert (await keyring.read()).recipients == (ISSUER.kem_pub, STRANGER.kem_pub)
+    assert (await ring(owner, STRANGER).open()).content_keys == rotated.content_keys
+    with pytest.raises(sealed.NotARecipient):
+        await ring(owner, SUBJECT).open()
+
+
+async def test_two_who_change_a_keyring_at_once_both_succeed(owner: Client) -> None:
+    others = [Keys.from_private(bytes([20 + n]) * 32, bytes([40 + n]) * 32) for n in range(2)]
+    await ring(owner).create([SUBJECT.kem_pub])
+    overtaken = Overtaken(owner, lambda: ring(owner).add(others[1].kem_pub))
+    added = await ring(overtaken).add(others[0].kem_pub)
+    assert (await ring(owner).read()).recipients == tuple(
+        keys.kem_pub for keys in (ISSUER, SUBJECT, others[1], others[0])
+    )
+    assert added.epoch == 1
+    overtaken = Overtaken(owner, lambda: ring(owner).remove(SUBJECT.kem_pub))
+    assert (await ring(overtaken).remove(others[0].kem_pub)).epoch == 3
+    assert (await ring(owner).read()).recipients == (ISSUER.kem_pub, others[1].kem_pub)
+    overtaken = Overtaken(owner, lambda: ring(owner).add(SUBJECT.kem_pub))
+    with pytest.raises(sealed.AlreadyPresent):
+        await ring(overtaken).add(SUBJECT.kem_pub)
+
+
+class Overtaken(Client):
+    """A client before whose first push another does something."""
+
+    def __init__(self, client: Client, meanwhile: Any) -> None:
+        self.__dict__.update(client.__dict__)
+        self._meanwhile = [meanwhile]
+
+    async def push(self, *arguments: Any, **options: Any) -> Any:
+        while self._meanwhile:
+            await self._meanwhile.pop()()
+        return await super().push(*arguments, **options)
+
+
+async def test_nobody_locks_themselves_out(owner: Client) -> None:
+    keyring = ring(owner)
+    await keyring.create([SUBJECT.kem_pub, STRANGER.kem_pub])
+    before = await keyring.read()
+    with pytest.raises(sealed.NotARecipient):
+        await keyring.remove(ISSUER.kem_pub)
+    with pytest.raises(sealed.UntrustedAdder):
+        await ring(owner, SUBJECT).remove(STRANGER.kem_pub)
+    assert (await keyring.read()).data == before.data
+
+
+async def test_a_missing_keyring_is_told_and_not_made(owner: Client) -> None:
+    for ask in (ring(owner).open, lambda: ring(owner).add(SUBJECT.kem_pub)):
+        with pytest.raises(sealed.KeyringMissing):
+            await ask()
+    assert (await owner.pull("rooms/r1/_keyring")).hash == ""
+
+
+async def test_a_keyring_that_goes_back_is_refused_by_who_saw_it_further(owner: Client) -> None:
+    keyring = ring(owner)
+    await keyring.create([SUBJECT.kem_pub, STRANGER.kem_pub])
+    old = await owner.pull("rooms/r1/_keyring")
+    await keyring.remove(SUBJECT.kem_pub)
+    new = await owner.pull("rooms/r1/_keyring")
+    await owner.push("rooms/r1/_keyring", old.data, new.hash)
+    for ask in (keyring.open(), keyring.add(Keys.generate().kem_pub), keyring.remove(STRANGER.kem_pub)):
+        with pytest.raises(sealed.KeyringRolledBack):
+            await ask
+    assert (await ring(owner).open()).epoch == 1
+    with pytest.raises(sealed.KeyringRolledBack):
+        await ring(owner, min_epoch=2).open()
+
+
+async def test_recipients_work_on_a_document_that_the_server_cannot_read(
+    owner: Client, member: Client
+) -> None:
+    mine = SyncDocument(owner, "rooms/r1", sealing=await ring(owner).create([SUBJECT.kem_pub]))
+    await mine.push({"title": "lunch", "guests": {"a": 1}})
+    folded = await owner.pull("rooms/r1", with_keyring=True)
+    assert folded.data.keys() == {"_encrypted", "_epoch"}
+    assert folded.keyring is not None
+    opened = sealed.Keyring(folded.keyring.data).open(SUBJECT, TRUSTED)
+    theirs = SyncDocument(member, "rooms/r1", sealing=opened)
+    assert await theirs.pull() == {"title": "lunch", "guests": {"a": 1}}
+    await theirs.push({"title": "lunch", "guests": {"a": 1, "b": 2}})
+    await mine.push({"title": "dinner", "guests": {"a": 1, "c": 3}})  # over the older version: merged, open
+    assert mine.data == {"title": "lunch", "guests": {"a": 1, "b": 2, "c": 3}}
+    await theirs.update(lambda data: {**data, "n": data["guests"].get("c")})
+    assert (await mine.pull())["n"] == 3
+    with pytest.raises(Forbidden):
+        await member.push("rooms/r1/_keyring", {})
+
+
+async def test_a_sealed_document_is_given_once_though_each_sealing_is_another(owner: Client) -> None:
+    opened = await ring(owner).create()
+    document = SyncDocument(owner, "rooms/r1", sealing=opened)
+    assert await document.pull() == {}
+    await document.push({"a": 1})
+    assert document._is_as_stored()
+    document.data = {"a": 2}
+    assert not document._is_as_stored()
+
+
+async def test_a_document_that_is_not_sealed_is_not_taken_in(owner: Client) -> None:
+    document = SyncDocument(owner, "rooms/r1", sealing=await ring(owner).create())
+    await document.push({"a": 1})
+    await owner.push("rooms/r1", {"a": 2}, document.hash)
+    with pytest.raises(sealed.NotSealed):
+        await document.pull()
+    with pytest.raises(sealed.NotSealed):
+        await document.push({"a": 3})
+    assert document.data == {"a": 1}
+    assert (await owner.pull("rooms/r1")).data == {"a": 2}

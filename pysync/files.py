@@ -6,8 +6,9 @@ from typing import Self
 
 from pysync.changes import Subject
 from pysync.config import Collection
-from pysync.config.media import PARQUET_TYPE, admits, file_types, holds_documents, is_parquet
+from pysync.config.media import admits, file_types, holds_documents, is_parquet
 from pysync.config.template import matches
+from pysync.media import PARQUET_TYPE
 from pysync.model import Written
 from pysync.outbox import Outbox
 from pysync.store import File, FileStat, Store

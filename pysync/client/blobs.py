@@ -5,19 +5,17 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 
 from pysync.client import downloads
 from pysync.client.connection import PASSING, Connection, Unreachable
-from pysync.client.downloads import JSON_TYPE, FileChanged, FileHead, Progress
+from pysync.client.downloads import FileChanged, FileHead, Progress
 from pysync.client.results import PushResult, blob_result
 from pysync.client.uploads import Source, Upload
 from pysync.errors import UnsupportedMediaType
-
-PARQUET_TYPE: Final = "application/vnd.apache.parquet"
-PARQUET_MIME_TYPES: Final = (PARQUET_TYPE, "application/x-parquet", "application/octet-stream")
+from pysync.media import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 
 class BlobTooLarge(ValueError):

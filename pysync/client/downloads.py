@@ -10,9 +10,8 @@ import aiohttp
 import orjson
 
 from pysync.client.connection import Unreachable, refusal
+from pysync.media import JSON_TYPE, OPAQUE_TYPE
 
-JSON_TYPE: Final = "application/json"
-OPAQUE_TYPE: Final = "application/octet-stream"
 _EMPTY_DOCUMENT_BYTES: Final = 256
 """The answer where nothing is stored is shorter."""
 _is_sha256 = re.compile("[0-9a-f]{64}").fullmatch

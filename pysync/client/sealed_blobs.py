@@ -2,14 +2,12 @@
 (clients-and-crypto section 4.3)."""
 
 import asyncio
-from typing import Final
 
 from pysync.client.blobs import Blobs, check_size
 from pysync.client.connection import document_key
 from pysync.client.keyrings import BLOB_OVERHEAD_BYTES, OpenKeyring
 from pysync.client.results import PushResult
-
-SEALED_TYPE: Final = "application/octet-stream"
+from pysync.media import OPAQUE_TYPE
 
 
 async def seal_and_push_blob(
@@ -26,7 +24,7 @@ async def seal_and_push_blob(
     `max_bytes`, and as `Client.push_blob`. File and sealed file are held in memory."""
     check_size(len(plaintext), max_bytes)
     sealed = await asyncio.to_thread(keyring.seal_bytes, plaintext, _aad(key, aad))
-    return await client.push_blob(key, sealed, SEALED_TYPE)
+    return await client.push_blob(key, sealed, OPAQUE_TYPE)
 
 
 async def pull_and_open_blob(

@@ -19,8 +19,8 @@ Data = dict[str, Any]
 
 
 class SharedKeyring:
-    """The keyring `<name>/_keyring`, as the holder of `keys` uses it; `name` is the path of a collection, of a
-    space (`spaces/<id>`) or of a document.
+    """The keyring `<name>/_keyring`, as the holder of `keys` uses it; `name` is the path of a collection, a
+    space (`spaces/<id>`) or a document.
 
     `trusted` are the Ed25519 public keys of those who may add recipients. Nothing here takes what an older
     keyring than one that was seen says: `min_epoch` is the latest epoch; keep it, for a server could show an

@@ -1,14 +1,9 @@
 """Media types, and what they make of a collection: documents, files, or both (wire section 8)."""
 
 from collections.abc import Iterable
-from typing import Final
 
 from pysync.config.tree import Collection
-
-JSON_TYPE: Final = "application/json"
-PARQUET_TYPE: Final = "application/vnd.apache.parquet"
-PARQUET_MIME_TYPES: Final = (PARQUET_TYPE, "application/x-parquet", "application/octet-stream")
-"""What Parquet may be pushed as (service, Columnar collections)."""
+from pysync.media import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 
 def holds_documents(collection: Collection) -> bool:

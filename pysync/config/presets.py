@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pysync.config import template
-from pysync.config.media import PARQUET_MIME_TYPES
 from pysync.config.tree import Collection, RateLimit, member
+from pysync.media import PARQUET_MIME_TYPES
 
 Access = Literal["public", "authenticated", "none"]
 

@@ -3,8 +3,8 @@
 Nothing here imports pyarrow or duckdb before it is used.
 """
 
-from pysync.config.media import PARQUET_MIME_TYPES
 from pysync.config.template import resolve_document_key
+from pysync.media import PARQUET_MIME_TYPES
 from pysync.parquet.factories import create_parquet_collection, create_sealed_parquet_collection
 from pysync.parquet.sql import ReadParquet, duckdb_read_parquet_sql
 

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+import orjson
+import pyarrow
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import pysync._core as core
@@ -94,6 +96,49 @@ def large_body() -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def event_batch() -> bytes:
+    """The `data` of a push of 100 events, 36 KB."""
+    events = [
+        {
+            "event_type": "track",
+            "event": ("Page Viewed", "Button Clicked", "Order Completed")[number % 3],
+            "distinct_id": f"user-{number * 7919 % 5000}",
+            "anonymous_id": f"7311d8a3-c2ce-6f44-7ed4-{number:012x}",
+            "ts": f"2026-11-22T03:04:{number % 60:02d}.{number * 37 % 1000:03d}Z",
+            "message_id": f"c9e9c616-612e-7696-a6ce-{number:012x}",
+            "properties": {"price": number * 0.37, "qty": number % 5, "tags": ["a", "b"], "url": "/p/17"},
+            "context": {"ip": f"10.0.1.{number}", "locale": "en-US", "screen": {"h": 1080, "w": 1920}},
+            "dt": "2026-11-22",
+            "plan": "free",
+        }
+        for number in range(100)
+    ]
+    return core.canonicalize(json.dumps({"events": events}).encode())
+
+
+def event_columns(data: bytes) -> list[tuple[bytes, bytes]]:
+    batch = core.EventColumns(data)
+    return [batch.column(at) for at in range(10)]
+
+
+def event_columns_twin(data: bytes) -> list[pyarrow.StringArray]:
+    """The same by orjson, as far as arrays of Arrow, which come for nothing of the core's bytes."""
+
+    def cell(value: object) -> str:
+        if value is None or type(value) is str:
+            return value or ""
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+    events = orjson.loads(data)["events"]
+    columns = [[cell(event.get(name)) for event in events] for name in reference.EVENT_COLUMNS]
+    known = {*reference.EVENT_COLUMNS, "received_at"}
+    others = ({name: event[name] for name in event if name not in known} for event in events)
+    columns.append(
+        [orjson.dumps(each, option=orjson.OPT_SORT_KEYS).decode() if each else "" for each in others]
+    )
+    return [pyarrow.array(column, pyarrow.string()) for column in columns]
+
+
 def push_and_store(body: bytes) -> bytes:
     return core.decode_push(body).stored(1_700_000_000_000)
 
@@ -109,7 +154,7 @@ def pull(stored: bytes) -> tuple[str, int, bytes]:
 
 
 def measure() -> list[Row]:
-    small, large = small_body(), large_body()
+    small, large, events = small_body(), large_body(), event_batch()
     stored, stored_large = push_and_store(small), push_and_store(large)
     signer = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     key = signer.public_key().public_bytes_raw().hex()
@@ -179,6 +224,12 @@ def measure() -> list[Row]:
             BATCH * len(stored),
             lambda: plan.answer(bodies, 1_700_000_000_000).body(),
             join_twin,
+        ),
+        (
+            "batch of 100 events: columns",
+            len(events),
+            lambda: event_columns(events),
+            lambda: event_columns_twin(events),
         ),
         (
             "verify_request 1 KB",

@@ -12,6 +12,7 @@ __all__ = [
     "BatchPlan",
     "BatchPlanner",
     "Document",
+    "EventColumns",
     "LogHead",
     "LogNode",
     "PublicKey",
@@ -381,3 +382,22 @@ class ReplayWindow:
         """Remember many, laid end to end; a rest shorter than 16 bytes is ignored."""
     def __contains__(self, digest: bytes, /) -> bool: ...
     def __len__(self) -> int: ...
+
+@final
+class EventColumns:
+    """The events of a batch as columns of text (wire section 12). Its length is how many events there are."""
+
+    def __new__(cls, data: bytes) -> EventColumns:
+        """Of `data` as `PushBody.data` has it, with the array `events`; other members do not count.
+
+        Raises:
+            InvalidEvents: no `events`, none in it, or one that is no object. Or more than 2 GiB.
+        """
+    def __len__(self) -> int: ...
+    def column(self, at: int) -> tuple[bytes, bytes]:
+        """The texts of a column end to end, behind their offsets: little-endian integers of 32 bits, 0 and
+        the end of each. A string is its characters, null or nothing is empty, any other value its JSON text.
+
+        Columns 0 to 8 are event_type, event, distinct_id, anonymous_id, ts, message_id, properties, context
+        and dt. Column 9 is `extra`: the other members of each event as one object, empty where there are
+        none; `received_at` is left out, which only the server says. Raises IndexError beyond it."""

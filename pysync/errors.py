@@ -25,6 +25,7 @@
     │   ├── AppendParamsNotSupported
     │   ├── AppendProofMissing, InvalidTs, TsTooFarAhead
     │   ├── InvalidCheckpoint, InvalidLast, CheckpointTooOld
+    │   ├── InvalidEvents
     │   └── PullBoundRequired, FullWithBounds, FullNotAllowed
 
 One middleware turns them into answers (`wire.error_body`), and the client raises the same classes from
@@ -165,6 +166,12 @@ class FullWithBounds(BadRequest):
 
 class FullNotAllowed(BadRequest):
     code, text = "full_not_allowed", "full_not_allowed"
+
+
+class InvalidEvents(BadRequest):
+    """A push to a collection of events is no batch of them."""
+
+    code, text = "invalid_events", "Missing or invalid events"
 
 
 class AppendParamsNotSupported(BadRequest):

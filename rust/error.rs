@@ -20,6 +20,7 @@ pub enum CoreError {
     TooManyCollections,
     BatchAppendBudgetExceeded,
     BatchKeyDenied,
+    InvalidEvents,
 }
 
 impl fmt::Display for CoreError {
@@ -40,6 +41,7 @@ impl fmt::Display for CoreError {
             Self::TooManyCollections => "too many names or reads",
             Self::BatchAppendBudgetExceeded => "too many elements of logs",
             Self::BatchKeyDenied => "a name or key with a denied suffix",
+            Self::InvalidEvents => "events is missing, empty or not an array of objects",
         })
     }
 }

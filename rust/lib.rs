@@ -7,6 +7,7 @@ pub mod bounds;
 pub mod canonical;
 pub mod envelope;
 pub mod error;
+pub mod events;
 pub mod joined;
 pub mod log_index;
 pub mod log_text;
@@ -22,3 +23,5 @@ mod py;
 mod py_applog;
 #[cfg(feature = "python")]
 mod py_batch;
+#[cfg(feature = "python")]
+mod py_events;

@@ -1,4 +1,4 @@
-//! Only this file, `py_applog.rs` and `py_batch.rs` know Python. The docstrings are in `pysync/_core.pyi`.
+//! Only this file and the other `py_*.rs` know Python. The docstrings are in `pysync/_core.pyi`.
 
 use crate::error::CoreError;
 use pyo3::exceptions::PyValueError;
@@ -24,6 +24,7 @@ mod errors {
     pyo3::import_exception!(pysync.errors, TooManyCollections);
     pyo3::import_exception!(pysync.errors, BatchAppendBudgetExceeded);
     pyo3::import_exception!(pysync.errors, BatchKeyDenied);
+    pyo3::import_exception!(pysync.errors, InvalidEvents);
 }
 
 impl From<CoreError> for PyErr {
@@ -43,6 +44,7 @@ impl From<CoreError> for PyErr {
             CoreError::TooManyCollections => errors::TooManyCollections::new_err(()),
             CoreError::BatchAppendBudgetExceeded => errors::BatchAppendBudgetExceeded::new_err(()),
             CoreError::BatchKeyDenied => errors::BatchKeyDenied::new_err(()),
+            CoreError::InvalidEvents => errors::InvalidEvents::new_err(()),
             CoreError::InvalidPublicKey => PyValueError::new_err(error.to_string()),
         }
     }
@@ -87,6 +89,9 @@ pub mod _core {
 
     #[pymodule_export]
     use crate::py_batch::{BatchAnswer, BatchPlan, BatchPlanner};
+
+    #[pymodule_export]
+    use crate::py_events::EventColumns;
 
     #[pymodule_export]
     const SOURCE_DIGEST: &str = env!("PYSYNC_SOURCE_DIGEST");

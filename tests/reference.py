@@ -25,6 +25,7 @@ from pysync.errors import (
     InvalidAppendParams,
     InvalidBaseHash,
     InvalidData,
+    InvalidEvents,
     InvalidJson,
     InvalidParams,
     MissingCollections,
@@ -177,6 +178,31 @@ def decode_push(body: bytes) -> tuple[bytes, bytes, str, str | None, str | None,
     data = sanitized(data)
     text = canonical(data).encode()
     return exact(data).encode(), text, hashlib.sha256(text).hexdigest(), base_hash, pubkey, signature
+
+
+EVENT_COLUMNS = (
+    *("event_type", "event", "distinct_id", "anonymous_id", "ts", "message_id"),
+    *("properties", "context", "dt"),
+)  # fmt: skip
+
+
+def event_columns(data: bytes) -> list[list[str]]:
+    """The texts of each column of a batch of events, `extra` last."""
+    events = parse(data).get("events")
+    if not isinstance(events, list) or not events or not all(isinstance(event, dict) for event in events):
+        raise InvalidEvents
+    columns = [[_cell(event.get(name)) for event in events] for name in EVENT_COLUMNS]
+    others = [
+        {name: value for name, value in event.items() if name not in (*EVENT_COLUMNS, "received_at")}
+        for event in events
+    ]
+    return [*columns, [exact(members) if members else "" for members in others]]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else exact(value)
 
 
 def stored(data: bytes, data_hash: str, ts_ms: int, pubkey: str | None, signature: str | None) -> bytes:

@@ -18,7 +18,7 @@ from pysync.changes import Change, ChangeLog, read_change
 from pysync.clock import Tick
 from pysync.coordinator import Coordinator, Intent
 from pysync.errors import CoordinatorUnavailable, KeyConflict
-from pysync.store import EtagMismatch, Expect, Store
+from pysync.store import EtagMismatch, Expect, Namesakes, Store
 
 log = logging.getLogger(__name__)
 
@@ -109,12 +109,14 @@ class Outbox:
         chunks: AsyncIterable[bytes],
         content_type: str,
         changes_of: Callable[[Tick, str], Sequence[Change]],
+        unless: Namesakes | None = None,
     ) -> tuple[Tick, str]:
         """`write` at a key that is made of a tick, later than all before. Where the store keeps its changes
-        the files come to light in the order of their ticks; else `Coordinator.tick` gives these, and one may
-        come to light after a later one. Both functions may be called in another thread."""
+        the files come to light in the order of their ticks, and AlreadyWritten is raised where one of
+        `unless` is there; else `Coordinator.tick` gives these, one may come to light after a later one, and
+        nobody looks for others. Both functions may be called in another thread."""
         if self._kept is not None:
-            return await self._kept.write_next(key_of, chunks, content_type, changes_of)
+            return await self._kept.write_next(key_of, chunks, content_type, changes_of, unless)
         tick = await self._coordinator.tick()
 
         async def changes_then(sha256: str) -> Sequence[Change]:

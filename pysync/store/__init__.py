@@ -97,6 +97,23 @@ class EtagMismatch(Exception):
     """A conditional write found another version than it expects."""
 
 
+class Namesakes(NamedTuple):
+    """The files directly under `folder` whose names are greater than `after` and end with `ending`."""
+
+    folder: str
+    after: str
+    ending: str
+
+
+class AlreadyWritten(Exception):
+    """A write found the file that another one has made: its name, and its sha256."""
+
+    def __init__(self, name: str, sha256: str) -> None:
+        super().__init__(name)
+        self.name = name
+        self.sha256 = sha256
+
+
 def split_key(key: str) -> tuple[str, str]:
     """The key's parent (`""` at the top) and name. Raises ValueError for a key that no store takes: one with
     an empty, `.` or `..` segment, a NUL, or a lone surrogate."""
@@ -156,10 +173,14 @@ class StoredChanges(ChangeLog, Protocol):
         chunks: AsyncIterable[bytes],
         content_type: str,
         changes_of: Callable[[Tick, str], Sequence[Change]],
+        unless: Namesakes | None = None,
     ) -> tuple[Tick, str]:
         """`write` at a key that is made of a tick: later than that of every `write_next` before, in any
         process, whatever the clock says. Who lists sees the files in the order of their ticks: none comes to
-        light after a later one. Both functions are called in another thread. Returns tick and sha256."""
+        light after a later one. Both functions are called in another thread. Returns tick and sha256.
+
+        Raises AlreadyWritten where one of `unless` is there: of several writes with the same ones, in any
+        processes, one is made."""
 
 
 class Store(Protocol):

@@ -8,7 +8,7 @@ from pysync.clock import Tick
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import GroupCommit, TurnReader
 from pysync.sqlite_changes import SqliteChanges
-from pysync.store import JSON_TYPE, Expect, writes
+from pysync.store import JSON_TYPE, Expect, Namesakes, writes
 from pysync.store.arrivals import Arrivals
 from pysync.store.local_files import LocalFiles
 
@@ -61,6 +61,7 @@ class LocalChanges(SqliteChanges):
         chunks: AsyncIterable[bytes],
         content_type: str,
         changes_of: Callable[[Tick, str], Sequence[Change]],
+        unless: Namesakes | None = None,
     ) -> tuple[Tick, str]:
         async with self._files.incoming(chunks) as flushed:
             tick, last = await self._files.place(
@@ -70,6 +71,7 @@ class LocalChanges(SqliteChanges):
                 key_of,
                 self._now_ms,
                 lambda tick: self.rows_of(changes_of(tick, flushed.sha256)),
+                unless,
             )
         self.tell(last)
         return tick, flushed.sha256

@@ -8,7 +8,7 @@ from pysync import sqlite_changes
 from pysync.clock import Tick
 from pysync.sqlite import Schema
 from pysync.sqlite_changes import Rows, append
-from pysync.store import ANY, Etag, Expect, check_expectation, split_key
+from pysync.store import ANY, AlreadyWritten, Etag, Expect, Namesakes, check_expectation, split_key
 from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree, Incoming, Stamp, disk_errors
 
@@ -72,6 +72,9 @@ _CORRECT_FILE = """
     UPDATE object SET etag = ?, sha256 = ?, size = ?, mtime_ns = ?, inode = ?
     WHERE parent = ? AND name = ? AND etag = ?"""
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
+_NAMESAKE = """
+    SELECT name, sha256 FROM object
+    WHERE parent = ? AND name > ? AND substr(name, ?) = ? AND sha256 IS NOT NULL LIMIT 1"""
 _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 
 
@@ -160,8 +163,15 @@ def place_next(
     key_of: Callable[[Tick], str],
     clock: Callable[[], int],
     rows_of: Callable[[Tick], Rows],
+    unless: Namesakes | None = None,
 ) -> tuple[Tick, int]:
-    """`place_changed` at the next tick, and that."""
+    """`place_changed` at the next tick, and that. Raises AlreadyWritten."""
+    if unless is not None:
+        found = cursor.execute(
+            _NAMESAKE, (unless.folder, unless.after, -len(unless.ending), unless.ending)
+        ).fetchone()
+        if found is not None:
+            raise AlreadyWritten(*found)
     tick = Tick(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
     last = place_changed(cursor, arrivals, incoming, row, key_of(tick), rows_of(tick))
     cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)

@@ -40,12 +40,14 @@ def serve(options: argparse.Namespace) -> int:
 def check(options: argparse.Namespace) -> int:
     from pysync.config import report
     from pysync.plugins import loading
+    from pysync.plugins.events import events_of
     from pysync.plugins.projection import projections_of
 
+    def use(settings: config.Config) -> object:
+        return loading.loaded(settings, (*events_of(settings), *projections_of(settings)))
+
     loading.beside(options.file)
-    accepted, text = report.check(
-        options.file, use=lambda settings: loading.loaded(settings, projections_of(settings))
-    )
+    accepted, text = report.check(options.file, use=use)
     print(text)
     if accepted and options.probe:
         print()

@@ -26,6 +26,7 @@ from pysync.feed import Feed
 from pysync.files import Files
 from pysync.outbox import Outbox
 from pysync.plugins import HOOK_S, Services
+from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loading import loaded
 from pysync.plugins.projection import projections_of
@@ -195,7 +196,7 @@ async def create_app(
     StoreUnavailable or CoordinatorUnavailable for one that does not open, and ConfigError with all that is
     wrong with the plugins.
     """
-    hooked = loaded(config, (*plugins, *projections_of(config)))
+    hooked = loaded(config, (*plugins, *events_of(config), *projections_of(config)))
     async with AsyncExitStack() as opened:
         url = config.store.url
         retention = Retention(config.changes.max_count, config.changes.max_age_ms)

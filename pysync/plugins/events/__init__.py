@@ -1,0 +1,22 @@
+"""Events: batches of them pushed as JSON and stored as Parquet, one file a push (service, Events plugin).
+
+    definition  Events: the collection and the template; the plugin
+    intake      what becomes of one push: claim, encode, store
+    batches     batch ids, and the keys of their files
+    encoder     the thread that makes files
+
+A batch's id is made of the tick that its file was stored with, so that who lists a folder from the last id
+that it knows misses none.
+"""
+
+from collections.abc import Sequence
+
+from pysync.config import Config
+from pysync.plugins.events.definition import Events, create_events_plugin
+
+__all__ = ["Events", "create_events_plugin", "events_of"]
+
+
+def events_of(config: Config) -> Sequence[Events]:
+    """The plugins that store what is pushed to the collections of the `events` section."""
+    return [create_events_plugin(said.collection, said.storage_path) for said in config.events]

@@ -1,0 +1,54 @@
+"""Batch ids, and what is known of a batch that is to be stored (service, Events plugin 4)."""
+
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from pysync.changes import Change, Subject
+from pysync.clock import Tick
+
+BATCH_ID: Final = "batchId"
+SUFFIX: Final = ".parquet"
+
+
+def place(tick: Tick) -> str:
+    """The part of an id that says where in the order of batches it is: such texts have the order of ticks."""
+    return f"{tick.ms:013d}-{tick.number:06d}"
+
+
+def received_at(ms: int) -> str:
+    """Milliseconds since the epoch as ISO 8601 in UTC."""
+    seconds, rest = divmod(ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+
+
+class Batch(NamedTuple):
+    """A batch that is to be stored in `folder`, under an id that ends in `token` (12 hex digits); and of what
+    it is a change, whose `batchId` is still the client's. `tick` is what its push remembers of the order."""
+
+    folder: str
+    subject: Subject
+    token: str
+    received_ms: int
+    tick: Tick
+
+    @property
+    def ending(self) -> str:
+        """What the name of this batch's file ends with, and no other's."""
+        return f"-{self.token}{SUFFIX}"
+
+    def id(self, tick: Tick) -> str:
+        """Its id, in that place."""
+        return f"{place(tick)}-{self.token}"
+
+    def key(self, tick: Tick) -> str:
+        """The key of its file, in that place."""
+        return f"{self.folder}/{place(tick)}{self.ending}"
+
+    def params(self, id_: str) -> dict[str, str]:
+        """The parameters of the path at which it is pulled."""
+        return {**self.subject.params, BATCH_ID: id_}
+
+    def change(self, tick: Tick, sha256: str) -> Change:
+        """What is told of it, in that place."""
+        subject = self.subject._replace(params=self.params(self.id(tick)))
+        return subject.change(sha256, self.received_ms)

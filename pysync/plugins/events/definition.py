@@ -1,0 +1,107 @@
+"""The plugin that stores the events pushed to a collection."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from pysync.config import Collection, template
+from pysync.plugins import Push, Pushed, Services, StoredFiles
+from pysync.plugins.events.batches import BATCH_ID, SUFFIX
+from pysync.plugins.events.encoder import Encoder
+from pysync.plugins.events.intake import Intake
+from pysync.plugins.events.places import Places, PlacesBeforehand, PlacesOfStore
+from pysync.store import JSON_TYPE, Store
+
+
+class Events:
+    """Stores each batch of events that is pushed to `collection` as one Parquet file, at the key that
+    `storage_path` gives with the id of the batch, and nothing else of it (service, Events plugin).
+
+    It is a plugin: `create_app(..., plugins=[Events(...)])`. A `store` that is given must be the service's.
+    Raises ValueError for a `storage_path` that is no template or does not end in `{batchId}`; the service
+    does not start where the collection does not fit.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        storage_path: str,
+        *,
+        store: Store | None = None,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.name: Final = f"events {collection}"
+        self.collection = collection
+        self.storage_path = storage_path
+        self.stored_files: Mapping[str, StoredFiles] = {
+            collection: StoredFiles(storage_path, SUFFIX, self._hidden_from)
+        }
+        self._store = store
+        self._random_bytes = random_bytes
+        self._places: Places | None = None
+        self._intake: Intake | None = None
+        for fault in _template_faults(storage_path):
+            raise ValueError(f"{self.name}: storagePath {fault}")
+
+    @asynccontextmanager
+    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+        """Take pushes while the service runs. Raises ValueError where it cannot."""
+        for fault in self._faults(services):
+            raise ValueError(fault)
+        places = PlacesBeforehand if services.store.change_log is None else PlacesOfStore
+        encoder = Encoder()
+        try:
+            await encoder.open()
+            self._places = places(services)
+            self._intake = Intake(services, self._places, encoder, self.storage_path, self._random_bytes)
+            yield
+        finally:
+            await encoder.close()
+
+    async def intercept_push(self, push: Push) -> Pushed | None:
+        """Store the batch; None for other collections. Raises InvalidEvents, Unavailable."""
+        if push.request.collection != self.collection:
+            return None
+        assert self._intake is not None
+        return await self._intake.take(push)
+
+    def _hidden_from(self) -> str | None:
+        return None if self._places is None else self._places.oldest_under_way()
+
+    def _faults(self, services: Services) -> Iterator[str]:
+        """What keeps the plugin from working for this service."""
+        if self._store is not None and self._store is not services.store:
+            yield "its store is not that of the service"
+        collections = services.config.by_name().get(self.collection, [])
+        if not collections:
+            yield f"there is no collection {self.collection!r}"
+        for collection in collections:
+            yield from _collection_faults(collection, self.storage_path)
+
+
+def create_events_plugin(collection: str, storage_path: str, *, store: Store | None = None) -> Events:
+    """`Events`, by the name that the specification gives its maker."""
+    return Events(collection, storage_path, store=store)
+
+
+def _template_faults(storage_path: str) -> Iterator[str]:
+    yield from template.faults(storage_path)
+    if storage_path.rpartition("/")[2] != f"{{{BATCH_ID}}}":
+        yield f"must end in {{{BATCH_ID}}}"
+
+
+def _collection_faults(collection: Collection, storage_path: str) -> Iterator[str]:
+    """What keeps pushes to the collection from being stored below the template."""
+    if JSON_TYPE not in collection.allowed_mime_types:
+        yield f"the allowedMimeTypes of {collection.name} must contain {JSON_TYPE}"
+    if collection.append_only is not None or collection.bundle is not None:
+        yield f"{collection.name} must be neither appendOnly nor in a bundle"
+    path = collection.storage_path
+    if path.rpartition("/")[2] != f"{{{BATCH_ID}}}" or set(template.params(path)) != set(
+        template.params(storage_path)
+    ):
+        yield (
+            f"{path}, the storagePath of {collection.name}, and {storage_path} must end in {{{BATCH_ID}}} "
+            "and have the same parameters"
+        )

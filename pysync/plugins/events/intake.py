@@ -1,0 +1,90 @@
+"""What becomes of a push of events: it is claimed where it may be repeated, encoded, and stored."""
+
+import hashlib
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import orjson
+
+from pysync.changes import Subject
+from pysync.clock import Tick
+from pysync.config.template import document_key
+from pysync.coordinator import IDEMPOTENCY_TTL_MS
+from pysync.model import Written
+from pysync.plugins import Push, Pushed, Services
+from pysync.plugins.events.batches import BATCH_ID, Batch, received_at
+from pysync.plugins.events.encoder import Encoder
+from pysync.plugins.events.places import LEEWAY_MS, Places
+
+
+class Claim(NamedTuple):
+    """What the first attempt at a push says for all of them: of which data, and what makes its batch."""
+
+    hash: str
+    token: str
+    received_ms: int
+    tick: Tick
+
+    def encoded(self) -> bytes:
+        return orjson.dumps([self.hash, self.token, self.received_ms, list(self.tick)])
+
+    @classmethod
+    def read(cls, text: bytes) -> Self:
+        hash_, token, received_ms, tick = orjson.loads(text)
+        return cls(hash_, token, received_ms, Tick(*tick))
+
+
+class Intake:
+    """Stores the batches of one template. `random_bytes` makes as many as it is asked for."""
+
+    def __init__(
+        self,
+        services: Services,
+        places: Places,
+        encoder: Encoder,
+        storage_path: str,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._now_ms = services.now_ms
+        self._coordinator = services.coordinator
+        self._places = places
+        self._encoder = encoder
+        self._folder = storage_path.split("/")[:-1]
+        self._random_bytes = random_bytes
+
+    async def take(self, push: Push) -> Pushed:
+        """Store the events of a push, or find them stored where it is repeated. Raises InvalidEvents,
+        Unavailable."""
+        received_ms = self._now_ms()
+        async with self._places.begun(received_ms) as tick:
+            claim = own = Claim(push.hash, self._random_bytes(6).hex(), received_ms, tick)
+            if push.request_key is not None:
+                claim = await self._first(push, push.request_key, own)
+            # Other data under the same key is another push, as it is of documents.
+            once = push.request_key is not None and claim.hash == own.hash
+            batch = self._batch(push, claim if once else own)
+            until_ms = batch.received_ms + IDEMPOTENCY_TTL_MS + LEEWAY_MS if once else None
+            id_, sha256 = await self._places.store(
+                batch,
+                lambda: self._encoder.encode(push.data, received_at(batch.received_ms), until_ms),
+                once=once,
+            )
+        written = Written(sha256, batch.received_ms)
+        return Pushed(written, {BATCH_ID: id_}, batch.params(id_), announced=True)
+
+    async def _first(self, push: Push, request_key: str, own: Claim) -> Claim:
+        """The claim of the first attempt at a push: `own`, where this is the first."""
+        name = hashlib.sha256(f"events {request_key}".encode()).hexdigest()
+        attempt = 0
+        while True:
+            held = await self._coordinator.claim(f"{name}{attempt}", own.encoded(), IDEMPOTENCY_TTL_MS)
+            first = Claim.read(held)
+            if not await self._places.is_lost(self._batch(push, first), own.received_ms):
+                return first
+            attempt += 1
+
+    def _batch(self, push: Push, claim: Claim) -> Batch:
+        request = push.request
+        subject = Subject(request.collection, request.params, request.namespace, request.caller.identity)
+        folder = document_key(self._folder, request.params)
+        return Batch(folder, subject, claim.token, claim.received_ms, claim.tick)

@@ -15,8 +15,8 @@ from yarl import URL
 from pysync import plugins
 from pysync.changes import read_change
 from pysync.clock import wall_clock_ms
-from pysync.config.media import PARQUET_MIME_TYPES
 from pysync.errors import StoreUnavailable
+from pysync.media import PARQUET_MIME_TYPES
 from pysync.server.files import Span, clean, span_of
 from pysync.store import Store
 from pysync.store.memory import MemoryStore

@@ -70,7 +70,6 @@ def test_heavy_dependencies_have_one_home() -> None:
         "redis": ("coordinator/redis",),
         "uvloop": ("server/run.py",),
         "prometheus_client": ("server/metrics.py",),
-        "pyarrow": ("parquet/",),
         "duckdb": ("parquet/", "cli/"),
     }
     for path in PACKAGE.rglob("*.py"):

@@ -15,7 +15,6 @@ from pysync.store import (
     EtagMismatch,
     Expect,
     File,
-    FileStat,
     Object,
     Store,
 )
@@ -232,7 +231,7 @@ class StoreContract:
         for body in (b"one", b"another"):
             await store.write("f/a", chunks_of(body), "application/x-test")
             file, _ = await read_file(store, "f/a")
-            known = FileStat(file.size, file.sha256, file.content_type, file.modified_ms)
+            known = file.stat
             assert await store.stat("f/a") == known
             assert (known.size, known.content_type) == (len(body), "application/x-test")
         await store.put("document", b"{}")

@@ -35,7 +35,8 @@ class Arrivals:
         self._files = files
         self._gathered: dict[str, Incoming] = {}
         self._superseded: list[Incoming] = []
-        self._notes = 0
+        self._moved: set[str] = set()
+        self._unlinked = 0
 
     def gather(self, cursor: sqlite3.Cursor, incoming: Incoming, key: str) -> None:
         """Have the incoming file moved to `key` when the transaction, which writes its row, is committed.
@@ -61,7 +62,7 @@ class Arrivals:
         if not _is_file(cursor, key):
             with disk_errors():
                 self._files.remove(key)
-        self._notes += 1
+        self._unlinked += 1
 
     def is_gathered(self, key: str) -> bool:
         """Whether a file comes to `key` with this very transaction."""
@@ -71,16 +72,16 @@ class Arrivals:
         """Finish what has been committed, by whichever process, and remove the notes of it. Afterwards every
         file that a row names lies at its key, but those of this transaction. What cannot be finished is told
         to the operator, and its note stays."""
-        self._notes = 0
+        moved, self._moved, self._unlinked = self._moved, set(), 0
         arrived = [
             (key, name)
             for key, name in cursor.execute("SELECT key, name FROM arriving").fetchall()
-            if key not in self._gathered and self._is_moved(name, key)
+            if name in moved or (key not in self._gathered and self._move(name, key))
         ]
         gone = [
             (key,)
             for (key,) in cursor.execute("SELECT key FROM doomed").fetchall()
-            if _is_file(cursor, key) or self._is_removed(key)
+            if _is_file(cursor, key) or self._remove(key)
         ]
         with disk_errors():
             for folder in {folder for key, *_ in (*arrived, *gone) for folder in self._files.folders(key)}:
@@ -89,7 +90,7 @@ class Arrivals:
         cursor.executemany("DELETE FROM doomed WHERE key = ?", gone)
 
     def prepare(self, cursor: sqlite3.Cursor) -> None:
-        if self._notes >= SETTLE_EVERY:
+        if len(self._moved) + self._unlinked >= SETTLE_EVERY:
             try:
                 self.settle(cursor)
             except StoreUnavailable as error:
@@ -101,10 +102,10 @@ class Arrivals:
 
     def committed(self) -> None:
         for key, incoming in self._gathered.items():
-            self._is_moved(incoming.name, key)
+            if self._move(incoming.name, key):
+                self._moved.add(incoming.name)
         for incoming in self._superseded:
             incoming.discard()
-        self._notes += len(self._gathered)
         self._forget()
 
     def undone(self) -> None:
@@ -135,7 +136,7 @@ class Arrivals:
         for (name,) in cursor.execute(_ARRIVING, (key,)).fetchall():
             self._files.move(name, key)
 
-    def _is_moved(self, name: str, key: str) -> bool:
+    def _move(self, name: str, key: str) -> bool:
         try:
             self._files.move(name, key)
         except (OSError, KeyConflict) as error:
@@ -143,7 +144,7 @@ class Arrivals:
             return False
         return True
 
-    def _is_removed(self, key: str) -> bool:
+    def _remove(self, key: str) -> bool:
         try:
             self._files.remove(key)
         except OSError as error:

@@ -8,7 +8,6 @@ import asyncio
 import errno
 import hashlib
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Container, Iterator
@@ -107,13 +106,14 @@ class FileTree:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def incoming(self) -> "Incoming":
-        """A new file, not yet at a key. Nothing is on disk before its first `append`."""
-        return Incoming(self._incoming)
+    def incoming(self, name: str) -> "Incoming":
+        """A new file, not yet at a key, under a name that no other has or had. Nothing is on disk before its
+        first `append`."""
+        return Incoming(self._incoming, name)
 
-    def probe(self) -> None:
-        """Write and remove a byte."""
-        incoming = self.incoming()
+    def probe(self, name: str) -> None:
+        """Write and remove a byte, under a name as `incoming` takes it."""
+        incoming = self.incoming(name)
         try:
             incoming.finish([b"\0"])
         finally:
@@ -196,8 +196,8 @@ class FileTree:
 class Incoming:
     """A file being written. Ends by `FileTree.move` or by `discard`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.name = secrets.token_hex(16)
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
         self.is_given_away = False
         """Whether somebody else may count on the file: then it is not to be discarded."""
         self._path = f"{folder}/{self.name}"

@@ -58,7 +58,7 @@ class LocalFiles:
 
     async def probe(self) -> None:
         """Raises StoreUnavailable where nothing can be written."""
-        await in_thread(self._tree.probe)
+        await in_thread(self._tree.probe, self._new_etag())
 
     def check(self, key: str) -> None:
         """Raise ValueError for a key that no file can have."""
@@ -100,7 +100,7 @@ class LocalFiles:
     @asynccontextmanager
     async def incoming(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[Flushed]:
         """The chunks, flushed to disk beside the files. Leaving discards what has not been placed."""
-        incoming = self._tree.incoming()
+        incoming = self._tree.incoming(self._new_etag())
         try:
             pieces, size = list[bytes](), 0
             async for chunk in chunks:
@@ -123,7 +123,7 @@ class LocalFiles:
         *args: *Ts,
     ) -> T:
         """The result of one of the functions `writes.place_...`, which writes the row of what came in."""
-        row = (self._new_etag(), content_type, self._now_ms(), flushed.sha256, *flushed.stamp)
+        row = (flushed.incoming.name, content_type, self._now_ms(), flushed.sha256, *flushed.stamp)
         try:
             return await self._writer.submit(write, self._arrivals, flushed.incoming, row, *args)
         except asyncio.CancelledError:

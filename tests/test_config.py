@@ -95,7 +95,7 @@ def test_pulls_may_be_cached_for_no_time_at_all() -> None:
 def test_every_member_of_the_service_configuration_is_read() -> None:
     read = parse(
         config(
-            collection(name="events", storagePath="in/{app}"),
+            collection(name="events", storagePath="in/{app}/{batchId}"),
             collection(storagePath="notes/{spaceId}/{noteId}"),
             server={
                 "host": "0.0.0.0",

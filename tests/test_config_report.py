@@ -65,6 +65,14 @@ TRUSTED = {"trustedIssuers": ["ab" * 32]}
             ("forceFullFetch", "tells clients to ask for what appendOnly.allowFull refuses"),
         ),
         (
+            {"allowedMimeTypes": ["*/*"], "objectSchema": {}},
+            ("objectSchema", "is for documents: no media type is application/json, so all are files"),
+        ),
+        (
+            {"allowedMimeTypes": ["image/png"], "fieldPermissions": {"a": {}}},
+            ("fieldPermissions", "are for documents: no media type is application/json, so all are files"),
+        ),
+        (
             {"writeRoles": ["self"], "storagePath": "x/{id}"},
             ("writeRoles[0]", "self is never held: storagePath has no {identity}"),
         ),
@@ -103,7 +111,7 @@ def test_what_is_not_served_yet_is_named() -> None:
             collection(listable=True),
             collection(name="log", storagePath="log/{id}", appendOnly=True),
             collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/png"]),
-            collection(name="taps", storagePath="taps/{id}"),
+            collection(name="taps", storagePath="taps/{batchId}"),
             auth={"spaces": {}},
             configEndpoint={"auth": "public"},
             events=[{"collection": "taps", "storagePath": "events/{batchId}"}],

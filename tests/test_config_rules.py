@@ -27,6 +27,13 @@ def test_listable_is_refused_in_the_words_of_the_specification(members: Any, mes
     assert only(config(collection(listable=True, **members))) == ("collections[0].listable", message)
 
 
+def test_members_of_a_bundle_hold_documents() -> None:
+    assert only(config(collection(bundle="b", allowedMimeTypes=["*/*"]))) == (
+        "collections[0].bundle",
+        "bundle needs application/json in allowedMimeTypes",
+    )
+
+
 NOTHING_STORED = "cannot be used with persist=false: nothing is stored"
 
 
@@ -390,20 +397,6 @@ PROJECTION = {"source": "notes", "target": "lists/all", "id": "{id}"}
 def test_a_projection_that_cannot_work_is_refused(changed: Any, path: str, message: str) -> None:
     value = config(collection(), projections=[PROJECTION | changed])
     assert (f"projections[0].{path}", message) in faults(value)
-
-
-@pytest.mark.parametrize(
-    ("changed", "path", "message"),
-    [
-        ({"collection": "none"}, "collection", "there is no collection 'none'"),
-        ({"collection": "files"}, "collection", "its allowedMimeTypes must contain application/json"),
-        ({"storagePath": "e/{app}"}, "storagePath", "must end in {batchId}"),
-    ],
-)
-def test_an_events_plugin_that_cannot_work_is_refused(changed: Any, path: str, message: str) -> None:
-    files = collection(name="files", storagePath="f/{id}", allowedMimeTypes=["image/png"])
-    plugin = {"collection": "notes", "storagePath": "e/{app}/{batchId}"} | changed
-    assert only(config(collection(), files, events=[plugin])) == (f"events[0].{path}", message)
 
 
 def test_an_unknown_member_is_refused_with_the_nearest_name() -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from pysync.config import template
 from pysync.config.convert import nearest
+from pysync.config.events import strangers
+from pysync.config.media import holds_documents
 from pysync.config.problem import Problem
 from pysync.config.projections import orphaned_target
 from pysync.config.tree import Collection, Config
@@ -38,6 +40,10 @@ def _warnings(config: Config) -> Iterator[Problem]:
         if orphaned_target(projection, config):
             message = "belongs to no collection: nobody can pull the list, or hear of its changes"
             yield Problem(f"projections[{at}].target", message, projection.target)
+    for at, events in enumerate(config.events):
+        for name in strangers(events, config):
+            message = f"its files have keys of {name}, where they could be read, and replaced"
+            yield Problem(f"events[{at}].storagePath", message, events.collection)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
         yield Problem("auth.spaces.trustOnFirstUse", "whoever comes first owns a space: only false is safe")
 
@@ -56,7 +62,7 @@ def _collection(
         for at, role in enumerate(roles):
             for message in _role(role, collection, any_issuer, granted):
                 yield Problem(f"{path}.{member}[{at}]", message, collection.name)
-    for member, message in _log(collection):
+    for member, message in (*_log(collection), *_files(collection)):
         yield Problem(f"{path}.{member}", message, collection.name)
 
 
@@ -91,6 +97,15 @@ def _log(collection: Collection) -> Iterator[tuple[str, str]]:
             yield "appendOnly.allowFull", message
         if collection.force_full_fetch:
             yield "forceFullFetch", "tells clients to ask for what appendOnly.allowFull refuses"
+
+
+def _files(collection: Collection) -> Iterator[tuple[str, str]]:
+    if holds_documents(collection):
+        return
+    if collection.object_schema is not None:
+        yield "objectSchema", "is for documents: no media type is application/json, so all are files"
+    if collection.field_permissions:
+        yield "fieldPermissions", "are for documents: no media type is application/json, so all are files"
 
 
 def _role(role: str, collection: Collection, any_issuer: bool, granted: set[str] | None) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from pysync.config import template
 from pysync.config.effective import owner
+from pysync.config.media import holds_documents
 from pysync.config.tree import Collection, Config, Projection
 
 OBJECT_OF_MODULE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -78,7 +79,7 @@ def orphaned_target(projection: Projection, config: Config) -> bool:
 
 def _source(collection: Collection, config: Config) -> Iterator[Fault]:
     name = collection.name
-    if "application/json" not in collection.allowed_mime_types:
+    if not holds_documents(collection):
         yield "source", f"{name} holds no documents: its allowedMimeTypes lack application/json"
     if collection.append_only is not None and collection.append_only.persist is False:
         yield "source", f"{name} stores nothing: its appendOnly says persist=false"
@@ -112,7 +113,7 @@ def _target(projection: Projection, sources: list[Collection], config: Config) -
             yield "target", f"belongs to {found.name}, one of its sources"
         elif found.append_only is not None:
             yield "target", f"belongs to {found.name}, which is append-only"
-        elif "application/json" not in found.allowed_mime_types:
+        elif not holds_documents(found):
             yield "target", f"belongs to {found.name}, whose allowedMimeTypes lack application/json"
 
 

@@ -8,6 +8,8 @@ from typing import Any, get_args
 from pysync.config import template
 from pysync.config.convert import join
 from pysync.config.effective import effective_coordinator, resolve
+from pysync.config.events import events_faults, repeated_collections
+from pysync.config.media import holds_documents
 from pysync.config.place import is_store_url, s3_place
 from pysync.config.problem import Problem
 from pysync.config.projections import OBJECT_OF_MODULE, Fault, circles, projection_faults, repeated_names
@@ -16,7 +18,6 @@ from pysync.config.tree import (
     Auth,
     Collection,
     Config,
-    EventsPlugin,
     Namespace,
     RateLimit,
     Server,
@@ -64,7 +65,9 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
     for projection, fault in (*repeated_names(config.projections), *circles(config)):
         yield from _at(place(projection), [fault])
     for events in config.events:
-        yield from _at(place(events), _events(events, known))
+        yield from _at(place(events), events_faults(events, known))
+    for events, fault in repeated_collections(config.events):
+        yield from _at(place(events), [fault])
 
 
 def _at(path: str, faults: Iterable[Fault]) -> Iterator[Problem]:
@@ -156,6 +159,8 @@ def _collection(collection: Collection) -> Iterator[Fault]:
         for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
             if "public" in roles:
                 yield member, "rootOnly cannot be used with the role public"
+    if collection.bundle is not None and not holds_documents(collection):
+        yield "bundle", "bundle needs application/json in allowedMimeTypes"
     yield from _append_only(collection)
     yield from _listable(collection)
     yield from _keyring(collection)
@@ -168,7 +173,7 @@ def _append_only(collection: Collection) -> Iterator[Fault]:
         return
     if collection.pull_only:
         yield "appendOnly", "appendOnly cannot be used with pullOnly"
-    if "application/json" not in collection.allowed_mime_types:
+    if not holds_documents(collection):
         yield "appendOnly", "appendOnly needs application/json in allowedMimeTypes"
     if log.persist is not False:
         if collection.bundle is not None:
@@ -276,15 +281,3 @@ def _storage(config: Config) -> Iterator[Fault]:
         yield "store", f"memory: cannot carry {workers} workers"
     if workers > 1 and coordinator == "memory:":
         yield "coordinator", f"{workers} workers need file:DIR or redis://host:port/number"
-
-
-def _events(plugin: EventsPlugin, known: Mapping[str, list[Collection]]) -> Iterator[Fault]:
-    if plugin.collection not in known:
-        yield "collection", f"there is no collection {plugin.collection!r}"
-    for collection in known.get(plugin.collection, ()):
-        if "application/json" not in collection.allowed_mime_types:
-            yield "collection", "its allowedMimeTypes must contain application/json"
-    for message in template.faults(plugin.storage_path):
-        yield "storagePath", message
-    if plugin.storage_path.rpartition("/")[2] != "{batchId}":
-        yield "storagePath", "must end in {batchId}"

@@ -34,6 +34,14 @@ def matches(template: str, key: str) -> bool:
     )
 
 
+def meet(one: str, other: str) -> bool:
+    """Whether a key can have the shape of both."""
+    pairs = zip(one.split("/"), other.split("/"), strict=False)
+    return one.count("/") == other.count("/") and all(
+        left == right or left.startswith("{") or right.startswith("{") for left, right in pairs
+    )
+
+
 def wins_over(other: str, own: str) -> bool:
     """Whether some keys have the shape of both templates and belong to `other`: literal segments win, the
     first difference decides."""

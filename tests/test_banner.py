@@ -1,9 +1,13 @@
 """What `pysync serve` says of itself holds."""
 
+import json
+import shlex
 from typing import Any
 
+import aiohttp
 import pytest
-from configurations import collection, config
+from configurations import EXAMPLE, collection, config
+from conftest import Start
 
 from pysync.config import parse
 from pysync.server.banner import banner
@@ -40,6 +44,50 @@ def test_the_lines_to_try_append_where_no_author_proof_is_needed() -> None:
     assert tried[1].startswith("curl -s 'http://127.0.0.1:8080/pull/log/hello-")
     assert tried[1].endswith("?last=10'")
     assert tried[2] == "curl -s http://127.0.0.1:8080/health"
+
+
+def test_a_line_to_try_sends_a_file_where_any_text_is_taken() -> None:
+    told = lines(
+        collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/*"], **OPEN),
+        {"preset": "parquet", "name": "rows", "storagePath": "rows/{id}", "write": "public"},
+        collection(name="any", storagePath="any/{id}", allowedMimeTypes=["text/*"], **OPEN),
+    )
+    tried = [line.strip() for line in told if "curl" in line]
+    assert tried[0].startswith("curl -s http://127.0.0.1:8080/push/any/hello-")
+    assert tried[0].endswith("-H 'Content-Type: text/plain' --data-binary 'hello'")
+    assert tried[1].startswith("curl -s http://127.0.0.1:8080/pull/any/hello-")
+    assert tried[2] == "curl -s http://127.0.0.1:8080/health"
+
+
+async def test_the_lines_to_try_of_the_example_work(start: Start, session: aiohttp.ClientSession) -> None:
+    members = json.loads(EXAMPLE.read_text()) | {"store": "memory:"}
+    base = await start(members)
+    told = banner(parse(members), int(base.rpartition(":")[2])).splitlines()
+    tried = [shlex.split(line)[2:] for line in told if line.startswith("  curl -s ")]
+    answers = []
+    for url, *options in tried:
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        body = given.get("-d") or given.get("--data-binary")
+        headers = dict([given["-H"].split(": ")]) if body else None
+        async with session.request("POST" if body else "GET", url, data=body, headers=headers) as answer:
+            assert answer.status == 200, url
+            answers.append((url.removeprefix(base).split("/")[1:3], await answer.text()))
+    assert [place for place, _ in answers] == [
+        ["push", "notes"],
+        ["pull", "notes"],
+        ["list", "notes"],
+        ["push", "journal"],
+        ["pull", "journal"],
+        ["push", "files"],
+        ["pull", "files"],
+        ["list", "files"],
+        ["push", "events"],
+        ["list", "events"],
+        ["health"],
+    ]
+    texts = {"/".join(place): text for place, text in answers}
+    assert texts["pull/files"] == "hello"
+    assert json.loads(texts["list/events"])["items"] == [json.loads(texts["push/events"])["batchId"]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from configurations import EXAMPLE, ROOT, collection, config
 from pysync.config import ConfigError, Problem, load, parse
 from pysync.config.lint import lint
 from pysync.config.report import check, report, routes_table
-from pysync.config.support import unserved
 
 
 def warnings(*collections: dict[str, Any], **members: Any) -> list[tuple[str, str]]:
@@ -105,20 +104,31 @@ def test_the_linter_has_nothing_to_say_of_a_careful_configuration() -> None:
     assert warnings(private, public, posts) == []
 
 
-def test_what_is_not_served_yet_is_named() -> None:
+def test_the_route_table_tells_what_is_not_documents() -> None:
     read = parse(
         config(
             collection(listable=True),
             collection(name="log", storagePath="log/{id}", appendOnly=True),
             collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/png"]),
+            collection(name="mix", storagePath="mix/{id}", allowedMimeTypes=["application/json", "*/*"]),
+            {"preset": "parquet", "name": "rows", "storagePath": "rows/{id}", "write": "none"},
             collection(name="taps", storagePath="taps/{batchId}"),
-            auth={"spaces": {}},
-            configEndpoint={"auth": "public"},
             events=[{"collection": "taps", "storagePath": "events/{batchId}"}],
         )
     )
-    assert list(unserved(read)) == []
-    assert {route.collection for route in routes_table(read)} == {"notes", "log (log)", "img (files)", "taps"}
+    rows = [(route.method, route.path, route.collection) for route in routes_table(read)]
+    assert {name for _, _, name in rows} == {
+        "notes",
+        "log (log)",
+        "img (files)",
+        "mix (documents, files)",
+        "rows (files)",
+        "taps (events)",
+    }
+    assert [row[:2] for row in rows if row[2] == "rows (files)"] == [
+        ("GET", "/pull/rows/{id}"),
+        ("GET", "/list/rows"),
+    ]
 
 
 def test_what_keeps_the_server_from_starting_is_told_before(tmp_path: Path) -> None:
@@ -252,7 +262,7 @@ def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose(
     example = load(EXAMPLE, {})
     assert (example.store.url, example.server.port) == ("file:./data", 8080)
     warned = {problem.path.split(".")[0] for problem in lint(example)}
-    open_on_purpose = {"notes", "rooms", "title", "cards", "journal", "scratch"}
+    open_on_purpose = {"notes", "rooms", "title", "cards", "journal", "scratch", "files", "reports", "events"}
     assert warned == {
         f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_on_purpose
     }

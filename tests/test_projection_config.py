@@ -12,7 +12,6 @@ from shell import Shell
 
 from pysync.config import ConfigError, parse
 from pysync.config.lint import lint
-from pysync.config.support import unserved
 from pysync.plugins.projection import projections_of
 
 DATA: dict[str, Any] = {
@@ -249,7 +248,3 @@ def test_a_list_of_no_collection_is_warned_of() -> None:
             "belongs to no collection: nobody can pull the list, or hear of its changes",
         )
     ]
-
-
-def test_projections_are_served() -> None:
-    assert list(unserved(parse(members(TITLES)))) == []

@@ -5,8 +5,8 @@ from typing import Final
 
 from pysync.config import template
 from pysync.config.effective import document_path
-from pysync.config.media import JSON_TYPE
 from pysync.config.tree import Collection, Config, EventsPlugin
+from pysync.media import JSON_TYPE
 
 Fault = tuple[str, str]
 """The member at fault, relative to its object, and the message."""

@@ -10,7 +10,6 @@ from pysync.config.lint import lint
 from pysync.config.media import file_types, holds_documents
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.source import parse, read
-from pysync.config.support import served, unserved
 from pysync.config.tree import Collection, Config
 
 
@@ -45,7 +44,7 @@ def check(
 
 def report(config: Config) -> str:
     """The warnings and the route table of an accepted configuration, as text without a final line break."""
-    warnings = [*lint(config), *unserved(config)]
+    warnings = lint(config)
     lines = [*told(warnings, "warning"), ""] if warnings else []
     routes = [(route.method, route.path, route.collection, _who(route)) for route in routes_table(config)]
     return "\n".join(lines + aligned([("METHOD", "PATH", "COLLECTION", "ROLES"), *routes]))
@@ -65,20 +64,19 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def routes_table(config: Config) -> list[Row]:
     """The routes that are served, in the order of the file, under the mount path and their namespace."""
+    mount, batched = config.server.mount_path, {events.collection for events in config.events}
     return [
         route
         for name, _, collections in config.each_namespace()
-        for route in _routes(
-            config.server.mount_path + (f"/{name}" if name else ""), served(config, collections)
-        )
+        for route in _routes(f"{mount}/{name}" if name else mount, collections, batched)
     ]
 
 
-def _routes(prefix: str, collections: Iterable[Collection]) -> Iterator[Row]:
+def _routes(prefix: str, collections: Iterable[Collection], batched: set[str]) -> Iterator[Row]:
     bundles: dict[str, list[Collection]] = {}
     for collection in collections:
         key, roles = collection.storage_path, _needed(collection, collection.read_roles)
-        label = collection.name + _kind(collection)
+        label = collection.name + (" (events)" if collection.name in batched else _kind(collection))
         if collection.bundle is not None:
             bundles.setdefault(collection.bundle, []).append(collection)
             key = f"{key}/{collection.name}"

@@ -1,14 +1,18 @@
 """What `pysync serve` prints when it listens: what is served where, and lines to try."""
 
 import time
+from itertools import islice
+from typing import Final
 
 from pysync import __version__
 from pysync.config import Collection, Config, shown_coordinator
-from pysync.config.media import holds_documents
+from pysync.config.media import admits, file_types, holds_documents
 from pysync.config.projections import projection_name
-from pysync.config.support import served, unserved
 from pysync.config.tree import Projection
 from pysync.server.examples import INDEX, file_names
+
+_TEXT: Final = "text/plain"
+"""What is tried as a file."""
 
 
 def banner(config: Config, port: int) -> str:
@@ -22,16 +26,16 @@ def banner(config: Config, port: int) -> str:
         *([f"  workers      {config.server.workers}"] if config.server.workers > 1 else []),
         *([f"  plugins      {', '.join(config.plugins)}"] if config.plugins else []),
         *(f"  projection   {_projection(found)}" for found in config.projections),
+        *(
+            f"  events       {found.collection}, as Parquet in {found.storage_path}"
+            for found in config.events
+        ),
         "",
         *_table(config),
         "",
         f"  health {base}/health   metrics {address}/metrics",
     ]
-    examples = _open_to_all(config)
-    document = next(filter(_takes_documents, examples), None)
-    log = next(filter(_is_plain_log, examples), None)
-    tried = [] if document is None else _try_lines(base, document)
-    tried += [] if log is None else _try_log_lines(base, log)
+    tried = _tried(config, base)
     if tried:
         lines += ["", "Try it from another terminal:", *tried, f"  curl -s {base}/health"]
     pages = _pages(config, base)
@@ -60,7 +64,7 @@ def _table(config: Config) -> list[str]:
     rows = [
         (f"{namespace}/{collection.name}" if namespace else collection.name, collection)
         for namespace, _, collections in config.each_namespace()
-        for collection in served(config, collections)
+        for collection in collections
     ]
     if not rows:
         return ["  no collections: nothing can be pulled or pushed"]
@@ -69,7 +73,7 @@ def _table(config: Config) -> list[str]:
     return [
         f"  {name:<{width}}  {collection.storage_path:<{path_width}}  {_access(collection)}"
         for name, collection in rows
-    ] + [f"  {found}" for found in unserved(config)]
+    ]
 
 
 def _access(collection: Collection) -> str:
@@ -83,11 +87,29 @@ def _access(collection: Collection) -> str:
     return f"{reads}; {writes}{bundled}"
 
 
+def _tried(config: Config, base: str) -> list[str]:
+    """Lines to try, for the first collection of each kind that is open to all."""
+    batched = {events.collection for events in config.events}
+    found = _open_to_all(config)
+    plain = [collection for collection in found if collection.name not in batched]
+    return [
+        line
+        for lines_of, collections in (
+            (_try_lines, filter(_takes_documents, plain)),
+            (_try_log_lines, filter(_is_plain_log, plain)),
+            (_try_file_lines, filter(_takes_text, plain)),
+            (_try_events_lines, (collection for collection in found if collection.name in batched)),
+        )
+        for collection in islice(collections, 1)
+        for line in lines_of(base, collection)
+    ]
+
+
 def _open_to_all(config: Config) -> list[Collection]:
     """The root collections that anybody may read and write, and that take any data."""
     return [
         collection
-        for collection in served(config, config.collections)
+        for collection in config.collections
         if (
             collection.bundle is None
             and not (collection.pull_only or collection.push_only or collection.require_auth)
@@ -100,6 +122,10 @@ def _open_to_all(config: Config) -> list[Collection]:
 
 def _takes_documents(collection: Collection) -> bool:
     return collection.append_only is None and holds_documents(collection)
+
+
+def _takes_text(collection: Collection) -> bool:
+    return admits(file_types(collection), _TEXT)
 
 
 def _is_plain_log(collection: Collection) -> bool:
@@ -122,13 +148,35 @@ def _try_log_lines(base: str, log: Collection) -> list[str]:
     ]
 
 
+def _try_file_lines(base: str, collection: Collection) -> list[str]:
+    key = _fresh_key(collection)
+    return [
+        f"  curl -s {base}/push/{key} -H 'Content-Type: {_TEXT}' --data-binary 'hello'",
+        f"  curl -s {base}/pull/{key}",
+        *_try_list_lines(base, collection, key),
+    ]
+
+
+def _try_events_lines(base: str, collection: Collection) -> list[str]:
+    key = _fresh_key(collection)
+    return [
+        f"  curl -s {base}/push/{key} -H 'Content-Type: application/json' "
+        """-d '{"data":{"events":[{"event":"hello"}]}}'""",
+        *_try_list_lines(base, collection, key),
+    ]
+
+
+def _try_list_lines(base: str, collection: Collection, key: str) -> list[str]:
+    if not collection.listable:
+        return []
+    return [f"  curl -s {base}/list/{key.rpartition('/')[0]}".rstrip("/")]
+
+
 def _try_lines(base: str, collection: Collection) -> list[str]:
     key = _fresh_key(collection)
-    lines = [
+    return [
         f"  curl -s {base}/push/{key} -H 'Content-Type: application/json' "
         """-d '{"data":{"text":"hello"},"baseHash":null}'""",
         f"  curl -s {base}/pull/{key}",
+        *_try_list_lines(base, collection, key),
     ]
-    if collection.listable:
-        lines.append(f"  curl -s {base}/list/{key.rpartition('/')[0]}".rstrip("/"))
-    return lines

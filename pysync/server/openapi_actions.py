@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pysync.config import Collection, Config, template
-from pysync.config.support import served
 from pysync.rule import Rule
 from pysync.server.examples import media_type
 from pysync.server.openapi_parts import Json, answer, array, component, json_content, map_of, object_of
@@ -179,10 +178,7 @@ def _batch(service: Service, route: Route) -> Operation:
 
 def _events(service: Service, route: Route) -> Operation:
     config, space = service.config, _namespace(service, route)
-    rules = [
-        Rule.of(config, space, collection, "pull")
-        for collection in served(config, _collections(service, space))
-    ]
+    rules = [Rule.of(config, space, collection, "pull") for collection in _collections(service, space)]
     readable = [rule for rule in rules if not rule.collection.push_only]
     is_open = bool(readable) and not any(rule.examines for rule in rules)
     names = [rule.collection.name for rule in rules]

@@ -10,7 +10,6 @@ from pysync.applog import LogRules, Logs
 from pysync.bundles import Bundle
 from pysync.config import Action, Collection, Config
 from pysync.config.media import holds_documents
-from pysync.config.support import served
 from pysync.config.template import params
 from pysync.documents import Documents
 from pysync.errors import NotFound
@@ -65,7 +64,7 @@ class Wiring:
 
     def add_all(self) -> None:
         """Fill the table."""
-        for namespace, collections in _served(self.config):
+        for namespace, collections in _namespaces(self.config):
             for collection in collections:
                 self._add_collection(namespace, collection)
             self._add_bundles(namespace, collections)
@@ -173,7 +172,7 @@ class Wiring:
         collections = config.collections if namespace is None else config.namespaces[namespace].collections
         batched = {
             id(found)
-            for found in served(config, collections)
+            for found in collections
             if holds_documents(found)
             and not (found.bundle or found.push_only or found.name in self.hooks.stored_files)
         }
@@ -254,7 +253,7 @@ class Wiring:
 
 def pull_rules(config: Config, hooks: Hooks) -> Iterator[Rule]:
     """The rule of pulling each collection that is served."""
-    for namespace, collections in _served(config):
+    for namespace, collections in _namespaces(config):
         for collection in collections:
             yield Rule.of(config, namespace, collection, "pull", by_plugin=hooks.authorizes)
 
@@ -279,9 +278,9 @@ def segments(path: str) -> tuple[str, ...]:
     return tuple(path.split("/")[1:])
 
 
-def _served(config: Config) -> Iterator[tuple[str | None, list[Collection]]]:
+def _namespaces(config: Config) -> Iterator[tuple[str | None, tuple[Collection, ...]]]:
     for name, _, collections in config.each_namespace():
-        yield name or None, list(served(config, collections))
+        yield name or None, collections
 
 
 def _prefix(config: Config, namespace: str | None) -> str:

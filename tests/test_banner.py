@@ -105,7 +105,9 @@ def test_the_coordinator_is_shown_without_its_password(coordinator: str, shown: 
 def test_what_code_and_projections_are_at_work_is_told() -> None:
     told = lines(
         collection(),
+        collection(name="taps", storagePath="taps/{batchId}"),
         plugins=["teams:Teams", "audit"],
+        events=[{"collection": "taps", "storagePath": "lake/{batchId}"}],
         projections=[
             {"source": "notes", "target": "titles/notes", "id": "{id}"},
             {"name": "all", "source": ["notes", "notes"], "target": "titles/all", "id": "{id}"},
@@ -114,7 +116,9 @@ def test_what_code_and_projections_are_at_work_is_told() -> None:
     assert "  plugins      teams:Teams, audit" in told
     assert "  projection   titles/notes, of notes" in told
     assert "  projection   all, of notes, notes" in told
-    assert not [line for line in lines(collection()) if line.startswith(("  plugins", "  projection"))]
+    assert "  events       taps, as Parquet in lake/{batchId}" in told
+    none = lines(collection())
+    assert not [line for line in none if line.startswith(("  plugins", "  projection", "  events"))]
 
 
 def test_a_list_at_the_top_has_no_slash_at_its_end() -> None:

@@ -36,7 +36,7 @@ def test_the_collection_and_the_files_may_lie_apart_or_at_one_path() -> None:
         (
             {"storagePath": "lake/{batchId}"},
             "storagePath",
-            "must hold {app}, as the collection's: else batches of all its values are mixed",
+            "must have the collection's parameters: without {app} batches are mixed",
         ),
     ],
 )

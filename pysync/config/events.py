@@ -18,13 +18,18 @@ def events_faults(plugin: EventsPlugin, known: Mapping[str, list[Collection]]) -
     """Every rule that one of the plugins breaks; `known` are the collections by their names."""
     if plugin.collection not in known:
         yield "collection", f"there is no collection {plugin.collection!r}"
-    for message in template.faults(plugin.storage_path):
+    for message in path_faults(plugin.storage_path):
         yield "storagePath", message
-    if plugin.storage_path.rpartition("/")[2] != BATCH_ID:
-        yield "storagePath", f"must end in {BATCH_ID}"
     for collection in known.get(plugin.collection, ()):
         yield from _unfit(collection)
         yield from _parameters(plugin, collection)
+
+
+def path_faults(storage_path: str) -> Iterator[str]:
+    """What keeps the text from being the template of files of events, nothing for a good one."""
+    yield from template.faults(storage_path)
+    if storage_path.rpartition("/")[2] != BATCH_ID:
+        yield f"must end in {BATCH_ID}"
 
 
 def repeated_collections(plugins: Sequence[EventsPlugin]) -> Iterator[tuple[EventsPlugin, Fault]]:
@@ -71,5 +76,7 @@ def _parameters(plugin: EventsPlugin, collection: Collection) -> Iterator[Fault]
             yield "storagePath", f"{{{name}}} is not a parameter of the collection's storagePath"
     for name in theirs:
         if name not in own and f"{{{name}}}" != BATCH_ID:
-            message = f"must hold {{{name}}}, as the collection's: else batches of all its values are mixed"
-            yield "storagePath", message
+            yield (
+                "storagePath",
+                f"must have the collection's parameters: without {{{name}}} batches are mixed",
+            )

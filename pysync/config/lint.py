@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pysync.config import template
 from pysync.config.convert import nearest
 from pysync.config.events import strangers
-from pysync.config.media import holds_documents
+from pysync.config.media import file_types, holds_documents
 from pysync.config.problem import Problem
 from pysync.config.projections import orphaned_target
 from pysync.config.tree import Collection, Config
@@ -74,15 +74,15 @@ def _shared_keys(config: Config) -> Iterator[Problem]:
             below = "" if collection.bundle is None else f"/{collection.name}"
             first = holders.setdefault(template.shape(collection.storage_path) + below, collection)
             if _keeps(first) != _keeps(collection):
-                message = (
-                    f"its keys are also those of {first.name}, which keeps them otherwise: appendOnly, ttlMs"
-                )
+                members = "appendOnly, ttlMs, allowedMimeTypes"
+                message = f"its keys are also those of {first.name}, which keeps them otherwise: {members}"
                 yield Problem(f"{path}[{at}].storagePath", message, collection.name)
 
 
-def _keeps(collection: Collection) -> tuple[str | None, int | None]:
+def _keeps(collection: Collection) -> tuple[str | None, int | None, bool, bool]:
     log = collection.append_only
-    return None if log is None else log.field or "items", collection.ttl_ms
+    field = None if log is None else log.field or "items"
+    return field, collection.ttl_ms, holds_documents(collection), bool(file_types(collection))
 
 
 def _log(collection: Collection) -> Iterator[tuple[str, str]]:

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
-from pysync.config import Collection, template
+from pysync.config import EventsPlugin
+from pysync.config.events import events_faults, path_faults
 from pysync.plugins import Push, Pushed, Services, StoredFiles
-from pysync.plugins.events.batches import BATCH_ID, SUFFIX
+from pysync.plugins.events.batches import SUFFIX
 from pysync.plugins.events.encoder import Encoder
 from pysync.plugins.events.intake import Intake
 from pysync.plugins.events.places import Places, PlacesBeforehand, PlacesOfStore
-from pysync.store import JSON_TYPE, Store
+from pysync.store import Store
 
 
 class Events:
@@ -41,7 +42,7 @@ class Events:
         self._random_bytes = random_bytes
         self._places: Places | None = None
         self._intake: Intake | None = None
-        for fault in _template_faults(storage_path):
+        for fault in path_faults(storage_path):
             raise ValueError(f"{self.name}: storagePath {fault}")
 
     @asynccontextmanager
@@ -73,35 +74,11 @@ class Events:
         """What keeps the plugin from working for this service."""
         if self._store is not None and self._store is not services.store:
             yield "its store is not that of the service"
-        collections = services.config.by_name().get(self.collection, [])
-        if not collections:
-            yield f"there is no collection {self.collection!r}"
-        for collection in collections:
-            yield from _collection_faults(collection, self.storage_path)
+        section = EventsPlugin(collection=self.collection, storage_path=self.storage_path)
+        for member, fault in events_faults(section, services.config.by_name()):
+            yield f"{member}: {fault}"
 
 
 def create_events_plugin(collection: str, storage_path: str, *, store: Store | None = None) -> Events:
     """`Events`, by the name that the specification gives its maker."""
     return Events(collection, storage_path, store=store)
-
-
-def _template_faults(storage_path: str) -> Iterator[str]:
-    yield from template.faults(storage_path)
-    if storage_path.rpartition("/")[2] != f"{{{BATCH_ID}}}":
-        yield f"must end in {{{BATCH_ID}}}"
-
-
-def _collection_faults(collection: Collection, storage_path: str) -> Iterator[str]:
-    """What keeps pushes to the collection from being stored below the template."""
-    if JSON_TYPE not in collection.allowed_mime_types:
-        yield f"the allowedMimeTypes of {collection.name} must contain {JSON_TYPE}"
-    if collection.append_only is not None or collection.bundle is not None:
-        yield f"{collection.name} must be neither appendOnly nor in a bundle"
-    path = collection.storage_path
-    if path.rpartition("/")[2] != f"{{{BATCH_ID}}}" or set(template.params(path)) != set(
-        template.params(storage_path)
-    ):
-        yield (
-            f"{path}, the storagePath of {collection.name}, and {storage_path} must end in {{{BATCH_ID}}} "
-            "and have the same parameters"
-        )

@@ -184,7 +184,8 @@ def test_roles_that_the_configuration_grants_are_held() -> None:
 
 def test_the_linter_warns_of_keys_that_two_collections_keep_otherwise() -> None:
     log = {"name": "log", "storagePath": "notes/{other}", "appendOnly": {"type": "by_timestamp"}}
-    for other in (log, collection(ttlMs=1000), {**log, "ttlMs": 5}):
+    files = {"allowedMimeTypes": ["image/png"]}
+    for other in (log, collection(ttlMs=1000), {**log, "ttlMs": 5}, files):
         acme = {"acme": {"collections": [collection(**other)]}}
         found = [path for path, message in warnings(collection(), namespaces=acme) if "keys" in message]
         assert found == ["namespaces.acme.collections[0].storagePath"]

@@ -3,9 +3,11 @@
     tree       what a file may say, and its documentation
     source     load, parse: a file, the environment and flags -> one Config, or every problem at once
     convert    plain values -> the tree
-    rules      what is refused beyond types, of projections in a file of its own: projections
+    presets    collections of Parquet in few words
+    rules      what is refused beyond types, in files of their own: projections, events
     template   key templates
-    place      where an s3: store lies
+    media      whether a collection holds documents or files
+    place      where a store lies
     effective  what follows from several members: an action's limit, the coordinator
     lint       what is accepted and probably not meant
     report     what `pysync check` prints

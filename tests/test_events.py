@@ -1,0 +1,304 @@
+"""Batches of events over HTTP (service, Events plugin; wire section 12)."""
+
+import asyncio
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ISSUER, Browser, Signed, Start, root_device
+from plugin_samples import OPEN, Told
+
+from pysync.changes import read_change
+from pysync.config import ConfigError
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.plugins.events import create_events_plugin
+from pysync.store import Store
+from pysync.store.local import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import MovedClock
+
+EVENTS: dict[str, Any] = {"name": "events", "storagePath": "events/{app}/{batchId}", "listable": True, **OPEN}
+SECTION = {"collection": "events", "storagePath": "lake/{app}/{batchId}"}
+SERVICE: dict[str, Any] = {"collections": [EVENTS], "events": [SECTION]}
+PARQUET = "application/vnd.apache.parquet"
+COLUMNS = [
+    "event_type", "event", "distinct_id", "anonymous_id", "ts", "message_id", "properties", "context", "dt",
+    "received_at", "extra",
+]  # fmt: skip
+REFUSED = (400, "Missing or invalid events")
+
+
+async def pushed(browser: Browser, *events: Any, app: str = "web", **headers: str) -> Any:
+    """The answer to a push of events that is to be taken."""
+    answer = await browser.push(f"events/{app}/new", {"events": events}, headers=headers)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+async def listed(browser: Browser, app: str = "web", after: str = "", limit: int = 1000) -> list[str]:
+    answer = await browser.request("GET", f"/list/events/{app}?limit={limit}{after and '&after='}{after}")
+    items: list[str] = answer.json["items"]
+    return items
+
+
+async def table(browser: Browser, batch_id: str, app: str = "web") -> Any:
+    """What pyarrow reads from the file of a batch."""
+    answer = await browser.pull(f"events/{app}/{batch_id}")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, PARQUET)
+    return pq.read_table(io.BytesIO(answer.body))
+
+
+@pytest.fixture
+async def browser(start: Start, session: aiohttp.ClientSession, store: Store, clock: MovedClock) -> Browser:
+    return Browser(await start(SERVICE, store, now_ms=clock), session)
+
+
+async def test_a_push_is_one_parquet_file_and_no_document(
+    browser: Browser, store: Store, clock: MovedClock
+) -> None:
+    events = [{"event": "signup", "properties": {"plan": "b", "a": [1]}}, {"event": "click", "ts": None}]
+    answer = await pushed(browser, *events)
+    assert answer.keys() == {"hash", "timestamp", "batchId"}
+    assert [found.key async for found in store.walk("")] == [f"lake/web/{answer['batchId']}.parquet"]
+    read = await table(browser, answer["batchId"])
+    assert read.column_names == COLUMNS
+    assert set(read.schema.types) == {pa.string()}
+    empty = dict.fromkeys(COLUMNS, "") | {"received_at": "2023-11-14T22:13:20.000Z"}
+    assert read.to_pylist() == [
+        {**empty, "event": "signup", "properties": '{"a":[1],"plan":"b"}'},
+        {**empty, "event": "click"},
+    ]
+    stat = await store.stat(f"lake/web/{answer['batchId']}.parquet")
+    assert stat is not None
+    assert (stat.sha256, stat.content_type) == (answer["hash"], PARQUET)
+
+
+async def test_the_server_makes_the_id_and_discards_the_one_in_the_path(browser: Browser) -> None:
+    ids: list[str] = []
+    for named in ("new", "0000000000000-000000-000000000000", "zzz"):
+        answer = await browser.push(f"events/web/{named}", {"events": [{"event": named}]})
+        ids.append(answer.json["batchId"])
+    assert all(re.fullmatch(r"1700000000000-00000[0-9]-[0-9a-f]{12}", id_) for id_ in ids)
+    assert ids == sorted(set(ids)) == await listed(browser)
+    missing = await browser.pull("events/web/zzz")
+    assert (missing.json["data"], missing.json["hash"]) == ({}, "")
+
+
+async def test_a_batch_is_pulled_like_any_file(browser: Browser) -> None:
+    answer = await pushed(browser, {"event": "a"})
+    path, version = f"events/web/{answer['batchId']}", f'"{answer["hash"]}"'
+    pulled = await browser.pull(path)
+    assert pulled.headers["ETag"] == version
+    assert (await browser.pull(path, {"If-None-Match": version})).status == 304
+    part = await browser.pull(path, {"Range": "bytes=0-3"})
+    assert (part.status, part.body) == (206, b"PAR1")
+
+
+async def test_who_lists_from_the_last_id_it_knows_gets_the_batches_in_their_order(
+    browser: Browser, clock: MovedClock
+) -> None:
+    ids: list[str] = []
+    for step in (0, 0, 5, -3_600_000, -5, 0, 7_200_000, 0):  # also when the clock is set back
+        clock.now_ms += step
+        ids.append((await pushed(browser, {"event": str(len(ids))}))["batchId"])
+    assert ids == sorted(set(ids))
+    known: list[str] = []
+    while page := await listed(browser, after=known[-1] if known else "", limit=3):
+        known += page
+    assert known == ids
+    assert await listed(browser, app="other") == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"events": None}, {"events": []}, {"events": {}}, {"events": "x"}, {"events": [{"a": 1}, "x"]},
+     {"events": [None]}, {"event": [{}]}],
+)  # fmt: skip
+async def test_what_is_no_batch_is_refused_and_stored_nowhere(
+    start: Start, session: aiohttp.ClientSession, data: Any
+) -> None:
+    store = MemoryStore()
+    browser = Browser(await start(SERVICE, store), session)
+    answer = await browser.push("events/web/new", data)
+    assert answer.error == REFUSED
+    assert answer.json["code"] == "invalid_events"
+    assert [found.key async for found in store.walk("")] == []
+
+
+async def test_events_are_pushed_as_json_alone(browser: Browser) -> None:
+    answer = await browser.request("POST", "/push/events/web/new", b"PAR1", {"Content-Type": PARQUET})
+    assert answer.status == 415
+
+
+DEEP = "[" * 60 + "1" + "]" * 60
+HOSTILE: dict[str, tuple[str, dict[str, str]]] = {
+    "deep": ('{"properties":' + DEEP + "}", {"properties": DEEP}),
+    "types": (
+        '{"event":1,"ts":1.50,"dt":true,"message_id":[],"distinct_id":{},"context":0,"event_type":null}',
+        {"event": "1", "ts": "1.5", "dt": "true", "message_id": "[]", "distinct_id": "{}", "context": "0"},
+    ),
+    "numbers": (
+        '{"ts":9007199254740993,"dt":-9223372036854775808,"event":1e300,"x":18446744073709551615}',
+        {
+            "ts": "9007199254740993", "dt": "-9223372036854775808", "event": "1e+300",
+            "extra": '{"x":18446744073709551615}',
+        },
+    ),
+    "controls": ('{"event":"a\\u0000b\\n\\"\\\\","x\\u0001":"\\u0000"}',
+                 {"event": 'a\0b\n"\\', "extra": '{"x\\u0001":"\\u0000"}'}),
+    "prototypes": (
+        '{"constructor":1,"__proto__":{"x":2},"properties":{"__class__":3}}',
+        {"extra": '{"__proto__":{"x":2},"constructor":1}', "properties": '{"__class__":3}'},
+    ),
+    "repeated": ('{"event":"first","event":"last","b":1,"b":2}', {"event": "last", "extra": '{"b":2}'}),
+    "received_at": ('{"received_at":"1970-01-01T00:00:00.000Z"}', {}),
+    "other scripts": ('{"event":"\\ud83d\\ude00é","é":"ü"}', {"event": "\U0001f600é", "extra": '{"é":"ü"}'}),
+    "long": ('{"event":"%s"}' % ("x" * 500_000), {"event": "x" * 500_000}),
+    "empty": ("{}", {}),
+    "names of rows": ('{"Event":"a","event ":"b"}', {"extra": '{"Event":"a","event ":"b"}'}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_whatever_an_event_holds_comes_back_as_text(browser: Browser, kind: str) -> None:
+    text, cells = HOSTILE[kind]
+    body = b'{"data":{"events":[%b,{"event":"after"}]}}' % text.encode()
+    answer = await browser.request("POST", "/push/events/web/new", body)
+    assert answer.status == 200, answer.body
+    first, second = (await table(browser, answer.json["batchId"])).to_pylist()
+    empty = dict.fromkeys(COLUMNS, "") | {"received_at": second["received_at"]}
+    assert first == {**empty, **cells}
+    assert second == {**empty, "event": "after"}
+
+
+@pytest.mark.parametrize("event", ['{"x":"\\ud800"}', '{"x":[[[[' + DEEP + "]]]]}", '{"x":1e999}'])
+async def test_what_is_no_json_of_the_protocol_is_no_event(browser: Browser, event: str) -> None:
+    answer = await browser.request(
+        "POST", "/push/events/web/new", f'{{"data":{{"events":[{event}]}}}}'.encode()
+    )
+    assert answer.status == 400
+    assert await listed(browser) == []
+
+
+async def test_unknown_members_are_kept_however_many(browser: Browser) -> None:
+    event = {f"member {n}": n for n in range(10_000)}
+    answer = await pushed(browser, event)
+    (row,) = (await table(browser, answer["batchId"])).to_pylist()
+    assert row["extra"] == "{" + ",".join(f'"member {n}":{n}' for n in sorted(range(10_000), key=str)) + "}"
+
+
+async def test_a_batch_of_very_many_events_keeps_their_order(browser: Browser) -> None:
+    body = b'{"data":{"events":[%b]}}' % b",".join([b"{}"] * 99_999 + [b'{"dt":"last"}'])
+    answer = await browser.request("POST", "/push/events/web/new", body)
+    read = await table(browser, answer.json["batchId"])
+    assert read.num_rows == 100_000
+    assert read["dt"].to_pylist() == [""] * 99_999 + ["last"]
+    assert set(read["extra"].to_pylist()) == {""}
+
+
+async def test_plugins_and_followers_are_told_of_the_id_that_was_given(
+    start: Start, session: aiohttp.ClientSession, store: Store, clock: MovedClock
+) -> None:
+    told, coordinator = Told(), MemoryCoordinator(clock)
+    base = await start(SERVICE, store, coordinator=coordinator, plugins=[told], now_ms=clock)
+    someone = Signed(base, session, ISSUER, root_device(ISSUER))
+    answer = await pushed(someone, {"event": "a"})
+    (event,) = told.events
+    params = {"app": "web", "batchId": answer["batchId"]}
+    assert (event.params, event.hash, event.timestamp) == (params, answer["hash"], answer["timestamp"])
+    log = store.change_log or coordinator
+    ((_, change),) = await log.changes("", 10) or []
+    subject, hash_, timestamp_ms = read_change(change)
+    assert (subject.collection, subject.params) == ("events", params)
+    assert (hash_, timestamp_ms) == (answer["hash"], answer["timestamp"])
+
+
+async def test_a_push_is_subject_to_what_any_push_is(start: Start, session: aiohttp.ClientSession) -> None:
+    limit = {"push": {"windowMs": 3_600_000, "maxRequests": 2}}
+    closed = {**EVENTS, "writeRoles": ["cap:write:events"], "maxBodyBytes": 200, "rateLimit": limit}
+    base = await start({**SERVICE, "collections": [{**closed, "objectSchema": {"maxProperties": 1}}]})
+    anyone = Browser(base, session)
+    someone = Signed(base, session, ISSUER, root_device(ISSUER, collections=("events",)))
+    data = {"events": [{"event": "a"}]}
+    assert (await anyone.push("events/web/new", data)).status == 401
+    assert (await someone.push("events/web/new", {"events": [{"event": "a" * 200}]})).status == 413
+    assert (await someone.push("events/web/new", {**data, "b": 1})).json["code"] == "schema_violation"
+    assert (await someone.push("events/web/new", data)).status == 200
+    assert (await someone.push("events/web/new", data)).status == 429
+
+
+async def test_a_repeated_push_is_stored_once(browser: Browser, clock: MovedClock) -> None:
+    again = {"Idempotency-Key": "k"}
+    first = await pushed(browser, {"event": "a"}, **again)
+    for _ in range(2):
+        clock.now_ms += 250_000
+        assert await pushed(browser, {"event": "a"}, **again) == first
+    others = [
+        await pushed(browser, {"event": "b"}, **again),
+        await pushed(browser, {"event": "a"}, **{"Idempotency-Key": "other"}),
+        await pushed(browser, {"event": "a"}),
+    ]
+    ids = [first["batchId"], *(other["batchId"] for other in others)]
+    assert await listed(browser) == ids
+    clock.now_ms += 200_000  # remembered for ten minutes
+    assert await pushed(browser, {"event": "a"}, **again) != first
+    marks = [pq.ParquetFile(io.BytesIO((await browser.pull(f"events/web/{id_}")).body)) for id_ in ids]
+    keys = [(file.metadata.metadata or {}).get(b"pysync.repeatable_until_ms") for file in marks]
+    assert keys == [b"1700000660000", None, b"1700001160000", None]
+
+
+async def test_attempts_at_one_push_that_meet_are_one(browser: Browser) -> None:
+    again = {"Idempotency-Key": "k"}
+    answers = await asyncio.gather(*(pushed(browser, {"event": "a"}, **again) for _ in range(8)))
+    assert all(answer == answers[0] for answer in answers)
+    assert await listed(browser) == [answers[0]["batchId"]]
+
+
+async def test_collections_of_events_are_made_in_python(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    store = await LocalStore.at(tmp_path)
+    plugin = create_events_plugin("events", "events/{app}/{batchId}", store=store)
+    browser = Browser(await start({"collections": [EVENTS]}, store, plugins=[plugin]), session)
+    answer = await pushed(browser, {"event": "a"})
+    read = pq.read_table(tmp_path / "files" / "events")
+    assert read["event"].to_pylist() == ["a"]
+    assert await listed(browser) == [answer["batchId"]]
+
+
+@pytest.mark.parametrize(
+    ("collection", "path", "said"),
+    [
+        ({"name": "other"}, "e/{app}/{batchId}", "there is no collection 'events'"),
+        ({"allowedMimeTypes": [PARQUET]}, "e/{app}/{batchId}", "allowedMimeTypes"),
+        ({"allowedMimeTypes": ["*/*"]}, "e/{app}/{batchId}", "allowedMimeTypes"),
+        ({}, "e/{batchId}", "parameters"),
+        ({}, "e/{app}/{user}/{batchId}", "{user}"),
+        ({"storagePath": "e/{app}/{id}"}, "e/{app}/{batchId}", "{batchId}"),
+        ({"appendOnly": True}, "e/{app}/{batchId}", "log"),
+    ],
+)
+async def test_a_plugin_does_not_start_where_the_collection_does_not_fit(
+    start: Start, collection: dict[str, Any], path: str, said: str
+) -> None:
+    with pytest.raises((ValueError, ConfigError), match=re.escape(said)):
+        await start(
+            {"collections": [{**EVENTS, **collection}]}, plugins=[create_events_plugin("events", path)]
+        )
+
+
+@pytest.mark.parametrize("path", ["events/{app}", "{batchId}/x", "/e/{batchId}", "e/{batchId}/{batchId}"])
+def test_a_template_ends_in_the_id(path: str) -> None:
+    with pytest.raises(ValueError, match="storagePath"):
+        create_events_plugin("events", path)
+
+
+async def test_a_store_that_is_given_is_that_of_the_service(start: Start) -> None:
+    plugin = create_events_plugin("events", "e/{app}/{batchId}", store=MemoryStore())
+    with pytest.raises(ValueError, match="its store is not that of the service"):
+        await start({"collections": [EVENTS]}, MemoryStore(), plugins=[plugin])

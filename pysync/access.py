@@ -6,6 +6,7 @@ remembered), then, once the body is there, `admit` checks the request's signatur
 nonce. What the caller may do is `pysync.rule`'s to say.
 """
 
+import asyncio
 import hmac
 import logging
 import re
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 SKEW_MS = SKEW_S * 1000
 MAX_REMEMBERED_CHARS = 16 * 1024 * 1024
 """Of Authorization headers: some 20,000 callers, whose proofs take a few times that in memory."""
+VERIFY_IN_THREAD_ABOVE = 256 * 1024
+"""Bytes of a body that are hashed in about 1 ms, without the interpreter's lock."""
 MAX_DENIES = 64
 """Of a certificate's paths: each is held against every key of a batch before its signature is checked."""
 
@@ -138,7 +141,10 @@ class Access:
         """
         proof = credentials.proof
         if proof is not None:
-            self._check_signature(proof, credentials, request, body)
+            if len(body) > VERIFY_IN_THREAD_ABOVE:
+                await asyncio.to_thread(self._check_signature, proof, credentials, request, body)
+            else:
+                self._check_signature(proof, credentials, request, body)
             self._remember(proof)
         for counted in (rule, *others):
             if counted.limit is not None:

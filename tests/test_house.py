@@ -63,7 +63,6 @@ def test_heavy_dependencies_have_one_home() -> None:
         "cryptography": ("keys.py", "client/wraps.py"),
         "jsonschema_rs": ("schema.py", "config/"),
         "yaml": ("config/",),
-        "pyarrow": ("parquet/",),
         "aiobotocore": ("store/s3/",),
         "botocore": ("store/s3/",),
         "hiredis": ("coordinator/redis_link.py",),

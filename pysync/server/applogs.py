@@ -25,7 +25,7 @@ from pysync.server.callers import Callers
 from pysync.server.roles import Roles
 from pysync.server.routes import Match
 from pysync.server.streamed import streamed
-from pysync.server.writes import apply, check_author, receive, request_key
+from pysync.server.writes import apply, aside, check_author, receive, request_key
 
 STRIP_IN_THREAD_ABOVE = 64 * 1024
 MAX_BOUND = 2**63 - 1
@@ -67,11 +67,11 @@ class LogHandlers:
         if rule.by_request:
             caller = await self._roles.enriched(rule, caller, match.params, match.key)
         rule.authorize(caller, match.identity, match.key)
-        element = _core.decode_append(text)
+        element = await aside(len(text), _core.decode_append, text)
         if self._rules.require_author_signature:
             if element.author_pubkey is None:
                 raise AppendProofMissing
-            check_author("append", element, caller, match.key)
+            await aside(len(text), check_author, "append", element, caller, match.key)
         if permissions:
             fields.check_appended(permissions, rule.roles_of(caller, match.identity), element.data)
         if match.route.check is not None:

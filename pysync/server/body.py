@@ -10,6 +10,7 @@ from aiohttp import StreamReader, web
 from pysync.errors import BadRequest, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
 
 STALL_S = 30.0
+INFLATE_IN_THREAD_ABOVE = 64 * 1024
 INFLATE_BYTES = 256 * 1024
 """What is inflated at once of a body that is not held whole."""
 
@@ -25,7 +26,11 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     """
     is_gzip = check_declared(request, max_bytes)
     body = await _receive(request, max_bytes)
-    return _inflate(body, max_bytes) if is_gzip else body
+    if not is_gzip:
+        return body
+    if len(body) > INFLATE_IN_THREAD_ABOVE:
+        return await asyncio.to_thread(_inflate, body, max_bytes)
+    return _inflate(body, max_bytes)
 
 
 async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:

@@ -16,7 +16,7 @@ from pysync.server.callers import Callers
 from pysync.server.keyrings import Keyrings
 from pysync.server.roles import Roles
 from pysync.server.routes import Match
-from pysync.server.writes import apply, check_author, receive, request_key
+from pysync.server.writes import apply, aside, check_author, receive, request_key
 
 MAX_REVOCATION_BYTES = 262_144
 REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
@@ -102,8 +102,8 @@ class Handlers:
         if rule.by_request:
             caller = await self._roles.pushing(rule, caller, match.params, match.key, text)
         rule.authorize(caller, match.identity, match.key)
-        body = _core.decode_push(text)
-        check_author("document", body, caller, match.key)
+        body = await aside(len(text), _core.decode_push, text)
+        await aside(len(text), check_author, "document", body, caller, match.key)
         if rule.collection.field_permissions:
             body = await self._guarded(match, caller, body)
         if match.route.check is not None:

@@ -38,8 +38,9 @@ def encode(data: bytes, received_at: str, repeatable_until_ms: int | None = None
     arrays.insert(_RECEIVED_AT, pa.repeat(received_at, count))
     table = pa.Table.from_arrays(arrays, schema=SCHEMA)
     sink = pa.BufferOutputStream()
+    # Half the work of zstd, for files 1.7 times as long; compaction makes others of them.
     with pq.ParquetWriter(
-        sink, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False, store_schema=False
+        sink, SCHEMA, compression="snappy", use_dictionary=False, write_statistics=False, store_schema=False
     ) as writer:
         writer.write_table(table)
         if repeatable_until_ms is not None:

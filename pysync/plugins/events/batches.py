@@ -17,8 +17,7 @@ def place(tick: Tick) -> str:
 
 def received_at(ms: int) -> str:
     """Milliseconds since the epoch as ISO 8601 in UTC."""
-    seconds, rest = divmod(ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+    return f"{datetime.fromtimestamp(ms // 1000, UTC).isoformat()[:19]}.{ms % 1000:03d}Z"
 
 
 class Batch(NamedTuple):

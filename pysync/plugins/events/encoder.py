@@ -1,45 +1,73 @@
 """The thread that makes Parquet files of batches."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+import threading
+from queue import SimpleQueue
+from typing import Final, NamedTuple
 
 from pysync.errors import Unavailable
 
 MAX_WAITING_BYTES: Final = 33_554_432
-"""Batches that may wait for the thread, in bytes of JSON: half a second's work. One batch may always."""
+"""Batches that may wait for the thread, in bytes of JSON: a second's work. One batch may, however long."""
+
+
+class _Job(NamedTuple):
+    future: asyncio.Future[bytes]
+    data: bytes
+    received_at: str
+    repeatable_until_ms: int | None
 
 
 class Encoder:
     """Makes one file after another while the event loop goes on."""
 
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
-        self._thread = ThreadPoolExecutor(1, "event-encoder")
+        self._loop = asyncio.get_running_loop()
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._ready = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="event-encoder", daemon=True)
 
     async def open(self) -> None:
-        """Import what is needed, so that no push has to wait for that."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, _import)
+        """Begin. What is needed is imported first: no push has to wait for that. Raises ImportError."""
+        self._thread.start()
+        await self._ready
 
     async def encode(self, data: bytes, received_at: str, repeatable_until_ms: int | None) -> bytes:
         """`pysync.parquet.events.encode`. Raises as that does, and Unavailable where too much waits."""
         if self._waiting_bytes and self._waiting_bytes + len(data) > self._max_waiting_bytes:
             raise Unavailable
-        from pysync.parquet.events import encode
-
+        future: asyncio.Future[bytes] = self._loop.create_future()
         self._waiting_bytes += len(data)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._thread, encode, data, received_at, repeatable_until_ms
-            )
-        finally:
-            self._waiting_bytes -= len(data)
+        self._jobs.put(_Job(future, data, received_at, repeatable_until_ms))
+        return await future
 
     async def close(self) -> None:
-        """End the thread, after what it is at."""
-        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        """End, after what waits."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
 
+    def _run(self) -> None:
+        try:
+            from pysync.parquet.events import encode
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._ready.set_exception, error)
+            return
+        self._loop.call_soon_threadsafe(self._ready.set_result, None)
+        while (job := self._jobs.get()) is not None:
+            made: bytes | Exception
+            try:
+                made = b"" if job.future.cancelled() else encode(*job[1:])
+            except Exception as error:
+                made = error
+            self._loop.call_soon_threadsafe(self._end, job, made)
 
-def _import() -> None:
-    import pysync.parquet.events  # noqa: F401
+    def _end(self, job: _Job, made: bytes | Exception) -> None:
+        self._waiting_bytes -= len(job.data)
+        if job.future.done():
+            return  # nobody waits for it any more
+        if isinstance(made, Exception):
+            job.future.set_exception(made)
+        else:
+            job.future.set_result(made)

@@ -18,7 +18,7 @@ from pysync.store.local import LIST_NAMES, LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, StoreContract, chunks_of, read_file
 
-DATA_PAGES = 8
+DATA_PAGES = 14
 """Pages before this one hold the schema and the tables' roots."""
 
 

@@ -1,7 +1,7 @@
 """Where documents and files live: the Store protocol, and the one place that knows which stores exist."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
@@ -114,6 +114,10 @@ class AlreadyWritten(Exception):
         self.sha256 = sha256
 
 
+class MergeRefused(Exception):
+    """Files that cannot be merged, or not now; the text says why. Nothing was done."""
+
+
 def split_key(key: str) -> tuple[str, str]:
     """The key's parent (`""` at the top) and name. Raises ValueError for a key that no store takes: one with
     an empty, `.` or `..` segment, a NUL, or a lone surrogate."""
@@ -140,6 +144,14 @@ def within(size: int, start: int, end: int | None) -> tuple[int, int]:
     """The bytes [start, end) that `open` is asked for, of a file that has `size`."""
     begin = min(start, size) if start >= 0 else max(size + start, 0)
     return begin, max(begin, size if end is None else min(end, size))
+
+
+def check_mergeable(key: str, merged: Mapping[str, str]) -> str:
+    """The folder that all these keys lie in. Raises ValueError where there is none, or nothing to merge."""
+    parents = {split_key(other)[0] for other in (key, *merged)}
+    if len(parents) != 1 or parents == {""} or not merged or key in merged:
+        raise ValueError("files are merged into a new one beside them, in one folder")
+    return parents.pop()
 
 
 class Source(Protocol):
@@ -235,12 +247,18 @@ class Store(Protocol):
         would lie below or above another file's on a store of folders."""
 
     async def merge(
-        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
-        """`write` at `key`, and remove the files at the keys `merged`, which lie in the folder of `key`. Who
-        looks at that folder sees the files that were there, or the one: where a store can, in one moment,
-        else for as long as the removals take both. What a crash leaves of it is finished by whoever opens the
-        store next. A file of `merged` that has been written since the call is kept."""
+        """`write` at `key`, where nothing is, and remove what it stands for: the files at the keys `merged`,
+        which lie in the folder of `key` (not at the top) and have these sha256. Who looks at that folder sees
+        either those files or the one: where a store can, they change in one moment; else both are there while
+        they are removed. What a crash leaves half done `settle_merges` finishes.
+
+        Raises EtagMismatch where something is at `key`, or one of `merged` is not or not any more what it is
+        said to be, and MergeRefused where the folder or the store does not allow it; nothing is done then."""
+
+    async def settle_merges(self) -> None:
+        """Finish the merges, or undo them, of which a crash of this or another process left a part."""
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         """Names of objects and files directly under `prefix` (no trailing slash; `""`: the top), in

@@ -17,7 +17,7 @@ import logging
 import os
 import sqlite3
 from collections import defaultdict
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -221,8 +221,11 @@ class LocalStore:
         return flushed.sha256
 
     async def merge(
-        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
+        raise NotImplementedError
+
+    async def settle_merges(self) -> None:
         raise NotImplementedError
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:

@@ -4,7 +4,7 @@ import bisect
 import builtins
 import hashlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from pysync.store import (
     ANY,
     JSON_TYPE,
     NOT_MODIFIED,
+    EtagMismatch,
     Expect,
     File,
     FileStat,
@@ -21,6 +22,7 @@ from pysync.store import (
     Object,
     Received,
     check_expectation,
+    check_mergeable,
     get_each,
     split_key,
     within,
@@ -91,14 +93,22 @@ class MemoryStore:
         return sha256
 
     async def merge(
-        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
-        before = {other: self._stored.get(other) for other in merged if other != key}
-        sha256 = await self.write(key, chunks, content_type)
-        for other, stored in before.items():
-            if stored is not None and self._stored.get(other) is stored:
-                await self.delete(other)
+        check_mergeable(key, merged)
+
+        async def check(sha256: str) -> None:
+            found = [self._stored.get(other) for other in merged]
+            if [stored and stored.sha256 for stored in found] != [*merged.values()] or key in self._stored:
+                raise EtagMismatch
+
+        sha256 = await self.write(key, chunks, content_type, check)
+        for other in merged:
+            await self.delete(other)
         return sha256
+
+    async def settle_merges(self) -> None:
+        return
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         if prefix:

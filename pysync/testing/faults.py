@@ -4,9 +4,10 @@ import asyncio
 import builtins
 import itertools
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
+from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.store import (
     ANY,
@@ -20,13 +21,14 @@ from pysync.store import (
     Received,
     Store,
     get_each,
+    journaled,
 )
 
 T = TypeVar("T")
 
 Verb = Literal["get", "put", "stat", "open", "write", "merge", "list", "walk", "delete", "probe"]
 _READS = ("get", "stat", "open", "list", "walk")
-_WRITES = ("put", "write", "merge", "delete")
+_WRITES = ("put", "write", "delete")
 
 
 class _Delay(NamedTuple):
@@ -38,7 +40,8 @@ Fault = Literal["fail", "lose_reply", "tear", "none"] | _Delay
 
 
 class FaultyStore:
-    """`store`, failing on demand. Each fault is met by one call of its verb, in the order of asking.
+    """`store`, failing on demand. Each fault is met by one call of its verb, in the order of asking. A merge
+    consists of other verbs, as in a bucket, and each of those may fail.
 
     `calls` counts calls by verb; `most_reads_at_once` is how many of get, open, list and walk overlapped.
     """
@@ -47,8 +50,9 @@ class FaultyStore:
     reads_wait: ClassVar[bool] = True
     light_put_bytes: ClassVar[int] = 4_096
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._store = store
+        self._now_ms = now_ms
         self._faults: defaultdict[Verb, deque[Fault]] = defaultdict(deque)
         self._writes_left: int | None = None
         self._does_last = False
@@ -123,9 +127,14 @@ class FaultyStore:
         )
 
     async def merge(
-        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
-        return await self._call("merge", lambda: self._store.merge(key, chunks, content_type, merged))
+        return await self._call(
+            "merge", lambda: journaled.merge(self, key, chunks, content_type, merged, self._now_ms)
+        )
+
+    async def settle_merges(self) -> None:
+        await journaled.settle(self, self._now_ms)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         return await self._call("list", lambda: self._store.list(prefix, after, limit))

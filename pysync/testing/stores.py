@@ -317,6 +317,55 @@ class StoreContract:
         await store.write("f", chunks_of(b"file"), "text/plain")
         assert (await read_file(store, "f"))[1] == b"file"
 
+    async def test_a_merged_file_takes_the_place_of_others(self, store: Store) -> None:
+        merged = {f"m/{n}": await store.write(f"m/{n}", chunks_of(b"%d" % n), "text/plain") for n in range(5)}
+        await store.write("m/9", chunks_of(b"other"), "text/plain")
+        await store.put("m/document", b"{}")
+        sha256 = await store.merge("m/4-", chunks_of(b"01", b"234"), "application/x-test", merged)
+        file, content = await read_file(store, "m/4-")
+        assert (content, file.sha256, file.content_type) == (b"01234", sha256, "application/x-test")
+        assert await store.list("m", None, 100) == ["4-", "9", "document"]
+        assert [await store.stat(key) for key in merged] == [None] * 5
+        assert (await read_file(store, "m/9"))[1] == b"other"
+        again = {"m/4-": sha256, "m/9": hashlib.sha256(b"other").hexdigest()}
+        await store.merge("m/8", chunks_of(b"01234", b"other"), "text/plain", again)
+        await store.settle_merges()
+        assert {listed.key async for listed in store.walk("")} == {"m/8", "m/document"}
+        assert (await read_file(store, "m/8"))[1] == b"01234other"
+
+    async def test_only_what_was_read_is_merged_away(self, store: Store) -> None:
+        merged = {key: await store.write(key, chunks_of(b"1"), "text/plain") for key in ("m/1", "m/2")}
+
+        async def rewriting() -> AsyncIterator[bytes]:
+            await store.write("m/2", chunks_of(b"newer"), "text/plain")
+            yield b"11"
+
+        async def deleting() -> AsyncIterator[bytes]:
+            await store.delete("m/2")
+            yield b"11"
+
+        for chunks in (rewriting(), chunks_of(b"11"), deleting(), chunks_of(b"11")):
+            with pytest.raises(EtagMismatch):
+                await store.merge("m/1-", chunks, "text/plain", merged)
+        await store.write("m/2", chunks_of(b"1"), "text/plain")
+        await store.put("m/1-", b"{}")
+        with pytest.raises(EtagMismatch):
+            await store.merge("m/1-", chunks_of(b"11"), "text/plain", merged)
+        assert {listed.key async for listed in store.walk("")} == {"m/1", "m/1-", "m/2"}
+
+    async def test_a_failing_merge_leaves_everything(self, store: Store) -> None:
+        async def broken() -> AsyncIterator[bytes]:
+            yield bytes(300_000)
+            raise ConnectionResetError
+
+        merged = {key: await store.write(key, chunks_of(b"1"), "text/plain") for key in ("m/1", "m/2")}
+        with pytest.raises(ConnectionResetError):
+            await store.merge("m/1-", broken(), "text/plain", merged)
+        for key, others in (("n/1", merged), ("m/1", merged), ("x", {"y": "z"}), ("m/1-", {})):
+            with pytest.raises(ValueError, match="merged into a new one beside them"):
+                await store.merge(key, chunks_of(b"11"), "text/plain", others)
+        assert {listed.key async for listed in store.walk("")} == {"m/1", "m/2"}
+
     @pytest.mark.parametrize(
         "key", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "../a", "a\0b", "\ud800", "a/\udfff"]
     )

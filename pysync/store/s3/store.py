@@ -22,6 +22,7 @@ from pysync.store import (
     Object,
     Received,
     get_each,
+    journaled,
     split_key,
 )
 from pysync.store.s3.account import Account
@@ -54,6 +55,7 @@ class S3Store:
         now_ms: Callable[[], int],
     ) -> None:
         self.bucket = bucket
+        self._now_ms = now_ms
         self._account = account
         self._requests = requests
         self._recent = Recent()
@@ -137,9 +139,12 @@ class S3Store:
             return await self._uploads.write(key, chunks, content_type, received)
 
     async def merge(
-        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Sequence[str]
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
-        raise NotImplementedError
+        return await journaled.merge(self, key, chunks, content_type, merged, self._now_ms)
+
+    async def settle_merges(self) -> None:
+        await journaled.settle(self, self._now_ms)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
         if prefix:

@@ -56,6 +56,7 @@ def test_heavy_dependencies_have_one_home() -> None:
             "sqlite_changes.py",
             "store/local.py",
             "store/local_files.py",
+            "store/merges.py",
             "store/writes.py",
             "store/arrivals.py",
             "coordinator/local.py",

@@ -152,6 +152,10 @@ class FileTree:
                     return
                 self._create_folders(path)  # they were empty, and another's removal took them
 
+    def take(self, name: str, path: Path) -> None:
+        """Rename the finished incoming file to a place outside the tree. Raises OSError."""
+        os.rename(self._incoming / name, path)
+
     def remove(self, key: str) -> None:
         """Unlink the file of a key, if there is one, and the folders it leaves empty, unflushed. The caller
         keeps other writers out."""

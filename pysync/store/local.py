@@ -2,6 +2,7 @@
 
     DIR/pysync.db     documents, and one row for each file: the rows say what exists; the log of changes
     DIR/files/<key>   the files, at their own key path, so that `files/**/*.parquet` can be queried
+    DIR/merging/      folders that are to change places with some of those (`merges.py`)
 
 Any number of processes may share DIR. Reads run on the event loop's thread: a lookup costs some
 microseconds, handing it to a thread ten times that. Writes go through `GroupCommit`.
@@ -46,6 +47,7 @@ from pysync.store import (
     NotModified,
     Object,
     Received,
+    check_mergeable,
     split_key,
     writes,
 )
@@ -53,6 +55,7 @@ from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree
 from pysync.store.local_changes import LocalChanges
 from pysync.store.local_files import LocalFiles
+from pysync.store.merges import Merges, new_plan
 from pysync.store.writes import SCHEMA
 
 log = logging.getLogger(__name__)
@@ -130,6 +133,7 @@ class LocalStore:
         self._arrivals = Arrivals(tree)
         self._writer = GroupCommit(writer, StoreUnavailable, self._arrivals)
         self._files = LocalFiles(tree, self._arrivals, self._writer, self._read, self._new_etag, now_ms)
+        self._merges = Merges(tree, self._arrivals, self._writer, self._read)
         self.change_log = LocalChanges(
             self._reader, self._writer, self._files, self._arrivals, self._row, now_ms, retention
         )
@@ -149,6 +153,7 @@ class LocalStore:
             raise StoreUnavailable(f"cannot open the store in {folder}: {error}") from error
         store = cls(reader, writer, tree, now_ms, retention)
         try:
+            await store._merges.settle()
             await store._files.settle()
         except BaseException:
             await store.close()
@@ -223,10 +228,16 @@ class LocalStore:
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
-        raise NotImplementedError
+        parent = check_mergeable(key, merged)
+        self._files.check(key)
+        async with self._files.incoming(chunks) as flushed:
+            values = (self._new_etag(), content_type, self._now_ms(), flushed.sha256)
+            plan = new_plan(parent, split_key(key)[1], values, merged)
+            await self._merges.merge(flushed.incoming, plan)
+        return flushed.sha256
 
     async def settle_merges(self) -> None:
-        raise NotImplementedError
+        await self._merges.settle()
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         if prefix:
@@ -255,6 +266,7 @@ class LocalStore:
         await self._files.probe()
 
     async def close(self) -> None:
+        await self._merges.close()
         await self._writer.close()
         self._reader.close()
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import GroupCommit
-from pysync.store import File, FileStat, split_key, within, writes
+from pysync.store import File, FileStat, merges, split_key, within, writes
 from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
 from pysync.store.writes import GET_FILE, FileRow, file_row
@@ -145,7 +145,7 @@ class LocalFiles:
                 if outgoing.open() == row.stamp:
                     return row
             # Written or deleted this very moment; or the one who did it was killed, or works slowly.
-            unfitting = await self._writer.submit(writes.look, self._arrivals, self._tree, key)
+            unfitting = await self._writer.submit(merges.look, self._arrivals, self._tree, key)
             if unfitting is not None:
                 row, stamp = unfitting
                 if stamp is None:

@@ -13,7 +13,8 @@ from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree, Incoming, Stamp, disk_errors
 
 # A document's row has a body; a file's has sha256 and the stamp. The body comes last: the columns before it
-# are then read without its overflow pages. `arriving` and `doomed` are the notes of `Arrivals`.
+# are then read without its overflow pages. `arriving` and `doomed` are the notes of `Arrivals`,
+# `merge` and `came` those of `merges.py`.
 SCHEMA: Final = Schema(
     (
         """
@@ -40,6 +41,25 @@ SCHEMA: Final = Schema(
     CREATE TABLE tick(id INTEGER PRIMARY KEY CHECK(id = 1), ms INTEGER NOT NULL, number INTEGER NOT NULL);
     INSERT INTO tick VALUES(1, 0, 0)
     """,
+        """
+    CREATE TABLE merge(
+        id TEXT PRIMARY KEY,
+        parent TEXT NOT NULL,
+        name TEXT NOT NULL,
+        file TEXT NOT NULL,
+        merged TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE came(parent TEXT, name TEXT, PRIMARY KEY(parent, name)) WITHOUT ROWID;
+    CREATE TRIGGER came_new AFTER INSERT ON object
+        WHEN NEW.sha256 IS NOT NULL AND EXISTS(SELECT 1 FROM merge)
+        BEGIN INSERT OR REPLACE INTO came VALUES(NEW.parent, NEW.name); END;
+    CREATE TRIGGER came_changed AFTER UPDATE ON object
+        WHEN (NEW.sha256 IS NOT NULL OR OLD.sha256 IS NOT NULL) AND EXISTS(SELECT 1 FROM merge)
+        BEGIN INSERT OR REPLACE INTO came VALUES(NEW.parent, NEW.name); END;
+    CREATE TRIGGER came_gone AFTER DELETE ON object
+        WHEN OLD.sha256 IS NOT NULL AND EXISTS(SELECT 1 FROM merge)
+        BEGIN INSERT OR REPLACE INTO came VALUES(OLD.parent, OLD.name); END
+    """,
     )
 )
 
@@ -64,7 +84,7 @@ _PUT_OVER_FILE = """
     UPDATE object SET etag = ?, content_type = ?, modified_ms = ?, body = ?,
         sha256 = NULL, size = NULL, mtime_ns = NULL, inode = NULL
     WHERE parent = ? AND name = ?"""
-_PUT_FILE = """
+PUT_FILE: Final = """
     INSERT OR REPLACE INTO object(
         parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode)
     VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -139,7 +159,7 @@ def place_file(
     content type, time, sha256 and stamp."""
     parent, name = split_key(key)
     arrivals.gather(cursor, incoming, key)
-    cursor.execute(_PUT_FILE, (parent, name, *row))
+    cursor.execute(PUT_FILE, (parent, name, *row))
 
 
 def place_changed(

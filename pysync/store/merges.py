@@ -1,0 +1,322 @@
+"""Merges of the embedded store: a folder that is built beside takes the place of the one that is there.
+
+    DIR/merging/<id>   the folder being built; once they have changed places, the old one
+    DIR/merging/lock   locked by the process that merges: one at a time
+
+1. A transaction checks what is to be merged and writes a row of `merge`: from here on triggers note in `came`
+   which files come, change and go.
+2. The new folder gets the merged file, and hard links to all files that stay.
+3. A transaction, which keeps writers out, links what came since, has the folders change places and writes the
+   rows: it takes as long as that takes, whatever the size of the folder.
+
+A crash leaves the row of `merge`. Where the merged file still lies in the folder beside, nothing has happened
+yet, and `Merges.settle` removes what there is. Else the folders have changed places, and who finds that in a
+transaction writes the rows: `Merges.settle`, or `look` for a reader who misses a file. The old folder is kept
+for a moment, for those who are just reading its names.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import orjson
+
+from pysync.sqlite import GroupCommit, create_folder, sync_folder
+from pysync.store import EtagMismatch, MergeRefused, writes
+from pysync.store.arrivals import Arrivals
+from pysync.store.exchange import exchange
+from pysync.store.files import FileTree, Incoming, Stamp, disk_errors, in_thread
+from pysync.store.writes import PUT_FILE, FileRow
+
+GRACE_S: Final = 1.0
+"""How long an old folder is kept: whoever has opened it reads its names within that time."""
+
+_LOCK: Final = "lock"
+_MERGES: Final = "SELECT id, parent, name, file, merged FROM merge"
+_AS_SAID = """
+    SELECT count(*) FROM json_each(?) AS said
+    JOIN object AS o ON o.parent = ? AND o.name = said.key AND o.sha256 = said.value"""
+_FILES_BELOW = "SELECT 1 FROM object WHERE parent > ? AND parent < ? AND sha256 IS NOT NULL LIMIT 1"
+_AT_KEY = "SELECT 1 FROM object WHERE parent = ? AND name = ?"
+_ARRIVING = "SELECT key FROM arriving WHERE key > ? AND key < ?"
+_CAME = """
+    SELECT c.name, o.sha256 IS NOT NULL FROM came AS c
+    LEFT JOIN object AS o ON o.parent = c.parent AND o.name = c.name WHERE c.parent = ?"""
+_DELETE_MERGED = """
+    DELETE FROM object WHERE parent = ? AND name IN (SELECT key FROM json_each(?)) AND sha256 IS NOT NULL"""
+
+
+class Plan(NamedTuple):
+    """One merge: `values` are what the row of the merged file holds, but its stamp; `merged` are the names of
+    what it stands for, and their sha256."""
+
+    id: str
+    parent: str
+    name: str
+    values: tuple[str, str, int, str]
+    merged: Mapping[str, str]
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Self:
+        id_, parent, name, values, merged = row
+        return cls(id_, parent, name, tuple(orjson.loads(values)), orjson.loads(merged))
+
+    @property
+    def key(self) -> str:
+        return f"{self.parent}/{self.name}"
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        values, merged = orjson.dumps(self.values).decode(), orjson.dumps(dict(self.merged)).decode()
+        return (self.id, self.parent, self.name, values, merged)
+
+
+class Merges:
+    """The merges of one embedded store. `read` asks its database, from the event loop."""
+
+    def __init__(
+        self, files: FileTree, arrivals: Arrivals, writer: GroupCommit, read: Callable[..., Sequence[Any]]
+    ) -> None:
+        self._folder = _folder(files)
+        self._files = files
+        self._arrivals = arrivals
+        self._writer = writer
+        self._read = read
+        self._turn = asyncio.Lock()
+        self._replaced_at = 0.0
+
+    async def merge(self, incoming: Incoming, plan: Plan) -> None:
+        """Have what has come in take the place of what `plan` says. Raises as `Store.merge`. Once begun it
+        comes to an end, also where its caller is cancelled."""
+        merging = asyncio.ensure_future(self._merge(incoming, plan))
+        try:
+            await asyncio.shield(merging)
+        except asyncio.CancelledError:
+            await asyncio.wait({merging})
+            raise
+
+    async def settle(self) -> None:
+        """Finish what processes that died left half done, and remove what is not needed any more."""
+        if not self._read(_MERGES + " LIMIT 1") and not self._folder.exists():
+            return
+        async with self._alone() as is_alone:
+            if is_alone:
+                await self._settle()
+                await self._sweep()
+
+    async def close(self) -> None:
+        """Remove the old folders of this store's merges."""
+        if self._replaced_at:
+            await asyncio.sleep(self._replaced_at + GRACE_S - time.monotonic())
+            async with self._alone() as is_alone:
+                if is_alone:
+                    await self._sweep()
+
+    async def _merge(self, incoming: Incoming, plan: Plan) -> None:
+        async with self._alone() as is_alone:
+            if not is_alone:
+                raise MergeRefused("another process merges files of this store")
+            await self._settle()
+            await self._sweep()
+            try:
+                await self._writer.submit(_begin, self._arrivals, plan)
+                await in_thread(_build, self._files, incoming, plan)
+                await self._writer.submit(_finish, self._arrivals, self._files, plan)
+            finally:
+                # Of a merge that is done there is no row any more.
+                await self._settle()
+            self._replaced_at = time.monotonic()
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[bool]:
+        """Whether nobody else merges or settles meanwhile."""
+        async with self._turn:
+            lock = await in_thread(_locked, self._folder)
+            try:
+                yield lock is not None
+            finally:
+                if lock is not None:
+                    os.close(lock)
+
+    async def _settle(self) -> None:
+        for row in self._read(_MERGES):
+            plan = Plan.of(row)
+            await self._writer.submit(_settle, self._files, plan)
+
+    async def _sweep(self) -> None:
+        await in_thread(_sweep, self._folder)
+
+
+def new_plan(parent: str, name: str, values: tuple[str, str, int, str], merged: Mapping[str, str]) -> Plan:
+    """`merged` is by key."""
+    names = {key.rpartition("/")[2]: sha256 for key, sha256 in merged.items()}
+    return Plan(secrets.token_hex(16), parent, name, values, names)
+
+
+def look(
+    cursor: sqlite3.Cursor, arrivals: Arrivals, files: FileTree, key: str
+) -> tuple[FileRow, Stamp | None] | None:
+    """`writes.look`, which finds no file missing because of a merge."""
+    for row in cursor.execute(_MERGES).fetchall():
+        plan = Plan.of(row)
+        with disk_errors():
+            if _is_exchanged(cursor, files, plan):
+                _write_rows(cursor, files, plan)
+    return writes.look(cursor, arrivals, files, key)
+
+
+def _begin(cursor: sqlite3.Cursor, arrivals: Arrivals, plan: Plan) -> None:
+    """Check that files may be merged, and note from here on what happens in their folder."""
+    _check_folder(cursor, plan)
+    # Of all that is not noted, the files have come or gone, or are still arriving when it ends.
+    arrivals.settle(cursor)
+    cursor.execute("DELETE FROM came")
+    cursor.execute("INSERT INTO merge VALUES(?, ?, ?, ?, ?)", plan.row)
+
+
+def _check_folder(cursor: sqlite3.Cursor, plan: Plan) -> None:
+    (as_said,) = cursor.execute(_AS_SAID, (plan.row[-1], plan.parent)).fetchone()
+    at_key = cursor.execute(_AT_KEY, (plan.parent, plan.name)).fetchone()
+    if as_said != len(plan.merged) or at_key is not None:
+        raise EtagMismatch
+    if cursor.execute(_FILES_BELOW, _below(plan.parent)).fetchone():
+        raise _holds_folders(plan)
+
+
+def _build(files: FileTree, incoming: Incoming, plan: Plan) -> None:
+    """Make the new folder: the merged file, and links to all that stays. The merged file comes first, as
+    where it lies tells what a crash has left."""
+    source, folder = Path(files.path(plan.parent)), _folder(files) / plan.id
+    folder.mkdir(mode=0o700)
+    _take(files, incoming, folder / plan.name)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                raise _holds_folders(plan)
+            if entry.name not in plan.merged:
+                _link(source / entry.name, folder / entry.name)
+    os.chmod(folder, source.stat().st_mode & 0o7777)
+    sync_folder(folder)
+    sync_folder(folder.parent)
+
+
+def _finish(cursor: sqlite3.Cursor, arrivals: Arrivals, files: FileTree, plan: Plan) -> None:
+    """Have the folders change places, and write the rows. Where it fails nothing has changed."""
+    below = _below(plan.parent)
+    # Of what is written in this very transaction the file follows when the folders have changed places.
+    came: dict[str, int] = dict(cursor.execute(_CAME, (plan.parent,)).fetchall())
+    came.update((key.removeprefix(below[0]), 1) for (key,) in cursor.execute(_ARRIVING, below))
+    if plan.name in came or not came.keys().isdisjoint(plan.merged):
+        raise EtagMismatch
+    is_below = cursor.execute("SELECT 1 FROM came WHERE parent > ? AND parent < ?", below).fetchone()
+    if is_below or any("/" in name for name in came):
+        raise _holds_folders(plan)
+    arrivals.settle(cursor)
+    source, folder = Path(files.path(plan.parent)), _folder(files) / plan.id
+    with disk_errors():
+        for name, is_there in came.items():
+            (folder / name).unlink(missing_ok=True)
+            if is_there:
+                _link(source / name, folder / name)
+        if came:
+            sync_folder(folder)
+        exchange(folder, source)
+        try:
+            sync_folder(folder.parent)
+            sync_folder(source.parent)
+            _write_rows(cursor, files, plan)
+        except BaseException:
+            exchange(folder, source)
+            raise
+
+
+def _settle(cursor: sqlite3.Cursor, files: FileTree, plan: Plan) -> None:
+    """End a merge whose process is dead or has failed: finish it where the folders have changed places, else
+    forget it."""
+    with disk_errors():
+        if _is_exchanged(cursor, files, plan):
+            _write_rows(cursor, files, plan)
+        else:
+            _forget(cursor, plan)
+            shutil.rmtree(_folder(files) / plan.id, ignore_errors=True)
+
+
+def _is_exchanged(cursor: sqlite3.Cursor, files: FileTree, plan: Plan) -> bool:
+    """Whether the folders of a merge have changed places though its rows are not written."""
+    if (_folder(files) / plan.id / plan.name).exists() or not os.path.exists(files.path(plan.key)):
+        return False
+    return cursor.execute(_AT_KEY, (plan.parent, plan.name)).fetchone() is None
+
+
+def _write_rows(cursor: sqlite3.Cursor, files: FileTree, plan: Plan) -> None:
+    """Have the rows say what lies in the new folder."""
+    stamp = Stamp.of(files.path(plan.key))
+    cursor.execute(_DELETE_MERGED, (plan.parent, plan.row[-1]))
+    cursor.execute(PUT_FILE, (plan.parent, plan.name, *plan.values, *stamp))
+    _forget(cursor, plan)
+
+
+def _forget(cursor: sqlite3.Cursor, plan: Plan) -> None:
+    cursor.execute("DELETE FROM merge WHERE id = ?", (plan.id,))
+    cursor.execute("DELETE FROM came")
+
+
+def _below(parent: str) -> tuple[str, str]:
+    """Between which texts lie the keys below it."""
+    return parent + "/", parent + "0"
+
+
+def _holds_folders(plan: Plan) -> MergeRefused:
+    return MergeRefused(f"{plan.parent} holds folders beside the files")
+
+
+def _folder(files: FileTree) -> Path:
+    return files.root.with_name("merging")
+
+
+def _take(files: FileTree, incoming: Incoming, path: Path) -> None:
+    """Move the file that has come in."""
+    try:
+        files.take(incoming.name, path)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise MergeRefused(f"{files.root} and {path.parent} lie in different file systems") from error
+        raise
+
+
+def _link(path: Path, target: Path) -> None:
+    """Link a file, if it is still there."""
+    try:
+        os.link(path, target, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+
+
+def _locked(folder: Path) -> int | None:
+    """The lock of those who merge in a store; None while another has it."""
+    create_folder(folder)
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the folders of merges that ended. Nobody merges, and no row of one is there. A folder's ctime is
+    when it changed places."""
+    before = time.time() - GRACE_S
+    for path in folder.iterdir():
+        if path.name != _LOCK and path.stat().st_ctime <= before:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,96 @@
+"""Many files of events as one (wire section 12). Importing this module imports pyarrow."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import IO, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pysync.parquet.events import REPEATABLE_UNTIL_MS, SCHEMA
+
+ROW_GROUP_BYTES: Final = 33_554_432
+ROW_GROUP_ROWS: Final = 122_880
+"""A row group is written when it has as much of either, in memory; one thread of DuckDB reads it."""
+
+_UNTIL: Final = REPEATABLE_UNTIL_MS.encode()
+
+
+class NotMergeable(Exception):
+    """A file that is left as it is; the text says why."""
+
+
+class Repeatable(NotMergeable):
+    """The push of the file may still be repeated, and would look for it."""
+
+
+class MergedFile:
+    """One file with the rows of others, in the order in which they are appended. It grows on disk, in the
+    folder for temporary files: in memory are one row group, and the file that is appended. For a thread."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
+        self._writer = pq.ParquetWriter(self._file, SCHEMA, compression="zstd", store_schema=False)
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = self._waiting_bytes = 0
+        self.rows = 0
+
+    def append_each(self, bodies: Sequence[bytes], now_ms: int) -> list[NotMergeable | None]:
+        """Add the rows of files, of each all or none: why, where it is none."""
+        return [self._append(body, now_ms) for body in bodies]
+
+    def finish(self) -> None:
+        """Write what is left. Afterwards `chunks` has the whole."""
+        self._flush()
+        self._writer.close()
+        self._file.flush()
+
+    def read(self, start: int, size: int) -> bytes:
+        """Bytes of the finished file; none past its end."""
+        return os.pread(self._file.fileno(), size, start)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._file.close()
+
+    def _append(self, body: bytes, now_ms: int) -> NotMergeable | None:
+        try:
+            file = pq.ParquetFile(pa.BufferReader(body), pre_buffer=False)
+            _check(file, now_ms)
+            groups = range(file.metadata.num_row_groups)
+            if len(groups) == 1:
+                self._add(file.read_row_group(0, use_threads=False))
+                return None
+            for at in groups:
+                file.read_row_group(at)
+            for at in groups:
+                self._add(file.read_row_group(at))
+        except NotMergeable as refused:
+            return refused
+        except (pa.ArrowException, OSError, ValueError) as error:
+            return NotMergeable(f"it cannot be read: {error}")
+        return None
+
+    def _add(self, table: pa.Table) -> None:
+        self._waiting.append(table)
+        self._waiting_rows += table.num_rows
+        self._waiting_bytes += table.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting_rows:
+            table = pa.concat_tables(self._waiting)
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            self.rows += table.num_rows
+        self._waiting.clear()
+        self._waiting_rows = self._waiting_bytes = 0
+
+
+def _check(file: pq.ParquetFile, now_ms: int) -> None:
+    if not file.schema_arrow.equals(SCHEMA):
+        raise NotMergeable("it has other columns")
+    until = (file.metadata.metadata or {}).get(_UNTIL)
+    if until is not None and int(until) > now_ms:
+        raise Repeatable("its push may still be repeated")

@@ -1,0 +1,248 @@
+"""Compaction: small files of events become larger ones, so that a query opens fewer of them.
+
+Files are merged in the order of their ids, each group into one file whose id is just below that of its last.
+So the id is new, and none ever stands for two contents: who has listed files and then finds one gone lists
+again, and counts nothing twice. And it lies behind every other id of the group: who asks for what comes after
+one of these gets it.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from pysync.config.media import PARQUET_TYPE
+from pysync.config.template import matches
+from pysync.plugins.events.batches import SUFFIX
+from pysync.store import EtagMismatch, MergeRefused, Store
+
+if TYPE_CHECKING:
+    from pysync.parquet.merging import MergedFile
+
+T = TypeVar("T")
+
+_PAGE: Final = 1_000
+_READ_FILES: Final = 32
+_READ_BYTES: Final = 8_388_608
+"""Files that are read at once: so many, or so many bytes; one may be larger."""
+
+_batch = re.compile(rf"([0-9]{{13}})(-[0-9]{{6}}-)(?!0{{12}})([0-9a-f]{{12}}){re.escape(SUFFIX)}").fullmatch
+"""The name of a batch's file: milliseconds, number and random digits."""
+
+
+class Source(NamedTuple):
+    """A file that may be merged, by its name in the folder."""
+
+    name: str
+    size: int
+
+
+@dataclass(slots=True)
+class Compacted:
+    """What became of the files in one folder: how many there were and are, and how many rows were merged; how
+    many files are too young yet, and which others were left, with the reason."""
+
+    folder: str
+    before: int = 0
+    after: int = 0
+    rows: int = 0
+    young: int = 0
+    left: dict[str, str] = field(default_factory=dict)
+
+
+async def _always() -> bool:
+    return True
+
+
+class Compaction:
+    """The compaction of the files below one template of keys. They are merged once they are `older_than_ms`,
+    into files of about `to_bytes`; `now_ms` is the clock of their ids."""
+
+    def __init__(
+        self, store: Store, storage_path: str, older_than_ms: int, to_bytes: int, now_ms: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._storage_path = storage_path
+        self._older_than_ms = older_than_ms
+        self._to_bytes = to_bytes
+        self._now_ms = now_ms
+
+    async def run(self, may_go_on: Callable[[], Awaitable[bool]] = _always) -> AsyncIterator[Compacted]:
+        """Merge what can be merged, and say what became of each folder. `may_go_on` is asked before each
+        merge. Servers, readers and other compactions may work meanwhile. Raises Unavailable."""
+        await self._store.settle_merges()
+        with ThreadPoolExecutor(1, "event-compaction") as thread:
+            for folder in await self._folders():
+                work = _Folder(self._store, thread, folder, self._now_ms)
+                yield await work.compact(self._older_than_ms, self._to_bytes, may_go_on)
+
+    async def _folders(self) -> Sequence[str]:
+        """Where there are files of batches, in order."""
+        parts = self._storage_path.split("/")
+        literal = "/".join(takewhile(lambda part: not part.startswith("{"), parts))
+        found = set()
+        async for listed in self._store.walk(literal):
+            folder, _, name = listed.key.rpartition("/")
+            if folder not in found and _batch(name) and matches(self._storage_path, listed.key):
+                found.add(folder)
+        return sorted(found)
+
+
+class _Folder:
+    """The compaction of one folder. What takes long is done in `thread`."""
+
+    def __init__(
+        self, store: Store, thread: ThreadPoolExecutor, folder: str, now_ms: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._thread = thread
+        self._folder = folder
+        self._now_ms = now_ms
+        self._done = Compacted(folder)
+
+    async def compact(
+        self, older_than_ms: int, to_bytes: int, may_go_on: Callable[[], Awaitable[bool]]
+    ) -> Compacted:
+        """Merge what can be merged; what became of it."""
+        before_ms = self._now_ms() - older_than_ms
+        async for group in self._groups(before_ms, to_bytes):
+            if len(group) > 1 and await may_go_on():
+                await self._merge(group)
+        self._done.after += self._done.before
+        return self._done
+
+    async def _groups(self, before_ms: int, to_bytes: int) -> AsyncIterator[list[Source]]:
+        """Files to be merged into one, in the order of their ids. One that is large enough parts the groups,
+        so that rows keep their order."""
+        group: list[Source] = []
+        size = 0
+        async for source in self._sources(before_ms):
+            is_large = 2 * source.size >= to_bytes
+            if is_large or size + source.size > to_bytes:
+                yield _worth_it(group)
+                group, size = [], 0
+            if not is_large:
+                group.append(source)
+                size += source.size
+        yield _worth_it(group)
+
+    async def _sources(self, before_ms: int) -> AsyncIterator[Source]:
+        """The batches that are old enough, in the order of their ids."""
+        after: str | None = None
+        while names := await self._store.list(self._folder, after, _PAGE):
+            after = names[-1]
+            batches = [(name, int(match[1])) for name in names if (match := _batch(name))]
+            self._done.before += len(batches)
+            old = [name for name, ms in batches if ms <= before_ms]
+            self._done.young += len(batches) - len(old)
+            for at in range(0, len(old), _READ_FILES):
+                some = old[at : at + _READ_FILES]
+                stats = await asyncio.gather(*(self._store.stat(self._key(name)) for name in some))
+                for name, stat in zip(some, stats, strict=True):
+                    if stat is not None:
+                        yield Source(name, stat.size)
+
+    async def _merge(self, group: Sequence[Source]) -> None:
+        """Have one file take the place of those in the group that can be merged."""
+        from pysync.parquet.merging import MergedFile
+
+        into = await self._in_thread(MergedFile)
+        try:
+            merged: dict[str, str] = {}
+            for some in _readable_at_once(group):
+                merged.update(await self._append(into, some))
+            if len(merged) < 2:
+                return
+            await self._in_thread(into.finish)
+            try:
+                await self._store.merge(self._below(max(merged)), self._chunks(into), PARQUET_TYPE, merged)
+            except EtagMismatch:
+                self._leave(merged, "a file of theirs was written or removed meanwhile")
+            except MergeRefused as refused:
+                self._leave(merged, str(refused))
+            else:
+                self._done.rows += into.rows
+                self._done.after -= len(merged) - 1
+        finally:
+            await self._in_thread(into.close)
+
+    async def _append(self, into: "MergedFile", some: Sequence[Source]) -> dict[str, str]:
+        """Append files, as far as they can be merged: their keys, and what their sha256 are."""
+        from pysync.parquet.merging import Repeatable
+
+        now_ms = self._now_ms()
+        read = await asyncio.gather(*(self._read(source.name) for source in some))
+        found = [(source.name, *file) for source, file in zip(some, read, strict=True) if file is not None]
+        refusals = await self._in_thread(into.append_each, [body for _, _, body in found], now_ms)
+        appended: dict[str, str] = {}
+        for (name, sha256, _), refused in zip(found, refusals, strict=True):
+            if refused is None:
+                appended[self._key(name)] = sha256
+            elif isinstance(refused, Repeatable):
+                self._done.young += 1
+            else:
+                self._done.left[name] = str(refused)
+        return appended
+
+    async def _read(self, name: str) -> tuple[str, bytes] | None:
+        """The sha256 and the bytes of a file; None where it is gone."""
+        file = await self._store.open(self._key(name))
+        if file is None:
+            return None
+        return file.sha256, b"".join([chunk async for chunk in file.chunks])
+
+    async def _chunks(self, merged: "MergedFile") -> AsyncIterator[bytes]:
+        at = 0
+        while chunk := await self._in_thread(merged.read, at, 262_144):
+            at += len(chunk)
+            yield chunk
+
+    async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
+        """The result of `work` in the thread. Who is cancelled waits for it, as it has hold of the file."""
+        running = asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
+
+    def _leave(self, merged: dict[str, str], why: str) -> None:
+        names = sorted(key.rpartition("/")[2] for key in merged)
+        self._done.left[f"{names[0]} to {names[-1]}"] = why
+
+    def _below(self, key: str) -> str:
+        """The key of the id just below that of `key`. Nobody else has it, as ids end with random digits."""
+        match = _batch(key.rpartition("/")[2])
+        assert match is not None
+        ms, number, token = match.groups()
+        return self._key(f"{ms}{number}{int(token, 16) - 1:012x}{SUFFIX}")
+
+    def _key(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+
+def _worth_it(group: list[Source]) -> list[Source]:
+    """The group without those at its beginning that are larger than all that follows: a file is written again
+    only where it doubles, so that all merges together write each row only some times."""
+    total = sum(source.size for source in group)
+    for at, source in enumerate(group):
+        total -= source.size
+        if source.size <= total:
+            return group[at:]
+    return []
+
+
+def _readable_at_once(group: Sequence[Source]) -> list[list[Source]]:
+    """The group in parts whose files are read at once."""
+    parts: list[list[Source]] = [[]]
+    size = 0
+    for source in group:
+        if len(parts[-1]) == _READ_FILES or (parts[-1] and size + source.size > _READ_BYTES):
+            parts.append([])
+            size = 0
+        parts[-1].append(source)
+        size += source.size
+    return parts

@@ -47,7 +47,20 @@ def test_the_version_is_told(shell: Shell) -> None:
 def test_help_names_every_command_and_exit_status(shell: Shell) -> None:
     status, output, _ = shell.run("--help")
     assert status == 0
-    for word in ("serve", "check", "keys", "cap", "pull", "push", "append", "tail", "list", "batch", "copy"):
+    for word in (
+        "serve",
+        "check",
+        "keys",
+        "cap",
+        "pull",
+        "push",
+        "append",
+        "tail",
+        "list",
+        "batch",
+        "copy",
+        "keyring",
+    ):
         assert word in output
     assert "bench" in output
     assert "exit status" in output

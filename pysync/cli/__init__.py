@@ -60,6 +60,7 @@ def _status(error: Exception) -> int:
     """The exit status for an error that a caller may meet; raises every other again."""
     from pysync.caps import CapError
     from pysync.client import Unreachable
+    from pysync.client.sealed_errors import SealedError
     from pysync.config import ConfigError
     from pysync.errors import Conflict, Forbidden, PysyncError, RateLimited, Unauthorized, Unavailable
 
@@ -70,7 +71,7 @@ def _status(error: Exception) -> int:
             return REFUSED
         case Unreachable() | Unavailable() | RateLimited():
             return UNREACHABLE
-        case PysyncError() | CapError() | ConfigError() | ValueError() | OSError():
+        case PysyncError() | CapError() | SealedError() | ConfigError() | ValueError() | OSError():
             return PROBLEM
     raise error
 
@@ -123,22 +124,32 @@ def _parser() -> argparse.ArgumentParser:
     _add_keys(commands.add_parser("keys", help="make and show keys"))
     _add_caps(commands.add_parser("cap", help="make, show and take back certificates"))
 
-    pull = commands.add_parser("pull", help="print a document")
+    pull = commands.add_parser("pull", help="print a document; with --out: get a file")
     pull.add_argument("document", metavar="KEY", help="its path after /pull/")
     pull.add_argument("--data", action="store_true", help="print the data alone")
+    pull.add_argument("--out", metavar="FILE", help="get the file at KEY as it is (-: stdout)")
+    pull.add_argument("--open", metavar="NAME", help="with --out: open it with this keyring")
+    _add_trust(pull)
     _add_client(pull)
     pull.set_defaults(run=("documents", "pull"))
 
-    push = commands.add_parser("push", help="store a document; without --base or --force: create it")
+    push = commands.add_parser(
+        "push", help="store a document; without --base or --force: create it; with --type: store a file"
+    )
     push.add_argument("document", metavar="KEY", help="its path after /push/")
     push.add_argument(
-        "file", metavar="FILE", nargs="?", default="-", help="a JSON object (default: -, stdin)"
+        "file", metavar="FILE", nargs="?", default="-", help="a JSON object, or any file (default: -, stdin)"
     )
+    push.add_argument("--type", metavar="TYPE", help="store FILE as it is, as this: image/png, ...")
+    push.add_argument("--seal", metavar="NAME", help="store FILE sealed, for the recipients of this keyring")
+    _add_trust(push)
     base = push.add_mutually_exclusive_group()
     base.add_argument("--base", metavar="HASH", help="replace the document that has this hash")
     base.add_argument("--force", action="store_true", help="replace whatever is there")
     _add_client(push)
     push.set_defaults(run=("documents", "push"))
+
+    _add_keyrings(commands.add_parser("keyring", help="say who may open what is sealed"))
 
     append = commands.add_parser("append", help="add an element to a log, with a proof of who wrote it")
     append.add_argument("log", metavar="KEY", help="its path after /push/")
@@ -295,6 +306,41 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
     revoke.add_argument("--publish", action="store_true", help="send it to the server as well")
     _add_server(revoke)
     revoke.set_defaults(run=("revocations", "revoke"))
+
+
+def _add_keyrings(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    new = commands.add_parser("new", help="make one: for the key itself, and others")
+    add = commands.add_parser("add", help="let somebody open what is sealed, also what was before")
+    remove = commands.add_parser("remove", help="seal under a new key from now on, which somebody has not")
+    show = commands.add_parser("show", help="print who is in it, and whether it opens")
+    for command in (new, add, remove, show):
+        command.add_argument("name", metavar="NAME", help="the path before /_keyring")
+    new.add_argument("recipient", metavar="FILE", nargs="*", help="their keys, as `keys show` prints them")
+    for command in (add, remove):
+        command.add_argument("recipient", metavar="FILE", help="their keys, as `keys show` prints them")
+    for command in (new, add, remove, show):
+        _add_trust(command)
+        _add_client(command)
+    for name, command in {"new": new, "add": add, "remove": remove, "show": show}.items():
+        command.set_defaults(run=("keyrings", name))
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="keys of who else may add to the keyring, as `keys show` prints them; may be repeated",
+    )
+    parser.add_argument(
+        "--min-epoch",
+        metavar="N",
+        type=int,
+        default=1,
+        help="refuse the keyring if it is older: the latest epoch you saw",
+    )
 
 
 def _add_client(parser: argparse.ArgumentParser) -> None:

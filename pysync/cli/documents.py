@@ -12,6 +12,12 @@ from pysync.client import Client, PullResult, PushResult, SyncDocument
 
 
 def pull(options: argparse.Namespace) -> int:
+    if options.out is not None:
+        from pysync.cli import blobs
+
+        return blobs.pull(options)
+    if options.open is not None:
+        raise ValueError("--open needs --out: only files are opened")
     pulled = asyncio.run(_pull(options))
     answer = {"data": pulled.data, "hash": pulled.hash, "timestamp": pulled.timestamp_ms}
     print_json(pulled.data if options.data else answer)
@@ -19,6 +25,10 @@ def pull(options: argparse.Namespace) -> int:
 
 
 def push(options: argparse.Namespace) -> int:
+    if options.type is not None or options.seal is not None:
+        from pysync.cli import blobs
+
+        return blobs.push(options)
     pushed = asyncio.run(_push(options, read_object(options.file)))
     print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms})
     return 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -158,6 +159,32 @@ async def test_what_a_source_raises_is_raised(tmp_path: Path) -> None:
             await anonymous.push_blob("files/a", failing(), "image/png")
         with pytest.raises(FileNotFoundError):
             await anonymous.push_blob("files/a", tmp_path / "none", "image/png")
+
+
+@pytest.mark.parametrize("grows", [True, False])
+async def test_a_file_that_changes_while_it_is_sent_is_sent_as_it_was_or_not_at_all(
+    tmp_path: Path, grows: bool
+) -> None:
+    path, content = tmp_path / "f", LARGE * 16
+    path.write_bytes(content)
+    received: list[bytes] = []
+
+    async def change_and_take(request: web.Request) -> web.Response:
+        await request.content.readany()
+        os.truncate(path, len(content) * 2 if grows else 1)
+        received.append(await request.content.read())
+        return web.json_response(PUSHED)
+
+    app = web.Application()
+    app.router.add_post("/push/files/a", change_and_take)
+    async with TestServer(app) as server, client(str(server.make_url("/"))) as anonymous:
+        if grows:
+            await anonymous.push_blob("files/a", path, "image/png")
+            assert content.endswith(received[0])
+        else:
+            with pytest.raises(ValueError, match="became shorter"):
+                await anonymous.push_blob("files/a", path, "image/png")
+            assert received == []
 
 
 async def test_a_refusal_is_raised_though_the_file_was_not_read_to_its_end() -> None:

@@ -51,6 +51,13 @@ async def test_a_push_sends_the_data_and_its_base() -> None:
     assert server.headers("Content-Type") == ["application/json"] * 2
 
 
+async def test_a_push_of_events_tells_the_batch_that_they_became() -> None:
+    answers = ((200, {**PUSHED, "batchId": "b1"}), (200, PUSHED))
+    async with serving(*answers) as server, client(server.url) as anonymous:
+        pushed = [await anonymous.push("events/app/x", {"events": [{}]}) for _ in answers]
+    assert [one.batch_id for one in pushed] == ["b1", None]
+
+
 async def test_paths_of_other_clients_name_the_same_document() -> None:
     async with serving((200, PULLED), (200, PUSHED)) as server, client(server.url) as anonymous:
         await anonymous.pull("/pull/notes/n1")

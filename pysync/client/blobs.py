@@ -86,7 +86,7 @@ class Blobs(Connection):
         """Have the file at `key` written to `path`, in the place of what is there: all of it, or nothing.
         None where nothing is stored, and nothing is written. Raises OSError, and as `pull_blob`."""
 
-        part = path.with_name(f".{path.name}.{self._random(8).hex()}.part")
+        part = path.with_name(f".{self._random(8).hex()}.part")
 
         async def attempt() -> FileHead | None:
             async with self.open_blob(key) as stream:
@@ -134,9 +134,8 @@ class Blobs(Connection):
     ) -> PushResult:
         idle_s = self._timeout.total
         upload = Upload(source, idle_s)
-        size = upload.size()
-        if size is not None:
-            headers = headers | {"Content-Length": str(size)}
+        if upload.size is not None:
+            headers = headers | {"Content-Length": str(upload.size)}
         limits = aiohttp.ClientTimeout(total=None, connect=idle_s, sock_read=idle_s)
         sending = self._send(self._session, "POST", target, signed, headers, limits, upload=upload)
         try:

@@ -46,10 +46,11 @@ class PullResult:
 @dataclass(frozen=True, slots=True)
 class PushResult:
     """A push that was applied: `hash` is the base of the next one. Of an append, `timestamp_ms` is the time
-    of its element, and `hash` that of the log."""
+    of its element, and `hash` that of the log; of a batch of events, `batch_id` is what it is pulled by."""
 
     hash: str
     timestamp_ms: int
+    batch_id: str | None = None
 
 
 BatchEntry = PullResult | PysyncError
@@ -99,7 +100,7 @@ def pull_result(answer: dict[str, Any]) -> PullResult:
 
 
 def push_result(answer: dict[str, Any]) -> PushResult:
-    return PushResult(hash=answer["hash"], timestamp_ms=answer["timestamp"])
+    return PushResult(answer["hash"], answer["timestamp"], answer.get("batchId"))
 
 
 def blob_result(answer: dict[str, Any]) -> PushResult:

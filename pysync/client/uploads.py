@@ -16,32 +16,39 @@ class Upload:
     to take a chunk: `limit` is then over."""
 
     def __init__(self, source: Source, idle_s: float | None) -> None:
+        """Raises OSError where a file is not there. Of one that grows, what there is now is sent."""
         self._source = source
+        self.size = _size(source)
+        """How many bytes it is; None where that is known only at its end."""
         self._idle_s = idle_s
         self.limit = asyncio.timeout(None)
         """To send it within."""
         self.failure: Exception | None = None
         """What the source itself raised."""
 
-    def size(self) -> int | None:
-        """How many bytes it is; None where that is known only at its end. Raises OSError."""
-        match self._source:
-            case bytes():
-                return len(self._source)
-            case Path():
-                return self._source.stat().st_size
-        return None
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        sent, size = 0, self.size
         try:
             async for chunk in _chunks(self._source):
+                sent += len(chunk)
                 if self._idle_s is not None:
                     self.limit.reschedule(asyncio.get_running_loop().time() + self._idle_s)
                 yield chunk
                 self.limit.reschedule(None)
+            if size is not None and sent < size:
+                raise ValueError("the file became shorter while it was sent")
         except Exception as error:
             self.failure = error
             raise
+
+
+def _size(source: Source) -> int | None:
+    match source:
+        case bytes():
+            return len(source)
+        case Path():
+            return source.stat().st_size
+    return None
 
 
 async def _chunks(source: Source) -> AsyncIterator[bytes]:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -355,6 +356,39 @@ async def test_a_failed_pull_leaves_what_was_there(tmp_path: Path) -> None:
             await anonymous.pull_blob_to("files/a", tmp_path / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
     assert (tmp_path / "f").read_bytes() == b"before"
+
+
+async def test_a_file_on_its_way_is_not_held_in_memory(tmp_path: Path) -> None:
+    size = 48 << 20
+
+    async def take(request: web.Request) -> web.Response:
+        async for _ in request.content.iter_any():
+            pass
+        return web.json_response(PUSHED)
+
+    async def give(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "image/png"})
+        response.content_length = size
+        await response.prepare(request)
+        for _ in range(size >> 16):
+            await response.write(bytes(1 << 16))
+        return response
+
+    app = web.Application()
+    app.router.add_post("/push/files/a", take)
+    app.router.add_get("/pull/files/a", give)
+    (tmp_path / "f").touch()
+    os.truncate(tmp_path / "f", size)
+    async with TestServer(app) as server, client(str(server.make_url("/"))) as anonymous:
+        tracemalloc.start()
+        try:
+            await anonymous.push_blob("files/a", tmp_path / "f", "image/png")
+            await anonymous.pull_blob_to("files/a", tmp_path / "g")
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert (tmp_path / "g").stat().st_size == size
+    assert peak < 8 << 20
 
 
 async def test_a_file_larger_than_allowed_is_not_taken() -> None:

@@ -1,11 +1,13 @@
 """Files and sealed files with the client and the service together."""
 
 import hashlib
+import io
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import pytest_asyncio
 from conftest import ISSUER, STRANGER, SUBJECT, Start, root_device
@@ -36,6 +38,7 @@ SERVICE: dict[str, Any] = {
             "writeRoles": ["public"],
             "maxBodyBytes": 1000,
         },
+        {"name": "events", "storagePath": "events/{app}/{batchId}", "listable": True, **ROOM},
         {"preset": "parquet", "name": "rows", "storagePath": "rows/{id}", "write": ["public"]},
         {
             "preset": "sealedParquet",
@@ -51,6 +54,7 @@ SERVICE: dict[str, Any] = {
             "collections": [{"name": "any", "storagePath": "acme/{id}", "allowedMimeTypes": ["*/*"], **ROOM}]
         }
     },
+    "events": [{"collection": "events", "storagePath": "events/{app}/{batchId}"}],
     "auth": {"trustedIssuers": [ISSUER.ed_pub]},
 }
 LARGE = os.urandom(3 << 20)
@@ -175,6 +179,17 @@ async def test_a_parquet_file_keeps_its_bytes_and_has_its_type(owner: Client) ->
     await owner.push_blob("photos/a", b"PNG", "image/png")
     with pytest.raises(UnsupportedMediaType):
         await owner.pull_parquet("photos/a")
+
+
+async def test_a_batch_of_events_is_pulled_as_parquet_by_the_id_that_its_push_told(owner: Client) -> None:
+    pushed = await owner.push("events/app/x", {"events": [{"event_type": "opened", "n": 1}]})
+    assert pushed.batch_id is not None
+    assert [name async for name in owner.list("events/app")] == [pushed.batch_id]
+    blob = await owner.pull_parquet(f"events/app/{pushed.batch_id}")
+    assert blob is not None
+    assert blob.hash == pushed.hash
+    rows = pyarrow.parquet.read_table(io.BytesIO(blob.data)).to_pylist()
+    assert [row["event_type"] for row in rows] == ["opened"]
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Keyrings kept on a server, and what is sealed with them: with the service in this process."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -158,6 +159,15 @@ async def test_a_sealed_document_is_given_once_though_each_sealing_is_another(ow
     assert document._is_as_stored()
     document.data = {"a": 2}
     assert not document._is_as_stored()
+
+
+async def test_who_follows_a_sealed_document_is_given_what_is_in_it(owner: Client) -> None:
+    opened = await ring(owner).create()
+    await SyncDocument(owner, "rooms/r1", sealing=opened).push({"a": 1})
+    async with aclosing(SyncDocument(owner, "rooms/r1", sealing=opened).follow()) as told:
+        assert await anext(told) == {"a": 1}
+        await SyncDocument(owner, "rooms/r1", sealing=opened).update(lambda data: {**data, "b": 2})
+        assert await anext(told) == {"a": 1, "b": 2}
 
 
 async def test_a_document_that_is_not_sealed_is_not_taken_in(owner: Client) -> None:

@@ -362,11 +362,25 @@ def test_only_its_issuer_takes_a_certificate_back(shell: Shell) -> None:
     assert (status, output, errors) == (1, "", said)
 
 
-async def test_event_batches_are_not_stored_as_documents(shell: Shell, start: Start) -> None:
-    taps = {"name": "taps", "storagePath": "taps/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+async def test_a_push_of_events_tells_the_batch_that_they_became(
+    shell: Shell, start: Start, tmp_path: Path
+) -> None:
+    taps = {
+        "name": "taps",
+        "storagePath": "taps/{batchId}",
+        "readRoles": ["public"],
+        "writeRoles": ["public"],
+    }
     events = [{"collection": "taps", "storagePath": "events/{batchId}"}]
     server = ("--server", await start({"collections": [taps], "events": events}))
-    assert await shell.ask("push", "taps/a", *server, stdin="{}") == (1, "", "pysync: Not found\n")
+    status, output, _ = await shell.ask("push", "taps/a", *server, stdin='{"events": [{"event": "tap"}]}')
+    pushed = json.loads(output)
+    assert (status, pushed.keys()) == (0, {"hash", "timestamp", "batchId"})
+    pulled = await shell.ask("pull", f"taps/{pushed['batchId']}", "--out", "batch.parquet", *server)
+    assert json.loads(pulled[1])["hash"] == pushed["hash"]
+    assert (tmp_path / "batch.parquet").read_bytes().startswith(b"PAR1")
+    refused = await shell.ask("push", "taps/a", *server, stdin="{}")
+    assert refused == (1, "", "pysync: Missing or invalid events\n")
 
 
 async def test_the_admin_token_comes_from_the_option_or_the_environment(

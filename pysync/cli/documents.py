@@ -30,7 +30,8 @@ def push(options: argparse.Namespace) -> int:
 
         return blobs.push(options)
     pushed = asyncio.run(_push(options, read_object(options.file)))
-    print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms})
+    batch = {} if pushed.batch_id is None else {"batchId": pushed.batch_id}
+    print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms, **batch})
     return 0
 
 

@@ -49,6 +49,16 @@ class Asker:
         once = [(wire.HEADER_IDEMPOTENCY_KEY, sent["once"])] if "once" in sent else []
         return self._device.request(f"/push/{key}", body, once)
 
+    async def download(self, node: int, key: str, known: str = "") -> tuple[Operation, Request]:
+        """Pull a file, unless it is the version `known`."""
+        headers = [(wire.HEADER_IF_NONE_MATCH, f'"{known}"')] if known else []
+        request = self._device.request(f"/pull/{key}", headers=headers)
+        return await self.send(node, "download", key, {"known": known} if known else {}, request), request
+
+    def uploading(self, key: str, content: bytes) -> Request:
+        """The request of a push of these bytes."""
+        return self._device.request(f"/push/{key}", content)
+
     async def metered(self, node: int, key: str) -> Operation:
         return await self.send(node, "metered", key, {}, self._device.request(f"/pull/{key}"))
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 import reference_log as twin
 
 from proof.documents import hash_of, pushes_of, versions_of
+from proof.files import uploads_of
 from proof.history import Operation
 from proof.logs import appends_of, elements_of
 from proof.verdict import Violation
@@ -23,11 +24,13 @@ from proof.writes import Write
 @dataclass(slots=True)
 class Announced:
     """What may be told of one key. `places` are the versions that it went through, by their hashes; `begun`
-    is when each that may be told was first asked for; `owed` are the writes that must be told."""
+    is when each that may be told was first asked for; `owed` are the writes that must be told. Where it has
+    no places `ended` tells when a version was made for certain."""
 
     places: Mapping[str, int]
     begun: Mapping[str, float]
     owed: list[tuple[str, Write]] = field(default_factory=list)
+    ended: Mapping[str, float] = field(default_factory=dict)
     may_be: Callable[[str], float | None] = lambda hash_: None
 
 
@@ -45,18 +48,22 @@ def judge_followers(operations: list[Operation]) -> Iterator[Violation]:
         yield from _out_of_turn(heard)
         yield from _untrue(events, announced)
         yield from _unordered(heard, announced)
+        yield from _overtaken(heard, announced)
         yield from _unheard(heard, announced)
 
 
 def _announced(operations: Iterable[Operation]) -> dict[str, Announced]:
     keys: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
-        if operation.kind in ("push", "append", "pull", "tail"):
+        if operation.kind in ("push", "append", "pull", "tail", "upload", "download"):
             keys[operation.key].append(operation)
-    return {
-        key: _of_log(about) if any(one.kind in ("append", "tail") for one in about) else _of_document(about)
-        for key, about in keys.items()
-    }
+    return {key: _of(about) for key, about in keys.items()}
+
+
+def _of(about: list[Operation]) -> Announced:
+    if about[0].kind in ("append", "tail"):
+        return _of_log(about)
+    return _of_document(about) if about[0].kind in ("push", "pull") else _of_file(about)
 
 
 def _of_document(about: list[Operation]) -> Announced:
@@ -92,7 +99,16 @@ def _of_log(about: list[Operation]) -> Announced:
                 return append.start
         return None
 
-    return Announced(places, begun, owed, may_be)
+    return Announced(places, begun, owed, may_be=may_be)
+
+
+def _of_file(about: list[Operation]) -> Announced:
+    """Only of writes that did not overlap it is known which came first."""
+    uploads = uploads_of(about)
+    named = [(str(upload.first.sent["sha256"]), upload) for upload in uploads]
+    begun = {hash_: upload.start for hash_, upload in named if not upload.is_refused}
+    ended = {hash_: upload.end for hash_, upload in named}
+    return Announced({}, begun, [owed for owed in named if owed[1].acknowledged], ended=ended)
 
 
 def _out_of_turn(heard: list[Operation]) -> Iterator[Violation]:
@@ -142,6 +158,30 @@ def _unordered(heard: list[Operation], announced: Mapping[str, Announced]) -> It
             yield Violation("told in order", said, (shown, event))
         else:
             newest[event.key] = place, event
+
+
+def _overtaken(heard: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
+    """First events of files that had been made when those were asked for that were told before, likewise."""
+    newest: dict[str, tuple[float, Operation]] = {}
+    seen = set[tuple[str, str]]()
+    reset_at = -math.inf
+    for event in heard:
+        if event.kind == "reset":
+            reset_at = event.end
+        about = announced.get(event.key)
+        if event.kind != "event" or about is None or not about.ended:
+            continue
+        hash_ = str(event.answer["hash"])
+        begun = about.begun.get(hash_)
+        if begun is None or begun < reset_at or (event.key, hash_) in seen:
+            continue
+        seen.add((event.key, hash_))
+        later = newest.get(event.key)
+        if later is not None and about.ended[hash_] < later[0]:
+            said = f"{event.who} was told of {hash_[:12]} of {event.key} after what came later"
+            yield Violation("told in order", said, (later[1], event))
+        if later is None or begun > later[0]:
+            newest[event.key] = begun, event
 
 
 def _unheard(heard: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:

@@ -14,6 +14,8 @@ Kind = Literal[
     "push",
     "append",
     "tail",
+    "upload",
+    "download",
     "replay",
     "metered",
     "follow",
@@ -24,11 +26,12 @@ Kind = Literal[
     "loss",
     "faults",
 ]
-"""`pull` and `push` are of a document, `append` and `tail` of a log; `replay` sends the bytes of an earlier
-request again; `metered` pulls where there is a rate limit. `follow` is a stream of changes, from its request
-to its last byte; `event` is a change that it told, `reset` that it could not tell all. `setup` is the first
-line, `faults` the last. `kill` is the death of a node, from its last moment to when it served again, `stall`
-a time in which Redis stood still, `loss` the moment in which it lost its memory."""
+"""`pull` and `push` are of a document, `append` and `tail` of a log, `upload` and `download` of a file;
+`replay` sends the bytes of an earlier request again; `metered` pulls where there is a rate limit. `follow` is
+a stream of changes, from its request to its last byte; `event` is a change that it told, `reset` that it
+could not tell all. `setup` is the first line, `faults` the last. `kill` is the death of a node, from its last
+moment to when it served again, `stall` a time in which Redis stood still, `loss` the moment in which it lost
+its memory."""
 
 END: Final = "end"
 """Who reads what is there when all others have ended."""
@@ -47,6 +50,8 @@ class Operation:
         pull      known: the hash in its If-None-Match, where it has one
         append    data, which holds an `id` of its own; once, likewise
         tail      the query: last, checkpoint or full
+        upload    sha256, size of the bytes
+        download  known, as of a pull; the answer: hash is the ETag, sha256 that of the bytes
         replay    kind: of the request that is sent again
         follow    after: the id from which it goes on, where it has one; opened: when it began to tell
         event     id; its change is the answer

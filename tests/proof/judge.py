@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from proof.documents import judge_document
+from proof.files import judge_file
 from proof.followers import judge_followers
 from proof.history import Kind, Operation, read
 from proof.logs import judge_log
@@ -16,6 +17,8 @@ ANSWERS: Final[dict[Kind, frozenset[int]]] = {
     "push": frozenset({200, 409, 401}),
     "append": frozenset({200, 401}),
     "tail": frozenset({200, 401}),
+    "upload": frozenset({200, 401}),
+    "download": frozenset({200, 304, 401}),
     "metered": frozenset({200, 429}),
     "replay": frozenset({401}),
     "follow": frozenset({200}),
@@ -66,18 +69,23 @@ def counts(operations: list[Operation]) -> Counter[str]:
 
 
 def _judge_keys(operations: Iterable[Operation]) -> Iterator[Violation]:
-    """What became of each document and each log."""
+    """What became of each document, each log and each file."""
     documents: defaultdict[str, list[Operation]] = defaultdict(list)
     logs: defaultdict[str, list[Operation]] = defaultdict(list)
+    files: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
         if operation.kind in ("pull", "push"):
             documents[operation.key].append(operation)
         elif operation.kind in ("append", "tail"):
             logs[operation.key].append(operation)
+        elif operation.kind in ("upload", "download"):
+            files[operation.key].append(operation)
     for key, about in documents.items():
         yield from judge_document(key, about)
     for key, about in logs.items():
         yield from judge_log(key, about)
+    for key, about in files.items():
+        yield from judge_file(key, about)
 
 
 def _judge_answers(operations: Iterable[Operation]) -> Iterator[Violation]:

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 LIMIT: Final = {"window_ms": 1000, "max_requests": 8}
 """Of what is `metered`, for all clients together: they have one address."""
+FILE_TYPE: Final = "application/octet-stream"
 
 
 def _collection(name: str, **members: Any) -> dict[str, Any]:
@@ -14,6 +15,7 @@ def _collection(name: str, **members: Any) -> dict[str, Any]:
 COLLECTIONS: Final = [
     _collection("counters"),
     _collection("logs", appendOnly={"type": "by_timestamp", "requireAuthorSignature": False}),
+    _collection("files", allowedMimeTypes=[FILE_TYPE], maxBodyBytes=4_000_000),
     _collection(
         "metered",
         rateLimit={

@@ -4,6 +4,7 @@ A library would send a request again by itself where its connection broke, and b
 """
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any, Final
 
 import orjson
 
+from proof.service import FILE_TYPE
 from pysync import minting, signing, wire
 from pysync.clock import wall_clock_ms
 from pysync.keys import Keys
+from pysync.store import JSON_TYPE
 
 HOST: Final = "proof.example"
 """Signed by everybody, whichever node it is for, so that one node's request may be sent to another."""
@@ -55,13 +58,16 @@ class Device:
         ).authorization
 
     def request(self, target: str, body: object = None, headers: Iterable[tuple[str, str]] = ()) -> Request:
-        """A GET, or with a body a POST of JSON, signed now."""
-        method, sent = ("GET", b"") if body is None else ("POST", orjson.dumps(body))
-        now_ms = wall_clock_ms()
-        signed = signing.sign_request(self._keys, method, target, sent, HOST, now_ms, os.urandom(16))
+        """A GET, or with a body a POST, signed now: of a file where that is bytes, else of JSON."""
+        is_file = isinstance(body, bytes)
+        sent = b"" if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
+        method, now_ms = "GET" if body is None else "POST", wall_clock_ms()
+        covered = b"" if is_file else sent
+        signed = signing.sign_request(self._keys, method, target, covered, HOST, now_ms, os.urandom(16))
         lines = {"Host": HOST, "Authorization": self._authorization, **signed, **dict(headers)}
         if body is not None:
-            lines |= {"Content-Type": "application/json", "Content-Length": str(len(sent))}
+            content_type = FILE_TYPE if is_file else JSON_TYPE
+            lines |= {"Content-Type": content_type, "Content-Length": str(len(sent))}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         text = f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + sent
         return Request(text, signed[wire.HEADER_NONCE], now_ms)
@@ -120,9 +126,14 @@ class Connection:
         return int(head[0].split(" ")[1]), dict(line.lower().split(": ", 1) for line in head[1:] if line)
 
     async def _body(self, headers: Mapping[str, str]) -> Any:
+        """What was sent as JSON; of a file its hashes, as it is told and as it is."""
         if headers.get("transfer-encoding") == "chunked":
-            return orjson.loads(b"".join([chunk async for chunk in self._chunks()]))
-        return orjson.loads(await self._reader.readexactly(int(headers["content-length"])))
+            body = b"".join([chunk async for chunk in self._chunks()])
+        else:
+            body = await self._reader.readexactly(int(headers["content-length"]))
+        if headers.get("content-type") != FILE_TYPE:
+            return orjson.loads(body)
+        return {"hash": headers["etag"].strip('"'), "sha256": hashlib.sha256(body).hexdigest()}
 
     async def _pieces(self, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         pieces = self._chunks() if headers.get("transfer-encoding") == "chunked" else self._to_the_end()

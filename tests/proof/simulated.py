@@ -12,6 +12,7 @@ from typing import Any, Literal
 import reference_log as twin
 
 from proof.documents import hash_of
+from proof.files import sha256_of
 from proof.history import END, Kind, Operation
 
 Flaw = Literal[
@@ -24,12 +25,18 @@ Flaw = Literal[
     "appends twice",
     "appends first",
     "tells an old tail",
+    "forgets a file",
+    "writes a file twice",
+    "tears a file",
+    "pulls an old file",
     "forgets a nonce",
     "remembers no Idempotency-Key",
     "counts each node apart",
 ]
 DOCUMENTS = ("counters/marked", "counters/plain")
 LOGS = ("logs/1", "logs/2")
+FILES = ("files/1",)
+KEYS = dict.fromkeys(("pull", "push"), DOCUMENTS) | dict.fromkeys(("upload", "download"), FILES)
 LIMIT = {"window_ms": 5000, "max_requests": 2}
 TICK_MS = 50
 NODES = 3
@@ -43,6 +50,7 @@ class Service:
         self._flaw = flaw
         self._versions: dict[str, list[dict[str, Any]]] = {key: [{}] for key in DOCUMENTS}
         self._logs: dict[str, list[dict[str, Any]]] = {key: [] for key in LOGS}
+        self._files: dict[str, list[str]] = {key: [""] for key in FILES}
         self._nonces = set[str]()
         self._done: dict[str, Any] = {}
         self._counted: Counter[tuple[int, int]] = Counter()
@@ -60,6 +68,10 @@ class Service:
             return 200, self._append(asked, now)
         if asked.kind == "tail":
             return 200, self._tail(asked)
+        if asked.kind == "upload":
+            return 200, self._upload(asked)
+        if asked.kind == "download":
+            return self._download(asked)
         return self._knock(asked, now), None
 
     def _push(self, asked: Operation) -> tuple[int, Any]:
@@ -114,6 +126,24 @@ class Service:
         hash_ = twin.log_hash(len(log), log[-1]["data"]) if log else ""
         return {"data": {"items": items} if log else {}, "hash": hash_}
 
+    def _upload(self, asked: Operation) -> Any:
+        files, sha256 = self._files[asked.key], asked.sent["sha256"]
+        if not self._errs("forgets a file"):
+            files.append(sha256)
+        if len(files) > 2 and self._errs("writes a file twice"):
+            files.append(files[-2])
+        return {"hash": sha256}
+
+    def _download(self, asked: Operation) -> tuple[int, Any]:
+        files = self._files[asked.key]
+        old = asked.who != END and self._errs("pulls an old file")
+        sha256 = files[max(0, len(files) - 3)] if old else files[-1]
+        if not sha256:
+            return 200, {"hash": ""}
+        if asked.sent.get("known") == sha256:
+            return 304, None
+        return 200, {"hash": sha256, "sha256": "torn" if self._errs("tears a file") else sha256}
+
     def _knock(self, asked: Operation, now: int) -> int:
         node = asked.node if self._flaw == "counts each node apart" else 0
         window = node, now * TICK_MS // LIMIT["window_ms"]
@@ -147,6 +177,7 @@ class Clients:
         self._left: list[Operation] = []
         self._again: list[Operation] = []
         self._seen: dict[str, dict[str, Any]] = {key: {} for key in DOCUMENTS}
+        self._known = ""
 
     def run(self, ticks: int) -> list[Operation]:
         """So many ticks, and then what is read in the end."""
@@ -159,6 +190,9 @@ class Clients:
             self._end(END)
         for key in LOGS:
             self._ask(END, "tail", key, {"full": "true"})
+            self._end(END)
+        for key in FILES:
+            self._ask(END, "download", key, {})
             self._end(END)
         return self.history
 
@@ -178,13 +212,14 @@ class Clients:
     def _begin(self, name: str) -> None:
         if self._again and self._random.random() < 0.3:
             again = self._random.choice(self._again)
-            kind: Kind = again.kind if again.is_unknown else "replay"
+            kind = again.kind if again.is_unknown else "replay"
             self._ask(name, kind, again.key, again.sent, "" if again.is_unknown else again.nonce)
             return
-        kind = self._random.choice(("pull", "push", "push", "append", "append", "tail", "metered"))
+        kinds: tuple[Kind, ...] = ("pull", "push", "push", "append", "append", "tail", "metered")
+        kind = self._random.choice((*kinds, "upload", "download", "download"))
         new = f"{name}-{self._now}"
         once = {"once": new} if self._random.random() < 0.5 else {}
-        key = self._random.choice(DOCUMENTS if kind in ("pull", "push") else LOGS)
+        key = self._random.choice(KEYS.get(kind, LOGS))
         seen = self._seen.get(key, {})
         marked = {"by": new} if key == "counters/marked" else {}
         bounds = {"checkpoint": self._now * TICK_MS - 300, "last": 2}
@@ -192,6 +227,8 @@ class Clients:
             "pull": self._random.choice(({}, {"known": _version(seen)} if seen else {})),
             "push": {"data": {"n": seen.get("n", 0) + 1, **marked}, "base": _version(seen), **once},
             "append": {"data": {"id": new}, **once},
+            "upload": {"sha256": sha256_of(new, 1), "size": 1},
+            "download": self._random.choice(({}, {"known": self._known} if self._known else {})),
             "tail": dict(self._random.sample(sorted(bounds.items()), self._random.randint(1, 2))),
         }
         self._ask(name, kind, "metered/1" if kind == "metered" else key, sent.get(kind, {}))
@@ -238,6 +275,8 @@ class Clients:
             asked = replace(asked, sent={"from_ms": asked.start * TICK_MS, "to_ms": asked.end * TICK_MS})
         if asked.kind == "pull" and asked.status == 200:
             self._seen[asked.key] = asked.answer["data"]
+        if asked.kind == "download" and asked.status == 200:
+            self._known = asked.answer["hash"]
         answered = not asked.is_unknown and asked.status != 401
         if asked.kind not in ("replay", "metered") and (answered or "once" in asked.sent):
             self._again.append(asked)

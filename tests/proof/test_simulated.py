@@ -28,6 +28,10 @@ def test_a_service_that_keeps_its_promises_always_passes(seed: int, clients: int
         ("appends twice", "once"),
         ("appends first", "true answers"),
         ("tells an old tail", "real time"),
+        ("forgets a file", "real time"),
+        ("writes a file twice", "real time"),
+        ("tears a file", "whole files"),
+        ("pulls an old file", "real time"),
         ("forgets a nonce", "no replay"),
         ("remembers no Idempotency-Key", "once"),
         ("counts each node apart", "limits hold"),
@@ -44,6 +48,7 @@ def test_the_histories_hold_something_of_everything() -> None:
     counts = judge_operations(Clients(Random(1)).run(5000)).counts
     for name in (
         "push 200", "push 409", "push unknown", "pull 200", "pull 304", "append 200", "append 401",
-        "append unknown", "tail 200", "replay 401", "metered 200", "metered 429",
+        "append unknown", "tail 200", "replay 401", "metered 200", "metered 429", "upload 200",
+        "upload unknown", "download 200", "download 304",
     ):  # fmt: skip
         assert counts[name] >= 10, counts

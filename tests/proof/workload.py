@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Final
 
 from proof.asker import Asker, Node
+from proof.files import content, sha256_of
 from proof.history import END, History, Kind, Operation
 from proof.signed import ANSWER_LIMIT_S, Request
 from pysync.clock import wall_clock_ms
@@ -18,6 +20,7 @@ PLAIN: Final = ("counters/plain-1", "counters/plain-2", "counters/plain-3")
 """A plain counter holds its number and nothing else: two clients write the same bytes at once. A marked one
 says besides whose write it is."""
 LOGS: Final = ("logs/1", "logs/2", "logs/3")
+FILES: Final = ("files/1", "files/2", "files/3")
 METERED: Final = "metered/door"
 LAST: Final = "counters/last"
 """Pushed when all others have ended: who is told of it has been told of all."""
@@ -36,6 +39,12 @@ LONGEST_BACKOFF_S: Final = 0.2
 PAD_CHARS: Final = 300
 """The most that an element holds beside its id: logs shall outgrow their heads."""
 LONGEST_TAIL: Final = 20
+SMALL_BYTES: Final = 20_000
+LARGE_BYTES: Final = 3_000_000
+"""The most that a file has; beyond 2 MB a bucket gets it in parts."""
+LARGE: Final = 0.05
+MOST_KEPT_BYTES: Final = 65_536
+"""Of one request that is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Requests:
     kept: list[Kept] = field(default_factory=list)
 
     def keep(self, operation: Operation, request: Request, random: Random) -> None:
-        if operation.is_unknown or operation.status == 401:
+        if operation.is_unknown or operation.status == 401 or len(request.text) > MOST_KEPT_BYTES:
             return
         if len(self.kept) >= MOST_KEPT:
             self.kept[random.randrange(MOST_KEPT)] = self.kept[-1]
@@ -89,6 +98,8 @@ class Client(Asker):
             self._append_twice_at_once: 1,
             self._look: 2,
             self._read_tail: 3,
+            self._upload: 3,
+            self._download: 3,
             self._replay: 3,
             self._knock: 2,
         }
@@ -140,6 +151,24 @@ class Client(Asker):
         if tail.status == 200 and (items := tail.answer["data"].get("items")):
             self._time_ms[key] = self._random.choice(items)["ts"]
 
+    async def _upload(self) -> None:
+        key, name = self._random.choice(FILES), self._new_id()
+        most = LARGE_BYTES if self._random.random() < LARGE else SMALL_BYTES
+        size = self._random.randint(0, most)
+        request = self.uploading(key, content(name, size))
+        sent = {"sha256": sha256_of(name, size), "size": size}
+        uploaded = await self.send(self._any_node(), "upload", key, sent, request, self._leave_after_s())
+        await self._after(uploaded, request)
+
+    async def _download(self) -> None:
+        """Pull a file, and again where another version is there."""
+        key, node = self._random.choice(FILES), self._any_node()
+        seen, request = await self.download(node, key)
+        await self._after(seen, request)
+        if seen.status == 200 and seen.answer["hash"]:
+            again, request = await self.download(self._any_node(), key, seen.answer["hash"])
+            await self._after(again, request)
+
     async def _replay(self) -> None:
         kept = self._requests.pick(self._random)
         if kept is not None:
@@ -160,9 +189,7 @@ class Client(Asker):
             sent["once"] = self._new_id()
         for _ in range(ATTEMPTS):
             request = self.writing(kind, key, sent)
-            leaves = self._random.random() < LEAVES
-            leave_after_s = self._random.uniform(0, LEAVES_WITHIN_S) if leaves else ANSWER_LIMIT_S
-            written = await self.send(self._any_node(), kind, key, sent, request, leave_after_s)
+            written = await self.send(self._any_node(), kind, key, sent, request, self._leave_after_s())
             await self._after(written, request)
             if not written.is_unknown or "once" not in sent:
                 break
@@ -173,6 +200,10 @@ class Client(Asker):
         self._requests.keep(operation, request, self._random)
         if operation.is_unknown:
             await asyncio.sleep(self._random.uniform(0, LONGEST_BACKOFF_S))
+
+    def _leave_after_s(self) -> float:
+        leaves = self._random.random() < LEAVES
+        return self._random.uniform(0, LEAVES_WITHIN_S) if leaves else ANSWER_LIMIT_S
 
     def _any_node(self) -> int:
         return self._random.choice(self.up())
@@ -212,16 +243,17 @@ async def read_all(nodes: Sequence[Node], history: History, random: Random) -> N
     reader = Asker(END, nodes, history, random)
     for node in reader.up():
         for key in (*MARKED, *PLAIN, LAST):
-            await _until_answered(reader, node, key, None)
+            await _until_answered(partial(reader.pull, node, key))
         for key in LOGS:
-            await _until_answered(reader, node, key, {"full": "true"})
+            await _until_answered(partial(reader.tail, node, key, {"full": "true"}))
+        for key in FILES:
+            await _until_answered(partial(reader.download, node, key))
     reader.close()
 
 
-async def _until_answered(reader: Asker, node: int, key: str, bounds: dict[str, object] | None) -> None:
+async def _until_answered(reading: Callable[[], Awaitable[tuple[Operation, Request]]]) -> None:
     for _ in range(ATTEMPTS):
-        reading = reader.pull(node, key) if bounds is None else reader.tail(node, key, bounds)
-        read, _ = await reading
+        read, _ = await reading()
         if not read.is_unknown:
             return
         await asyncio.sleep(LONGEST_BACKOFF_S)

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from proof import service
 from proof.history import History, Kind, Operation
-from proof.signed import ANSWER_LIMIT_S, Answer, Connection, Device, NoAnswer, Request
+from proof.signed import ANSWER_LIMIT_S, MESSAGE_ID, Answer, Connection, Device, NoAnswer, Request
 from pysync import wire
 from pysync.clock import wall_clock_ms
 
@@ -44,9 +44,13 @@ class Asker:
         return await self.send(node, "tail", key, bounds, request), request
 
     def writing(self, kind: Kind, key: str, sent: Mapping[str, Any]) -> Request:
-        """The request of a push or append: `sent` as in `Operation`."""
-        body = {"data": sent["data"]} | ({"baseHash": sent["base"]} if kind == "push" else {})
+        """The request of a push, append or batch: `sent` as in `Operation`."""
         once = [(wire.HEADER_IDEMPOTENCY_KEY, sent["once"])] if "once" in sent else []
+        if kind == "batch":
+            events = [{MESSAGE_ID: id_} for id_ in sent["ids"]]
+            body = {"data": {"events": events}, "baseHash": None}
+            return self._device.request(f"/push/{key}/discarded", body, once)
+        body = {"data": sent["data"]} | ({"baseHash": sent["base"]} if kind == "push" else {})
         return self._device.request(f"/push/{key}", body, once)
 
     async def download(self, node: int, key: str, known: str = "") -> tuple[Operation, Request]:
@@ -58,6 +62,16 @@ class Asker:
     def uploading(self, key: str, content: bytes) -> Request:
         """The request of a push of these bytes."""
         return self._device.request(f"/push/{key}", content)
+
+    async def names(self, node: int, key: str, after: str, limit: int) -> tuple[Operation, Request]:
+        """The names of batches that come after one."""
+        request = self._device.request(f"/list/{key}?limit={limit}" + (f"&after={after}" if after else ""))
+        return await self.send(node, "list", key, {"after": after}, request), request
+
+    async def rows(self, node: int, key: str) -> tuple[Operation, Request]:
+        """Pull a batch."""
+        request = self._device.request(f"/pull/{key}")
+        return await self.send(node, "rows", key, {}, request), request
 
     async def metered(self, node: int, key: str) -> Operation:
         return await self.send(node, "metered", key, {}, self._device.request(f"/pull/{key}"))

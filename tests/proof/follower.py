@@ -19,7 +19,7 @@ FOLLOWERS: Final = 4
 LONGEST_STREAM_S: Final = 4.0
 """A follower leaves after at most so long, in the midst of whatever, and comes back to any node."""
 LONGEST_BACKOFF_S: Final = 0.2
-FOLLOWED: Final = ("counters", "logs", "files")
+FOLLOWED: Final = ("counters", "logs", "files", "events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Follower:
         if block.event == "reset":
             self._history.add(self._operation("reset", node, {"id": block.id}, now))
             return
-        key = f"{told['collection']}/{told['params']['id']}"
+        key = "/".join((told["collection"], *told["params"].values()))
         heard = self._operation("event", node, {"id": block.id}, now)
         self._history.add(replace(heard, key=key, answer=told))
         async with self._seen:

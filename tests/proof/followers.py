@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import reference_log as twin
 
+from proof.batches import batches_of, files_of
 from proof.documents import hash_of, pushes_of, versions_of
 from proof.files import uploads_of
 from proof.history import Operation
@@ -53,11 +54,12 @@ def judge_followers(operations: list[Operation]) -> Iterator[Violation]:
 
 
 def _announced(operations: Iterable[Operation]) -> dict[str, Announced]:
+    operations = list(operations)
     keys: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
         if operation.kind in ("push", "append", "pull", "tail", "upload", "download"):
             keys[operation.key].append(operation)
-    return {key: _of(about) for key, about in keys.items()}
+    return {key: _of(about) for key, about in keys.items()} | _of_batches(operations)
 
 
 def _of(about: list[Operation]) -> Announced:
@@ -109,6 +111,31 @@ def _of_file(about: list[Operation]) -> Announced:
     begun = {hash_: upload.start for hash_, upload in named if not upload.is_refused}
     ended = {hash_: upload.end for hash_, upload in named}
     return Announced({}, begun, [owed for owed in named if owed[1].acknowledged], ended=ended)
+
+
+def _of_batches(operations: list[Operation]) -> dict[str, Announced]:
+    """By their keys, which the server made: those that it has told, or that were there in the end, and those
+    of which only an event tells, for whom nobody knows whose they are."""
+    batches = batches_of(operations)
+    by_id = {str(batch.first.sent["ids"][0]): batch for batch in batches}
+    named = {
+        f"{told.key}/{told.answer['batchId']}": (str(told.answer["hash"]), batch)
+        for batch in batches
+        for told in batch.acknowledged
+    }
+    for file in files_of(operations).values():
+        if file.answer["ids"] and (batch := by_id.get(str(file.answer["ids"][0]))) is not None:
+            named.setdefault(file.key, (str(file.answer["hash"]), batch))
+    announced = {
+        key: Announced({}, {hash_: batch.start}, [(hash_, batch)] if batch.acknowledged else [])
+        for key, (hash_, batch) in named.items()
+    }
+    begun = min((batch.start for batch in batches if batch.is_unknown), default=None)
+    folders = {batch.first.key for batch in batches}
+    for operation in operations:
+        if operation.kind == "event" and operation.key.rpartition("/")[0] in folders:
+            announced.setdefault(operation.key, Announced({}, {}, may_be=lambda _: begun))
+    return announced
 
 
 def _out_of_turn(heard: list[Operation]) -> Iterator[Violation]:

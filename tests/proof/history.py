@@ -16,6 +16,9 @@ Kind = Literal[
     "tail",
     "upload",
     "download",
+    "batch",
+    "list",
+    "rows",
     "replay",
     "metered",
     "follow",
@@ -27,11 +30,11 @@ Kind = Literal[
     "faults",
 ]
 """`pull` and `push` are of a document, `append` and `tail` of a log, `upload` and `download` of a file;
-`replay` sends the bytes of an earlier request again; `metered` pulls where there is a rate limit. `follow` is
-a stream of changes, from its request to its last byte; `event` is a change that it told, `reset` that it
-could not tell all. `setup` is the first line, `faults` the last. `kill` is the death of a node, from its last
-moment to when it served again, `stall` a time in which Redis stood still, `loss` the moment in which it lost
-its memory."""
+`batch` pushes events, `list` names their files, `rows` pulls one. `replay` sends the bytes of an earlier
+request again; `metered` pulls where there is a rate limit. `follow` is a stream of changes, from its request
+to its last byte; `event` is a change that it told, `reset` that it could not tell all. `setup` is the first
+line, `faults` the last. `kill` is the death of a node, from its last moment to when it served again, `stall`
+a time in which Redis stood still, `loss` the moment in which it lost its memory."""
 
 END: Final = "end"
 """Who reads what is there when all others have ended."""
@@ -52,12 +55,16 @@ class Operation:
         tail      the query: last, checkpoint or full
         upload    sha256, size of the bytes
         download  known, as of a pull; the answer: hash is the ETag, sha256 that of the bytes
+        batch     ids of its events; once, likewise
+        list      after: the name from which it goes on
+        rows      the answer: as that of a download, and the ids in the file
         replay    kind: of the request that is sent again
         follow    after: the id from which it goes on, where it has one; opened: when it began to tell
         event     id; its change is the answer
         reset     id: from which the stream goes on
         metered   from_ms, to_ms: the wall clock at start and end
-        setup     seed; limit: window_ms and max_requests of what is metered
+        setup     seed; is_ordered: whether who lists batches misses none; limit: window_ms and max_requests
+                  of what is metered
         faults    how often the way to the store failed, by fault
     """
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from proof.batches import judge_batches
 from proof.documents import judge_document
 from proof.files import judge_file
 from proof.followers import judge_followers
@@ -19,6 +20,9 @@ ANSWERS: Final[dict[Kind, frozenset[int]]] = {
     "tail": frozenset({200, 401}),
     "upload": frozenset({200, 401}),
     "download": frozenset({200, 304, 401}),
+    "batch": frozenset({200, 401}),
+    "list": frozenset({200, 401}),
+    "rows": frozenset({200, 401}),
     "metered": frozenset({200, 429}),
     "replay": frozenset({401}),
     "follow": frozenset({200}),
@@ -37,6 +41,7 @@ def judge(path: Path) -> Verdict:
 def judge_operations(operations: list[Operation]) -> Verdict:
     violations = [
         *_judge_keys(operations),
+        *_judge_folders(operations),
         *_judge_answers(operations),
         *_judge_nonces(operations),
         *_judge_limit(operations),
@@ -86,6 +91,21 @@ def _judge_keys(operations: Iterable[Operation]) -> Iterator[Violation]:
         yield from judge_log(key, about)
     for key, about in files.items():
         yield from judge_file(key, about)
+
+
+def _judge_folders(operations: Iterable[Operation]) -> Iterator[Violation]:
+    """What became of the batches of events."""
+    folders: defaultdict[str, list[Operation]] = defaultdict(list)
+    is_ordered = False
+    for operation in operations:
+        if operation.kind == "setup":
+            is_ordered = operation.sent.get("is_ordered", False)
+        elif operation.kind in ("batch", "list"):
+            folders[operation.key].append(operation)
+        elif operation.kind == "rows":
+            folders[operation.key.rpartition("/")[0]].append(operation)
+    for key, about in folders.items():
+        yield from judge_batches(key, about, is_ordered=is_ordered)
 
 
 def _judge_answers(operations: Iterable[Operation]) -> Iterator[Violation]:

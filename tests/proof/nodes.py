@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from components import RedisServer, S3Server
 
 from proof.history import Kind
-from proof.service import COLLECTIONS
+from proof.service import COLLECTIONS, EVENTS
 from pysync.coordinator import Intent
 from pysync.coordinator.redis import RedisCoordinator
 from pysync.testing import FaultProxy
@@ -44,7 +44,8 @@ class Server:
     def __init__(self, name: str, folder: Path, members: dict[str, Any]) -> None:
         self.address: tuple[str, int] | None = None
         self._settings = folder / f"{name}.json"
-        self._settings.write_text(json.dumps({"version": 1, "collections": COLLECTIONS, **members}))
+        settings = {"version": 1, "collections": COLLECTIONS, "events": EVENTS, **members}
+        self._settings.write_text(json.dumps(settings))
         self._log = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -105,6 +106,8 @@ class Nodes(Protocol):
     """Servers that make one service together."""
 
     servers: list[Server]
+    is_ordered: bool
+    """Whether batches of events come to light in the order of their names."""
 
     def faults(self) -> Counter[str]:
         """How often the way to the store has failed, by fault."""
@@ -118,6 +121,8 @@ class Nodes(Protocol):
 
 class Workers:
     """One server with many workers."""
+
+    is_ordered = True
 
     def __init__(self, server: Server) -> None:
         self.servers = [server]
@@ -142,6 +147,8 @@ class Workers:
 
 class Machines:
     """Servers that have nothing in common but what they are configured with, each behind a proxy."""
+
+    is_ordered = False
 
     def __init__(
         self, servers: list[Server], proxies: list[FaultProxy], redis: RedisServer, *, forgets: bool

@@ -26,7 +26,8 @@ async def prove(nodes: Nodes, path: Path, *, seconds: float, seed: int) -> Verdi
     and judge it. `seed` decides what is asked and killed, not how it overlaps."""
     random = Random(seed)
     with History(path) as history:
-        history.add(_event("setup", {"seed": seed, "limit": LIMIT}))
+        setup = {"seed": seed, "limit": LIMIT, "is_ordered": nodes.is_ordered}
+        history.add(_event("setup", setup))
         async with _following(nodes, history, random) as followers:
             async with asyncio.TaskGroup() as group:
                 group.create_task(load(nodes.servers, history, random, seconds))

@@ -16,6 +16,7 @@ COLLECTIONS: Final = [
     _collection("counters"),
     _collection("logs", appendOnly={"type": "by_timestamp", "requireAuthorSignature": False}),
     _collection("files", allowedMimeTypes=[FILE_TYPE], maxBodyBytes=4_000_000),
+    _collection("events", storagePath="events/{app}/{batchId}", listable=True),
     _collection(
         "metered",
         rateLimit={
@@ -25,4 +26,5 @@ COLLECTIONS: Final = [
         },
     ),
 ]
+EVENTS: Final = [{"collection": "events", "storagePath": "batches/{app}/{batchId}"}]
 NAMES: Final[tuple[str, ...]] = tuple(collection["name"] for collection in COLLECTIONS)

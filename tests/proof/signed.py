@@ -8,17 +8,21 @@ import hashlib
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from random import Random
 from typing import Any, Final
 
 import orjson
+from pyarrow import parquet
 
 from proof.service import FILE_TYPE
 from pysync import minting, signing, wire
 from pysync.clock import wall_clock_ms
 from pysync.keys import Keys
+from pysync.media import PARQUET_TYPE
 from pysync.store import JSON_TYPE
 
+MESSAGE_ID: Final = "message_id"
 HOST: Final = "proof.example"
 """Signed by everybody, whichever node it is for, so that one node's request may be sent to another."""
 ANSWER_LIMIT_S: Final = 15.0
@@ -126,14 +130,19 @@ class Connection:
         return int(head[0].split(" ")[1]), dict(line.lower().split(": ", 1) for line in head[1:] if line)
 
     async def _body(self, headers: Mapping[str, str]) -> Any:
-        """What was sent as JSON; of a file its hashes, as it is told and as it is."""
+        """What was sent as JSON; of a file its hashes, as it is told and as it is, and the ids of its events
+        where it has some."""
         if headers.get("transfer-encoding") == "chunked":
             body = b"".join([chunk async for chunk in self._chunks()])
         else:
             body = await self._reader.readexactly(int(headers["content-length"]))
-        if headers.get("content-type") != FILE_TYPE:
+        content_type = headers.get("content-type")
+        if content_type not in (FILE_TYPE, PARQUET_TYPE):
             return orjson.loads(body)
-        return {"hash": headers["etag"].strip('"'), "sha256": hashlib.sha256(body).hexdigest()}
+        told = {"hash": headers["etag"].strip('"'), "sha256": hashlib.sha256(body).hexdigest()}
+        if content_type == PARQUET_TYPE:
+            told["ids"] = parquet.read_table(BytesIO(body), columns=[MESSAGE_ID])[MESSAGE_ID].to_pylist()
+        return told
 
     async def _pieces(self, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         pieces = self._chunks() if headers.get("transfer-encoding") == "chunked" else self._to_the_end()

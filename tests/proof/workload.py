@@ -21,6 +21,7 @@ PLAIN: Final = ("counters/plain-1", "counters/plain-2", "counters/plain-3")
 says besides whose write it is."""
 LOGS: Final = ("logs/1", "logs/2", "logs/3")
 FILES: Final = ("files/1", "files/2", "files/3")
+EVENTS: Final = ("events/1", "events/2")
 METERED: Final = "metered/door"
 LAST: Final = "counters/last"
 """Pushed when all others have ended: who is told of it has been told of all."""
@@ -43,6 +44,11 @@ SMALL_BYTES: Final = 20_000
 LARGE_BYTES: Final = 3_000_000
 """The most that a file has; beyond 2 MB a bucket gets it in parts."""
 LARGE: Final = 0.05
+MOST_EVENTS: Final = 20
+"""In a batch."""
+POLLERS: Final = 4
+PAGE: Final = 50
+"""Names that a poller asks for."""
 MOST_KEPT_BYTES: Final = 65_536
 """Of one request that is kept."""
 
@@ -100,6 +106,7 @@ class Client(Asker):
             self._read_tail: 3,
             self._upload: 3,
             self._download: 3,
+            self._push_events: 3,
             self._replay: 3,
             self._knock: 2,
         }
@@ -169,6 +176,10 @@ class Client(Asker):
             again, request = await self.download(self._any_node(), key, seen.answer["hash"])
             await self._after(again, request)
 
+    async def _push_events(self) -> None:
+        ids = [self._new_id() for _ in range(self._random.randint(1, MOST_EVENTS))]
+        await self.write("batch", self._random.choice(EVENTS), {"ids": ids})
+
     async def _replay(self) -> None:
         kept = self._requests.pick(self._random)
         if kept is not None:
@@ -183,8 +194,8 @@ class Client(Asker):
         return pulled
 
     async def write(self, kind: Kind, key: str, sent: dict[str, Any]) -> Operation:
-        """Push or append; half of the time under an Idempotency-Key, and then until it is known whether it
-        was done."""
+        """Push, append or push events; half of the time under an Idempotency-Key, and then until it is known
+        whether it was done."""
         if self._random.random() < 0.5:
             sent["once"] = self._new_id()
         for _ in range(ATTEMPTS):
@@ -216,6 +227,20 @@ class Client(Asker):
         return f"{self.name}-{self._ids}"
 
 
+class Poller(Asker):
+    """Somebody who lists the batches of events, from the last one that was named."""
+
+    async def run(self, key: str, random: Random, until: float) -> None:
+        """List on until the monotonic clock says `until`."""
+        after = ""
+        while time.monotonic() < until:
+            listed, _ = await self.names(random.choice(self.up()), key, after, PAGE)
+            if listed.status == 200 and listed.answer["items"]:
+                after = listed.answer["items"][-1]
+            await asyncio.sleep(random.uniform(0, LONGEST_BACKOFF_S))
+        self.close()
+
+
 async def load(nodes: Sequence[Node], history: History, random: Random, seconds: float) -> None:
     """All clients for so many seconds."""
     requests = Requests()
@@ -224,6 +249,9 @@ async def load(nodes: Sequence[Node], history: History, random: Random, seconds:
     async with asyncio.TaskGroup() as group:
         for client in clients:
             group.create_task(client.run(until))
+        for n in range(POLLERS):
+            poller = Poller(f"p{n}", nodes, history, Random(random.random()))
+            group.create_task(poller.run(EVENTS[n % len(EVENTS)], Random(random.random()), until))
 
 
 async def push_last(nodes: Sequence[Node], history: History, random: Random) -> str:
@@ -248,12 +276,28 @@ async def read_all(nodes: Sequence[Node], history: History, random: Random) -> N
             await _until_answered(partial(reader.tail, node, key, {"full": "true"}))
         for key in FILES:
             await _until_answered(partial(reader.download, node, key))
+    for key in EVENTS:
+        await _read_batches(reader, random, key)
     reader.close()
 
 
-async def _until_answered(reading: Callable[[], Awaitable[tuple[Operation, Request]]]) -> None:
+async def _read_batches(reader: Asker, random: Random, key: str) -> None:
+    """List all batches, and pull each from any node."""
+    after = ""
+    while True:
+        listed = await _until_answered(partial(reader.names, random.choice(reader.up()), key, after, PAGE))
+        for name in listed.answer["items"]:
+            await _until_answered(partial(reader.rows, random.choice(reader.up()), f"{key}/{name}"))
+            after = name
+        if not listed.answer["hasMore"]:
+            return
+
+
+async def _until_answered(reading: Callable[[], Awaitable[tuple[Operation, Request]]]) -> Operation:
+    """What is answered. Raises RuntimeError where nothing is, however often it is asked."""
     for _ in range(ATTEMPTS):
         read, _ = await reading()
         if not read.is_unknown:
-            return
+            return read
         await asyncio.sleep(LONGEST_BACKOFF_S)
+    raise RuntimeError(f"a read is not answered: {read}")

@@ -59,25 +59,41 @@ def _announced(operations: Iterable[Operation]) -> dict[str, Announced]:
     for operation in operations:
         if operation.kind in ("push", "append", "pull", "tail", "upload", "download"):
             keys[operation.key].append(operation)
-    return {key: _of(about) for key, about in keys.items()} | _of_batches(operations)
+    disturbances = [operation for operation in operations if operation.kind in ("stall", "kill")]
+    return {key: _of(about, disturbances) for key, about in keys.items()} | _of_batches(operations)
 
 
-def _of(about: list[Operation]) -> Announced:
+def _of(about: list[Operation], disturbances: list[Operation]) -> Announced:
     if about[0].kind in ("append", "tail"):
         return _of_log(about)
-    return _of_document(about) if about[0].kind in ("push", "pull") else _of_file(about)
+    return _of_document(about, disturbances) if about[0].kind in ("push", "pull") else _of_file(about)
 
 
-def _of_document(about: list[Operation]) -> Announced:
+def _of_document(about: list[Operation], disturbances: list[Operation]) -> Announced:
     begun: dict[str, float] = {}
     owed = []
     for push in pushes_of(about):
         hash_ = hash_of(push.first.sent["data"])
-        if not push.is_refused:
+        if not push.is_refused or _is_left_intended(push, disturbances):
             begun[hash_] = min(push.start, begun.get(hash_, math.inf))
         if push.acknowledged:
             owed.append((hash_, push))
     return Announced(versions_of(about), begun, owed)
+
+
+def _is_left_intended(push: Write, disturbances: list[Operation]) -> bool:
+    """Whether a node may have died before it could withdraw what it had intended, because Redis stood still:
+    nobody knows then that the push was refused."""
+    return any(
+        stall.start <= attempt.end
+        and attempt.start <= stall.end
+        and kill.node == attempt.node
+        and attempt.start <= kill.start
+        for attempt in push.attempts
+        for stall in disturbances
+        for kill in disturbances
+        if (stall.kind, kill.kind) == ("stall", "kill")
+    )
 
 
 def _of_log(about: list[Operation]) -> Announced:

@@ -125,6 +125,22 @@ def test_a_change_that_was_refused_is_found() -> None:
     assert broken(*GOOD, refused, heard(32, LOG, twin.log_hash(6, {"id": "r"}))) >= {"told of writes"}
 
 
+def test_a_refusal_may_be_told_where_its_node_died_before_it_could_withdraw_it() -> None:
+    refused = push(V1, Version(2, "x"), 10, 11, 409, current=V2)
+    told = of_document(Version(2, "x"), 30)
+    stall = Operation(kind="stall", who="run", node=-1, start=10.5, end=13)
+    kill = Operation(kind="kill", who="run", node=0, start=13, end=15)
+    assert broken(*GOOD, refused, stall, kill, told) == set()
+    for others in (
+        [kill],
+        [stall],
+        [stall, replace(kill, node=1)],
+        [replace(stall, start=11.1), kill],
+        [stall, replace(kill, start=9)],
+    ):
+        assert broken(*GOOD, refused, *others, told) == {"told of writes"}
+
+
 def test_a_change_whose_write_may_have_been_made_may_be_told() -> None:
     assert broken(*GOOD, of_document(Version(4, "z"), 30)) == set(), "a push that was answered 503"
     assert broken(*GOOD, heard(30, LOG, twin.log_hash(6, {"id": "e"}))) == set(), "an append likewise"

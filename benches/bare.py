@@ -9,10 +9,15 @@ import uvloop
 from aiohttp import web
 
 KILOBYTE = b"x" * 1_024
+MEBIBYTE = b"x" * 1_048_576
 
 
 async def get(request: web.Request) -> web.Response:
     return web.Response(body=KILOBYTE, content_type="application/json")
+
+
+async def get_mebibyte(request: web.Request) -> web.Response:
+    return web.Response(body=MEBIBYTE, content_type="application/octet-stream")
 
 
 async def post(request: web.Request) -> web.Response:
@@ -23,6 +28,7 @@ async def post(request: web.Request) -> web.Response:
 def application() -> web.Application:
     app = web.Application()
     app.router.add_get("/", get)
+    app.router.add_get("/mebibyte", get_mebibyte)
     app.router.add_post("/", post)
     return app
 

@@ -149,13 +149,13 @@ def _half_and_half(server: Running, requests: int) -> None:
             load(server, workload, seconds=600, count=slice_size)
 
 
-def table(found: Turns) -> str:
+def table(found: Turns, goals: Sequence[Goal] = GOALS) -> str:
     """The Markdown table of all rounds: medians, and in brackets the lowest and highest share."""
     lines = [
         "| workload | per s | share of bare | goal | CPU µs | CPU share | p50 ms | p99 ms | generator |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    goals = [goal for goal in GOALS if goal.workload in found]
+    goals = [goal for goal in goals if goal.workload in found]
     for name in dict.fromkeys(goal.of for goal in goals):
         runs = [turn.bare for goal in goals if goal.of == name for turn in found[goal.workload]]
         lines.append(_line(runs, "", "", ""))

@@ -15,6 +15,9 @@ BENCHES = (
     "benches.applog",
     "benches.latency",
     "benches.streams",
+    "benches.files",
+    "benches.events",
+    "benches.compaction",
     "benches.corpus",
     "benches.s3",
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 SERVICE = Path(__file__).with_name("service.json")
+EVENTS = Path(__file__).with_name("events.json")
 CHECKOUT = Path(__file__).parent.parent
 BUILD = CHECKOUT / "target"
 START_LIMIT_S = 20.0
@@ -89,10 +90,12 @@ def fresh_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(folder: Path | None, core: int | None = None, workers: int = 1) -> Iterator[Running]:
-    """Our server with `service.json` and the documents in `folder`, or in memory; all its workers answer."""
+def serving(
+    folder: Path | None, core: int | None = None, workers: int = 1, config: Path = SERVICE
+) -> Iterator[Running]:
+    """Our server with the documents in `folder`, or in memory; all its workers answer."""
     port = free_port()
-    command = ["-m", "pysync", "serve", "--config", str(SERVICE)]
+    command = ["-m", "pysync", "serve", "--config", str(config)]
     store = "memory:" if folder is None else f"file:{folder}"
     command += ["--port", str(port), "--store", store, "--workers", str(workers)]
     with _running(command, port, "/health", core, tells=True) as server:

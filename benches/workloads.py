@@ -1,8 +1,8 @@
 """What the load generator sends: one row of `WORKLOADS` per workload.
 
-The paths belong to the collections of `service.json`; `bare-get` and `bare-post` to the application of
-`bare.py`. The list workloads read what `fill-list` stores, the tails are of the log that `fill-log` appends
-to, once per server.
+The paths belong to the collections of `service.json`, that of `events` to the one of `events.json`;
+`bare-get`, `bare-post` and `bare-mebibyte` to the application of `bare.py`. The list workloads read what
+`fill-list` stores, the tails are of the log that `fill-log` appends to, once per server.
 """
 
 import http.client
@@ -11,12 +11,14 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import cycle, islice
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 import orjson
 
+from benches.batches import event_batches
 from pysync import minting, signing
 from pysync._core import content_hash
 from pysync.keys import Keys
@@ -25,6 +27,9 @@ DOCUMENTS: Final = 1_000
 DOCUMENT_BYTES: Final = 1_024
 BIG_BYTES: Final = 512 * 1_024
 BIG_BODIES: Final = 8
+FILES: Final = 16
+FILE_BYTES: Final = 1_048_576
+FILE_TYPE: Final = "application/octet-stream"
 # An update follows its create this many requests later: longer than any connection is waited for.
 UPDATE_BLOCK: Final = 500
 BATCH: Final = 100
@@ -69,11 +74,17 @@ class Author:
             nonce=os.urandom(16),
         ).authorization
 
-    def request(self, path: str, body: bytes | None = None, headers: str = "") -> bytes:
-        """A GET, or with a body a POST of JSON. `headers` are lines that end in CRLF."""
+    def request(
+        self,
+        path: str,
+        body: bytes | None = None,
+        headers: str = "",
+        content_type: str = "application/json",
+    ) -> bytes:
+        """A GET, or with a body a POST of it. `headers` are lines that end in CRLF."""
         method = "GET" if body is None else "POST"
         if body is not None:
-            headers += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            headers += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
         head = f"{method} {self._mount}{path} HTTP/1.1\r\n{self._host_header}{headers}\r\n"
         return head.encode() + (body or b"")
 
@@ -208,6 +219,10 @@ def _bare_post(author: Author, count: int) -> list[bytes]:
     return [author.request("/", push_body(note("bare")))] * count
 
 
+def _bare_mebibyte(author: Author, count: int) -> list[bytes]:
+    return [author.request("/mebibyte")] * count
+
+
 def _pull(author: Author, count: int) -> list[bytes]:
     pulls = [author.request(path) for path in _note_paths(author, "pull")]
     return list(islice(cycle(pulls), count))
@@ -246,6 +261,44 @@ def _push_big(author: Author, count: int) -> Iterator[bytes]:
     # Joined while the run goes on: it costs a hundredth of the answer, and memory for 8 bodies, not `count`.
     bodies = [push_body(big_document(seed)) for seed in range(BIG_BODIES)]
     return (author.request(f"/push/big/{author.tag}-{n}", bodies[n % BIG_BODIES]) for n in range(count))
+
+
+def file_body(seed: int) -> bytes:
+    """A file of 1 MiB that cannot be compressed."""
+    return random.Random(seed).randbytes(FILE_BYTES)
+
+
+def _file_paths(author: Author, route: str) -> list[str]:
+    return [f"/{route}/files/{author.tag}-{n}" for n in range(FILES)]
+
+
+def _create_files(author: Author) -> list[bytes]:
+    paths = _file_paths(author, "push")
+    return [author.request(path, file_body(n), content_type=FILE_TYPE) for n, path in enumerate(paths)]
+
+
+def _pull_file(author: Author, count: int) -> list[bytes]:
+    return list(islice(cycle([author.request(path) for path in _file_paths(author, "pull")]), count))
+
+
+def _pull_file_unchanged(author: Author, count: int) -> list[bytes]:
+    pulls = [
+        author.request(path, headers=f'If-None-Match: "{sha256(file_body(n)).hexdigest()}"\r\n')
+        for n, path in enumerate(_file_paths(author, "pull"))
+    ]
+    return list(islice(cycle(pulls), count))
+
+
+def _push_file(author: Author, count: int) -> Iterator[bytes]:
+    bodies = [file_body(seed) for seed in range(FILES)]
+    return (
+        author.request(f"/push/files/{author.tag}-p{n}", bodies[n % FILES], content_type=FILE_TYPE)
+        for n in range(count)
+    )
+
+
+def _push_events(author: Author, count: int) -> Iterator[bytes]:
+    return (author.request(f"/push/events/{author.tag}/new", body) for body in event_batches(count))
 
 
 def _batch_paths(author: Author, collection: str, prefix: str) -> list[str]:
@@ -330,12 +383,17 @@ WORKLOADS: Final[dict[str, Workload]] = {
     for workload in (
         Workload("bare-get", _bare_get, count=200_000),
         Workload("bare-post", _bare_post, count=200_000),
+        Workload("bare-mebibyte", _bare_mebibyte, at_least=FILE_BYTES),
         Workload("pull", _pull, prepare=_create_notes, count=200_000),
         Workload("pull-304", _pull_unchanged, expect=304, prepare=_create_notes, count=200_000),
         Workload("signed-pull", _signed_pull, prepare=_create_own),
         Workload("push", _push, count=80_000),
         Workload("signed-push", _signed_push, count=40_000),
         Workload("push-512k", _push_big, count=2_000),
+        Workload("file-pull", _pull_file, prepare=_create_files, at_least=FILE_BYTES),
+        Workload("file-pull-304", _pull_file_unchanged, expect=304, prepare=_create_files, count=200_000),
+        Workload("file-push", _push_file, count=1_000),
+        Workload("events", _push_events, count=20_000),
         Workload("batch-100", _batch, prepare=_create_notes, count=20_000, at_least=BATCH * DOCUMENT_BYTES),
         Workload(
             "batch-100-signed",

@@ -1,0 +1,48 @@
+"""A plugin that notes how long the event loop of its server was away: in `events.json`.
+
+`GET /pull/lag/gaps` answers `{"gaps_ms": [...]}`, what was noted since it was asked before.
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import orjson
+
+from pysync.plugins import Reply, Request, Services
+
+BEAT_S: Final = 0.001
+NOTED: Final = 1_000_000
+"""Beats that are noted at most, some 8 MB."""
+
+
+class LoopLag:
+    """Asks the loop to be called every millisecond, and notes how long it is from one call to the next: in a
+    gap the loop was idle for a millisecond at the most, and busy with other things for the rest."""
+
+    name = "lag"
+
+    @asynccontextmanager
+    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
+        self._gaps_ms = array("d")
+        self._last = time.perf_counter()
+        self._beat()
+        yield
+        self._next.cancel()
+
+    def _beat(self) -> None:
+        now = time.perf_counter()
+        if len(self._gaps_ms) < NOTED:
+            self._gaps_ms.append((now - self._last) * 1e3)
+        self._last = now
+        self._next = self._loop.call_later(BEAT_S, self._beat)
+
+    async def intercept_pull(self, request: Request) -> Reply | None:
+        if request.collection != "lag":
+            return None
+        noted, self._gaps_ms = self._gaps_ms, array("d")
+        return Reply(orjson.dumps({"gaps_ms": list(noted)}))

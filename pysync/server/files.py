@@ -16,11 +16,14 @@ from pysync.server.answer import NO_STORE, Answer, version_matches
 from pysync.server.body import check_declared, read_body, stream_body
 from pysync.server.handlers import Handlers
 from pysync.server.routes import Match
-from pysync.server.streamed import StreamedAnswer
+from pysync.server.streamed import SentFile, StreamedAnswer
 from pysync.server.writes import media_type
 from pysync.store import JSON_TYPE, File, FileStat
+from pysync.store.files import Outgoing
 
 MAX_CONTENT_TYPE: Final = 255
+SENT_FROM: Final = 65_536
+"""How many bytes are better sent by the kernel out of the file than read and written."""
 OPAQUE_TYPE: Final = "application/octet-stream"
 _LOOKS: Final = 2
 """How often file and document are looked for by turns: one may take the other's place meanwhile."""
@@ -188,18 +191,21 @@ def _number(digits: str) -> int:
 
 
 async def _sent(match: Match, rules: FileRules, file: File, *, is_part: bool = False) -> Answer:
-    """The answer with what was opened of a file: all of it, or a part. The first chunk is awaited here, so
+    """The answer with what was opened of a file: all of it, or a part. The first bytes are awaited here, so
     that what fails at once is refused like anything else."""
-    try:
-        first = await anext(aiter(file.chunks), b"")
-    except BaseException:
-        await file.chunks.aclose()
-        raise
     lines, content_type = _told(match, rules, file)
-    status, size = 200, file.end - file.start
+    status, size, chunks = 200, file.end - file.start, file.chunks
     if is_part:
         status = 206
         lines += f"Content-Range: bytes {file.start}-{file.end - 1}/{file.size}\r\n"
+    try:
+        if size >= SENT_FROM and isinstance(chunks, Outgoing):
+            await chunks.fetch()
+            return SentFile(chunks, lines, status=status, content_type=content_type, size=size)
+        first = await anext(aiter(chunks), b"")
+    except BaseException:
+        await file.chunks.aclose()
+        raise
     if len(first) == size:
         await file.chunks.aclose()
         return Answer(status, first, lines, content_type=content_type)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 import struct
 from collections.abc import AsyncGenerator
@@ -14,6 +15,7 @@ from aiohttp.http import HttpVersion, HttpVersion11
 from pysync.errors import PysyncError
 from pysync.server.answer import DRAIN_ABOVE, Answer
 from pysync.store import JSON_TYPE, Chunks
+from pysync.store.files import Outgoing
 
 log = logging.getLogger("pysync.server")
 
@@ -130,6 +132,53 @@ class StreamedAnswer(Answer):
         return "Transfer-Encoding: chunked\r\n" if version >= HttpVersion11 else ""
 
 
+class SentFile(StreamedAnswer):
+    """An answer whose body the kernel takes out of a file: not a byte of it is in our memory, and none is
+    copied. It writes to the connection beside the transport, which has nothing to write meanwhile."""
+
+    def __init__(
+        self, outgoing: Outgoing, headers: str, *, status: int, content_type: str, size: int
+    ) -> None:
+        super().__init__(b"", outgoing, headers, status=status, content_type=content_type, size=size)
+        self._outgoing = outgoing
+
+    async def _write_body(
+        self,
+        request: web.BaseRequest,
+        transport: asyncio.Transport,
+        head: bytes,
+        pieces: Chunks,
+        chunked: bool,
+    ) -> None:
+        connection = transport.get_extra_info("socket")
+        if connection is None or transport.get_write_buffer_size():
+            await super()._write_body(request, transport, head, pieces, chunked)
+            return
+        # A descriptor of our own: the transport's may be closed, and its number taken, while we wait.
+        with socket.socket(connection.family, socket.SOCK_STREAM, fileno=os.dup(connection.fileno())) as own:
+            await self._send_head(transport, own, head)
+            while True:
+                await self._outgoing.fetch()
+                if transport.is_closing():
+                    raise ConnectionResetError("the client has gone")
+                try:
+                    if not self._outgoing.send(own.fileno()):
+                        return
+                except BlockingIOError:
+                    await _writable(own)
+                else:
+                    await asyncio.sleep(0)
+
+    async def _send_head(self, transport: asyncio.Transport, own: socket.socket, head: bytes) -> None:
+        while head:
+            if transport.is_closing():
+                raise ConnectionResetError("the client has gone")
+            try:
+                head = head[own.send(head, socket.MSG_MORE) :]
+            except BlockingIOError:
+                await _writable(own)
+
+
 async def streamed(
     request: web.BaseRequest, pieces: AsyncGenerator[bytes, None], headers: str = ""
 ) -> StreamedAnswer:
@@ -137,6 +186,22 @@ async def streamed(
     anything else; for HEAD none is."""
     first = b"" if request.method == "HEAD" else await anext(pieces, b"")
     return StreamedAnswer(first, pieces, headers)
+
+
+async def _writable(connection: socket.socket) -> None:
+    """Wait until the connection takes more, or fails."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_writer(connection.fileno(), _settle, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(connection.fileno())
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 def _cut(transport: asyncio.Transport, *, reset: bool) -> None:

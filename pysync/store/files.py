@@ -23,6 +23,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CHUNK_BYTES: Final = 262_144
+SEND_BYTES: Final = 1_048_576
+"""What the kernel is asked to send at once."""
 INCOMING: Final = "~incoming"
 """Folder of files not yet at their keys. It lies in the tree, so that a rename never crosses file systems."""
 
@@ -280,7 +282,7 @@ class Outgoing:
         if self._file is None or self._at >= self._end:
             self.close()
             raise StopAsyncIteration
-        fd, at, wanted = self._file.fileno(), self._at, min(CHUNK_BYTES, self._end - self._at)
+        fd, at, wanted = self._next(CHUNK_BYTES)
         if _is_in_memory(fd, at, wanted):
             with disk_errors():
                 chunk = os.pread(fd, wanted, at)
@@ -290,6 +292,31 @@ class Outgoing:
             raise StoreUnavailable()  # cut short behind our back: a torn answer, never a short one
         self._at += len(chunk)
         return chunk
+
+    async def fetch(self) -> None:
+        """Have what `send` sends next in memory, so that it does not wait for the disk. Raises
+        StoreUnavailable."""
+        fd, at, wanted = self._next(SEND_BYTES)
+        if not _is_in_memory(fd, at, wanted):
+            await in_thread(os.pread, fd, wanted, at)
+
+    def send(self, connection: int) -> int:
+        """Have the kernel write the next bytes to a socket, without a copy of them here; how many it took, 0
+        where all have been sent. Raises BlockingIOError where it takes none now, OSError where that socket
+        fails, StoreUnavailable where the file has fewer bytes than it had."""
+        fd, at, wanted = self._next(SEND_BYTES)
+        if not wanted:
+            return 0
+        sent = os.sendfile(connection, fd, at, wanted)
+        if not sent:
+            raise StoreUnavailable()
+        self._at += sent
+        return sent
+
+    def _next(self, most: int) -> tuple[int, int, int]:
+        """The file, and the place and number of the next bytes, at most `most`."""
+        assert self._file is not None
+        return self._file.fileno(), self._at, min(most, self._end - self._at)
 
     async def aclose(self) -> None:
         self.close()

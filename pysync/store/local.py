@@ -132,7 +132,9 @@ class LocalStore:
         self._recent = Recent()
         self._arrivals = Arrivals(tree)
         self._writer = GroupCommit(writer, StoreUnavailable, self._arrivals)
-        self._files = LocalFiles(tree, self._arrivals, self._writer, self._read, self._new_etag, now_ms)
+        self._files = LocalFiles(
+            tree, self._arrivals, self._writer, self._read, self._version, self._new_etag, now_ms
+        )
         self._merges = Merges(tree, self._arrivals, self._writer, self._read)
         self.change_log = LocalChanges(
             self._reader, self._writer, self._files, self._arrivals, self._row, now_ms, retention

@@ -21,6 +21,8 @@ Ts = TypeVarTuple("Ts")
 
 PART_BYTES: Final = 1_048_576
 """How much of a file that comes in is gathered before a thread takes it to the disk: most files at once."""
+RECENT_ROWS: Final = 1_024
+"""Rows that are kept while nobody writes."""
 
 
 class Flushed(NamedTuple):
@@ -32,7 +34,8 @@ class Flushed(NamedTuple):
 
 
 class LocalFiles:
-    """The files below a folder, of a store whose rows `read` reads and `writer` writes."""
+    """The files below a folder, of a store whose rows `read` reads and `writer` writes. `version` is a number
+    that stays the same while no row is written."""
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class LocalFiles:
         arrivals: Arrivals,
         writer: GroupCommit,
         read: Callable[..., Sequence[Any]],
+        version: Callable[[], int],
         new_etag: Callable[[], str],
         now_ms: Callable[[], int],
     ) -> None:
@@ -47,6 +51,9 @@ class LocalFiles:
         self._arrivals = arrivals
         self._writer = writer
         self._read = read
+        self._version = version
+        self._recent: dict[str, FileRow | None] = {}
+        self._recent_at = -1
         self._new_etag = new_etag
         self._now_ms = now_ms
 
@@ -135,7 +142,16 @@ class LocalFiles:
         await self._writer.submit(self._arrivals.unlink, key)
 
     def _row(self, key: str) -> FileRow | None:
-        return file_row(self._read(GET_FILE, *split_key(key)))
+        """The row of a file, None where there is none; looked up once while the database stays as it is."""
+        version = self._version()
+        if version != self._recent_at or len(self._recent) >= RECENT_ROWS:
+            self._recent.clear()
+            self._recent_at = version
+        try:
+            return self._recent[key]
+        except KeyError:
+            row = self._recent[key] = file_row(self._read(GET_FILE, *split_key(key)))
+            return row
 
     async def _found(self, key: str, row: FileRow | None, outgoing: Outgoing) -> FileRow | None:
         """The row, beginning with `row`, of the file that `outgoing` now holds open; None where it is gone.

@@ -1,6 +1,7 @@
 """The verbs of files, on stores that may fail (wire section 8)."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -113,17 +114,18 @@ class TestFaultyStore:
 
     async def test_each_verb_of_files_fails_and_loses_its_reply(self, scene: Scene) -> None:
         store = scene.store
+        merged = {"f/a": hashlib.sha256(b"one").hexdigest()}
         for fault in (store.fail, store.lose_reply):
             fault("stat", "open", "write", "merge")
             for call in (
-                store.stat("a"),
-                store.open("a"),
-                store.write("a", chunks_of(b"one"), "text/plain"),
-                store.merge("b", chunks_of(b"one"), "text/plain", ["a"]),
+                store.stat("f/a"),
+                store.open("f/a"),
+                store.write("f/a", chunks_of(b"one"), "text/plain"),
+                store.merge("f/b", chunks_of(b"one"), "text/plain", merged),
             ):
                 with pytest.raises(StoreUnavailable):
                     await call
-        assert await scene.kept.list("", None, 10) == ["b"], "done, and nobody was told"
+        assert await scene.kept.list("f", None, 10) == ["b"], "done, and nobody was told"
 
     async def test_a_crash_at_a_write_leaves_it_undone_or_done(self, scene: Scene) -> None:
         for done in (False, True):

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from pysync.config.media import PARQUET_TYPE
 from pysync.config.template import matches
+from pysync.media import PARQUET_TYPE
 from pysync.plugins.events.batches import SUFFIX
 from pysync.store import EtagMismatch, MergeRefused, Store
 

@@ -137,7 +137,7 @@ async def test_a_file_of_a_bucket_is_read_and_those_beside_it(
     assert len(duckdb_.execute(everywhere).fetchall()) == 4
 
 
-@pytest.mark.parametrize("prefix", [*HOSTILE[:1], *HOSTILE[2:], "');DROP/**/TABLE/**/t;--"])
+@pytest.mark.parametrize("prefix", ["*", "**", "[ab]", "[", "a'b\"]{x}~é%2F=+", "');DROP/**/TABLE/**/t;--"])
 async def test_the_prefix_of_a_bucket_means_nothing_else(
     moto: S3Server, duckdb_: duckdb.DuckDBPyConnection, prefix: str
 ) -> None:

@@ -295,6 +295,27 @@ async def test_a_write_whose_caller_is_gone_is_carried_out_or_leaves_nothing(
     assert await reopened(folder) == on_disk(folder)
 
 
+async def test_a_group_that_is_undone_leaves_nothing_once_another_is_committed(
+    store: LocalStore, folder: Path
+) -> None:
+    await store.write("f/a", chunks_of(b"old"), "text/plain")
+    store._writer._connection.execute("PRAGMA max_page_count = 12")
+    large = [Change(bytes(99_999))]
+    outcomes = await asyncio.gather(
+        *(
+            store.change_log.write(f"f/{name}", chunks_of(b"new"), "text/plain", lambda sha256: large)
+            for name in "abab"
+        ),
+        return_exceptions=True,
+    )
+    assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
+    assert on_disk(folder) == {"f/a": b"old"}
+    store._writer._connection.execute("PRAGMA max_page_count = 1000000")
+    await store.write("f/b", chunks_of(b"later"), "text/plain")
+    assert list((folder / "files" / "~incoming").iterdir()) == []
+    assert await reopened(folder) == {"f/a": b"old", "f/b": b"later"}
+
+
 async def test_a_restored_copy_is_served_and_found_whole(
     store: LocalStore, folder: Path, tmp_path: Path
 ) -> None:

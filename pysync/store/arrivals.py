@@ -10,6 +10,7 @@ rename.
 
 import logging
 import sqlite3
+from contextlib import suppress
 from typing import Final
 
 from pysync.errors import KeyConflict, StoreUnavailable
@@ -35,6 +36,7 @@ class Arrivals:
         self._files = files
         self._gathered: dict[str, Incoming] = {}
         self._superseded: list[Incoming] = []
+        self._doubtful: list[Incoming] = []
         self._moved: set[str] = set()
         self._unlinked = 0
 
@@ -47,6 +49,7 @@ class Arrivals:
             self._files.make_room(key)
             self._hold(cursor, key)
         cursor.execute(_NOTE, (key, incoming.name))
+        incoming.is_given_away = True
         self._gathered[key] = incoming
 
     def doom(self, cursor: sqlite3.Cursor, key: str) -> None:
@@ -97,23 +100,20 @@ class Arrivals:
                 log.error("the folders of files cannot be flushed: %s", error.__cause__)
         if self._gathered:
             self._files.flush_incoming()
-        for incoming in self._gathered.values():
-            incoming.is_given_away = True
 
     def committed(self) -> None:
         for key, incoming in self._gathered.items():
             if self._move(incoming.name, key):
                 self._moved.add(incoming.name)
-        for incoming in self._superseded:
-            incoming.discard()
-        self._forget()
+        for incoming in (*self._superseded, *self._doubtful):
+            with suppress(OSError):
+                incoming.discard()
+        self._gathered, self._superseded, self._doubtful = {}, [], []
 
     def undone(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        self._gathered.clear()
-        self._superseded.clear()
+        # A commit that failed in its last step may come back after a crash, until another has overwritten it.
+        self._doubtful += [*self._gathered.values(), *self._superseded]
+        self._gathered, self._superseded = {}, []
 
     def _arrives_near(self, cursor: sqlite3.Cursor, key: str) -> bool:
         """Whether a file that may not be at its key yet will lie above `key` or below."""
@@ -130,7 +130,6 @@ class Arrivals:
         """See to it that no file moves to `key` any more, in whichever process."""
         mine = self._gathered.pop(key, None)
         if mine is not None:
-            mine.is_given_away = True
             self._superseded.append(mine)
             return
         for (name,) in cursor.execute(_ARRIVING, (key,)).fetchall():

@@ -228,6 +228,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_places(rebuild)
     rebuild.set_defaults(run=("projections", "rebuild_lists"))
 
+    _add_events(commands.add_parser("events", help="work on the files of events"))
+
     # No character starts an option here: everything is for the load test to understand.
     bench = commands.add_parser(
         "bench", help="load-test a server (in a checkout)", add_help=False, prefix_chars="\0"
@@ -246,6 +248,37 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="file:DIR, redis://HOST:PORT/NUMBER or memory: (default: the store's folder, else memory:)",
     )
+
+
+def _add_events(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="ACTION")
+    compact = commands.add_parser(
+        "compact",
+        help="merge small files into larger ones; servers may run meanwhile",
+        description="Prints a line for each folder: how many files there were and are, how many rows were "
+        "merged, how many files are too young yet, and which others were left, with the reason.",
+    )
+    compact.add_argument(
+        "--older-than",
+        metavar="SECONDS",
+        type=float,
+        default=0.0,
+        help="only files at least so old (default: 0)",
+    )
+    compact.set_defaults(run=("events", "compact"))
+    sql = commands.add_parser(
+        "sql",
+        help="ask DuckDB about what was pushed, in the view `events`; rows are JSON, one a line",
+        description="Opens DuckDB, where it is installed, on the files of the store.",
+    )
+    sql.add_argument("query", metavar="QUERY", nargs="?", help="default: from stdin")
+    sql.set_defaults(run=("events", "sql"))
+    for command in (compact, sql):
+        command.add_argument("--config", metavar="FILE", required=True, help="the server's configuration")
+        command.add_argument("--store", metavar="URL", help="file:DIR or s3://BUCKET/PREFIX")
+        command.add_argument(
+            "--collection", metavar="NAME", help="of the events pushed to this one (default: all)"
+        )
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,8 @@
     intake      what becomes of one push: claim, encode, store
     batches     batch ids, and the keys of their files
     encoder     the thread that makes files
+    stored      which files there are
+    compaction  small files become larger ones
 
 A batch's id is made of the tick that its file was stored with, so that who lists a folder from the last id
 that it knows misses none.
@@ -19,4 +21,13 @@ __all__ = ["Events", "create_events_plugin", "events_of"]
 
 def events_of(config: Config) -> Sequence[Events]:
     """The plugins that store what is pushed to the collections of the `events` section."""
-    return [create_events_plugin(said.collection, said.storage_path) for said in config.events]
+    return [
+        Events(
+            said.collection,
+            said.storage_path,
+            compact_every_ms=said.compact_every_ms,
+            compact_older_than_ms=said.compact_older_than_ms,
+            compact_to_bytes=said.compact_to_bytes,
+        )
+        for said in config.events
+    ]

@@ -7,20 +7,22 @@ one of these gets it.
 """
 
 import asyncio
-import re
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from pysync.config.template import matches
+from pysync.errors import Unavailable
 from pysync.media import PARQUET_TYPE
 from pysync.plugins.events.batches import SUFFIX
+from pysync.plugins.events.stored import batch_keys, batch_match
 from pysync.store import EtagMismatch, MergeRefused, Store
 
 if TYPE_CHECKING:
     from pysync.parquet.merging import MergedFile
+
+log = logging.getLogger("pysync.events")
 
 T = TypeVar("T")
 
@@ -28,9 +30,6 @@ _PAGE: Final = 1_000
 _READ_FILES: Final = 32
 _READ_BYTES: Final = 8_388_608
 """Files that are read at once: so many, or so many bytes; one may be larger."""
-
-_batch = re.compile(rf"([0-9]{{13}})(-[0-9]{{6}}-)(?!0{{12}})([0-9a-f]{{12}}){re.escape(SUFFIX)}").fullmatch
-"""The name of a batch's file: milliseconds, number and random digits."""
 
 
 class Source(NamedTuple):
@@ -75,20 +74,32 @@ class Compaction:
         merge. Servers, readers and other compactions may work meanwhile. Raises Unavailable."""
         await self._store.settle_merges()
         with ThreadPoolExecutor(1, "event-compaction") as thread:
-            for folder in await self._folders():
+            keys = batch_keys(self._store, self._storage_path)
+            for folder in sorted({key.rpartition("/")[0] async for key in keys}):
                 work = _Folder(self._store, thread, folder, self._now_ms)
                 yield await work.compact(self._older_than_ms, self._to_bytes, may_go_on)
 
-    async def _folders(self) -> Sequence[str]:
-        """Where there are files of batches, in order."""
-        parts = self._storage_path.split("/")
-        literal = "/".join(takewhile(lambda part: not part.startswith("{"), parts))
-        found = set()
-        async for listed in self._store.walk(literal):
-            folder, _, name = listed.key.rpartition("/")
-            if folder not in found and _batch(name) and matches(self._storage_path, listed.key):
-                found.add(folder)
-        return sorted(found)
+
+async def keep_compacting(
+    compaction: Compaction,
+    every_ms: int,
+    leads: Callable[[], Awaitable[bool]],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Merge what can be merged every so often, for as long as this process leads, until it is cancelled."""
+    while True:
+        await sleep(every_ms / 1000)
+        try:
+            if await leads():
+                async for done in compaction.run(leads):
+                    if done.rows:
+                        log.info("merged files in %s: %d are %d now", done.folder, done.before, done.after)
+                    for batch, why in done.left.items():
+                        log.warning("%s/%s is not merged: %s", done.folder, batch, why)
+        except Unavailable as error:
+            log.warning("merging files of events waits: %s", error.why)
+        except Exception:
+            log.exception("merging files of events failed, and is tried again")
 
 
 class _Folder:
@@ -134,7 +145,7 @@ class _Folder:
         after: str | None = None
         while names := await self._store.list(self._folder, after, _PAGE):
             after = names[-1]
-            batches = [(name, int(match[1])) for name in names if (match := _batch(name))]
+            batches = [(name, int(match[1])) for name in names if (match := batch_match(name))]
             self._done.before += len(batches)
             old = [name for name, ms in batches if ms <= before_ms]
             self._done.young += len(batches) - len(old)
@@ -215,7 +226,7 @@ class _Folder:
 
     def _below(self, key: str) -> str:
         """The key of the id just below that of `key`. Nobody else has it, as ids end with random digits."""
-        match = _batch(key.rpartition("/")[2])
+        match = batch_match(key.rpartition("/")[2])
         assert match is not None
         ms, number, token = match.groups()
         return self._key(f"{ms}{number}{int(token, 16) - 1:012x}{SUFFIX}")

@@ -1,14 +1,18 @@
 """The plugin that stores the events pushed to a collection."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import sha256
 from typing import Final
 
 from pysync.config import EventsPlugin
 from pysync.config.events import events_faults, path_faults
 from pysync.plugins import Push, Pushed, Services, StoredFiles
 from pysync.plugins.events.batches import SUFFIX
+from pysync.plugins.events.compaction import Compaction, keep_compacting
 from pysync.plugins.events.encoder import Encoder
 from pysync.plugins.events.intake import Intake
 from pysync.plugins.events.places import Places, PlacesBeforehand, PlacesOfStore
@@ -20,6 +24,9 @@ class Events:
     `storage_path` gives with the id of the batch, and nothing else of it (service, Events plugin).
 
     It is a plugin: `create_app(..., plugins=[Events(...)])`. A `store` that is given must be the service's.
+    Every `compact_every_ms`, unless that is None, files older than `compact_older_than_ms` are merged into
+    such of about `compact_to_bytes`.
+
     Raises ValueError for a `storage_path` that is no template or does not end in `{batchId}`; the service
     does not start where the collection does not fit.
     """
@@ -30,6 +37,9 @@ class Events:
         storage_path: str,
         *,
         store: Store | None = None,
+        compact_every_ms: int | None = None,
+        compact_older_than_ms: int = 600_000,
+        compact_to_bytes: int = 134_217_728,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.name: Final = f"events {collection}"
@@ -38,6 +48,9 @@ class Events:
         self.stored_files: Mapping[str, StoredFiles] = {
             collection: StoredFiles(storage_path, SUFFIX, self._hidden_from)
         }
+        self._compact_every_ms = compact_every_ms
+        self._compact_older_than_ms = compact_older_than_ms
+        self._compact_to_bytes = compact_to_bytes
         self._store = store
         self._random_bytes = random_bytes
         self._places: Places | None = None
@@ -56,7 +69,8 @@ class Events:
             await encoder.open()
             self._places = places(services)
             self._intake = Intake(services, self._places, encoder, self.storage_path, self._random_bytes)
-            yield
+            async with self._compacting(services):
+                yield
         finally:
             await encoder.close()
 
@@ -66,6 +80,29 @@ class Events:
             return None
         assert self._intake is not None
         return await self._intake.take(push)
+
+    def compaction(
+        self, store: Store, now_ms: Callable[[], int], older_than_ms: int | None = None
+    ) -> Compaction:
+        """That of this plugin's files in its store; `older_than_ms` where it is not the plugin's own."""
+        least_ms = self._compact_older_than_ms if older_than_ms is None else older_than_ms
+        return Compaction(store, self.storage_path, least_ms, self._compact_to_bytes, now_ms)
+
+    @asynccontextmanager
+    async def _compacting(self, services: Services) -> AsyncIterator[None]:
+        """Merge small files now and then, in one process of all that serve."""
+        if self._compact_every_ms is None or not services.sweeps:
+            yield
+            return
+        compaction = self.compaction(services.store, services.now_ms)
+        digest = sha256(self.name.encode()).hexdigest()[:32]
+        leads = partial(services.coordinator.leads, f"compaction-{digest}")
+        task = asyncio.create_task(keep_compacting(compaction, self._compact_every_ms, leads))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
     def _hidden_from(self) -> str | None:
         return None if self._places is None else self._places.oldest_under_way()

@@ -1,0 +1,320 @@
+"""Files merged in a folder: whoever looks at it finds everything once, whatever happens meanwhile."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pysync.errors import StoreUnavailable
+from pysync.store import MergeRefused, merges
+from pysync.store.exchange import exchange
+from pysync.store.local import LocalStore
+from pysync.testing import chunks_of, read_file
+
+SOURCES = 5
+
+DIES_AT_STEP = """
+import asyncio, os, signal, sys
+from pysync.store import merges
+from pysync.store.local import LocalStore
+from pysync.testing import chunks_of
+
+folder, dies_at = sys.argv[1], int(sys.argv[2])
+steps = 0
+
+def stepping(work):
+    def step(*args, **kwargs):
+        global steps
+        steps += 1
+        if steps == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work(*args, **kwargs)
+    return step
+
+async def main():
+    store = await LocalStore.at(folder)
+    merged = {f"e/{n}": (await store.stat(f"e/{n}")).sha256 for n in range(1, 6)}
+    for name in ("_begin", "_check_folder", "_build", "_take", "_link", "_finish", "exchange", "sync_folder",
+                 "_write_rows", "_forget", "_settle", "_sweep"):
+        setattr(merges, name, stepping(getattr(merges, name)))
+    await store.merge("e/4-", chunks_of(b"1\\n2\\n3\\n4\\n5\\n"), "text/plain", merged)
+    await store.close()
+    print(steps)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merges, "GRACE_S", 0.0)
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    """A store with five files to merge, and two that stay."""
+    store = await LocalStore.at(tmp_path / "data")
+    for n in range(1, 8):
+        await store.write(f"e/{n}", chunks_of(b"%d\n" % n), "text/plain")
+    await store.close()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+async def store(folder: Path) -> AsyncIterator[LocalStore]:
+    store = await LocalStore.at(folder)
+    yield store
+    await store.close()
+
+
+def lines_on_disk(folder: Path) -> Counter[str]:
+    """What whoever looks at the folder finds: names first, then the files. Who finds one gone lists again."""
+    while True:
+        try:
+            texts = [path.read_text() for path in sorted((folder / "files").glob("e/*"))]
+        except FileNotFoundError:
+            continue
+        return Counter(line for text in texts for line in text.splitlines())
+
+
+async def lines_in(store: LocalStore) -> Counter[str]:
+    """What the rows of a store name."""
+    texts = [(await read_file(store, f"e/{name}"))[1].decode() for name in await store.list("e", None, 1000)]
+    return Counter(line for text in texts for line in text.splitlines())
+
+
+def left_over(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "merging").iterdir()} - {"lock"}
+
+
+async def sha256s(store: LocalStore, *names: str) -> dict[str, str]:
+    found = {f"e/{name}": await store.stat(f"e/{name}") for name in names}
+    return {key: stat.sha256 for key, stat in found.items() if stat is not None}
+
+
+def merge_and_die(folder: Path, step: int) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", DIES_AT_STEP, str(folder), str(step)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+EVERYTHING = Counter("1234567")
+
+
+@pytest.mark.timeout(120)
+async def test_a_kill_at_any_step_leaves_everything_once(folder: Path) -> None:
+    step, died = 0, True
+    while died:
+        step += 1
+        outcome = merge_and_die(folder, step)
+        died = outcome.returncode == -signal.SIGKILL
+        assert died or outcome.returncode == 0, outcome.stderr
+        assert lines_on_disk(folder) == EVERYTHING, f"at step {step}"
+        store = await LocalStore.at(folder)
+        assert lines_on_disk(folder) == EVERYTHING, f"at step {step}, opened"
+        assert await lines_in(store) == EVERYTHING, f"at step {step}, by rows"
+        names = await store.list("e", None, 100)
+        assert sorted(names) == sorted(path.name for path in (folder / "files/e").iterdir())
+        assert names in ([*"1234567"], ["4-", "6", "7"])
+        if "4-" in names and died:
+            # As it was before, for the next step.
+            for n in "12345":
+                await store.write(f"e/{n}", chunks_of(n.encode() + b"\n"), "text/plain")
+            await store.delete("e/4-")
+        await store.close()
+        await (await LocalStore.at(folder)).close()
+        assert left_over(folder) == set()
+    assert step > 12
+
+
+async def test_who_has_the_store_open_meets_no_missing_file_after_a_kill(folder: Path) -> None:
+    for step in range(9, 30):
+        store = await LocalStore.at(folder)
+        assert await lines_in(store) == EVERYTHING
+        outcome = merge_and_die(folder, step)
+        if outcome.returncode == 0:
+            await store.close()
+            break
+        for name in "1234567":
+            file = await store.open(f"e/{name}")
+            if file is not None:
+                assert b"".join([chunk async for chunk in file.chunks]) == name.encode() + b"\n"
+        assert await lines_in(store) == EVERYTHING
+        if "4-" in await store.list("e", None, 100):
+            for n in "12345":
+                await store.write(f"e/{n}", chunks_of(n.encode() + b"\n"), "text/plain")
+            await store.delete("e/4-")
+        await store.close()
+    else:
+        pytest.fail("no merge came to its end")
+
+
+async def test_whoever_looks_while_files_are_merged_and_written_finds_each_once(
+    store: LocalStore, folder: Path
+) -> None:
+    other = await LocalStore.at(folder)
+    wanted = dict(EVERYTHING)
+    written = set(EVERYTHING)
+    done = asyncio.Event()
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        while not done.is_set():
+            before = set(written)
+            found = await asyncio.to_thread(lines_on_disk, folder)
+            assert set(found.values()) == {1}
+            assert before <= found.keys()
+            looks += 1
+
+    async def write(through: LocalStore, start: int) -> None:
+        for n in range(start, start + 60):
+            await through.write(f"e/{n}", chunks_of(b"%d\n" % n), "text/plain")
+            written.add(str(n))
+            wanted[str(n)] = 1
+
+    async def merge() -> None:
+        for turn in range(12):
+            names = [name for name in await store.list("e", None, 1000) if not name.startswith("9")][:20]
+            texts = {name: (await read_file(store, f"e/{name}"))[1] for name in names}
+            merged = await sha256s(store, *names)
+            body = b"".join(texts.values())
+            await store.merge(f"e/{max(names)}-{turn:02}", chunks_of(body), "text/plain", merged)
+
+    looking = asyncio.ensure_future(look())
+    try:
+        await asyncio.gather(write(store, 100), write(other, 300), write(store, 900), merge())
+    finally:
+        done.set()
+        await looking
+    assert looks > 3
+    assert lines_on_disk(folder) == Counter(wanted)
+    assert await lines_in(store) == Counter(wanted)
+    assert await lines_in(other) == Counter(wanted)
+    await other.close()
+
+
+async def test_what_comes_and_goes_during_a_merge_is_as_it_would_be_without(
+    store: LocalStore, folder: Path
+) -> None:
+    merged = await sha256s(store, *"12345")
+    building = asyncio.Event()
+    release = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"1\n2\n3\n4\n5\n"
+        building.set()
+        await release.wait()
+
+    merging = asyncio.ensure_future(store.merge("e/4-", slowly(), "text/plain", merged))
+    await building.wait()
+    release.set()
+    await asyncio.gather(
+        store.write("e/8", chunks_of(b"8\n"), "text/plain"),
+        store.write("e/6", chunks_of(b"six\n"), "text/plain"),
+        store.delete("e/7"),
+        merging,
+    )
+    expected = Counter(["1", "2", "3", "4", "5", "six", "8"])
+    assert await lines_in(store) == lines_on_disk(folder) == expected
+
+
+async def test_a_reader_keeps_the_file_that_it_has_open(store: LocalStore) -> None:
+    file = await store.open("e/1")
+    assert file is not None
+    await store.merge("e/4-", chunks_of(b"1\n2\n3\n4\n5\n"), "text/plain", await sha256s(store, *"12345"))
+    assert b"".join([chunk async for chunk in file.chunks]) == b"1\n"
+    assert await store.open("e/1") is None
+
+
+async def test_a_folder_with_folders_in_it_is_left_alone(store: LocalStore, folder: Path) -> None:
+    merged = await sha256s(store, "1", "2")
+    (folder / "files/e/by hand").mkdir()
+    with pytest.raises(MergeRefused, match="e holds folders beside the files"):
+        await store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged)
+    (folder / "files/e/by hand").rmdir()
+    await store.write("e/deep/1", chunks_of(b"deep"), "text/plain")
+    with pytest.raises(MergeRefused, match="e holds folders beside the files"):
+        await store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged)
+    assert await store.list("e", None, 100) == [*"1234567"]
+    assert left_over(folder) == set()
+    await store.delete("e/deep/1")
+    await store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged)
+    assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
+
+
+async def test_one_process_merges_at_a_time(store: LocalStore, folder: Path) -> None:
+    other = await LocalStore.at(folder)
+    merged = await sha256s(store, "1", "2")
+    async with other._merges._alone() as is_alone:
+        assert is_alone
+        with pytest.raises(MergeRefused, match="another process merges files of this store"):
+            await store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged)
+        await store.settle_merges()
+    await store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged)
+    await other.close()
+
+
+async def test_a_merge_that_is_cancelled_comes_to_its_end(store: LocalStore, folder: Path) -> None:
+    merged = await sha256s(store, "1", "2")
+    for _ in range(3):
+        merging = asyncio.ensure_future(store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged))
+        while not (folder / "merging").exists() and not merging.done():
+            await asyncio.sleep(0)
+        merging.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await merging
+        assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
+
+
+async def test_a_database_that_fails_in_the_midst_leaves_the_folder_as_it_was(
+    store: LocalStore, folder: Path
+) -> None:
+    merged = await sha256s(store, *"12345")
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as database:
+        database.execute(
+            "CREATE TRIGGER fails BEFORE DELETE ON object BEGIN SELECT RAISE(ROLLBACK, 'no'); END"
+        )
+        with pytest.raises((StoreUnavailable, sqlite3.Error)):
+            await store.merge("e/4-", chunks_of(b"1\n2\n3\n4\n5\n"), "text/plain", merged)
+        database.execute("DROP TRIGGER fails")
+    assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
+    await store.merge("e/4-", chunks_of(b"1\n2\n3\n4\n5\n"), "text/plain", merged)
+    assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
+
+
+async def test_a_backup_without_the_folders_beside_is_sound(folder: Path) -> None:
+    # Killed right before its rows were written: the folders have changed places.
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
+        step = 0
+        while not database.execute("SELECT 1 FROM merge").fetchall() or (folder / "files/e/1").exists():
+            step += 1
+            assert merge_and_die(folder, step).returncode == -signal.SIGKILL
+    for path in (folder / "merging").iterdir():
+        path.rename(folder.parent / path.name)
+    store = await LocalStore.at(folder)
+    assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
+    await store.close()
+
+
+def test_folders_that_cannot_change_places_say_so(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    exchange(tmp_path / "a", tmp_path / "b")
+    assert (os.listdir(tmp_path / "a"), os.listdir(tmp_path / "b")) == (["b"], ["a"])
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "a", tmp_path / "none")
+    with pytest.raises(MergeRefused, match="cannot exchange two folders in one step"):
+        exchange(tmp_path / "a", Path("/proc/self/fd"))

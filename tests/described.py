@@ -67,6 +67,13 @@ SERVICE: dict[str, Any] = {
         {"name": "typed", "storagePath": "typed/{x}/{y}", "objectSchema": AGE, "listable": True, **OPEN},
         {"name": "rooms", "storagePath": "rooms/{room}", "listable": True, **ROOMS},
         {"name": "title", "storagePath": "pages/{page}", "bundle": "page", **OPEN},
+        {"name": "files", "storagePath": "files/{id}", "allowedMimeTypes": ["text/plain", "*/*"], **ROOMS},
+        {
+            "name": "mixed",
+            "storagePath": "mixed/{id}",
+            "allowedMimeTypes": ["application/json", "application/octet-stream"],
+            **OPEN,
+        },
         {"name": "draft", "storagePath": "pages/{page}", "bundle": "page", **ROOMS},
         {
             "name": "cards",

@@ -308,3 +308,37 @@ async def test_a_schema_with_an_id_keeps_its_references(start: Start, session: a
 async def test_a_schema_of_true_is_a_schema(start: Start, session: aiohttp.ClientSession) -> None:
     document = await described(start, session, {**NOTES, "objectSchema": True})
     assert document["components"]["schemas"]["Data.notes"] is True
+
+
+FILES = {**NOTES, "allowedMimeTypes": ["image/png", "text/*"]}
+
+
+async def test_files_are_described_with_their_media_types(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    paths = (await described(start, session, FILES))["paths"]
+    pull, push = paths["/pull/notes/{id}"]["get"], paths["/push/notes/{id}"]["post"]
+    assert set(push["requestBody"]["content"]) == {"image/png", "text/*"}
+    assert set(pull["responses"]["200"]["content"]) == {"image/png", "text/*", "application/json"}
+    assert set(pull["responses"]["206"]["content"]) == {"image/png", "text/*"}
+    assert "416" in refused(pull)
+    names = [each["$ref"].rpartition("/")[2] for each in pull["parameters"] if "$ref" in each]
+    assert names == ["ifNoneMatch", "range", "ifRange"]
+
+
+async def test_documents_and_files_of_one_collection_are_described_together(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    mixed = {**FILES, "allowedMimeTypes": ["application/json", "image/png"]}
+    paths = (await described(start, session, mixed))["paths"]
+    content = paths["/push/notes/{id}"]["post"]["requestBody"]["content"]
+    assert set(content) == {"image/png", "application/json"}
+    assert content["application/json"]["schema"]["required"] == ["data"]
+
+
+async def test_parquet_is_described_as_it_is_answered(start: Start, session: aiohttp.ClientSession) -> None:
+    tables = {**NOTES, "allowedMimeTypes": ["application/vnd.apache.parquet", "application/octet-stream"]}
+    paths = (await described(start, session, tables))["paths"]
+    content = paths["/pull/notes/{id}"]["get"]["responses"]["200"]["content"]
+    assert set(content) == {"application/vnd.apache.parquet", "application/json"}
+    assert set(paths["/push/notes/{id}"]["post"]["requestBody"]["content"]) == set(tables["allowedMimeTypes"])

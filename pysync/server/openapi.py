@@ -21,7 +21,6 @@ from pysync.server.openapi_parts import (
     SCHEMAS,
     Json,
     component,
-    json_content,
     refusals,
     security_schemes,
 )
@@ -109,7 +108,7 @@ def _operation(service: Service, route: Route) -> Json:
         "security": security,
     }
     if described.body is not None:
-        operation["requestBody"] = {"required": True, "content": json_content(described.body)}
+        operation["requestBody"] = {"required": True, "content": described.body}
     return operation
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pysync.config import Collection, Config, template
+from pysync.files import FileRules
 from pysync.rule import Rule
 from pysync.server.examples import media_type
 from pysync.server.openapi_parts import Json, answer, array, component, json_content, map_of, object_of
@@ -11,12 +12,14 @@ from pysync.server.routes import Route
 
 _STORE = frozenset({503})
 _PUSH = frozenset({403, 409, 413, 415, 503})
+_FILE: Json = {"schema": {"type": "string", "format": "binary"}}
 _PROOF = ("authorPubkey", "authorSignature")
 
 
 class Operation(NamedTuple):
     """What one action has of its own. `answers` are those that are no refusal, by status; `refused` are the
-    statuses that it may refuse with beyond those of its rule and of every operation."""
+    statuses that it may refuse with beyond those of its rule and of every operation; `body` is what it takes,
+    by media type."""
 
     summary: str
     answers: Json
@@ -44,6 +47,8 @@ def _pull(service: Service, route: Route) -> Operation:
     log = _collection(route).append_only
     if log is not None:
         return _pull_log(route, log.field or "items")
+    if route.files is not None:
+        return _pull_file(route, route.files)
     return Operation(
         f"Read a document of {_named(route)}",
         _cached(component("schemas", "Document")),
@@ -64,7 +69,52 @@ def _pull_log(route: Route, field: str) -> Operation:
     )
 
 
+def _pull_file(route: Route, files: FileRules) -> Operation:
+    """A file, or where there is none what a document is answered as."""
+    pulled = _cached(component("schemas", "Document"))
+    types = [files.content_type] if files.content_type else [*files.types] or ["*/*"]
+    content = dict.fromkeys(types, _FILE)
+    pulled["200"]["content"] = content | pulled["200"]["content"]
+    part = {"headers": pulled["200"]["headers"] | {"Content-Range": component("headers", "ContentRange")}}
+    pulled["206"] = {"description": "The part that Range asks for.", "content": content} | part
+    what = "a document or a file" if files.documents else "a file"
+    names = ("ifNoneMatch", "range", "ifRange", *(("withKeyring",) if files.documents else ()))
+    return Operation(
+        f"Read {what} of {_named(route)}",
+        pulled,
+        _STORE | {416},
+        tuple(component("parameters", name) for name in names),
+    )
+
+
 def _push(service: Service, route: Route) -> Operation:
+    if route.files is not None and route.files.types:
+        return _push_file(route, route.files)
+    return Operation(
+        f"Write a document of {_named(route)}, at most {_collection(route).max_body_bytes} bytes",
+        {"200": answer("Written.", component("schemas", "Written"))},
+        _PUSH,
+        (component("parameters", "idempotencyKey"),),
+        json_content(_document(route)),
+    )
+
+
+def _push_file(route: Route, files: FileRules) -> Operation:
+    content = dict.fromkeys(files.types, _FILE)
+    if files.documents:
+        content |= json_content(_document(route))
+    what = "a document or a file" if files.documents else "a file"
+    return Operation(
+        f"Write {what} of {_named(route)}, at most {_collection(route).max_body_bytes} bytes",
+        {"200": answer("Written.", component("schemas", "Written"))},
+        _PUSH,
+        (component("parameters", "idempotencyKey"),) if files.documents else (),
+        content,
+    )
+
+
+def _document(route: Route) -> Json:
+    """The body of a push of a document."""
     body = object_of(
         {
             "data": _pushed(route),
@@ -77,14 +127,7 @@ def _push(service: Service, route: Route) -> Operation:
         | {name: {"type": "string"} for name in _PROOF},
         required=["data"],
     )
-    body["dependentRequired"] = {_PROOF[0]: [_PROOF[1]], _PROOF[1]: [_PROOF[0]]}
-    return Operation(
-        f"Write a document of {_named(route)}, at most {_collection(route).max_body_bytes} bytes",
-        {"200": answer("Written.", component("schemas", "Written"))},
-        _PUSH,
-        (component("parameters", "idempotencyKey"),),
-        body,
-    )
+    return body | {"dependentRequired": {_PROOF[0]: [_PROOF[1]], _PROOF[1]: [_PROOF[0]]}}
 
 
 def _append(service: Service, route: Route) -> Operation:
@@ -109,7 +152,7 @@ def _append(service: Service, route: Route) -> Operation:
         {"200": answer("Appended.", component("schemas", "Written"))},
         _PUSH,
         (component("parameters", "idempotencyKey"),),
-        body,
+        json_content(body),
     )
 
 
@@ -279,7 +322,7 @@ def _revoke(service: Service, route: Route) -> Operation:
         "Publish a revocation list",
         {"200": answer("Published.", published)},
         frozenset({403, 409, 413, 429, 503}),
-        body=component("schemas", "RevocationList"),
+        body=json_content(component("schemas", "RevocationList")),
     )
 
 

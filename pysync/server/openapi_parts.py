@@ -63,6 +63,7 @@ def _refusal(status: int, codes: list[str]) -> Json:
 _REFUSAL_HEADERS = {
     401: ("WWW-Authenticate",),
     405: ("Allow",),
+    416: ("Content-Range",),
     429: ("Retry-After", "RateLimit", "RateLimit-Policy"),
     503: ("Retry-After",),
 }
@@ -75,6 +76,7 @@ def _header(description: str) -> Json:
 HEADERS: Json = {
     "ETag": _header("The version of what is answered, in quotes; absent where nothing is stored."),
     "CacheControl": _header("How long, and by whom, the answer may be kept."),
+    "ContentRange": _header("Which bytes of the file are answered, and how many it has."),
     "RetryAfter": _header("Seconds to wait before the request may be repeated."),
     "RateLimit": _header("What is left of the limit."),
     "RateLimitPolicy": _header("The limit."),
@@ -131,6 +133,18 @@ PARAMETERS: Json = {
         "name": wire.HEADER_IF_NONE_MATCH,
         "in": "header",
         "description": "Versions that the caller has: the answer is 304 where one of them is current.",
+        "schema": {"type": "string"},
+    },
+    "range": {
+        "name": wire.HEADER_RANGE,
+        "in": "header",
+        "description": "One range of bytes of a file; anything else gets all of it.",
+        "schema": {"type": "string"},
+    },
+    "ifRange": {
+        "name": wire.HEADER_IF_RANGE,
+        "in": "header",
+        "description": "The version that Range is of: all of the file where another is current.",
         "schema": {"type": "string"},
     },
     "lastEventId": {

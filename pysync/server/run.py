@@ -1,6 +1,7 @@
 """`pysync serve`: a process, or several, that listens, says so, and leaves in good order."""
 
 import asyncio
+import gc
 import importlib
 import logging
 import os
@@ -105,6 +106,7 @@ async def _serve(config: Config) -> int:
         await create_app(config) as app,
         listening(app, server.host, server.port, server.drain_timeout_ms / 1000) as port,
     ):
+        gc.freeze()  # what is here stays: to look through it all would stop the loop for 26 ms, now and then
         print(banner(config, port), flush=True)
         log.info("serving, version %s, pid %s", __version__, os.getpid())
         await stop.wait()
@@ -132,6 +134,7 @@ async def _work(config: Config, port: int, post: Post, tallies: Path) -> None:
         await create_app(config, worker=Worker(post.number, tallies)) as app,
         listening(app, server.host, port, server.drain_timeout_ms / 1000, shared=True),
     ):
+        gc.freeze()
         log.info("serving, pid %s", os.getpid())
         post.ready()
         await stop.wait()

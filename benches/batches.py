@@ -32,12 +32,15 @@ _LANGUAGES: Final = ("en-GB", "de-DE", "fr-FR", "ja-JP", "pt-BR")
 
 
 def event_batches(count: int) -> Iterator[bytes]:
-    """So many bodies of pushes, made as they are taken."""
+    """So many bodies of pushes, put together as they are taken, out of what is made at once."""
     made = [_template(seed) for seed in range(BATCHES)]
-    for template in islice(cycle(made), count):
-        ids = os.urandom(_ID_BYTES * EVENTS).hex().encode()
-        step = 2 * _ID_BYTES
-        yield template % tuple(ids[start : start + step] for start in range(0, len(ids), step))
+    return (_with_ids(template) for template in islice(cycle(made), count))
+
+
+def _with_ids(template: bytes) -> bytes:
+    ids = os.urandom(_ID_BYTES * EVENTS).hex().encode()
+    step = 2 * _ID_BYTES
+    return template % tuple(ids[start : start + step] for start in range(0, len(ids), step))
 
 
 def _template(seed: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, root_device
-from plugin_samples import OPEN, Reading, Told, batch
+from plugin_samples import OPEN, Reading, Roles, Told, batch
 from yarl import URL
 
 from pysync import plugins
@@ -550,6 +550,18 @@ async def test_plugins_may_answer_pulls_of_files(start: Start, session: aiohttp.
     assert (await browser.pull("photos/b")).body == BYTES
     assert (await browser.pull("mixed/a")).body == BYTES
     assert [request.key for request in reading.asked] == ["photos/a", "photos/b", "mixed/a"]
+
+
+async def test_roles_that_plugins_give_open_files(start: Start, session: aiohttp.ClientSession) -> None:
+    guarded = {**PHOTOS, "readRoles": ["team"], "writeRoles": ["team"]}
+    base = await start({"collections": [guarded]}, plugins=[Roles({SUBJECT.user_id: ["team"]})])
+    inside = Unsigned(base, session, SUBJECT, root_device(SUBJECT))
+    outside = Unsigned(base, session, STRANGER, root_device(STRANGER))
+    assert (await put(outside, "photos/a")).status == 403
+    assert (await put(inside, "photos/a")).status == 200
+    assert (await inside.pull("photos/a")).body == BYTES
+    assert (await outside.pull("photos/a")).status == 403
+    assert (await inside.request("GET", "/list/photos")).json["items"] == ["a"]
 
 
 async def test_a_store_that_fails_in_the_middle_cuts_the_answer(

@@ -178,6 +178,75 @@ async def test_clients_that_do_not_read_cost_no_memory(
             await asyncio.sleep(0)
 
 
+async def test_answers_to_requests_that_came_together_come_in_their_order(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    async with serving(tmp_path, collections=[FILES]) as process:
+        bodies = {"big": os.urandom(3 * MB), "small": b"x" * 1000, "middle": os.urandom(100_000)}
+        browser = Browser(process.base, session)
+        for key, body in bodies.items():
+            await push(browser, key, body)
+        order = ["small", "big", "middle", "small", "small", "big", "big", "middle"]
+        url = URL(process.base)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(
+            b"".join(b"GET /pull/files/%b HTTP/1.1\r\nHost: h\r\n\r\n" % key.encode() for key in order)
+        )
+        for key in order:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"Content-Length: %d\r\n" % len(bodies[key]) in head
+            assert await reader.readexactly(len(bodies[key])) == bodies[key]
+        writer.close()
+
+
+async def unread(process: Process, key: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A pull of a file of which only the head has been read."""
+    url = URL(process.base)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(f"GET /pull/files/{key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    return reader, writer
+
+
+async def test_a_file_that_is_being_read_stays_what_it_was(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    async with serving(tmp_path, collections=[FILES]) as process:
+        body = os.urandom(24 * MB)
+        browser = Browser(process.base, session)
+        await push(browser, "a", body)
+        reader, writer = await unread(process, "a")
+        await push(browser, "a", b"another")
+        assert (await browser.pull("files/a")).body == b"another"
+        assert await reader.readexactly(len(body)) == body
+        writer.close()
+
+
+async def test_a_file_that_is_cut_short_on_the_disk_cuts_the_answer(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    async with serving(tmp_path, collections=[FILES]) as process:
+        browser = Browser(process.base, session)
+        await push(browser, "a", os.urandom(24 * MB))
+        reader, writer = await unread(process, "a")
+        os.truncate(tmp_path / "data/files/files/a", 20 * MB)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await reader.readexactly(24 * MB)
+        writer.close()
+
+
+async def test_a_client_that_does_not_read_does_not_keep_the_server_from_ending(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    async with serving(tmp_path, collections=[FILES], server={"drainTimeoutMs": 200}) as process:
+        await push(Browser(process.base, session), "a", os.urandom(24 * MB))
+        _, writer = await unread(process, "a")
+        process.signal(signal.SIGTERM)
+        assert await process.ended() == 0
+        assert b"Traceback" not in process.log.read_bytes()
+        writer.close()
+
+
 def peak_bytes(process: Process) -> int:
     """The most memory that the server has had."""
     status = Path(f"/proc/{process.process.pid}/status").read_text()

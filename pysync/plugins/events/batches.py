@@ -1,5 +1,6 @@
 """Batch ids, and what is known of a batch that is to be stored (service, Events plugin 4)."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -13,6 +14,21 @@ SUFFIX: Final = ".parquet"
 def place(tick: Tick) -> str:
     """The part of an id that says where in the order of batches it is: such texts have the order of ticks."""
     return f"{tick.ms:013d}-{tick.number:06d}"
+
+
+class Tokens:
+    """Random texts of 12 hex digits. Randomness is fetched for many of them: whoever asks the system for some
+    lets another thread of the process go first."""
+
+    def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
+        self._random_bytes = random_bytes
+        self._digits = ""
+
+    def next(self) -> str:
+        if not self._digits:
+            self._digits = self._random_bytes(6 * 256).hex()
+        token, self._digits = self._digits[:12], self._digits[12:]
+        return token
 
 
 def received_at(ms: int) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 from pysync.config import EventsPlugin
 from pysync.config.events import events_faults, path_faults
 from pysync.plugins import Push, Pushed, Services, StoredFiles
-from pysync.plugins.events.batches import SUFFIX
+from pysync.plugins.events.batches import SUFFIX, Tokens
 from pysync.plugins.events.compaction import Compaction, keep_compacting
 from pysync.plugins.events.encoder import Encoder
 from pysync.plugins.events.intake import Intake
@@ -68,7 +68,8 @@ class Events:
         try:
             await encoder.open()
             self._places = places(services)
-            self._intake = Intake(services, self._places, encoder, self.storage_path, self._random_bytes)
+            tokens = Tokens(self._random_bytes)
+            self._intake = Intake(services, self._places, encoder, self.storage_path, tokens)
             async with self._compacting(services):
                 yield
         finally:

@@ -1,7 +1,6 @@
 """What becomes of a push of events: it is claimed where it may be repeated, encoded, and stored."""
 
 import hashlib
-from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import orjson
@@ -12,7 +11,7 @@ from pysync.config.template import document_key
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
 from pysync.model import Written
 from pysync.plugins import Push, Pushed, Services
-from pysync.plugins.events.batches import BATCH_ID, Batch, received_at
+from pysync.plugins.events.batches import BATCH_ID, Batch, Tokens, received_at
 from pysync.plugins.events.encoder import Encoder
 from pysync.plugins.events.places import LEEWAY_MS, Places
 
@@ -35,7 +34,7 @@ class Claim(NamedTuple):
 
 
 class Intake:
-    """Stores the batches of one template. `random_bytes` makes as many as it is asked for."""
+    """Stores the batches of one template."""
 
     def __init__(
         self,
@@ -43,21 +42,21 @@ class Intake:
         places: Places,
         encoder: Encoder,
         storage_path: str,
-        random_bytes: Callable[[int], bytes],
+        tokens: Tokens,
     ) -> None:
         self._now_ms = services.now_ms
         self._coordinator = services.coordinator
         self._places = places
         self._encoder = encoder
         self._folder = storage_path.split("/")[:-1]
-        self._random_bytes = random_bytes
+        self._tokens = tokens
 
     async def take(self, push: Push) -> Pushed:
         """Store the events of a push, or find them stored where it is repeated. Raises InvalidEvents,
         Unavailable."""
         received_ms = self._now_ms()
         async with self._places.begun(received_ms) as tick:
-            claim = own = Claim(push.hash, self._random_bytes(6).hex(), received_ms, tick)
+            claim = own = Claim(push.hash, self._tokens.next(), received_ms, tick)
             if push.request_key is not None:
                 claim = await self._first(push, push.request_key, own)
             # Other data under the same key is another push, as it is of documents.

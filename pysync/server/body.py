@@ -2,8 +2,9 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from functools import partial
 
 from aiohttp import StreamReader, web
 
@@ -69,9 +70,11 @@ async def _arriving(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[
     content = request.content
     if not content.is_eof():
         _invite(request)
+    # Of a length that is known it comes in blocks as large as were read; joining them would copy them all.
+    next_chunk = content.readany if request.content_length is None else partial(_next_block, content)
     size = 0
     try:
-        while chunk := await _next_chunk(content):
+        while chunk := await _in_time(next_chunk()):
             size += len(chunk)
             if size > max_bytes:
                 raise PayloadTooLarge
@@ -80,10 +83,16 @@ async def _arriving(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[
         raise BadRequest("Incomplete body") from None
 
 
-async def _next_chunk(content: StreamReader) -> bytes:
+async def _next_block(content: StreamReader) -> bytes:
+    block, _ = await content.readchunk()
+    return block
+
+
+async def _in_time(chunk: Awaitable[bytes]) -> bytes:
+    """The next chunk. Raises RequestTimeout where none comes."""
     try:
         async with asyncio.timeout(STALL_S):
-            return await content.readany()
+            return await chunk
     except TimeoutError:
         raise RequestTimeout from None
 

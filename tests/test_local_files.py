@@ -105,9 +105,12 @@ async def test_the_folder_of_incoming_files_is_not_a_key(store: LocalStore) -> N
             await store.write(key, chunks_of(b"1"), "text/plain")
 
 
-async def test_a_key_too_long_for_the_disk_is_refused(store: LocalStore) -> None:
-    with pytest.raises(ValueError, match="too long"):
-        await store.write("x" * 300, chunks_of(b"1"), "text/plain")
+async def test_a_key_too_long_for_the_disk_is_refused(store: LocalStore, folder: Path) -> None:
+    for key in ("x" * 300, "new/" + "x" * 300, "x" * 300 + "/a", "/".join(["deep"] * 1_000)):
+        with pytest.raises(ValueError, match="too long"):
+            await store.write(key, chunks_of(b"1"), "text/plain")
+    assert [listed async for listed in store.walk("")] == []
+    assert [path.name for path in (folder / "files").iterdir()] == ["~incoming"]
 
 
 async def test_deleting_prunes_empty_folders_only(store: LocalStore, folder: Path) -> None:
@@ -247,6 +250,7 @@ async def test_a_file_that_cannot_be_moved_yet_is_kept_and_told(
     with pytest.raises(StoreUnavailable):
         await store.open("f/a")
     assert "is not moved to its key 'f/a' yet" in caplog.text
+    assert "is gone" not in caplog.text
     assert incoming.read_bytes() == b"new"
     shutil.rmtree(folder / "files/f/a")
     assert on_disk(folder) == {}
@@ -395,6 +399,7 @@ def states() -> list[dict[str, tuple[str, bytes]]]:
 KILL_AT_EACH_STEP = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
+from pysync.store import arrivals
 from pysync.store.local import LocalStore
 from pysync.testing import MovedClock, chunks_of
 
@@ -419,7 +424,7 @@ def die_at(count, place):
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(hook)
 
-folder, steps = Path(sys.argv[1]), json.loads(sys.argv[2])
+folder, steps, arrivals.SETTLE_EVERY = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 status, count = 1, 0
 while status:
     count += 1
@@ -435,8 +440,11 @@ while status:
 """
 
 
-async def test_a_kill_before_any_step_on_disk_leaves_files_and_rows_at_one(tmp_path: Path) -> None:
-    process = run_python(KILL_AT_EACH_STEP, str(tmp_path), json.dumps(STEPS))
+@pytest.mark.parametrize("settle_every", [0, SETTLE_EVERY])
+async def test_a_kill_before_any_step_on_disk_leaves_files_and_rows_at_one(
+    tmp_path: Path, settle_every: int
+) -> None:
+    process = run_python(KILL_AT_EACH_STEP, str(tmp_path), json.dumps(STEPS), str(settle_every))
     await asyncio.to_thread(process.communicate)
     assert process.returncode == 0
     expected, met = states(), set()

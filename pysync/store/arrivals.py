@@ -36,6 +36,7 @@ class Arrivals:
         self._files = files
         self._gathered: dict[str, Incoming] = {}
         self._superseded: list[Incoming] = []
+        self._doomed: set[str] = set()
         self._doubtful: list[Incoming] = []
         self._moved: set[str] = set()
         self._unlinked = 0
@@ -59,10 +60,11 @@ class Arrivals:
             self._hold(cursor, key)
         cursor.execute("DELETE FROM arriving WHERE key = ?", (key,))
         cursor.execute("INSERT OR IGNORE INTO doomed VALUES(?)", (key,))
+        self._doomed.add(key)
 
     def unlink(self, cursor: sqlite3.Cursor, key: str) -> None:
         """Unlink the doomed file at `key`, unless another has been written there."""
-        if not _is_file(cursor, key):
+        if key not in self._doomed and not _is_file(cursor, key):
             with disk_errors():
                 self._files.remove(key)
         self._unlinked += 1
@@ -71,10 +73,14 @@ class Arrivals:
         """Whether a file comes to `key` with this very transaction."""
         return key in self._gathered
 
+    def is_held_up(self, cursor: sqlite3.Cursor, key: str) -> bool:
+        """Whether the file of `key` could not be moved there, after `settle`."""
+        return cursor.execute(_ARRIVING, (key,)).fetchone() is not None
+
     def settle(self, cursor: sqlite3.Cursor) -> None:
         """Finish what has been committed, by whichever process, and remove the notes of it. Afterwards every
-        file that a row names lies at its key, but those of this transaction. What cannot be finished is told
-        to the operator, and its note stays."""
+        file that a row names lies at its key, but those of this transaction, which may yet be undone. What
+        cannot be finished is told to the operator, and its note stays."""
         moved, self._moved, self._unlinked = self._moved, set(), 0
         arrived = [
             (key, name)
@@ -84,7 +90,7 @@ class Arrivals:
         gone = [
             (key,)
             for (key,) in cursor.execute("SELECT key FROM doomed").fetchall()
-            if _is_file(cursor, key) or self._remove(key)
+            if key not in self._doomed and (_is_file(cursor, key) or self._remove(key))
         ]
         with disk_errors():
             for folder in {folder for key, *_ in (*arrived, *gone) for folder in self._files.folders(key)}:
@@ -108,12 +114,16 @@ class Arrivals:
         for incoming in (*self._superseded, *self._doubtful):
             with suppress(OSError):
                 incoming.discard()
-        self._gathered, self._superseded, self._doubtful = {}, [], []
+        self._doubtful = []
+        self._begin_anew()
 
     def undone(self) -> None:
         # A commit that failed in its last step may come back after a crash, until another has overwritten it.
         self._doubtful += [*self._gathered.values(), *self._superseded]
-        self._gathered, self._superseded = {}, []
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._gathered, self._superseded, self._doomed = {}, [], set()
 
     def _arrives_near(self, cursor: sqlite3.Cursor, key: str) -> bool:
         """Whether a file that may not be at its key yet will lie above `key` or below."""

@@ -132,15 +132,17 @@ class FileTree:
         try:
             found = os.stat(path)
         except FileNotFoundError:
-            self._create_folders(path)
+            if not os.path.isdir(os.path.dirname(path)):
+                self._check_names(key)
+                self._create_folders(path)
+            return
         except NotADirectoryError:
             raise KeyConflict() from None
-        else:
-            if stat.S_ISDIR(found.st_mode):
-                try:
-                    os.rmdir(path)
-                except OSError as error:
-                    raise KeyConflict() from error
+        if stat.S_ISDIR(found.st_mode):
+            try:
+                os.rmdir(path)
+            except OSError as error:
+                raise KeyConflict() from error
 
     def move(self, name: str, key: str) -> None:
         """Rename the finished incoming file to its key, unless somebody has. The folders are not flushed."""
@@ -184,6 +186,12 @@ class FileTree:
         """Make the names in a folder survive the loss of power, if it is there. Raises OSError."""
         with suppress(FileNotFoundError, NotADirectoryError):
             sync_folder(folder)
+
+    def _check_names(self, key: str) -> None:
+        """Raise OSError for a key with a name that is too long: where its folder is there a look tells."""
+        for name in key.split("/"):
+            with suppress(FileNotFoundError):
+                os.stat(f"{self.root}/{name}")
 
     def _create_folders(self, path: str) -> None:
         """Make the folders of `path`. Raises KeyConflict."""

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from pysync import sqlite_changes
 from pysync.clock import Tick
+from pysync.errors import StoreUnavailable
 from pysync.sqlite import Schema
 from pysync.sqlite_changes import Rows, append
 from pysync.store import ANY, AlreadyWritten, Etag, Expect, Namesakes, check_expectation, split_key
@@ -202,11 +203,13 @@ def look(
     cursor: sqlite3.Cursor, arrivals: Arrivals, files: FileTree, key: str
 ) -> tuple[FileRow, Stamp | None] | None:
     """The row of a file that does not fit what lies at its key though nothing is on its way there, and the
-    stamp of that; None where all is well."""
+    stamp of that; None where all is well. Raises StoreUnavailable where the disk does not let it arrive."""
     arrivals.settle(cursor)
     row = file_row(cursor.execute(GET_FILE, split_key(key)).fetchall())
     if row is None or arrivals.is_gathered(key):
         return None
+    if arrivals.is_held_up(cursor, key):
+        raise StoreUnavailable()
     with disk_errors():
         stamp = files.stamp(key)
     return None if stamp == row.stamp else (row, stamp)

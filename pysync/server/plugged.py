@@ -45,7 +45,8 @@ class Plugs:
         want to know are told before it is answered."""
         about = request_of(match.rule, caller, match.params, match.key)
         once = request_key(request, caller, match.key)
-        pushed = await self._hooks.pushed(_push(about, body, once))
+        data = body.data
+        pushed = await self._hooks.pushed(_push(about, body, data, once))
         params = about.params
         if pushed is None:
             written = await make()
@@ -57,7 +58,7 @@ class Plugs:
             if not pushed.announced:
                 subject = match.subject(caller)._replace(params=params)
                 await self._outbox.announce([subject.change(written.hash, written.timestamp_ms)])
-        await self.tell(match, caller, written, params, body.data)
+        await self.tell(match, caller, written, params, data)
         return Answer(200, text, NO_STORE)
 
     async def tell(
@@ -144,10 +145,10 @@ class PluggedFiles(FileHandlers):
         return await super()._read(request, match, signer, caller) if answer is None else answer
 
 
-def _push(about: Request, body: _core.PushBody | _core.Append, once: str | None) -> Push:
+def _push(about: Request, body: _core.PushBody | _core.Append, data: bytes, once: str | None) -> Push:
     if isinstance(body, _core.PushBody):
-        return Push(about, body.data, body.hash, body.base_hash, once)
-    return Push(about, body.data, _core.content_hash(body.canonical), None, once)
+        return Push(about, data, body.hash, body.base_hash, once)
+    return Push(about, data, _core.content_hash(body.canonical), None, once)
 
 
 def _pushed_body(pushed: Pushed) -> bytes:

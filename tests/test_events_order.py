@@ -16,6 +16,7 @@ from pysync.coordinator import Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import InvalidEvents, Unavailable
+from pysync.plugins.events import Events
 from pysync.plugins.events.encoder import Encoder
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
@@ -150,6 +151,26 @@ async def test_an_attempt_that_was_lost_long_ago_is_made_again_where_nobody_has_
     clock.now_ms += 60_000
     assert await pushed(browser, {"event": "a"}, **ONCE) == first
     assert await listed(browser) == [passed["batchId"], first["batchId"]]
+
+
+async def test_a_batch_that_takes_long_is_stored_and_found_by_the_push_repeated(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store, coordinator, release = FaultyStore(MemoryStore()), MemoryCoordinator(), asyncio.Event()
+    base = {"collections": SERVICE["collections"]}
+    hasty = Events("events", "lake/{app}/{batchId}", patience_s=0)
+    patient = Events("events", "lake/{app}/{batchId}")
+    one, other = [
+        Browser(await start(base, store, coordinator=coordinator, plugins=[plugin]), session)
+        for plugin in (hasty, patient)
+    ]
+    arrived = store.delay("write", release)
+    answer = await one.push("events/web/new", {"events": [{"event": "a"}]}, headers=ONCE)
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    await arrived.wait()
+    repeated = asyncio.ensure_future(pushed(other, {"event": "a"}, **ONCE))
+    release.set()
+    assert await listed(other) == [(await repeated)["batchId"]]
 
 
 async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:

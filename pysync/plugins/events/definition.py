@@ -10,13 +10,17 @@ from typing import Final
 
 from pysync.config import EventsPlugin
 from pysync.config.events import events_faults, path_faults
-from pysync.plugins import Push, Pushed, Services, StoredFiles
+from pysync.errors import Unavailable
+from pysync.plugins import HOOK_S, Push, Pushed, Services, StoredFiles
 from pysync.plugins.events.batches import SUFFIX, Tokens
 from pysync.plugins.events.compaction import Compaction, keep_compacting
 from pysync.plugins.events.encoder import Encoder
 from pysync.plugins.events.intake import Intake
 from pysync.plugins.events.places import Places, PlacesBeforehand, PlacesOfStore
 from pysync.store import Store
+
+MAX_UNDER_WAY: Final = 1_024
+"""Batches that are being stored at once; further ones are refused."""
 
 
 class Events:
@@ -26,6 +30,9 @@ class Events:
     It is a plugin: `create_app(..., plugins=[Events(...)])`. A `store` that is given must be the service's.
     Every `compact_every_ms`, unless that is None, files older than `compact_older_than_ms` are merged into
     such of about `compact_to_bytes`.
+
+    A push is answered `503` where its batch is not stored after `patience_s`, which is less than plugins are
+    given.
 
     Raises ValueError for a `storage_path` that is no template or does not end in `{batchId}`; the service
     does not start where the collection does not fit.
@@ -41,6 +48,7 @@ class Events:
         compact_older_than_ms: int = 600_000,
         compact_to_bytes: int = 134_217_728,
         random_bytes: Callable[[int], bytes] = os.urandom,
+        patience_s: float = HOOK_S - 0.5,
     ) -> None:
         self.name: Final = f"events {collection}"
         self.collection = collection
@@ -53,6 +61,8 @@ class Events:
         self._compact_to_bytes = compact_to_bytes
         self._store = store
         self._random_bytes = random_bytes
+        self._patience_s = patience_s
+        self._under_way: set[asyncio.Task[Pushed]] = set()
         self._places: Places | None = None
         self._intake: Intake | None = None
         for fault in path_faults(storage_path):
@@ -73,14 +83,28 @@ class Events:
             async with self._compacting(services):
                 yield
         finally:
+            if self._under_way:
+                await asyncio.wait(self._under_way)
             await encoder.close()
 
     async def intercept_push(self, push: Push) -> Pushed | None:
-        """Store the batch; None for other collections. Raises InvalidEvents, Unavailable."""
+        """Store the batch; None for other collections. Raises InvalidEvents, Unavailable.
+
+        What takes long is not given up: who repeats the push is told what became of it.
+        """
         if push.request.collection != self.collection:
             return None
         assert self._intake is not None
-        return await self._intake.take(push)
+        if len(self._under_way) >= MAX_UNDER_WAY:
+            raise Unavailable
+        task = asyncio.create_task(self._intake.take(push))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise Unavailable from None
 
     def compaction(
         self, store: Store, now_ms: Callable[[], int], older_than_ms: int | None = None

@@ -5,6 +5,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from buckets import new_prefix, opened
 from components import S3Server
 from shell import Shell
 
+from pysync.config.tree import wire_name
 from pysync.errors import StoreUnavailable
 from pysync.media import PARQUET_TYPE
 from pysync.parquet import merging
@@ -394,11 +396,7 @@ async def test_events_in_a_bucket_are_merged_and_asked(
     monkeypatch.setenv("HOME", str(tmp_path))
     config = {
         "version": 1,
-        "store": {
-            "url": said.url,
-            "accessKeyId": said.access_key_id,
-            "secretAccessKey": said.secret_access_key,
-        },
+        "store": {wire_name(name): value for name, value in asdict(said).items() if value is not None},
         "collections": [
             {
                 "name": "events",

@@ -1,8 +1,10 @@
 """Nodes on one bucket and one Redis, killed between a write and its announcement: followers hear of it."""
 
 import asyncio
+import hashlib
 import signal
 from collections.abc import AsyncIterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,29 @@ def members(s3: S3Server, prefix: str, redis: RedisServer, endpoint: str | None 
         "accessKeyId": s3.access_key_id,
         "secretAccessKey": s3.secret_access_key,
     }
-    return {"store": store, "coordinator": redis.url, "collections": [NOTES, LOGS]}
+    return {
+        "store": store,
+        "coordinator": redis.url,
+        "collections": [NOTES, LOGS, FILES, EVENTS],
+        "events": [{"collection": "events", "storagePath": "events/{id}/{batchId}"}],
+    }
+
+
+FILES = {
+    "name": "files",
+    "storagePath": "files/{id}",
+    "readRoles": ["public"],
+    "writeRoles": ["public"],
+    "allowedMimeTypes": ["application/octet-stream"],
+    "maxBodyBytes": 10_000_000,
+}
+EVENTS = {
+    "name": "events",
+    "storagePath": "events/{id}/{batchId}",
+    "readRoles": ["public"],
+    "writeRoles": ["public"],
+    "listable": True,
+}
 
 
 async def hashes(follower: RedisCoordinator, count: int) -> list[str]:
@@ -112,3 +136,109 @@ async def test_the_next_write_is_announced_after_what_a_killed_node_wrote(
         assert second.status == 200
         assert await hashes(follower, 2) == [first, second.json["hash"]]
         assert await follower.intents(10) == []
+
+
+async def push_file(base: str, key: str, content: bytes, session: aiohttp.ClientSession) -> str:
+    headers = {"Content-Type": "application/octet-stream"}
+    async with session.post(f"{base}/push/{key}", data=BytesIO(content), headers=headers) as answer:
+        assert answer.status == 200
+        return str((await answer.json())["hash"])
+
+
+async def pulled(base: str, key: str, session: aiohttp.ClientSession) -> bytes:
+    async with session.get(f"{base}/pull/{key}") as answer:
+        assert answer.status == 200
+        return await answer.read()
+
+
+@pytest.mark.parametrize(("size", "makes_visible"), [(9, "PUT"), (3_000_000, "POST uploadId")])
+async def test_a_file_whose_node_was_killed_when_it_came_to_light_is_announced_before_the_next(
+    tmp_path: Path,
+    moto: S3Server,
+    redis: RedisServer,
+    follower: RedisCoordinator,
+    session: aiohttp.ClientSession,
+    size: int,
+    makes_visible: str,
+) -> None:
+    prefix = new_prefix()
+    async with serving(tmp_path, **members(moto, prefix, redis)) as other:
+        async with (
+            FaultProxy(moto.endpoint) as proxy,
+            serving(tmp_path, **members(moto, prefix, redis, proxy.url)) as node,
+        ):
+            proxy.lose_reply(makes_visible, when=lambda sent: "files/a" in sent.path)
+            looks_again = proxy.delay(until=asyncio.Event(), when=lambda _: proxy.met["lose_reply"] > 0)
+            pushing = asyncio.create_task(push_file(node.base, "files/a", bytes(size), session))
+            await looks_again.wait()
+            node.signal(signal.SIGKILL)
+            await node.ended()
+            with pytest.raises(aiohttp.ClientError):
+                await pushing
+        assert await pulled(other.base, "files/a", session) == bytes(size)
+        assert await follower.changes("", 10) == []
+        second = await push_file(other.base, "files/a", b"two", session)
+        assert await hashes(follower, 2) == [hashlib.sha256(bytes(size)).hexdigest(), second]
+
+
+async def test_a_file_whose_node_was_killed_before_it_came_to_light_is_not_there(
+    tmp_path: Path,
+    moto: S3Server,
+    redis: RedisServer,
+    follower: RedisCoordinator,
+    session: aiohttp.ClientSession,
+) -> None:
+    prefix = new_prefix()
+    async with serving(tmp_path, **members(moto, prefix, redis)) as other:
+        first = await push_file(other.base, "files/a", b"one", session)
+        async with (
+            FaultProxy(moto.endpoint) as proxy,
+            serving(tmp_path, **members(moto, prefix, redis, proxy.url)) as node,
+        ):
+            sends = proxy.delay("PUT partNumber", until=asyncio.Event())
+            pushing = asyncio.create_task(push_file(node.base, "files/a", bytes(3_000_000), session))
+            await sends.wait()
+            node.signal(signal.SIGKILL)
+            await node.ended()
+            with pytest.raises(aiohttp.ClientError):
+                await pushing
+        assert await pulled(other.base, "files/a", session) == b"one"
+        assert await follower.intents(10) == []
+        assert await hashes(follower, 1) == [first]
+
+
+async def test_a_batch_of_events_whose_node_was_killed_is_stored_once_when_it_is_repeated_at_another(
+    tmp_path: Path,
+    moto: S3Server,
+    redis: RedisServer,
+    follower: RedisCoordinator,
+    session: aiohttp.ClientSession,
+) -> None:
+    prefix = new_prefix()
+    body = {"data": {"events": [{"event": "seen"}]}, "baseHash": None}
+    once = {"Idempotency-Key": "a key of this push"}
+
+    async def push(base: str) -> Any:
+        async with session.post(f"{base}/push/events/web/any", json=body, headers=once) as answer:
+            assert answer.status == 200
+            return await answer.json()
+
+    async with serving(tmp_path, **members(moto, prefix, redis)) as other:
+        async with (
+            FaultProxy(moto.endpoint) as proxy,
+            serving(tmp_path, **members(moto, prefix, redis, proxy.url)) as node,
+        ):
+            proxy.lose_reply("PUT", when=lambda sent: sent.path.endswith(".parquet"))
+            looks_again = proxy.delay(until=asyncio.Event(), when=lambda _: proxy.met["lose_reply"] > 0)
+            pushing = asyncio.create_task(push(node.base))
+            await looks_again.wait()
+            node.signal(signal.SIGKILL)
+            await node.ended()
+            with pytest.raises(aiohttp.ClientError):
+                await pushing
+        told = await push(other.base)
+        async with session.get(f"{other.base}/list/events/web") as answer:
+            assert (await answer.json())["items"] == [told["batchId"]]
+        content = await pulled(other.base, f"events/web/{told['batchId']}", session)
+        assert hashlib.sha256(content).hexdigest() == told["hash"]
+        assert set(await hashes(follower, 1)) == {told["hash"]}

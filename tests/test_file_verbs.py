@@ -1,8 +1,8 @@
 """The verbs of files, on stores that may fail (wire section 8)."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
+from hashlib import sha256
 
 import pytest
 from outbox_scene import Scene, made_scene
@@ -103,8 +103,8 @@ class TestFaultyStore:
                 taken.append(chunk)
                 yield chunk
 
-        async def received(sha256: str) -> None:
-            told.append(sha256)
+        async def received(hash_: str) -> None:
+            told.append(hash_)
 
         scene.store.fail("write")
         with pytest.raises(StoreUnavailable):
@@ -114,14 +114,13 @@ class TestFaultyStore:
 
     async def test_each_verb_of_files_fails_and_loses_its_reply(self, scene: Scene) -> None:
         store = scene.store
-        merged = {"f/a": hashlib.sha256(b"one").hexdigest()}
         for fault in (store.fail, store.lose_reply):
             fault("stat", "open", "write", "merge")
             for call in (
                 store.stat("f/a"),
                 store.open("f/a"),
                 store.write("f/a", chunks_of(b"one"), "text/plain"),
-                store.merge("f/b", chunks_of(b"one"), "text/plain", merged),
+                store.merge("f/b", chunks_of(b"two"), "text/plain", {"f/a": sha256(b"one").hexdigest()}),
             ):
                 with pytest.raises(StoreUnavailable):
                     await call

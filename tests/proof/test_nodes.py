@@ -24,10 +24,9 @@ async def keeps_every_promise(nodes: Nodes, seed: int, *faults: str) -> None:
         pytest.fail(f"seed {seed}, history in {path}\n{verdict}", pytrace=False)
     path.unlink()
     for what in (
-        "append 200", "append 401", "append unknown", "batch 200", "batch unknown", "download 200",
-        "download 304", "event", "follow 200", "kill", "list 200", "metered 200", "metered 429", "pull 200",
-        "pull 304", "push 200", "push 409", "push unknown", "replay 401", "replay after a kill", "rows 200",
-        "tail 200", "upload 200", "upload unknown",
+        "append 200", "append 401", "append unknown", "batch 200", "download 200", "download 304", "event",
+        "follow 200", "kill", "list 200", "metered 200", "metered 429", "pull 200", "pull 304", "push 200",
+        "push 409", "push unknown", "replay 401", "replay after a kill", "rows 200", "tail 200", "upload 200",
         *faults,
     ):  # fmt: skip
         assert verdict.counts[what], f"no {what}: {verdict}"

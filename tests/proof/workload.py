@@ -107,8 +107,8 @@ class Client(Asker):
             self._upload: 3,
             self._download: 3,
             self._push_events: 3,
-            self._replay: 3,
-            self._knock: 2,
+            self._replay: 6,
+            self._knock: 3,
         }
         while time.monotonic() < until:
             (action,) = self._random.choices(list(actions), list(actions.values()))

@@ -6,9 +6,10 @@ Pulls are measured as in `compare`, of 16 files of 1 MiB in turn; the bare appli
 memory.
 
 Durable pushes: plain Python opens a file, writes 1 MiB, flushes it (`os.fsync`) and closes it, and so on, in
-the folder that the store is in and pinned to the same core; it hashes nothing, renames nothing, and does not
-flush the folder. With several clients as many threads of it write at once. Then so many clients push as many
-files. Each run begins with an empty folder. Prints Markdown.
+the folder that the store is in; it hashes nothing, renames nothing, and does not flush the folder. With
+several clients as many threads of it write at once. Then so many clients push as many files, each on a
+connection of its own, and sleep while they wait. Nothing is pinned: server and clients share the machine, and
+plain Python has all of it. Each run begins with an empty folder. Prints Markdown.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -28,10 +31,11 @@ from urllib.parse import urlsplit
 import orjson
 
 from benches import servers
-from benches.compare import LOAD_CORE, SERVER_CORE, Goal, load, machine, rounds, spread, table
-from benches.load import Measured
+from benches.compare import LOAD_CORE, SERVER_CORE, Goal, machine, rounds, spread, table
+from benches.load import cpu_s
 from benches.servers import Running
-from benches.workloads import FILE_BYTES, FILE_TYPE, file_body
+from benches.workers import Connection
+from benches.workloads import FILE_BYTES, FILE_TYPE, Author, file_body
 
 GOALS: Final = (
     Goal("file-pull", "bare-mebibyte", share=0.8),
@@ -40,7 +44,6 @@ GOALS: Final = (
 CLIENTS: Final = (1, 8)
 PUSH_GOAL: Final = 0.6
 PUSHED: Final = 1_000
-PUSH_LIMIT_S: Final = 120.0
 LONG_MIB: Final = 256
 GROWTH_GOAL_MIB: Final = 32
 MIB: Final = 1 << 20
@@ -53,11 +56,10 @@ class Pushes:
     """So many files, written plainly and then pushed."""
 
     plain_mb_per_second: float
-    ours: Measured
-
-    @property
-    def mb_per_second(self) -> float:
-        return self.ours.per_second * FILE_BYTES / 1e6
+    mb_per_second: float
+    server_cpu_us: float
+    p50_ms: float
+    p99_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +96,47 @@ def written_plainly(folder: Path, writers: int, files: int) -> float:
                 os.fsync(file.fileno())
 
     paths = [folder / f"{n}" for n in range(files)]
-    with pinned(SERVER_CORE), ThreadPoolExecutor(writers) as threads:
+    with ThreadPoolExecutor(writers) as threads:
         started = time.perf_counter()
         list(threads.map(write, [paths[start::writers] for start in range(writers)]))
         took = time.perf_counter() - started
     return files * FILE_BYTES / took / 1e6
 
 
+def push_each(server: Running, author: Author, names: Sequence[str]) -> list[float]:
+    """Push a file of each name, one after the other; seconds of each. Raises RuntimeError where one is
+    refused."""
+    address, body, times = urlsplit(server.url), file_body(0), []
+    connection = Connection(str(address.hostname), address.port or 80)
+    with connection.sock:
+        for name in names:
+            request = author.request(f"/push/files/{name}", body, content_type=FILE_TYPE)
+            started = time.perf_counter()
+            connection.sock.sendall(request)
+            while (head := connection.receive()) is None:
+                pass
+            times.append(time.perf_counter() - started)
+            if not head.startswith(b"HTTP/1.1 200 "):
+                raise RuntimeError(f"a file is refused: {head!r}")
+    return times
+
+
 def pushes(clients: int, files: int) -> Pushes:
-    """One run. Raises RuntimeError where a push is refused, or they take too long."""
+    """One run. Raises RuntimeError where a push is refused."""
     with servers.fresh_folder() as folder:
         plain = written_plainly(folder.with_name("plain"), clients, files)
-        with servers.serving(folder, SERVER_CORE) as server:
-            ours = load(server, "file-push", PUSH_LIMIT_S, files, clients)
-            if ours.answers != files:
-                raise RuntimeError(f"{ours.answers:,} of {files:,} files were pushed in {PUSH_LIMIT_S} s")
-    return Pushes(plain, ours)
+        with servers.serving(folder) as server, ThreadPoolExecutor(clients) as threads:
+            author = Author(server.url)
+            push_each(server, author, [f"early-{n}" for n in range(clients)])
+            names = [f"{n}" for n in range(files)]
+            shares = [names[start::clients] for start in range(clients)]
+            used, started = cpu_s(server.pid), time.perf_counter()
+            found = threads.map(partial(push_each, server, author), shares)
+            times = sorted(chain.from_iterable(found))
+            took = time.perf_counter() - started
+            cpu_us = (cpu_s(server.pid) - used) / files * 1e6
+    p50_ms, p99_ms = (times[int(files * share)] * 1e3 for share in (0.5, 0.99))
+    return Pushes(plain, files * FILE_BYTES / took / 1e6, cpu_us, p50_ms, p99_ms)
 
 
 class Watched:
@@ -197,9 +224,10 @@ def push_table(found: Mapping[int, Sequence[Pushes]]) -> str:
         plain = statistics.median(run.plain_mb_per_second for run in runs)
         ours = statistics.median(run.mb_per_second for run in runs)
         share = spread([run.mb_per_second / run.plain_mb_per_second for run in runs], ".2f")
-        cpu = statistics.median(run.ours.server_cpu_us or 0.0 for run in runs)
-        p50 = statistics.median(run.ours.p50_ms for run in runs)
-        p99 = statistics.median(run.ours.p99_ms for run in runs)
+        cpu, p50, p99 = (
+            statistics.median(getattr(run, name) for run in runs)
+            for name in ("server_cpu_us", "p50_ms", "p99_ms")
+        )
         lines.append(
             f"| {clients} | {plain:.0f} | {ours:.0f} | {share} | {PUSH_GOAL} | {cpu:.0f} | {p50:.2f}"
             f" | {p99:.2f} |"

@@ -30,6 +30,7 @@ LAST: Final = "counters/last"
 FRESH_MS: Final = 280_000
 """Of what is sent again: older signatures would be refused for their time."""
 MOST_KEPT: Final = 20_000
+OLDEST: Final = 50
 ATTEMPTS: Final = 20
 """At one write whose outcome stays unknown, or at reading what is there in the end."""
 LEAVES: Final = 0.03
@@ -77,10 +78,10 @@ class Requests:
         self.kept.append(Kept(request, operation.kind, operation.key))
 
     def pick(self, random: Random) -> Kept | None:
-        """The newest as often as any other."""
+        """One of the newest, the oldest or any, as often: the oldest are from before a node died."""
         if not self.kept:
             return None
-        kept = random.choice((self.kept[-1], random.choice(self.kept)))
+        kept = random.choice((self.kept[-1], random.choice(self.kept[:OLDEST]), random.choice(self.kept)))
         return kept if wall_clock_ms() - kept.request.signed_ms < FRESH_MS else None
 
 

@@ -16,7 +16,7 @@ from conftest import Browser
 from test_events import EVENTS, SECTION, listed, pushed
 from test_processes import serving
 
-ROUNDS = 8
+ROUNDS = 5
 
 
 def message_ids(folder: Path) -> Counter[str]:

@@ -18,7 +18,7 @@ from pysync.applog.tail import object_key
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.copy import Copier, Outcomes
 from pysync.errors import StoreUnavailable
-from pysync.store import Object, Source, Store
+from pysync.store import ANY, Object, Source, Store
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
@@ -140,6 +140,13 @@ async def test_everything_arrives_as_it_was_and_once(source: Store, target: Stor
     assert outcomes.is_whole
     again, told = await copy(source, target)
     assert (again, told) == (Outcomes(already_there=len(before)), [])
+
+
+async def test_how_far_projections_followed_is_not_copied(source: Store, target: Store) -> None:
+    """It is a place in the log of changes, which is not copied either."""
+    await source.put("_pysync/projections/p", b'{"after":"1"}', expect=ANY)
+    assert await copy(source, target) == (Outcomes(), [])
+    assert await contents(target) == {}
 
 
 async def test_a_log_is_read_and_appended_to_where_it_was_copied_to(source: Store, target: Store) -> None:

@@ -23,9 +23,9 @@ AT_ONCE: Final = 32
 """Objects that are read and written at one time."""
 FILES_AT_ONCE: Final = 4
 
-_LEFT_OUT: Final = (folder(""), "_pysync/probe/", "__sync__/config.json")
-"""The objects of logs, which their heads bring along; what asking a store has left; what Starfish keeps of
-its configuration."""
+_LEFT_OUT: Final = (folder(""), "_pysync/probe/", "_pysync/projections/", "__sync__/config.json")
+"""The objects of logs, which their heads bring along; what asking a store has left; places in a log of
+changes that is not copied; what Starfish keeps of its configuration."""
 _CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
 _OTHER_HASH: Final = "its sha256 is not that of its bytes"
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -369,6 +370,20 @@ def test_the_command_fails_where_something_is_left(tmp_path: Path, config: str, 
     assert (status, "DuckDB cannot read the files" in errors) == (1, True)
 
 
+def test_the_queries_of_the_documentation_take_whatever_was_pushed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs/operations.md").read_text()
+    [queries] = re.findall("```sql\n(.*?)```", page, re.DOTALL)
+    properties: list[Any] = [{"plan": "b"}, None, "no JSON", "", [1]]
+    events = json.dumps({"events": [{"properties": each} for each in properties]}).encode()
+    folder = tmp_path / "files/events/web"
+    folder.mkdir(parents=True)
+    (folder / "1.parquet").write_bytes(encode(events, "2026-11-22T03:04:05.678Z", None))
+    with duckdb.connect() as connection:
+        asked = queries.replace("data/files", f"{tmp_path}/files").split(";\n")[:-1]
+        answers = [connection.execute(query).fetchall() for query in asked]
+    assert answers[:2] == [[("", 5)], [("b",), (None,), (None,), (None,), (None,)]]
+
+
 def test_questions_that_cannot_be_answered_are_told_so(tmp_path: Path, config: str, shell: Shell) -> None:
     assert shell.run("events", "sql", "--config", config, "SELECT 1")[0] == 1, "there is no store"
     asyncio.run(fill(tmp_path / "data", 0))
@@ -377,6 +392,10 @@ def test_questions_that_cannot_be_answered_are_told_so(tmp_path: Path, config: s
     assert (status, "nothing" in errors) == (1, True)
     status, _, errors = shell.run("events", "compact", "--config", config, "--collection", "other")
     assert (status, errors) == (1, "pysync: no events are stored of other; of: events\n")
+    without = tmp_path / "without.json"
+    without.write_text("{}")
+    status, _, errors = shell.run("events", "sql", "--config", str(without), "SELECT 1")
+    assert (status, "no `events` section" in errors) == (1, True)
 
 
 async def test_events_in_a_bucket_are_merged_and_asked(

@@ -50,9 +50,11 @@ def _loaded(options: argparse.Namespace) -> tuple[Config, list[Events]]:
     loading.beside(options.config)
     plugins = [one for one in loading.loaded(settings, events_of(settings)) if isinstance(one, Events)]
     chosen = [one for one in plugins if options.collection in (None, one.collection)]
+    if not plugins:
+        raise ValueError(f"{options.config}: no `events` section says of which collection events are stored")
     if not chosen:
-        names = ", ".join(one.collection for one in plugins) or "none"
-        raise ValueError(f"no events are stored of {options.collection or 'any collection'}; of: {names}")
+        names = ", ".join(one.collection for one in plugins)
+        raise ValueError(f"no events are stored of {options.collection}; of: {names}")
     if settings.store.url == "memory:":
         raise ValueError("memory: is the store of one process: there are no files")
     check_exists(settings.store.url)

@@ -180,7 +180,10 @@ def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
     [
         (["cap", "device", "--key", "absent.json"], "absent.json: No such file or directory"),
         (["cap", "device", "--key", "-"], "standard input: not a key file: a JSON object is expected"),
-        (["push", "public/a", "-"], "standard input: a JSON object is expected"),
+        (
+            ["push", "public/a", "-"],
+            "standard input: a JSON object is expected; --type TYPE stores a file as it is",
+        ),
         (["append", "log/a"], "standard input: a JSON object is expected"),
         (["append", "log/a", "[1]"], "DATA: a JSON object is expected"),
         (["tail", "log/a", "-n", "-1"], "-n must be 0 or more"),

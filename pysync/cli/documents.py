@@ -29,7 +29,11 @@ def push(options: argparse.Namespace) -> int:
         from pysync.cli import blobs
 
         return blobs.push(options)
-    pushed = asyncio.run(_push(options, read_object(options.file)))
+    try:
+        data = read_object(options.file)
+    except ValueError as error:
+        raise ValueError(f"{error}; --type TYPE stores a file as it is") from None
+    pushed = asyncio.run(_push(options, data))
     batch = {} if pushed.batch_id is None else {"batchId": pushed.batch_id}
     print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms, **batch})
     return 0

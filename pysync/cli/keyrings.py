@@ -7,6 +7,7 @@ from pysync.cli.documents import client_of
 from pysync.cli.files import print_json, read_keys, read_public_keys
 from pysync.client import Client
 from pysync.client.sealed import SealedError, SharedKeyring
+from pysync.errors import Conflict
 
 
 def new(options: argparse.Namespace) -> int:
@@ -28,7 +29,12 @@ def show(options: argparse.Namespace) -> int:
 async def _new(options: argparse.Namespace) -> int:
     async with client_of(options) as client:
         keyring = keyring_of(options, client, options.name)
-        await keyring.create(read_public_keys(name)[1] for name in options.recipient)
+        recipients = [read_public_keys(name)[1] for name in options.recipient]
+        try:
+            await keyring.create(recipients)
+        except Conflict:
+            told = f"something is at {keyring.key} already; `pysync keyring add` lets others in"
+            raise ValueError(told) from None
         return await _tell(keyring)
 
 

@@ -62,7 +62,7 @@ class Client(Blobs):
         log's `maxPullLimit`: of `last` the newest, of `since` alone the oldest, so that asking again, since
         the newest of them, until none come, misses none: a `LogCursor` does.
 
-        Raises ValueError for bounds that no server takes, and for `with_keyring` beside them.
+        Raises ValueError for bounds that no server takes, for `with_keyring` beside them, and for a file.
         """
         query = pull_query(since, last, full)
         if with_keyring and query:

@@ -19,6 +19,7 @@ from pysync import signing, wire
 from pysync.caps import Certificate
 from pysync.client.results import members_of
 from pysync.errors import PysyncError, RateLimited, Unavailable, from_answer
+from pysync.media import JSON_TYPE
 from pysync.signing import Signer
 
 T = TypeVar("T")
@@ -164,8 +165,11 @@ class Connection:
             return await self._read(response, decode)
 
     async def _read(self, response: aiohttp.ClientResponse, decode: Callable[[dict[str, Any]], T]) -> T:
-        """What `decode` makes of an answer of JSON. Raises the refusal of any answer but 200, and Unreachable
-        where it is not understood."""
+        """What `decode` makes of an answer of JSON. Raises the refusal of any answer but 200, ValueError for
+        a file, which is not read, and Unreachable where it is not understood."""
+        if response.status == 200 and response.content_type != JSON_TYPE and "ETag" in response.headers:
+            told = response.content_type
+            raise ValueError(f"a file of {told} is there: `pull_blob` or `pull --out` gets it")
         answer = await response.read()
         if response.status != 200:
             raise refusal(response, answer)

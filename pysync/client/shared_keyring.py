@@ -69,7 +69,7 @@ class SharedKeyring:
     async def read(self) -> Keyring:
         """The keyring, as the server shows it."""
         pulled = await self._client.pull(self.key)
-        return _keyring(pulled.data)
+        return self._keyring(pulled.data)
 
     async def add(self, recipient: str) -> OpenKeyring:
         """Let `recipient`, an X25519 public key, open what is sealed in the current epoch, before and from
@@ -103,7 +103,7 @@ class SharedKeyring:
         opened: list[OpenKeyring] = []
 
         def changed(data: Data) -> Data:
-            keyring = change(_keyring(data))
+            keyring = change(self._keyring(data))
             opened.append(self._open(keyring))  # or nobody else gets to see it
             return keyring.data
 
@@ -120,8 +120,7 @@ class SharedKeyring:
         self.min_epoch = max(self.min_epoch, opened.epoch)
         return opened
 
-
-def _keyring(data: Data) -> Keyring:
-    if not data:
-        raise KeyringMissing("there is no keyring here")
-    return Keyring(data)
+    def _keyring(self, data: Data) -> Keyring:
+        if not data:
+            raise KeyringMissing(f"there is no keyring at {self.key}")
+        return Keyring(data)

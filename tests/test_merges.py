@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,10 +27,9 @@ from pysync.store import merges
 from pysync.store.local import LocalStore
 from pysync.testing import chunks_of
 
-folder, dies_at = sys.argv[1], int(sys.argv[2])
 steps = 0
 
-def stepping(work):
+def stepping(work, dies_at):
     def step(*args, **kwargs):
         global steps
         steps += 1
@@ -39,17 +38,21 @@ def stepping(work):
         return work(*args, **kwargs)
     return step
 
-async def main():
+async def main(folder, dies_at):
     store = await LocalStore.at(folder)
     merged = {f"e/{n}": (await store.stat(f"e/{n}")).sha256 for n in range(1, 6)}
     for name in ("_begin", "_check_folder", "_build", "_take", "_link", "_finish", "exchange", "sync_folder",
                  "_write_rows", "_forget", "_settle", "_sweep"):
-        setattr(merges, name, stepping(getattr(merges, name)))
+        setattr(merges, name, stepping(getattr(merges, name), dies_at))
     await store.merge("e/4-", chunks_of(b"1\\n2\\n3\\n4\\n5\\n"), "text/plain", merged)
     await store.close()
-    print(steps)
 
-asyncio.run(main())
+for line in sys.stdin:
+    dies_at, folder = line.rstrip("\\n").split(" ", 1)
+    if not (child := os.fork()):
+        asyncio.run(main(folder, int(dies_at)))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -100,26 +103,40 @@ async def sha256s(store: LocalStore, *names: str) -> dict[str, str]:
     return {key: stat.sha256 for key, stat in found.items() if stat is not None}
 
 
-def merge_and_die(folder: Path, step: int) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", DIES_AT_STEP, str(folder), str(step)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def forking() -> Iterator["subprocess.Popen[str]"]:
+    """What merges, and dies meanwhile: processes of one that has imported what they need."""
+    command = [sys.executable, "-c", DIES_AT_STEP]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+@pytest.fixture
+def merge_until(forking: "subprocess.Popen[str]", folder: Path) -> Callable[[int], bool]:
+    """Merges up to a step, and is killed there; False: it came to its end."""
+
+    def merge(step: int) -> bool:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        print(step, folder, file=forking.stdin, flush=True)
+        status = int(forking.stdout.readline())
+        assert status in (0, -signal.SIGKILL)
+        return status != 0
+
+    return merge
 
 
 EVERYTHING = Counter("1234567")
 
 
 @pytest.mark.timeout(120)
-async def test_a_kill_at_any_step_leaves_everything_once(folder: Path) -> None:
+async def test_a_kill_at_any_step_leaves_everything_once(
+    folder: Path, merge_until: Callable[[int], bool]
+) -> None:
     step, died = 0, True
     while died:
         step += 1
-        outcome = merge_and_die(folder, step)
-        died = outcome.returncode == -signal.SIGKILL
-        assert died or outcome.returncode == 0, outcome.stderr
+        died = merge_until(step)
         assert lines_on_disk(folder) == EVERYTHING, f"at step {step}"
         store = await LocalStore.at(folder)
         assert lines_on_disk(folder) == EVERYTHING, f"at step {step}, opened"
@@ -138,12 +155,13 @@ async def test_a_kill_at_any_step_leaves_everything_once(folder: Path) -> None:
     assert step > 12
 
 
-async def test_who_has_the_store_open_meets_no_missing_file_after_a_kill(folder: Path) -> None:
+async def test_who_has_the_store_open_meets_no_missing_file_after_a_kill(
+    folder: Path, merge_until: Callable[[int], bool]
+) -> None:
     for step in range(9, 30):
         store = await LocalStore.at(folder)
         assert await lines_in(store) == EVERYTHING
-        outcome = merge_and_die(folder, step)
-        if outcome.returncode == 0:
+        if not merge_until(step):
             await store.close()
             break
         for name in "1234567":
@@ -294,13 +312,15 @@ async def test_a_database_that_fails_in_the_midst_leaves_the_folder_as_it_was(
     assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
 
 
-async def test_a_backup_without_the_folders_beside_is_sound(folder: Path) -> None:
+async def test_a_backup_without_the_folders_beside_is_sound(
+    folder: Path, merge_until: Callable[[int], bool]
+) -> None:
     # Killed right before its rows were written: the folders have changed places.
     with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
         step = 0
         while not database.execute("SELECT 1 FROM merge").fetchall() or (folder / "files/e/1").exists():
             step += 1
-            assert merge_and_die(folder, step).returncode == -signal.SIGKILL
+            assert merge_until(step)
     for path in (folder / "merging").iterdir():
         path.rename(folder.parent / path.name)
     store = await LocalStore.at(folder)

@@ -20,7 +20,7 @@ from pysync.plugins.events import create_events_plugin
 from pysync.store import Store
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import MovedClock
+from pysync.testing import FaultyStore, MovedClock
 
 EVENTS: dict[str, Any] = {"name": "events", "storagePath": "events/{app}/{batchId}", "listable": True, **OPEN}
 SECTION = {"collection": "events", "storagePath": "lake/{app}/{batchId}"}
@@ -87,6 +87,29 @@ async def test_the_server_makes_the_id_and_discards_the_one_in_the_path(browser:
     assert ids == sorted(set(ids)) == await listed(browser)
     missing = await browser.pull("events/web/zzz")
     assert (missing.json["data"], missing.json["hash"]) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "lake", "fixed"),
+    [("e", "lake", "lake/////.parquet"), ("events/of", "l", "events/of/////")],
+)
+async def test_a_batch_that_nobody_could_pull_is_refused(
+    start: Start, session: aiohttp.ClientSession, store: Store, path: str, lake: str, fixed: str
+) -> None:
+    below = "/{a}/{b}/{c}/{d}/{batchId}"
+    own, section = {**EVENTS, "storagePath": path + below}, {**SECTION, "storagePath": lake + below}
+    browser = Browser(await start({"collections": [own], "events": [section]}, store), session)
+    folder = "/".join((path, *(letter * 240 for letter in "abc")))
+    left = 1000 - len(fixed) - 3 * 240 - len("1700000000000-000000-0123456789ab")
+    for size, status in ((left, 200), (left + 1, 400)):
+        answer = await browser.push(f"{folder}/{'d' * size}/n", {"events": [{"event": "a"}]})
+        assert answer.status == status, answer.body
+        if status == 200:
+            pulled = await browser.pull(f"{folder}/{'d' * size}/{answer.json['batchId']}")
+            assert pulled.headers["Content-Type"] == PARQUET
+        else:
+            assert answer.json["error"] == "Invalid path parameter"
+    assert len([found async for found in store.walk("")]) == 1
 
 
 async def test_a_batch_is_pulled_like_any_file(browser: Browser) -> None:

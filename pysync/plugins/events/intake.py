@@ -7,8 +7,9 @@ import orjson
 
 from pysync.changes import Subject
 from pysync.clock import Tick
-from pysync.config.template import document_key
+from pysync.config.template import MAX_KEY_BYTES, document_key
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
+from pysync.errors import InvalidPathParameter
 from pysync.model import Written
 from pysync.plugins import Push, Pushed, Services
 from pysync.plugins.events.batches import BATCH_ID, Batch, Tokens, received_at
@@ -53,10 +54,11 @@ class Intake:
 
     async def take(self, push: Push) -> Pushed:
         """Store the events of a push, or find them stored where it is repeated. Raises InvalidEvents,
-        Unavailable."""
+        InvalidPathParameter where nobody could pull them, Unavailable."""
         received_ms = self._now_ms()
         async with self._places.begun(received_ms) as tick:
             claim = own = Claim(push.hash, self._tokens.next(), received_ms, tick)
+            _check_keys(push, self._batch(push, own))
             if push.request_key is not None:
                 claim = await self._first(push, push.request_key, own)
             # Other data under the same key is another push, as it is of documents.
@@ -87,3 +89,12 @@ class Intake:
         subject = Subject(request.collection, request.params, request.namespace, request.caller.identity)
         folder = document_key(self._folder, request.params)
         return Batch(folder, subject, claim.token, claim.received_ms, claim.tick)
+
+
+def _check_keys(push: Push, batch: Batch) -> None:
+    """Raise InvalidPathParameter for a batch whose file no store need take, or that nobody could pull: the
+    id that is given is longer than the one that the client wrote there."""
+    request = push.request
+    pulled_at = len(request.key) - len(request.params[BATCH_ID]) + len(batch.id(batch.tick))
+    if max(pulled_at, len(batch.key(batch.tick))) > MAX_KEY_BYTES:
+        raise InvalidPathParameter

@@ -173,6 +173,19 @@ async def test_a_batch_that_takes_long_is_stored_and_found_by_the_push_repeated(
     assert await listed(other) == [(await repeated)["batchId"]]
 
 
+async def test_nothing_comes_of_a_batch_once_it_is_given_up(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.plugins.events.intake.GIVEN_UP_S", 0.05)
+    store, release = FaultyStore(MemoryStore()), asyncio.Event()
+    browser = Browser(await start(SERVICE, store), session)
+    store.delay("write", release)
+    refused = await browser.push("events/web/new", {"events": [{"event": "a"}]})
+    assert refused.error == (503, "store_unavailable")
+    release.set()
+    assert await listed(browser) == []
+
+
 async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
     encoder, turns = Encoder(), 0
     await encoder.open()

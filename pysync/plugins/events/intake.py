@@ -1,7 +1,8 @@
 """What becomes of a push of events: it is claimed where it may be repeated, encoded, and stored."""
 
+import asyncio
 import hashlib
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import orjson
 
@@ -9,12 +10,16 @@ from pysync.changes import Subject
 from pysync.clock import Tick
 from pysync.config.template import MAX_KEY_BYTES, document_key
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
-from pysync.errors import InvalidPathParameter
+from pysync.errors import InvalidPathParameter, StoreUnavailable
 from pysync.model import Written
 from pysync.plugins import Push, Pushed, Services
 from pysync.plugins.events.batches import BATCH_ID, Batch, Tokens, received_at
 from pysync.plugins.events.encoder import Encoder
 from pysync.plugins.events.places import LEEWAY_MS, Places
+
+GIVEN_UP_S: Final = 25.0
+"""How long a push is gone on with: what it stores is there when `SETTLED_MS` have passed, or never will be.
+Who repeats it then begins anew."""
 
 
 class Claim(NamedTuple):
@@ -55,6 +60,13 @@ class Intake:
     async def take(self, push: Push) -> Pushed:
         """Store the events of a push, or find them stored where it is repeated. Raises InvalidEvents,
         InvalidPathParameter where nobody could pull them, Unavailable."""
+        try:
+            async with asyncio.timeout(GIVEN_UP_S):
+                return await self._take(push)
+        except TimeoutError:
+            raise StoreUnavailable from None
+
+    async def _take(self, push: Push) -> Pushed:
         received_ms = self._now_ms()
         async with self._places.begun(received_ms) as tick:
             claim = own = Claim(push.hash, self._tokens.next(), received_ms, tick)

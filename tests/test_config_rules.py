@@ -311,6 +311,11 @@ def test_a_schema_stands_by_itself(ref: str) -> None:
             "the endpoint must be http://host:port or https://host",
         ),
         (
+            {"store": {"url": "s3://bucket", "endpoint": "http://:password@host:9000"}},
+            "store",
+            "the endpoint must be http://host:port or https://host",
+        ),
+        (
             {"store": {"url": "s3://bucket", "accessKeyId": "k"}},
             "store",
             "accessKeyId and secretAccessKey belong together",

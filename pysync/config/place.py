@@ -50,5 +50,9 @@ def s3_place(store: StoreConfig) -> S3Place:
 
 def _is_server(url: str) -> bool:
     parts = urlsplit(url)
-    beside = parts.username, parts.query, parts.fragment
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not any(beside)
+    return (
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and "@" not in parts.netloc  # a user or a password, which would be shown and logged
+        and not (parts.query or parts.fragment)
+    )

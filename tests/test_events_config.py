@@ -67,6 +67,13 @@ def test_a_collection_that_takes_no_batches_is_refused(members: Any, message: st
     assert ("events[0].collection", message) in faults(config(batches(**members), events=[EVENTS]))
 
 
+def test_json_is_json_however_it_is_spelled_and_an_id_that_is_not_last_is_one_fault() -> None:
+    assert parse(config(batches(allowedMimeTypes=["Application/JSON"]), events=[EVENTS])).events
+    found = faults(config(batches(storagePath="events/{app}/x"), events=[EVENTS]))
+    message = "its storagePath must end in {batchId}, which the server chooses"
+    assert found == [("events[0].collection", message)]
+
+
 def test_a_collection_of_a_namespace_is_held_to_the_same() -> None:
     value = config(batches(), namespaces={"acme": {"collections": [batches(bundle="all")]}}, events=[EVENTS])
     assert only(value) == ("events[0].collection", "cannot have bundle")
@@ -99,6 +106,15 @@ def test_files_at_the_keys_of_others_are_warned_of() -> None:
         ("events[1].storagePath", f"its files have keys of any, {where}"),
         ("events[1].storagePath", f"its files have keys of the events of events, {where}"),
     ]
+
+
+def test_members_of_bundles_are_others_and_the_collection_itself_is_not() -> None:
+    members = [collection(name=name, storagePath="events/{x}", bundle="b") for name in ("cards", "title")]
+    settings = parse(
+        config(batches(), *members, events=[{**EVENTS, "storagePath": "events/{app}/{batchId}"}])
+    )
+    told = [found.message.partition(",")[0] for found in lint(settings) if found.path.startswith("events")]
+    assert told == ["its files have keys of cards", "its files have keys of title"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pysync import plugins
 from pysync.changes import read_change
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
+from pysync.files import FileRules
 from pysync.media import PARQUET_MIME_TYPES
 from pysync.server.files import Span, clean, span_of
 from pysync.store import Store
@@ -308,13 +309,6 @@ async def test_what_others_stored_cannot_break_out_of_its_line(
     assert "Evil" not in pulled.headers
 
 
-async def test_parquet_is_answered_as_parquet_whatever_it_was_pushed_as(browser: Browser) -> None:
-    for sent in PARQUET_MIME_TYPES:
-        await put(browser, "tables/a", headers={"Content-Type": sent})
-        pulled = await browser.pull("tables/a")
-        assert pulled.headers["Content-Type"] == "application/vnd.apache.parquet"
-
-
 async def test_json_is_a_file_where_only_a_wildcard_admits_it(browser: Browser) -> None:
     text = b' { "not": "touched" } '
     answer = await put(browser, "any/a", text, {"Content-Type": "application/json"})
@@ -347,6 +341,32 @@ async def test_a_file_takes_the_place_of_a_document_and_back(browser: Browser) -
     assert (await browser.push("mixed/a", {"n": 3}, HASH)).status == 409
 
 
+async def test_a_file_that_takes_the_place_of_a_document_between_two_looks_is_found(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    class Taken(MemoryStore):
+        async def get(self, key: str, if_none_match: str | None = None) -> Any:
+            found = await super().get(key, if_none_match)
+            if found is None and key == "mixed/a":
+                await self.write(key, pieces(BYTES), "image/png")
+            return found
+
+    browser = Browser(await start({"collections": [MIXED]}, Taken()), session)
+    assert (await browser.pull("mixed/a")).body == BYTES
+
+
+async def test_parquet_is_stored_and_answered_as_such_whatever_it_was_sent_as(
+    browser: Browser, store: Store
+) -> None:
+    for sent in (*PARQUET_MIME_TYPES, "Application/X-Parquet; a=b"):
+        assert (await put(browser, "tables/a", headers={"Content-Type": sent})).status == 200
+        stat = await store.stat("tables/a")
+        assert stat is not None
+        assert stat.content_type == "application/vnd.apache.parquet"
+    await store.write("tables/a", pieces(BYTES), "application/octet-stream")
+    assert (await browser.pull("tables/a")).headers["Content-Type"] == "application/vnd.apache.parquet"
+
+
 async def test_of_two_documents_over_one_file_one_wins(browser: Browser) -> None:
     await put(browser, "mixed/a")
     answers = await asyncio.gather(*(browser.push("mixed/a", {"n": n}, HASH) for n in range(8)))
@@ -357,6 +377,19 @@ async def test_a_batch_does_not_know_collections_of_files(browser: Browser) -> N
     await put(browser, "photos/a")
     entries = await batch(browser, photos=[{"id": "a"}], any=[])
     assert entries["photos"] == [{"error": "Collection not found"}]
+
+
+def test_only_files_with_a_name_of_their_own_are_swept_for_a_template() -> None:
+    rules = FileRules(template=("lake", "{app}", "{batchId}"), suffix=".parquet")
+    assert rules.keeps("lake/web/1.parquet")
+    for key in (
+        "lake/web/.parquet",
+        "lake/web/1",
+        "lake/1.parquet",
+        "lake/a/b/1.parquet",
+        "pond/web/1.parquet",
+    ):
+        assert not rules.keeps(key)
 
 
 async def test_files_are_listed(browser: Browser) -> None:
@@ -482,6 +515,36 @@ async def test_the_signature_of_json_covers_it_also_where_it_is_a_file(
     assert (await put(client, key, b"{}", PNG)).status == 200
 
 
+async def test_a_file_that_is_declared_too_long_costs_no_signature(browser: Browser) -> None:
+    client = Unsigned(browser.base, browser.session, SUBJECT, root_device(SUBJECT))
+    key = f"u/{SUBJECT.user_id}/a"
+    signed = client.headers("POST", f"/push/{key}", b"")
+    assert (await put(browser, key, bytes(100_001), {**PNG, **signed})).status == 413
+    assert (await put(browser, key, b"one", {**PNG, **signed})).status == 200
+
+
+async def test_members_of_a_space_push_and_pull_its_files(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    only = {"readRoles": ["space:member"], "writeRoles": ["space:member"]}
+    access = {
+        **only,
+        "name": "access",
+        "storagePath": "spaces/{spaceId}/_access",
+        "writeRoles": ["space:owner"],
+    }
+    own = {**PHOTOS, **only, "storagePath": "spaces/{spaceId}/{id}"}
+    base = await start({"auth": {"spaces": {}}, "collections": [access, own]})
+    owner = person(Browser(base, session), ISSUER)
+    members = {"v": 1, "owner": ISSUER.user_id, "members": [SUBJECT.user_id]}
+    assert (await owner.push("spaces/s/_access", members)).status == 200
+    member, stranger = (Unsigned(base, session, keys, root_device(keys)) for keys in (SUBJECT, STRANGER))
+    assert (await put(member, "spaces/s/a")).status == 200
+    assert (await put(stranger, "spaces/s/a")).status == 403
+    assert (await member.pull("spaces/s/a")).body == BYTES
+    assert (await stranger.pull("spaces/s/a")).status == 403
+
+
 async def test_a_replayed_push_is_refused_before_its_body_is_read(browser: Browser) -> None:
     client = Unsigned(browser.base, browser.session, SUBJECT, root_device(SUBJECT))
     key = f"u/{SUBJECT.user_id}/a"
@@ -509,7 +572,9 @@ async def test_an_expired_file_is_missing_and_is_swept(
     for key in ("photos/a", "mixed/a"):
         await put(browser, key)
         assert (await browser.pull(key)).body == BYTES
-    clock.now_ms += 1001
+    clock.now_ms += 1000
+    assert (await browser.pull("photos/a")).body == BYTES
+    clock.now_ms += 1
     for key in ("photos/a", "mixed/a"):
         for headers in ({}, {"If-None-Match": f'"{HASH}"'}, {"Range": "bytes=0-1"}):
             assert (await browser.pull(key, headers)).json["hash"] == ""

@@ -204,8 +204,9 @@ class StoreContract:
 
     async def test_an_empty_file_is_a_file(self, store: Store) -> None:
         await store.write("empty", chunks_of(), "text/plain")
-        file, content = await read_file(store, "empty")
-        assert (file.size, content) == (0, b"")
+        for start, end in ((0, None), (-5, None), (0, 1), (7, None)):
+            file, content = await read_file(store, "empty", start, end)
+            assert (file.size, file.start, file.end, content) == (0, 0, 0, b"")
 
     async def test_a_range_of_a_file_is_exact(self, store: Store) -> None:
         body = bytes(range(256)) * 3000

@@ -38,9 +38,9 @@ class Downloads:
             if not version.is_file:
                 got.close()
                 return None
-            if ranged and got.status != 206:
-                raise StoreUnavailable from Refused(Answer(got.status, got.headers, b""))
             size = _size(got)
+            if ranged and got.status != 206 and size:  # of an empty object some answer all
+                raise StoreUnavailable from Refused(Answer(got.status, got.headers, b""))
             begin, finish = within(size, start, end)
             chunks = Download(self._requests, key, version.etag, self._bucket, begin, finish)
             chunks.response = got

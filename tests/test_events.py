@@ -14,9 +14,11 @@ from conftest import ISSUER, Browser, Signed, Start, root_device
 from plugin_samples import OPEN, Told
 
 from pysync.changes import read_change
+from pysync.clock import Tick
 from pysync.config import ConfigError
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.plugins.events import create_events_plugin
+from pysync.plugins.events.batches import place
 from pysync.store import Store
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
@@ -273,6 +275,31 @@ async def test_a_repeated_push_is_stored_once(browser: Browser, clock: MovedCloc
     marks = [pq.ParquetFile(io.BytesIO((await browser.pull(f"events/web/{id_}")).body)) for id_ in ids]
     keys = [(file.metadata.metadata or {}).get(b"pysync.repeatable_until_ms") for file in marks]
     assert keys == [b"1700000660000", None, b"1700001160000", None]
+
+
+async def test_a_push_whose_reply_was_lost_is_told_once_it_is_repeated(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store = FaultyStore(MemoryStore())
+    browser = Browser(await start(SERVICE, store), session)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    log = app._services.outbox.log
+    store.lose_reply("write")
+    again = {"Idempotency-Key": "k"}
+    lost = await browser.push("events/web/new", {"events": [{"event": "a"}]}, headers=again)
+    assert lost.status == 503
+    assert await log.changes("", 10) == []
+    batch_id = (await pushed(browser, {"event": "a"}, **again))["batchId"]
+    assert await listed(browser) == [batch_id]
+    ((_, change),) = await log.changes("", 10)
+    assert read_change(change)[0].params == {"app": "web", "batchId": batch_id}
+
+
+def test_places_have_the_order_of_their_texts_from_the_first_on() -> None:
+    ticks = [Tick(0, 1), Tick(9, 0), Tick(10, 9), Tick(10, 10), Tick(1_700_000_000_000, 0)]
+    texts = [place(tick) for tick in ticks]
+    assert texts == sorted(texts)
+    assert texts[0] == "0000000000000-000001"
 
 
 async def test_attempts_at_one_push_that_meet_are_one(browser: Browser) -> None:

@@ -16,6 +16,7 @@ from pysync.model import Written
 from pysync.plugins import Push, Pushed, Services, StoredFiles
 from pysync.plugins.loading import loaded
 from pysync.store import Store
+from pysync.store.memory import MemoryStore
 
 EVENTS = {"name": "events", "storagePath": "in/{app}/{id}", "listable": True, **OPEN}
 ROWS = b"rows of many columns"
@@ -109,6 +110,24 @@ async def test_a_list_ends_before_what_may_still_come_to_light(
         keeping.hidden = hidden
         answer = await browser.request("GET", "/list/in/web?limit=3")
         assert answer.json == {"items": items, "hasMore": has_more}, hidden
+
+
+async def test_what_begins_while_a_list_is_read_ends_it_too(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    keeping = Keeping()
+
+    class Meanwhile(MemoryStore):
+        async def list(self, parent: str, after: str | None, limit: int) -> list[str]:
+            found = await super().list(parent, after, limit)
+            keeping.hidden = "n2"
+            return found
+
+    browser = Browser(await start({"collections": [EVENTS]}, Meanwhile(), plugins=[keeping]), session)
+    for _ in range(3):
+        await browser.push("in/web/x", {})
+    keeping.hidden = None
+    assert (await browser.request("GET", "/list/in/web")).json["items"] == ["n1"]
 
 
 async def test_what_was_written_is_told_with_the_parameters_that_the_plugin_gave_it(

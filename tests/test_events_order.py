@@ -214,3 +214,21 @@ async def test_what_is_too_much_to_wait_is_refused_until_there_is_room() -> None
     long = b'{"events":[{"event":"%b"}]}' % (b"x" * 200)
     assert await encoder.encode(long, "now", None)
     await encoder.close()
+
+
+async def test_a_batch_that_nobody_waits_for_any_more_makes_room_and_no_noise() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    encoder = Encoder(max_waiting_bytes=100)
+    await encoder.open()
+    batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
+    for _ in range(2):
+        waiting = asyncio.ensure_future(encoder.encode(batch, "now", None))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        while encoder._waiting_bytes:
+            await asyncio.sleep(0)
+    await encoder.close()
+    assert told == []

@@ -24,6 +24,7 @@ from pysync.store import NOT_MODIFIED, Object
 from pysync.store.arrivals import SETTLE_EVERY
 from pysync.store.files import Stamp
 from pysync.store.local import LocalStore
+from pysync.store.local_files import RECENT_ROWS
 from pysync.store.writes import SCHEMA
 from pysync.testing import MovedClock, chunks_of, read_file
 
@@ -665,3 +666,11 @@ async def test_a_file_without_a_place_takes_no_tick_and_leaves_nothing(
     assert list((folder / "files" / "~incoming").iterdir()) == []
     changes = await store.change_log.changes("", 10)
     assert changes == []
+
+
+async def test_rows_that_are_kept_are_bounded(tmp_path: Path) -> None:
+    store = await LocalStore.at(tmp_path)
+    for number in range(RECENT_ROWS + 2):
+        assert await store.stat(f"none/{number}") is None
+    assert len(store._files._recent) == 2
+    await store.close()

@@ -3,6 +3,7 @@
 import base64
 import copy
 import hashlib
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -218,6 +219,16 @@ def test_an_adder_that_is_not_trusted_and_one_who_takes_a_trusted_name_are_told_
         edited(by_stranger, addedBy=ISSUER.ed_pub).open(SUBJECT, TRUSTED)
     with pytest.raises(sealed.UntrustedAdder):
         edited(by_stranger, addedBy=None).open(SUBJECT, TRUSTED)
+
+
+@pytest.mark.parametrize("adder", [[], {}, True, "", "\x1b[2J", "\ud800", TRUSTED[0].upper()])
+@pytest.mark.parametrize("trusted", [TRUSTED, frozenset(TRUSTED)])
+def test_what_is_no_key_is_nobody_who_is_trusted(adder: Any, trusted: Collection[str]) -> None:
+    broken = edited(shared(STRANGER, SUBJECT), addedBy=adder)
+    with pytest.raises(sealed.UntrustedAdder, match="by nobody"):
+        broken.open(SUBJECT, trusted)
+    rotated = broken.remove(STRANGER.kem_pub, ISSUER, trusted, now_s=NOW_S)
+    assert rotated.recipients == (ISSUER.kem_pub,)
 
 
 def test_a_small_order_key_adds_nobody() -> None:

@@ -73,10 +73,12 @@ def wrap(
 def check(entry: Entry, epoch: int, trusted: Collection[str] | None) -> None:
     """Raises UntrustedAdder where who gave the key is not among `trusted` (Ed25519 public keys; None:
     whoever it is), and ForgedEntry where they did not sign it for this epoch."""
-    if trusted is not None and entry.get("addedBy") not in trusted:
-        raise UntrustedAdder(f"the key of epoch {epoch} was added by {entry.get('addedBy')}: not trusted")
+    # Only a key is told: whoever writes a keyring may put anything else in the place of one.
+    adder = entry["addedBy"] if _is_key(entry.get("addedBy")) else None
+    if trusted is not None and (adder is None or adder not in trusted):
+        raise UntrustedAdder(f"the key of epoch {epoch} was added by {adder or 'nobody'}: not trusted")
     if not _is_signed(entry, epoch):
-        raise ForgedEntry(f"the key of epoch {epoch} is not signed by {entry.get('addedBy')}")
+        raise ForgedEntry(f"the key of epoch {epoch} is not signed by {adder or 'anybody'}")
 
 
 def unwrap(entry: Entry, keys: Keys) -> bytes:

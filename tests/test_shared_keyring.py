@@ -1,17 +1,20 @@
 """Keyrings kept on a server, and what is sealed with them: with the service in this process."""
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+import orjson
 import pytest
 import pytest_asyncio
 from conftest import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
+from scripted import serving
 
 from pysync import minting
-from pysync.client import Client, SyncDocument, sealed
+from pysync.client import Client, SyncDocument, sealed, wraps
 from pysync.client.sealed import SharedKeyring
-from pysync.errors import Conflict, Forbidden
+from pysync.errors import BodyTooDeep, Conflict, Forbidden
 from pysync.keys import Keys
 
 ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"], "encryption": "delegated"}
@@ -180,3 +183,46 @@ async def test_a_document_that_is_not_sealed_is_not_taken_in(owner: Client) -> N
         await document.push({"a": 3})
     assert document.data == {"a": 1}
     assert (await owner.pull("rooms/r1")).data == {"a": 2}
+
+
+@pytest.mark.parametrize("hash_", ["", None])
+async def test_a_server_gets_nothing_in_unsealed_by_saying_that_nothing_is_stored(hash_: Any) -> None:
+    answer = {"data": {"title": "the server's"}, "hash": hash_, "timestamp": 5}
+    opened = sealed.OpenKeyring(1, {1: bytes(32)})
+    async with serving((200, answer)) as server, Client(server.url) as client:
+        document = SyncDocument(client, "rooms/r1", sealing=opened)
+        with pytest.raises(sealed.NotSealed):
+            await document.pull()
+    assert (document.data, document.hash) == ({}, "")
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+async def test_what_is_sealed_may_be_deeper_than_what_is_not(owner: Client) -> None:
+    document = SyncDocument(owner, "rooms/r1", sealing=await ring(owner).create())
+    data = orjson.loads(nested(100))
+    await document.push(data)
+    assert await document.pull() == data
+
+
+async def test_what_is_too_deep_to_be_worked_on_is_told_and_changes_nothing() -> None:
+    opened = sealed.OpenKeyring(1, {1: bytes(32)})
+    payload = wraps.encrypt(bytes(32), nested(600), b"1", bytes)
+    data = {"_encrypted": base64.b64encode(payload).decode(), "_epoch": 1}
+    answers = [(200, {"data": data, "hash": "h", "timestamp": 5})] * 2
+    async with serving(*answers) as server, Client(server.url) as client:
+        document = SyncDocument(client, "rooms/r1", sealing=opened)
+        for ask in (document.pull(), document.update(lambda data: data)):
+            with pytest.raises(BodyTooDeep):
+                await ask
+    assert (document.data, document.hash) == ({}, "")
+
+
+async def test_a_keyring_that_is_too_deep_to_be_changed_is_told() -> None:
+    keyring = orjson.dumps(sealed.Keyring.new(ISSUER, now_s=1).data)[:-1] + b',"x":' + nested(900) + b"}"
+    answer = b'{"hash":"h","timestamp":5,"data":' + keyring + b"}"
+    async with serving((200, answer)) as server, Client(server.url) as client:
+        with pytest.raises(BodyTooDeep):
+            await ring(client).add(SUBJECT.kem_pub)

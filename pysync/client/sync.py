@@ -4,16 +4,16 @@ import asyncio
 import copy
 import random as random_module
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from hashlib import sha256
 from typing import Any, Protocol
 
 import orjson
 
-from pysync._core import content_hash
 from pysync.client.client import Client
 from pysync.client.lookout import Where, follow
 from pysync.client.results import PullResult, PushResult
 from pysync.client.tails import ParamSet
-from pysync.errors import Conflict
+from pysync.errors import BodyTooDeep, Conflict
 
 Data = dict[str, Any]
 Resolve = Callable[[Data, Data], Data]
@@ -79,7 +79,7 @@ class SyncDocument:
         self._chance = chance
         self._sleep = sleep
         self._pulled = False
-        self._open_hash = ""
+        self._stored = b""
         self._turn = asyncio.Lock()
 
     async def pull(self) -> Data:
@@ -150,20 +150,21 @@ class SyncDocument:
         self._base_on(data, remote.hash)
 
     def _opened(self, remote: PullResult) -> Data:
-        return self._sealing.open(remote.data) if self._sealing and remote.hash else remote.data
+        # A server that says that nothing is stored must not get data in that was not sealed.
+        is_there = remote.hash or remote.data
+        data = self._sealing.open(remote.data) if self._sealing and is_there else remote.data
+        try:
+            orjson.dumps(data)
+        except TypeError:  # of what was JSON, that alone cannot be written again
+            raise BodyTooDeep from None
+        return data
 
     def _base_on(self, data: Data, hash_: str) -> None:
-        self.hash, self._pulled = hash_, True
-        # What is sealed has a hash of its own, each time another.
-        self._open_hash = content_hash(orjson.dumps(data)) if self._sealing and hash_ else hash_
+        self.hash, self._pulled, self._stored = hash_, True, _digest(data)
 
     def _is_as_stored(self) -> bool:
         """Whether `data` is what was last pulled or pushed here."""
-        if not self._pulled:
-            return True
-        if not self.hash:
-            return not self.data
-        return content_hash(orjson.dumps(self.data)) == self._open_hash
+        return not self._pulled or _digest(self.data) == self._stored
 
     async def _store(self, data: Data, resolve: Resolve) -> PushResult:
         base, attempt = self.hash, 0
@@ -185,3 +186,7 @@ class SyncDocument:
         self.data = data
         self._base_on(data, result.hash)
         return result
+
+
+def _digest(data: Data) -> bytes:
+    return sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).digest()

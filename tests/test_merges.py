@@ -126,6 +126,15 @@ def merge_until(forking: "subprocess.Popen[str]", folder: Path) -> Callable[[int
     return merge
 
 
+def kill_between_folders_and_rows(folder: Path, merge_until: Callable[[int], bool]) -> None:
+    """Have a merge killed when the folders have changed places, right before its rows are written."""
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
+        step = 0
+        while not database.execute("SELECT 1 FROM merge").fetchall() or (folder / "files/e/1").exists():
+            step += 1
+            assert merge_until(step)
+
+
 EVERYTHING = Counter("1234567")
 
 
@@ -312,15 +321,19 @@ async def test_a_database_that_fails_in_the_midst_leaves_the_folder_as_it_was(
     assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
 
 
+async def test_what_is_written_between_a_kill_and_the_end_of_its_merge_stays(
+    store: LocalStore, folder: Path, merge_until: Callable[[int], bool]
+) -> None:
+    kill_between_folders_and_rows(folder, merge_until)
+    await store.write("e/1", chunks_of(b"new\n"), "text/plain")
+    await store.settle_merges()
+    assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING + Counter(["new"])
+
+
 async def test_a_backup_without_the_folders_beside_is_sound(
     folder: Path, merge_until: Callable[[int], bool]
 ) -> None:
-    # Killed right before its rows were written: the folders have changed places.
-    with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
-        step = 0
-        while not database.execute("SELECT 1 FROM merge").fetchall() or (folder / "files/e/1").exists():
-            step += 1
-            assert merge_until(step)
+    kill_between_folders_and_rows(folder, merge_until)
     for path in (folder / "merging").iterdir():
         path.rename(folder.parent / path.name)
     store = await LocalStore.at(folder)

@@ -52,7 +52,7 @@ _CAME = """
     SELECT c.name, o.sha256 IS NOT NULL FROM came AS c
     LEFT JOIN object AS o ON o.parent = c.parent AND o.name = c.name WHERE c.parent = ?"""
 _DELETE_MERGED = """
-    DELETE FROM object WHERE parent = ? AND name IN (SELECT key FROM json_each(?)) AND sha256 IS NOT NULL"""
+    DELETE FROM object WHERE parent = ? AND (name, sha256) IN (SELECT key, value FROM json_each(?))"""
 
 
 class Plan(NamedTuple):

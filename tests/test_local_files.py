@@ -300,6 +300,28 @@ async def test_a_write_whose_caller_is_gone_is_carried_out_or_leaves_nothing(
     assert await reopened(folder) == on_disk(folder)
 
 
+async def test_a_refused_write_whose_caller_is_gone_leaves_nothing(
+    store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.write("f", chunks_of(b"1"), "text/plain")
+    placing = asyncio.Event()
+    place = store._files.place
+
+    async def place_and_tell(*args: Any) -> Any:
+        placing.set()
+        return await place(*args)
+
+    monkeypatch.setattr(store._files, "place", place_and_tell)
+    writing = asyncio.ensure_future(store.write("f/below", chunks_of(b"2"), "text/plain"))
+    await placing.wait()
+    writing.cancel()
+    await asyncio.wait([writing])
+    await store.probe()
+    assert writing.cancelled()
+    assert on_disk(folder) == {"f": b"1"}
+    assert list((folder / "files" / "~incoming").iterdir()) == []
+
+
 async def test_a_group_that_is_undone_leaves_nothing_once_another_is_committed(
     store: LocalStore, folder: Path
 ) -> None:

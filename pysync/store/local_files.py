@@ -33,6 +33,24 @@ class Flushed(NamedTuple):
     stamp: Stamp
 
 
+def _placed(
+    cursor: sqlite3.Cursor,
+    write: Callable[[sqlite3.Cursor, Arrivals, Incoming, tuple[Any, ...], *Ts], T],
+    arrivals: Arrivals,
+    incoming: Incoming,
+    row: tuple[Any, ...],
+    *args: *Ts,
+) -> T:
+    """The result of `write`. What came in goes where it is refused: who sent it may have left meanwhile."""
+    try:
+        return write(cursor, arrivals, incoming, row, *args)
+    except sqlite3.Error:
+        raise  # the group is undone, and `arrivals` knows what becomes of the file
+    except Exception:
+        incoming.discard()
+        raise
+
+
 class LocalFiles:
     """The files below a folder, of a store whose rows `read` reads and `writer` writes. `version` is a number
     that stays the same while no row is written."""
@@ -132,7 +150,7 @@ class LocalFiles:
         """The result of one of the functions `writes.place_...`, which writes the row of what came in."""
         row = (flushed.incoming.name, content_type, self._now_ms(), flushed.sha256, *flushed.stamp)
         try:
-            return await self._writer.submit(write, self._arrivals, flushed.incoming, row, *args)
+            return await self._writer.submit(_placed, write, self._arrivals, flushed.incoming, row, *args)
         except asyncio.CancelledError:
             flushed.incoming.is_given_away = True  # the write goes on
             raise

@@ -52,6 +52,11 @@ class FileRules:
         return admits(self.types, media_type)
 
 
+def has_outlived(stat: FileStat, ttl_ms: int | None, now_ms: int) -> bool:
+    """Whether a file reads as missing, because it is older than that."""
+    return ttl_ms is not None and stat.modified_ms + ttl_ms < now_ms
+
+
 class Files:
     """Files on top of a store. `now_ms` is the clock of every timestamp."""
 
@@ -64,7 +69,7 @@ class Files:
         """What is known of the file at `key`; None where there is none, or it has outlived `ttl_ms`. Raises
         StoreUnavailable."""
         stat = await self._store.stat(key)
-        return None if stat is None or self._expired(stat, ttl_ms) else stat
+        return None if stat is None or has_outlived(stat, ttl_ms, self.now_ms()) else stat
 
     async def open(
         self, key: str, start: int = 0, end: int | None = None, ttl_ms: int | None = None
@@ -72,7 +77,7 @@ class Files:
         """The file at `key` with the chunks of its bytes [start, end), as `Store.open`; None likewise. Who
         opened it closes the chunks."""
         file = await self._store.open(key, start, end)
-        if file is not None and self._expired(file, ttl_ms):
+        if file is not None and has_outlived(file, ttl_ms, self.now_ms()):
             await file.chunks.aclose()
             return None
         return file
@@ -87,6 +92,3 @@ class Files:
             key, chunks, content_type, lambda sha256: [subject.change(sha256, timestamp_ms)]
         )
         return Written(sha256, timestamp_ms)
-
-    def _expired(self, stat: FileStat, ttl_ms: int | None) -> bool:
-        return ttl_ms is not None and stat.modified_ms + ttl_ms < self.now_ms()

@@ -184,6 +184,31 @@ async def test_the_young_are_left_and_the_repeatable(store: Store, clock: MovedC
     assert Counter(await all_rows(store)) == Counter(wanted(5, *range(0, 100_000, 10_000)))
 
 
+async def test_what_has_outlived_its_time_is_not_brought_back(clock: MovedClock) -> None:
+    store = MemoryStore(clock)
+    for at in range(2):
+        await push(store, at)
+    clock.now_ms += 60_001
+    young = [await push(store, at) for at in range(2, 4)]
+    [done] = [each async for each in Compaction(store, TEMPLATE, 0, 1_000_000, clock, 60_000).run()]
+    assert (done.before, done.after, done.rows) == (4, 3, 6)
+    names = await store.list("events/web", None, 10)
+    assert names[:2] == [f"{batch_id(at)}.parquet" for at in range(2)]
+    assert await rows_of(store, f"events/web/{names[2]}") == [f"{at}.{n}" for at in (2, 3) for n in range(3)]
+    assert not {key.rpartition("/")[2] for key in young} & {*names}
+
+
+async def test_a_batch_whose_id_has_none_below_it_is_counted_and_left(
+    store: Store, clock: MovedClock
+) -> None:
+    keys = [f"events/web/{FIRST_MS:013d}-{at:06d}-{0:012x}.parquet" for at in range(2)]
+    for at, key in enumerate(keys):
+        await store.write(key, chunks_of(batch(at)), PARQUET_TYPE)
+    [done] = [each async for each in Compaction(store, TEMPLATE, 0, 1_000_000, clock).run()]
+    assert (done.before, done.after, done.left) == (2, 2, {})
+    assert await current_keys(store, TEMPLATE) == keys
+
+
 async def test_what_cannot_be_merged_is_left_and_told(store: Store, clock: MovedClock) -> None:
     other = pa.BufferOutputStream()
     pq.write_table(pa.table({"event": ["of an earlier time"]}), other)

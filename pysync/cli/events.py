@@ -67,7 +67,7 @@ async def _compact(settings: Config, plugins: list[Events], older_than_ms: int) 
     status = 0
     try:
         for plugin in plugins:
-            async for done in plugin.compaction(store, wall_clock_ms, older_than_ms).run():
+            async for done in plugin.compaction(settings, store, wall_clock_ms, older_than_ms).run():
                 print_lines(dataclasses.asdict(done))
                 status = 1 if done.left else status
     finally:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pysync.errors import Unavailable
+from pysync.files import has_outlived
 from pysync.media import PARQUET_TYPE
 from pysync.plugins.events.batches import SUFFIX
 from pysync.plugins.events.stored import batch_keys, batch_match
@@ -26,6 +27,8 @@ log = logging.getLogger("pysync.events")
 
 T = TypeVar("T")
 
+_FIRST: Final = f"-{0:012x}{SUFFIX}"
+"""What the name of the rare batch ends with below whose id there is none: it stays as it is."""
 _PAGE: Final = 1_000
 _READ_FILES: Final = 32
 _READ_BYTES: Final = 8_388_608
@@ -58,16 +61,24 @@ async def _always() -> bool:
 
 class Compaction:
     """The compaction of the files below one template of keys. They are merged once they are `older_than_ms`,
-    into files of about `to_bytes`; `now_ms` is the clock of their ids."""
+    into files of about `to_bytes`; `now_ms` is the clock of their ids. What has outlived `ttl_ms` is left to
+    the sweep: in a merged file it would begin to live anew."""
 
     def __init__(
-        self, store: Store, storage_path: str, older_than_ms: int, to_bytes: int, now_ms: Callable[[], int]
+        self,
+        store: Store,
+        storage_path: str,
+        older_than_ms: int,
+        to_bytes: int,
+        now_ms: Callable[[], int],
+        ttl_ms: int | None = None,
     ) -> None:
         self._store = store
         self._storage_path = storage_path
         self._older_than_ms = older_than_ms
         self._to_bytes = to_bytes
         self._now_ms = now_ms
+        self._ttl_ms = ttl_ms
 
     async def run(self, may_go_on: Callable[[], Awaitable[bool]] = _always) -> AsyncIterator[Compacted]:
         """Merge what can be merged, and say what became of each folder. `may_go_on` is asked before each
@@ -76,7 +87,7 @@ class Compaction:
         with ThreadPoolExecutor(1, "event-compaction") as thread:
             keys = batch_keys(self._store, self._storage_path)
             for folder in sorted({key.rpartition("/")[0] async for key in keys}):
-                work = _Folder(self._store, thread, folder, self._now_ms)
+                work = _Folder(self._store, thread, folder, self._now_ms, self._ttl_ms)
                 yield await work.compact(self._older_than_ms, self._to_bytes, may_go_on)
 
 
@@ -106,12 +117,18 @@ class _Folder:
     """The compaction of one folder. What takes long is done in `thread`."""
 
     def __init__(
-        self, store: Store, thread: ThreadPoolExecutor, folder: str, now_ms: Callable[[], int]
+        self,
+        store: Store,
+        thread: ThreadPoolExecutor,
+        folder: str,
+        now_ms: Callable[[], int],
+        ttl_ms: int | None,
     ) -> None:
         self._store = store
         self._thread = thread
         self._folder = folder
         self._now_ms = now_ms
+        self._ttl_ms = ttl_ms
         self._done = Compacted(folder)
 
     async def compact(
@@ -149,11 +166,12 @@ class _Folder:
             self._done.before += len(batches)
             old = [name for name, ms in batches if ms <= before_ms]
             self._done.young += len(batches) - len(old)
+            old = [name for name in old if not name.endswith(_FIRST)]
             for at in range(0, len(old), _READ_FILES):
                 some = old[at : at + _READ_FILES]
                 stats = await asyncio.gather(*(self._store.stat(self._key(name)) for name in some))
                 for name, stat in zip(some, stats, strict=True):
-                    if stat is not None:
+                    if stat is not None and not has_outlived(stat, self._ttl_ms, self._now_ms()):
                         yield Source(name, stat.size)
 
     async def _merge(self, group: Sequence[Source]) -> None:

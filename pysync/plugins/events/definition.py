@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Final
 
-from pysync.config import EventsPlugin
+from pysync.config import Config, EventsPlugin
 from pysync.config.events import events_faults, path_faults
 from pysync.errors import Unavailable
 from pysync.plugins import HOOK_S, Push, Pushed, Services, StoredFiles
@@ -107,11 +107,14 @@ class Events:
             raise Unavailable from None
 
     def compaction(
-        self, store: Store, now_ms: Callable[[], int], older_than_ms: int | None = None
+        self, config: Config, store: Store, now_ms: Callable[[], int], older_than_ms: int | None = None
     ) -> Compaction:
         """That of this plugin's files in its store; `older_than_ms` where it is not the plugin's own."""
+        ttls = [each.ttl_ms for each in config.by_name().get(self.collection, ()) if each.ttl_ms is not None]
         least_ms = self._compact_older_than_ms if older_than_ms is None else older_than_ms
-        return Compaction(store, self.storage_path, least_ms, self._compact_to_bytes, now_ms)
+        return Compaction(
+            store, self.storage_path, least_ms, self._compact_to_bytes, now_ms, min(ttls, default=None)
+        )
 
     @asynccontextmanager
     async def _compacting(self, services: Services) -> AsyncIterator[None]:
@@ -119,7 +122,7 @@ class Events:
         if self._compact_every_ms is None or not services.sweeps:
             yield
             return
-        compaction = self.compaction(services.store, services.now_ms)
+        compaction = self.compaction(services.config, services.store, services.now_ms)
         digest = sha256(self.name.encode()).hexdigest()[:32]
         leads = partial(services.coordinator.leads, f"compaction-{digest}")
         task = asyncio.create_task(keep_compacting(compaction, self._compact_every_ms, leads))

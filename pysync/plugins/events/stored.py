@@ -12,9 +12,7 @@ from pysync.store import Store, journaled
 
 _TRIES: Final = 10
 
-batch_match = re.compile(
-    rf"([0-9]{{13}})(-[0-9]{{6}}-)(?!0{{12}})([0-9a-f]{{12}}){re.escape(SUFFIX)}"
-).fullmatch
+batch_match = re.compile(rf"([0-9]{{13}})(-[0-9]{{6}}-)([0-9a-f]{{12}}){re.escape(SUFFIX)}").fullmatch
 """The name of a batch's file: milliseconds, number and random digits."""
 
 

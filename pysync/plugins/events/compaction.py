@@ -82,13 +82,22 @@ class Compaction:
 
     async def run(self, may_go_on: Callable[[], Awaitable[bool]] = _always) -> AsyncIterator[Compacted]:
         """Merge what can be merged, and say what became of each folder. `may_go_on` is asked before each
-        merge. Servers, readers and other compactions may work meanwhile. Raises Unavailable."""
+        merge. Servers, readers and other compactions may work meanwhile. Raises Unavailable, where that is
+        about one folder when it has been through all of them."""
         await self._store.settle_merges()
+        failed: Unavailable | None = None
         with ThreadPoolExecutor(1, "event-compaction") as thread:
             keys = batch_keys(self._store, self._storage_path)
             for folder in sorted({key.rpartition("/")[0] async for key in keys}):
                 work = _Folder(self._store, thread, folder, self._now_ms, self._ttl_ms)
-                yield await work.compact(self._older_than_ms, self._to_bytes, may_go_on)
+                try:
+                    done = await work.compact(self._older_than_ms, self._to_bytes, may_go_on)
+                except Unavailable as error:
+                    failed = error  # a file is lost, say: that is no reason to leave the other folders
+                else:
+                    yield done
+        if failed is not None:
+            raise failed
 
 
 async def keep_compacting(

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from scripted import DEVICE, KEYS, PULLED, PUSHED, client, is_signed, serving
 
 from pysync import wire
 from pysync.client import Backoff, BlobTooLarge, Client, FileChanged, Unreachable
+from pysync.client.uploads import Upload
 from pysync.errors import Forbidden, NotFound, PayloadTooLarge, UnsupportedMediaType
 
 PARQUET = "application/vnd.apache.parquet"
@@ -162,30 +163,74 @@ async def test_what_a_source_raises_is_raised(tmp_path: Path) -> None:
             await anonymous.push_blob("files/a", tmp_path / "none", "image/png")
 
 
-@pytest.mark.parametrize("grows", [True, False])
-async def test_a_file_that_changes_while_it_is_sent_is_sent_as_it_was_or_not_at_all(
-    tmp_path: Path, grows: bool
-) -> None:
-    path, content = tmp_path / "f", LARGE * 16
-    path.write_bytes(content)
+def grow(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 1)
+
+
+def edit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    os.utime(path, (1, 1))  # another time in any case
+
+
+@asynccontextmanager
+async def changing(change: Callable[[], None]) -> AsyncIterator[tuple[Client, list[bytes]]]:
+    """A client, and what came of its pushes to a server that has begun to take each when `change` is made."""
     received: list[bytes] = []
 
-    async def change_and_take(request: web.Request) -> web.Response:
+    async def take(request: web.Request) -> web.Response:
         await request.content.readany()
-        os.truncate(path, len(content) * 2 if grows else 1)
+        change()
         received.append(await request.content.read())
         return web.json_response(PUSHED)
 
     app = web.Application()
-    app.router.add_post("/push/files/a", change_and_take)
+    app.router.add_post("/push/files/a", take)
     async with TestServer(app) as server, client(str(server.make_url("/"))) as anonymous:
-        if grows:
+        yield anonymous, received
+
+
+async def test_a_file_that_grows_while_it_is_sent_is_sent_as_it_was(tmp_path: Path) -> None:
+    path, content = tmp_path / "f", LARGE * 16
+    path.write_bytes(content)
+    async with changing(lambda: grow(path)) as (anonymous, received):
+        await anonymous.push_blob("files/a", path, "image/png")
+    assert content.endswith(received[0])
+
+
+@pytest.mark.parametrize("change", [cut, edit])
+async def test_a_file_that_changes_while_it_is_sent_is_not_sent(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(LARGE * 16)
+    async with changing(lambda: change(path)) as (anonymous, received):
+        with pytest.raises(ValueError, match="changed while it was sent"):
             await anonymous.push_blob("files/a", path, "image/png")
-            assert content.endswith(received[0])
-        else:
-            with pytest.raises(ValueError, match="became shorter"):
-                await anonymous.push_blob("files/a", path, "image/png")
-            assert received == []
+    assert received == []
+
+
+async def test_a_file_that_is_replaced_before_it_is_opened_is_not_sent(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"before")
+    upload = Upload(path, None)
+    path.rename(tmp_path / "g")
+    path.write_bytes(b"afters")
+    async with upload.limit:
+        with pytest.raises(ValueError, match="changed while it was sent"):
+            await anext(aiter(upload))
+
+
+async def test_a_pipe_is_not_taken_for_an_empty_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    async with serving() as server, client(server.url) as anonymous:
+        with pytest.raises(ValueError, match="no regular file"):
+            await anonymous.push_blob("files/a", tmp_path / "pipe", "image/png")
 
 
 async def test_a_refusal_is_raised_though_the_file_was_not_read_to_its_end() -> None:
@@ -356,6 +401,34 @@ async def test_a_failed_pull_leaves_what_was_there(tmp_path: Path) -> None:
             await anonymous.pull_blob_to("files/a", tmp_path / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
     assert (tmp_path / "f").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("verb", ["open", "write", "replace"])
+async def test_a_cancelled_pull_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Whatever is done in a thread when it is cancelled is done after it, as a slow disk would."""
+    begun = asyncio.Event()
+
+    async def late(do: Callable[..., Any], *arguments: Any) -> Any:
+        if getattr(do, "__name__", "") != verb:
+            return do(*arguments)
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            asyncio.get_running_loop().call_soon(do, *arguments)
+
+    async with pulling(Depot(LARGE)) as anonymous:
+        monkeypatch.setattr(asyncio, "to_thread", late)
+        task = asyncio.create_task(anonymous.pull_blob_to("files/a", tmp_path / "f"))
+        waits = {task, asyncio.create_task(begun.wait())}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for one in waits:
+            one.cancel()
+        await asyncio.wait(waits)
+        await asyncio.sleep(0)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "f"] == []
 
 
 async def test_a_file_on_its_way_is_not_held_in_memory(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ async def test_json_is_pushed_as_a_file_where_it_is_one(shell: Shell, tmp_path: 
 async def test_a_file_goes_through_pipes(server: str) -> None:
     await piped("push", "photos/cat", "--type", "image/png", "--server", server, sent=PNG)
     assert await piped("pull", "photos/cat", "--out", "-", "--server", server) == PNG
+    await piped("push", "photos/dog", "/dev/stdin", "--type", "image/png", "--server", server, sent=PNG)
+    assert await piped("pull", "photos/dog", "--out", "-", "--server", server) == PNG
 
 
 async def piped(*arguments: str, sent: bytes = b"") -> bytes:
@@ -99,6 +101,7 @@ async def test_what_is_there_is_not_overwritten_and_what_is_not_there_is_told(
     await ask(shell, "push docs/a", stdin="{}")
     assert "a document, not a file" in await refused(shell, "pull docs/a --out g")
     assert "none.png" in await refused(shell, "push photos/cat none.png --type image/png")
+    assert "directory" in await refused(shell, "push photos/cat . --type image/png")
 
 
 @pytest.mark.usefixtures("server")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pysync.cli.documents import client_of
 from pysync.cli.files import print_json, read_bytes
@@ -53,12 +53,16 @@ async def _push(options: argparse.Namespace) -> PushResult:
 def _source(options: argparse.Namespace) -> Source:
     if options.type.partition(";")[0].strip().lower() == JSON_TYPE:
         return read_bytes(options.file)
-    return _standard_input() if options.file == "-" else Path(options.file)
+    if options.file == "-":
+        return _chunks(sys.stdin.buffer)
+    path = Path(options.file)
+    return path if path.is_file() else _chunks(path.open("rb"))  # a pipe: it can be had once
 
 
-async def _standard_input() -> AsyncIterator[bytes]:
-    while chunk := await asyncio.to_thread(sys.stdin.buffer.read, CHUNK_BYTES):
-        yield chunk
+async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+            yield chunk
 
 
 async def _pull(options: argparse.Namespace) -> dict[str, Any] | None:

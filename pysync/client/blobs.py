@@ -92,7 +92,8 @@ class Blobs(Connection):
             async with self.open_blob(key) as stream:
                 if stream is None:
                     return None
-                with await asyncio.to_thread(part.open, "wb") as file:
+                # Not in a thread: it would go on when this is cancelled, and leave the file behind.
+                with part.open("wb") as file:  # noqa: ASYNC230
                     async for chunk in stream.chunks:
                         await asyncio.to_thread(file.write, chunk)
             await asyncio.to_thread(os.replace, part, path)

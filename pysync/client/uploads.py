@@ -1,7 +1,9 @@
 """Files on their way to a server: whole in memory, in a file, or as they are made."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+import os
+import stat
+from collections.abc import AsyncIterable, AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +18,22 @@ class Upload:
     to take a chunk: `limit` is then over."""
 
     def __init__(self, source: Source, idle_s: float | None) -> None:
-        """Raises OSError where a file is not there. Of one that grows, what there is now is sent."""
-        self._source = source
-        self.size = _size(source)
+        """Raises OSError where a file is not there, and ValueError for a pipe, or a device: nobody knows how
+        much comes of it, nor whether it comes again. Of a file that grows, what there is now is sent."""
+        size: int | None
+        chunks: AsyncIterable[bytes]
+        if isinstance(source, Path):
+            begun = source.stat()
+            if not stat.S_ISREG(begun.st_mode):
+                raise ValueError(f"{source} is no regular file: pass its chunks")
+            size, chunks = begun.st_size, _read(source, begun)
+        elif isinstance(source, bytes):
+            size, chunks = len(source), _slices(source)
+        else:
+            size, chunks = None, source
+        self.size = size
         """How many bytes it is; None where that is known only at its end."""
+        self._chunks = chunks
         self._idle_s = idle_s
         self.limit = asyncio.timeout(None)
         """To send it within."""
@@ -27,44 +41,37 @@ class Upload:
         """What the source itself raised."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        sent, size = 0, self.size
         try:
-            async for chunk in _chunks(self._source):
-                sent += len(chunk)
+            async for chunk in self._chunks:
                 if self._idle_s is not None:
                     self.limit.reschedule(asyncio.get_running_loop().time() + self._idle_s)
                 yield chunk
                 self.limit.reschedule(None)
-            if size is not None and sent < size:
-                raise ValueError("the file became shorter while it was sent")
         except Exception as error:
             self.failure = error
             raise
 
 
-def _size(source: Source) -> int | None:
-    match source:
-        case bytes():
-            return len(source)
-        case Path():
-            return source.stat().st_size
-    return None
+async def _read(path: Path, begun: os.stat_result) -> AsyncIterator[bytes]:
+    """The file as it was when it `begun` to be sent. Raises ValueError, before the last chunk, where it is
+    another by then."""
+    left = begun.st_size
+    with await asyncio.to_thread(path.open, "rb") as file:
+        while left:
+            chunk = await asyncio.to_thread(file.read, min(left, CHUNK_BYTES))
+            left -= len(chunk)
+            if not chunk or (not left and _is_other(begun, os.fstat(file.fileno()))):
+                raise ValueError(f"{path} changed while it was sent")
+            yield chunk
 
 
-async def _chunks(source: Source) -> AsyncIterator[bytes]:
-    match source:
-        case bytes():
-            for chunk in _slices(source):
-                yield chunk
-        case Path():
-            with await asyncio.to_thread(source.open, "rb") as file:
-                while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                    yield chunk
-        case _:
-            async for chunk in source:
-                yield chunk
+def _is_other(begun: os.stat_result, now: os.stat_result) -> bool:
+    """Whether anything but what may have been added at its end is other than it was."""
+    if (begun.st_dev, begun.st_ino) != (now.st_dev, now.st_ino) or now.st_size < begun.st_size:
+        return True
+    return now.st_size == begun.st_size and now.st_mtime_ns != begun.st_mtime_ns
 
 
-def _slices(source: bytes) -> Iterator[bytes]:
+async def _slices(source: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(source), CHUNK_BYTES):
         yield source[start : start + CHUNK_BYTES]

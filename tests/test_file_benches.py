@@ -70,8 +70,9 @@ def test_pushes_are_measured_beside_plain_files() -> None:
     found = files.pushes(clients=2, files=4)
     assert found.mb_per_second > 0 < found.plain_mb_per_second
     assert found.server_cpu_us > 0 < found.p50_ms <= found.p99_ms
-    told = files.push_table({2: [Pushes(200.0, 100.0, 1_500.0, 2.0, 3.0)]})
-    assert "| 2 | 200 | 100 | 0.50 (0.50 to 0.50) | 0.6 | 1500 | 2.00 | 3.00 |" in told
+    told = files.push_table({2: [Pushes(125.0, 200.0, 100.0, 1_500.0, 2.0, 3.0)]})
+    shares = "0.80 (0.80 to 0.80) | 0.6 | 0.50 (0.50 to 0.50)"
+    assert f"| 2 | 125 | 200 | 100 | {shares} | 1500 | 2.00 | 3.00 |" in told
 
 
 def test_a_push_that_is_refused_is_not_timed(server: servers.Running) -> None:

@@ -93,7 +93,7 @@ class Blobs(Connection):
                 if stream is None:
                     return None
                 # Not in a thread: it would go on when this is cancelled, and leave the file behind.
-                with part.open("wb") as file:  # noqa: ASYNC230
+                with part.open("wb") as file:
                     async for chunk in stream.chunks:
                         await asyncio.to_thread(file.write, chunk)
             await asyncio.to_thread(os.replace, part, path)

@@ -199,6 +199,7 @@ def test_a_recipient_of_two_entries_has_one_after_rotation() -> None:
         {"addedAt": "now"},
         {"ct": None},
         {"ct": "*"},
+        {"ct": "\ud800"},
         {"ct": 1},
         {"ephKem": SUBJECT.kem_pub},
         {"ephKem": "\ud800"},
@@ -231,6 +232,28 @@ def test_what_is_no_key_is_nobody_who_is_trusted(adder: Any, trusted: Collection
     assert rotated.recipients == (ISSUER.kem_pub,)
 
 
+def test_who_trusts_nobody_opens_nothing() -> None:
+    with pytest.raises(sealed.UntrustedAdder):
+        shared(SUBJECT).open(SUBJECT, [])
+
+
+def test_every_keyring_epoch_and_envelope_has_a_content_key_of_its_own() -> None:
+    rotated = shared(SUBJECT).remove(SUBJECT.kem_pub, ISSUER, TRUSTED, now_s=NOW_S)
+    told = [
+        *rotated.open(ISSUER, TRUSTED).content_keys.values(),
+        *shared().open(ISSUER, TRUSTED).content_keys.values(),
+    ]
+    for _ in range(2):
+        entry = seal_envelope(b"", SUBJECT.kem_pub, ISSUER, now_s=NOW_S)["entry"]
+        told.append(wraps.unwrap(entry, SUBJECT))
+    assert len({*told, bytes(32)}) == 6
+
+
+def test_who_is_named_twice_is_in_a_new_keyring_once() -> None:
+    keyring = shared(SUBJECT, ISSUER, SUBJECT)
+    assert keyring.recipients == (ISSUER.kem_pub, SUBJECT.kem_pub)
+
+
 def test_a_small_order_key_adds_nobody() -> None:
     weak = "01" + "00" * 31
     with pytest.raises(sealed.ForgedEntry):
@@ -257,6 +280,8 @@ def test_a_wrapped_key_of_another_size_and_one_of_a_weak_key_do_not_open() -> No
     short = wraps.wrap(bytes(16), SUBJECT.kem_pub, 1, ISSUER, now_s=NOW_S, random=hashes())
     with pytest.raises(sealed.DecryptionFailed, match="32 bytes"):
         signed_entry(**short).open(SUBJECT, TRUSTED)
+    with pytest.raises(sealed.ForgedEntry):
+        signed_entry(addedAt=True).open(SUBJECT, TRUSTED)
     with pytest.raises(sealed.DecryptionFailed, match="weak"):
         signed_entry(ephKem=WEAK_KEM).open(SUBJECT, TRUSTED)
 
@@ -310,7 +335,9 @@ def test_recipients_that_are_there_or_not_there_are_told() -> None:
         shared().remove(ISSUER.kem_pub, ISSUER, TRUSTED, now_s=NOW_S)
 
 
-@pytest.mark.parametrize("key", ["", "x", "00" * 31, SUBJECT.kem_pub.upper(), WEAK_KEM])
+@pytest.mark.parametrize(
+    "key", ["", "x", "00" * 31, SUBJECT.kem_pub.upper(), SUBJECT.kem_pub + "\n", WEAK_KEM]
+)
 def test_a_recipient_is_a_good_public_key(key: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whichever library finds it
         shared().add(key, ISSUER, TRUSTED, now_s=NOW_S)
@@ -368,3 +395,14 @@ def test_an_envelope_opens_for_nobody_else_and_not_otherwise() -> None:
     for broken in ({**envelope, "entry": 1}, {**envelope, "ct": "*"}, {**envelope, "ct": None}):
         with pytest.raises(sealed.NotSealed):
             open_envelope(broken, SUBJECT, aad="ctx")
+
+
+@pytest.mark.parametrize("name", ["subKem", "ephKem", "ct", "addedBy", "addedSig", "addedAt"])
+@pytest.mark.parametrize("value", [None, [], "", 1.5])
+def test_an_envelope_whose_entry_is_none_is_forged(name: str, value: Any) -> None:
+    envelope = seal_envelope(b"hello", SUBJECT.kem_pub, ISSUER, now_s=NOW_S)
+    entry = envelope["entry"] | {name: value}
+    missing = {other: member for other, member in entry.items() if other != name}
+    for broken in (entry, missing):
+        with pytest.raises(sealed.ForgedEntry):
+            open_envelope({**envelope, "entry": broken}, SUBJECT)

@@ -112,6 +112,14 @@ async def test_nobody_locks_themselves_out(owner: Client) -> None:
     assert (await keyring.read()).data == before.data
 
 
+async def test_who_does_not_trust_themselves_makes_no_keyring(owner: Client) -> None:
+    keyring = SharedKeyring(owner, "/pull/rooms/r1", ISSUER, [STRANGER.ed_pub])
+    assert keyring.key == "rooms/r1/_keyring"
+    with pytest.raises(sealed.UntrustedAdder):
+        await keyring.create()
+    assert (await owner.pull(keyring.key)).hash == ""
+
+
 async def test_a_missing_keyring_is_told_and_not_made(owner: Client) -> None:
     for ask in (ring(owner).open, lambda: ring(owner).add(SUBJECT.kem_pub)):
         with pytest.raises(sealed.KeyringMissing):

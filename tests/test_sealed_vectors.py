@@ -114,7 +114,8 @@ def test_a_document_opens_whichever_client_sealed_it(client: str) -> None:
 def test_a_document_that_names_no_epoch_is_of_the_current_one() -> None:
     case = delegated("epoch-missing-uses-current")
     assert keyring().open(case["payload"]) == case["python"]
-    for named in ("1", 1.5, True, None, []):
+    others: list[Any] = ["1", 1.5, True, None, []]
+    for named in others:
         assert keyring().open({**case["payload"], "_epoch": named}) == case["python"]
 
 

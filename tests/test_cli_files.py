@@ -97,7 +97,10 @@ async def test_what_is_there_is_not_overwritten_and_what_is_not_there_is_told(
     assert await refused(shell, "pull photos/none --out f") == "pysync: no file is stored at photos/none\n"
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "f").write_bytes(b"mine")
-    assert await refused(shell, "pull photos/none --out f") == "pysync: f exists already\n"
+    (tmp_path / "link").symlink_to("nothing")
+    for name in ("f", "link"):
+        told = await refused(shell, f"pull photos/none --out {name}")
+        assert told == f"pysync: {name} exists already\n"
     await ask(shell, "push docs/a", stdin="{}")
     assert "a document, not a file" in await refused(shell, "pull docs/a --out g")
     assert "none.png" in await refused(shell, "push photos/cat none.png --type image/png")

@@ -29,7 +29,7 @@ def push(options: argparse.Namespace) -> int:
 def pull(options: argparse.Namespace) -> int:
     if options.data:
         raise ValueError("--data is about documents, --out about files")
-    if options.out != "-" and Path(options.out).exists():
+    if options.out != "-" and os.path.lexists(options.out):  # a link to nothing is there, too
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), options.out)
     told = asyncio.run(_pull(options))
     if told is None:

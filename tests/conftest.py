@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -34,6 +35,9 @@ pytest_plugins = ["components.fixtures", "streams"]
 # On a cold or busy machine examples are slow to make; each test has a time limit of its own.
 settings.register_profile("pysync", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pysync")
+
+# Who is started in the background by a shell ignores it, and so would all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROTOCOL = Path(__file__).parent / "protocol.json"
 

@@ -263,7 +263,7 @@ def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose(
     example = load(EXAMPLE, {})
     assert (example.store.url, example.server.port) == ("file:./data", 8080)
     warned = {problem.path.split(".")[0] for problem in lint(example)}
-    open_on_purpose = {"notes", "rooms", "title", "cards", "journal", "scratch", "files", "reports", "events"}
+    open_on_purpose = {"notes", "title", "cards", "journal", "scratch", "files", "reports", "events"}
     assert warned == {
         f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_on_purpose
     }

@@ -33,7 +33,7 @@ def test_what_the_documentation_shows_of_watch_and_tail_is_understood() -> None:
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"), ROOT / "CHANGELOG.md"):
+    for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 

@@ -159,11 +159,11 @@ def test_every_member_of_the_service_configuration_is_read() -> None:
         ({"rateLimit": True}, {}),
         (config(collection(appendOnly=True)), config(collection(appendOnly={"type": "by_timestamp"}))),
         (config(collection(appendOnly=False)), config(collection())),
-        (config(collection(rateLimit=True)), config(collection())),
+        (config(collection(rateLimit=True)), config(collection(rateLimit={}))),
         (config(collection(rateLimit="none")), config(collection(rateLimit=False))),
         (
             config(collection(rateLimit={"push": "none", "pull": True})),
-            config(collection(rateLimit={"push": False})),
+            config(collection(rateLimit={"push": False, "pull": {}})),
         ),
         (config(collection(ttlMs=None, listable=None)), config(collection())),
         (config(collection(ttlMs=0)), config(collection())),
@@ -195,51 +195,49 @@ def test_json_yaml_and_toml_give_one_configuration(tmp_path: Path) -> None:
 
 
 LOOSEST = {"windowMs": 9, "maxRequests": 9}
-LOOSE = RateRule(window_ms=1000, max_requests=100, bucket="identity")
+TIGHT = RateRule(window_ms=1000, max_requests=5, bucket="identity")
+LOOSE = RateRule(window_ms=9, max_requests=9, bucket="identity")
 
 
 @pytest.mark.parametrize(
     ("server", "own", "action", "holds"),
     [
         (None, None, "pull", None),
-        (None, {"push": WINDOW}, "pull", None),
+        (LOOSEST, None, "push", None),
+        (LOOSEST, True, "push", LOOSE),
+        (LOOSEST, True, "pull", None),
+        (LOOSEST, True, "list", None),
+        (None, True, "push", None),
+        (LOOSEST, False, "push", None),
+        (LOOSEST, "none", "push", None),
+        (LOOSEST, WINDOW, "push", TIGHT),
+        (LOOSEST, WINDOW, "pull", None),
         (LOOSEST, {**WINDOW, "push": False}, "push", None),
-        (
-            LOOSEST,
-            {**WINDOW, "push": "none"},
-            "pull",
-            RateRule(window_ms=1000, max_requests=5, bucket="identity"),
-        ),
-        ({**LOOSEST, "push": False}, None, "push", None),
-        (
-            {**LOOSEST, "push": False},
-            {"push": WINDOW},
-            "push",
-            RateRule(window_ms=1000, max_requests=5, bucket="identity"),
-        ),
-        (None, {"push": WINDOW}, "push", RateRule(window_ms=1000, max_requests=5, bucket="identity")),
-        ({"windowMs": 1000, "maxRequests": 100}, None, "list", LOOSE),
-        ({"windowMs": 1000, "maxRequests": 100}, True, "list", LOOSE),
-        ({"windowMs": 1000, "maxRequests": 100}, False, "list", None),
-        ({"windowMs": 1000, "maxRequests": 100}, "none", "list", None),
-        ({"windowMs": 1000, "maxRequests": 100}, {"push": WINDOW}, "pull", LOOSE),
+        (LOOSEST, {**WINDOW, "pull": {}}, "push", TIGHT),
+        (LOOSEST, {**WINDOW, "pull": {}}, "pull", TIGHT),
+        (LOOSEST, {"push": WINDOW}, "pull", None),
+        (LOOSEST, {"pull": {}}, "pull", LOOSE),
+        (LOOSEST, {"pull": True}, "pull", LOOSE),
+        (LOOSEST, {"pull": True}, "push", None),
+        (None, {"push": WINDOW}, "push", TIGHT),
+        ({**LOOSEST, "push": False}, True, "push", None),
+        ({**LOOSEST, "push": False}, {"push": WINDOW}, "push", TIGHT),
         (
             {"windowMs": 1000, "maxRequests": 100, "bucket": "ip"},
-            {"maxRequests": 3},
+            {"pull": {"maxRequests": 3}},
             "pull",
             RateRule(window_ms=1000, max_requests=3, bucket="ip"),
         ),
-        (
-            {"windowMs": 9, "maxRequests": 9, "pull": WINDOW},
-            None,
-            "pull",
-            RateRule(window_ms=1000, max_requests=5, bucket="identity"),
-        ),
+        ({**LOOSEST, "pull": WINDOW}, {"pull": True}, "pull", TIGHT),
         (LOOSEST, {"ip": WINDOW}, "push", RateRule(ip=Limit(window_ms=1000, max_requests=5))),
         (None, {"bucket": "ip"}, "push", None),
+        (LOOSEST, {"bucket": "ip", "list": {}}, "list", RateRule(window_ms=9, max_requests=9, bucket="ip")),
+        (LOOSEST, {"bucket": "ip", "list": {}}, "push", None),
     ],
-)  # fmt: skip
-def test_the_nearest_rule_that_names_a_limit_holds(server: Any, own: Any, action: Any, holds: Any) -> None:
+)
+def test_of_what_a_collection_meters_the_nearest_limit_holds(
+    server: Any, own: Any, action: Any, holds: Any
+) -> None:
     read = parse(config(collection(rateLimit=own), rateLimit=server))
     assert effective_limit(read, read.collections[0], action) == holds
 

@@ -91,6 +91,19 @@ def test_the_linter_warns_of_roles_that_anybody_can_sign_for() -> None:
     assert warnings(open_to_all, auth=TRUSTED) == []
 
 
+def test_the_linter_warns_of_rate_limits_that_meter_nothing() -> None:
+    window = {"windowMs": 1000, "maxRequests": 5}
+    assert warnings(collection(rateLimit={"push": True, "pull": {}}))[-1:] == [
+        (
+            "collections[0].rateLimit",
+            "meters no pull, push: neither it nor the server's rateLimit has numbers",
+        )
+    ]
+    unused = ("rateLimit", "meters nothing: no collection has a rateLimit that takes these numbers")
+    assert unused in warnings(collection(), rateLimit=window)
+    assert unused not in warnings(collection(rateLimit=True), rateLimit=window)
+
+
 def test_the_linter_warns_of_trust_on_first_use_and_of_nothing_served() -> None:
     paths = [path for path, _ in warnings(auth={"spaces": {"trustOnFirstUse": True}})]
     assert paths == ["collections", "auth.spaces.trustOnFirstUse"]

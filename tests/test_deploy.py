@@ -86,6 +86,10 @@ def test_both_configurations_serve_the_same_collections() -> None:
     one, cluster = (json.loads((DEPLOY / name).read_text()) for name in ("one.json", "cluster.json"))
     assert one["collections"] == cluster["collections"]
     assert one["rateLimit"] == cluster["rateLimit"]
+    settings = config.load(DEPLOY / "one.json", {})
+    for collection in settings.collections:
+        for action in ("pull", "push"):
+            assert config.effective_limit(settings, collection, action) is not None, collection.name
 
 
 # --- systemd ---------------------------------------------------------------------------------------------

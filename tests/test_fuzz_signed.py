@@ -23,12 +23,13 @@ from pysync.server.app import create_app
 from pysync.server.run import listening
 
 CODES = set(table())
+LIMIT = {"windowMs": 3_600_000, "maxRequests": 1000, "bucket": "ip"}
 METERED = {
     "name": "by-address",
     "storagePath": "by-address/{id}",
     "readRoles": ["public"],
     "writeRoles": ["public"],
-    "rateLimit": {"windowMs": 3_600_000, "maxRequests": 1000, "bucket": "ip"},
+    "rateLimit": {"push": LIMIT, "pull": LIMIT},
 }
 
 thorough = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -23,6 +23,7 @@ from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
+LIMIT = {"windowMs": 600_000, "maxRequests": 1_000}
 SERVED: dict[str, Any] = {
     "auth": {"trustedIssuers": [ISSUER.ed_pub]},
     "collections": [
@@ -31,7 +32,7 @@ SERVED: dict[str, Any] = {
             "name": "metered",
             "storagePath": "metered/{id}",
             **PUBLIC,
-            "rateLimit": {"windowMs": 600_000, "maxRequests": 1_000},
+            "rateLimit": {"push": LIMIT, "pull": LIMIT},
         },
         {
             "name": "notes",
@@ -185,7 +186,9 @@ async def test_a_limit_holds_over_all_nodes(
     redis: RedisServer, start: Start, session: aiohttp.ClientSession
 ) -> None:
     limited = {"name": "l", "storagePath": "l/{id}", **PUBLIC}
-    members = {"collections": [{**limited, "rateLimit": {"windowMs": 3_600_000, "maxRequests": 10}}]}
+    members = {
+        "collections": [{**limited, "rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 10}}}]
+    }
     nodes = [await start({**members, "coordinator": redis.url}, store=MemoryStore()) for _ in range(3)]
     answers = await asyncio.gather(*(Browser(base, session).pull("l/a") for base in nodes * 10))
     assert sorted(answer.status for answer in answers) == [200] * 10 + [429] * 20

@@ -291,9 +291,9 @@ def _append_only(value: Any) -> Any:
 
 
 def _rate_limit(value: Any) -> Any:
-    """`true` inherits the server's limits, as an absent member does; `none` is `false`."""
+    """`true` takes every number from the server's limit; `none` is `false`."""
     if value is True:
-        return None
+        return {}
     return False if value == "none" else value
 
 

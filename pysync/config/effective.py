@@ -10,13 +10,24 @@ from pysync.config.tree import Action, Collection, Config, RateLimit, RateRule
 def effective_limit(config: Config, collection: Collection, action: Action) -> RateRule | None:
     """The limit that holds for an action on a collection, its bucket filled in; None: unmetered.
 
-    The nearest rule that names a limit wins: the collection's for the action, the collection's, the server's
-    for the action, the server's. What it leaves open (`bucket`, one of `windowMs` and `maxRequests`) comes
-    from the others in that order. `false` or `"none"`, for the action or for all, inherits nothing.
+    Only what the collection meters has one (`is_metered`). The nearest rule that names a limit wins: the
+    collection's for the action, the collection's, the server's for the action, the server's. Members that it
+    leaves out (`bucket`, one of `windowMs` and `maxRequests`) come from the others in that order.
     """
-    if collection.rate_limit is False:
+    limit = collection.rate_limit
+    if not limit or not is_metered(limit, action):
         return None
-    return resolve(action, collection.rate_limit, config.rate_limit)
+    return resolve(action, limit, config.rate_limit)
+
+
+def is_metered(limit: RateLimit, action: Action) -> bool:
+    """Whether a collection's `limit` meters the action: those that it names, and pushes also by the flat
+    form, which is one that has numbers of its own or names no action."""
+    own: RateRule | Literal[False] | None = getattr(limit, action)
+    if own is not None:
+        return own is not False
+    is_flat = _names_a_limit(limit) or limit.push is limit.pull is limit.list is None
+    return action == "push" and is_flat
 
 
 def resolve(action: Action, *limits: RateLimit | None) -> RateRule | None:

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 from pysync.config import template
 from pysync.config.convert import nearest
+from pysync.config.effective import effective_limit, is_metered
 from pysync.config.events import strangers
 from pysync.config.media import file_types, holds_documents
 from pysync.config.problem import Problem
 from pysync.config.projections import orphaned_target
-from pysync.config.tree import Collection, Config
+from pysync.config.tree import Action, Collection, Config
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
 _HELD = re.compile(
@@ -35,6 +37,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
     for _, path, collections in namespaces:
         for at, collection in enumerate(collections):
             yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None, known)
+    yield from _limits(config)
     yield from _shared_keys(config)
     for at, projection in enumerate(config.projections):
         if orphaned_target(projection, config):
@@ -64,6 +67,25 @@ def _collection(
                 yield Problem(f"{path}.{member}[{at}]", message, collection.name)
     for member, message in (*_log(collection), *_files(collection)):
         yield Problem(f"{path}.{member}", message, collection.name)
+
+
+def _limits(config: Config) -> Iterator[Problem]:
+    """Limits that meter nothing, for want of numbers or of collections that ask for them."""
+    used = False
+    for _, path, collections in config.each_namespace():
+        for at, collection in enumerate(collections):
+            limit = collection.rate_limit
+            metered = [action for action in get_args(Action) if limit and is_metered(limit, action)]
+            used = used or bool(metered)
+            unlimited = [one for one in metered if effective_limit(config, collection, one) is None]
+            if unlimited:
+                message = (
+                    f"meters no {', '.join(unlimited)}: neither it nor the server's rateLimit has numbers"
+                )
+                yield Problem(f"{path}[{at}].rateLimit", message, collection.name)
+    if config.rate_limit is not None and not used:
+        message = "meters nothing: no collection has a rateLimit that takes these numbers"
+        yield Problem("rateLimit", message)
 
 
 def _shared_keys(config: Config) -> Iterator[Problem]:

@@ -24,8 +24,9 @@ warnings and the route table. Unknown members are refused. `null` is the same as
   `pysync serve` override both.
 - A key template such as `users/{identity}/notes/{id}` has segments of letters, digits and `. _ : @ -`, and
   whole segments `{name}`. Keys that start with `_pysync` are the server's own.
-- Of several rate limits the nearest that names one holds: the collection's for the action, the collection's,
-  the server's for the action, the server's.
+- Only requests that a collection's own `rateLimit` meters are limited. The nearest rule that names a limit
+  holds, and the members it leaves out come from the next ones: the collection's for the action, the
+  collection's, the server's for the action, the server's.
 - Roles: `public` (everyone), `self` (the caller is `{identity}`), `cap:read:NAME`, `cap:write:NAME`,
   `cap:list:NAME` (a certificate for collection NAME), `delegated:ISSUER:NAME`, `device:root`,
   `admin:USER`, `admin` (the admin token), `space:owner`, `space:member`, and those of `identityRoles`.

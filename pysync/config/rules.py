@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pysync.config import template
 from pysync.config.convert import join
-from pysync.config.effective import effective_coordinator, resolve
+from pysync.config.effective import effective_coordinator, is_metered, resolve
 from pysync.config.events import events_faults, repeated_collections
 from pysync.config.media import holds_documents
 from pysync.config.place import is_store_url, s3_place
@@ -50,12 +50,12 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
         ("server", _server(config.server)),
         ("auth", _auth(config.auth)),
         ("", _storage(config)),
-        ("", _limits(config.rate_limit)),
+        ("", (fault for action in get_args(Action) for fault in _limit(action, config.rate_limit))),
     ):
         yield from _at(path, faults)
     for _, _, collections in config.each_namespace():
         for collection in collections:
-            yield from _at(place(collection), _limits(collection.rate_limit or None, config.rate_limit))
+            yield from _at(place(collection), _limits_of(collection, config))
     for at, plugin in enumerate(config.plugins):
         if not (OBJECT_OF_MODULE.fullmatch(plugin) or _ENTRY_POINT.fullmatch(plugin)):
             yield Problem(f"plugins[{at}]", "must be package.module:plugin, or the name of an entry point")
@@ -222,18 +222,22 @@ def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[Fault]:
         yield "objectSchema", f"is not a usable JSON Schema: {error}"
 
 
-def _limits(limit: RateLimit | None, default: RateLimit | None = None) -> Iterator[Fault]:
-    """A window needs its count: in the rule itself, or from what it inherits."""
-    if limit is None:
-        return
+def _limits_of(collection: Collection, config: Config) -> Iterator[Fault]:
+    limit = collection.rate_limit
     for action in get_args(Action):
-        rule = resolve(action, limit, default)
-        if rule is not None and (rule.window_ms is None) != (rule.max_requests is None):
-            missing, other = "windowMs", "maxRequests"
-            if rule.max_requests is None:
-                missing, other = other, missing
-            at = "rateLimit" if getattr(limit, action) is None else f"rateLimit.{action}"
-            yield f"{at}.{missing}", f"is required: {other} alone limits nothing"
+        if limit and is_metered(limit, action):
+            yield from _limit(action, limit, config.rate_limit)
+
+
+def _limit(action: Action, limit: RateLimit | None, default: RateLimit | None = None) -> Iterator[Fault]:
+    """A window needs its count: in the rule itself, or from what it inherits."""
+    rule = resolve(action, limit, default)
+    if rule is not None and (rule.window_ms is None) != (rule.max_requests is None):
+        missing, other = "windowMs", "maxRequests"
+        if rule.max_requests is None:
+            missing, other = other, missing
+        at = "rateLimit" if getattr(limit, action) is None else f"rateLimit.{action}"
+        yield f"{at}.{missing}", f"is required: {other} alone limits nothing"
 
 
 def _server(server: Server) -> Iterator[Fault]:

@@ -73,11 +73,15 @@ class RateRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit(RateRule):
-    """Limits per action; an action without a rule of its own inherits the members beside it."""
+    """Limits per action. The flat form, without actions, meters pushes."""
 
-    push: RateRule | Literal[False] | None = member("Limit of pushes; `false` or `none`: unmetered.", None)
-    pull: RateRule | Literal[False] | None = member("Limit of pulls, likewise.", None)
-    list: RateRule | Literal[False] | None = member("Limit of lists, likewise.", None)
+    push: RateRule | Literal[False] | None = member(
+        "Limit of pushes and appends. Members left out are those beside it, else the server's; `true` leaves "
+        "out all; `false` or `none`: unmetered.",
+        None,
+    )
+    pull: RateRule | Literal[False] | None = member("Limit of pulls, likewise; absent: unmetered.", None)
+    list: RateRule | Literal[False] | None = member("Limit of lists, likewise; absent: unmetered.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +154,10 @@ class Collection:
     bundle: str | None = member("Name of the bundle it belongs to.", None)
     keyring_path: str | None = member("Key template of the keyring; absent: `<storagePath>/_keyring`.", None)
     rate_limit: RateLimit | Literal[False] | None = member(
-        "Limits of this collection; `false` or `none`: unmetered; `true` or absent: the server's.", None
+        "Limits of this collection: the flat form `{windowMs, maxRequests}` meters pushes and appends, "
+        "`{push, pull, list}` the actions that it names; `true` meters pushes and appends with the server's "
+        "numbers; absent, `false` or `none`: unmetered.",
+        None,
     )
     cache_duration_ms: int | None = member("`max-age` of pulls, in milliseconds.", None, at_least=0)
     object_schema: Mapping[str, Any] | bool | None = member("JSON Schema that `data` must satisfy.", None)
@@ -282,7 +289,8 @@ class Config:
         "Suffixes a batch may not name.", ("_keyring", "_members")
     )
     rate_limit: RateLimit | None = member(
-        "The limit that collections inherit; `true`, `false`, `none` or absent: there is none.",
+        "The numbers for members that collections leave out of their `rateLimit`. It meters nothing by "
+        "itself; `true`, `false`, `none` or absent: there are none.",
         None,
     )
     restrictions: tuple[Restriction, ...] = member(

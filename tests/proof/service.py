@@ -20,9 +20,11 @@ COLLECTIONS: Final = [
     _collection(
         "metered",
         rateLimit={
-            "bucket": "ip",
-            "windowMs": LIMIT["window_ms"],
-            "maxRequests": LIMIT["max_requests"],
+            "pull": {
+                "bucket": "ip",
+                "windowMs": LIMIT["window_ms"],
+                "maxRequests": LIMIT["max_requests"],
+            }
         },
     ),
 ]

@@ -45,12 +45,16 @@ async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerato
 
 
 def check_declared(request: web.BaseRequest, max_bytes: int) -> bool:
-    """Whether the body is sent with gzip. Raises UnsupportedMediaType, PayloadTooLarge for what its head says
-    of it."""
+    """Whether the body is sent with gzip. Raises UnsupportedMediaType, PayloadTooLarge or BadRequest for what
+    its head says of it."""
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise UnsupportedMediaType("Content-Encoding must be gzip or identity")
-    if (request.content_length or 0) > max_bytes:
+    try:
+        declared = request.content_length or 0
+    except ValueError:  # more leading zeros than Python converts
+        raise BadRequest("Malformed request") from None
+    if declared > max_bytes:
         raise PayloadTooLarge
     return encoding == "gzip"
 

@@ -166,18 +166,22 @@ def file_key(match: Match, rules: FileRules) -> str:
 
 
 def span_of(text: str) -> Span | None:
-    """What a Range header asks for; None where that is not one range of bytes: then all of it is sent."""
+    """What a Range header asks for, however many digits its numbers have; None where that is not one valid
+    range of bytes: then the whole file is sent (RFC 9110, section 14.2)."""
     found = _range(text.strip())
     if found is None:
         return None
-    first, last = (_number(each) if each else None for each in found.groups())
-    if first is None:
-        if last is None:
+    # Without leading zeros: Python converts no more than 4,300 digits.
+    first, last = (each and (each.lstrip("0") or "0") for each in found.groups())
+    if not first:
+        if not last:
             return None
-        return Span(-last, None) if last else Span(_FAR, None)
-    if last is None:
-        return Span(first, None)
-    return None if last < first else Span(first, last + 1)
+        return Span(_FAR, None) if last == "0" else Span(-_number(last), None)
+    if not last:
+        return Span(_number(first), None)
+    if (len(last), last) < (len(first), first):
+        return None
+    return Span(_number(first), _number(last) + 1)
 
 
 def clean(content_type: str) -> str:
@@ -187,7 +191,7 @@ def clean(content_type: str) -> str:
 
 def _number(digits: str) -> int:
     """The number; of one that is far too large, one that is far."""
-    return _FAR if len(digits.lstrip("0")) > len(str(_FAR)) else min(int(digits), _FAR)
+    return _FAR if len(digits) > len(str(_FAR)) else min(int(digits), _FAR)
 
 
 async def _sent(match: Match, rules: FileRules, file: File, *, is_part: bool = False) -> Answer:

@@ -61,7 +61,7 @@ def test_a_circle_over_namespaces_is_refused() -> None:
     back = {"source": "/lists", "target": "acme/{space}/x", "id": "{space}", "value": {}}
     told = faults(members({**TITLES, "source": "acme/notes"}, back, namespaces={"acme": TENANTS["acme"]}))
     assert ("projections[1].target", "leads back to lists, one of its sources, by other projections") in told
-    there = {**back, "source": "beta/notes", "target": "lists/{space}"}
+    there = {**back, "source": "beta/notes", "target": "lists/{space}", "name": "there"}
     Site(members({**TITLES, "source": "acme/notes"}, there, namespaces=TENANTS))
 
 

@@ -15,6 +15,11 @@ _POINTER: Final = re.compile(r"(/([^~]|~[01])*)+", re.DOTALL)
 Fault = tuple[str, str]
 """The member at fault, relative to its object, and the message."""
 
+Place = tuple[str, Collection]
+"""A namespace, `""` for the root, and one of its collections."""
+_Name = tuple[str, str]
+"""A namespace, and a collection's name in it."""
+
 
 def projection_name(projection: Projection) -> str:
     return projection.name or projection.target
@@ -22,15 +27,16 @@ def projection_name(projection: Projection) -> str:
 
 def projection_faults(projection: Projection, config: Config) -> Iterator[Fault]:
     """Every rule that one of the projections breaks."""
-    known = config.by_name()
     if not projection.source:
         yield "source", "must name at least one collection"
+    sources = []
     for name in projection.source:
-        if name not in known:
+        found = list(_named(name, config))
+        if not found:
             yield "source", f"there is no collection {name!r}"
-        for collection in known.get(name, ()):
+        for _, collection in found:
             yield from _source(collection, config)
-    sources = [collection for name in projection.source for collection in known.get(name, ())]
+            sources.append(collection)
     yield from _project(projection, sources)
     yield from _target(projection, sources, config)
     for member, pointers in (("value", projection.value.values()), ("removeWhen", projection.remove_when)):
@@ -57,24 +63,42 @@ def repeated_names(projections: Sequence[Projection]) -> Iterator[tuple[Projecti
 def circles(config: Config) -> Iterator[tuple[Projection, Fault]]:
     """The projections whose lists are projected back into one of their sources, as far as can be told: each
     write would be followed by another."""
-    into: dict[str, set[str]] = {}
+    into: dict[_Name, set[_Name]] = {}
     for projection in config.projections:
-        for name in projection.source:
-            into.setdefault(name, set()).update(_owner_names(projection, config))
+        for source in sources_of(projection, config):
+            into.setdefault(_name(source), set()).update(_owner_names(projection, config))
     for projection in config.projections:
-        reached: set[str] = set()
+        reached: set[_Name] = set()
         ahead = _owner_names(projection, config)
         while ahead - reached:
             reached |= ahead
             ahead = set().union(*(into.get(name, ()) for name in ahead))
         own = _owner_names(projection, config)
-        for name in sorted(reached & set(projection.source) - own):
+        sources = set(map(_name, sources_of(projection, config)))
+        for _, name in sorted(reached & sources - own):
             yield projection, ("target", f"leads back to {name}, one of its sources, by other projections")
 
 
 def orphaned_target(projection: Projection, config: Config) -> bool:
     """Whether its lists belong to no collection, as far as that can be told."""
-    return not OBJECT_OF_MODULE.fullmatch(projection.target) and not _owners(projection.target, config)
+    return not OBJECT_OF_MODULE.fullmatch(projection.target) and not owners_of(projection, config)
+
+
+def sources_of(projection: Projection, config: Config) -> list[Place]:
+    """The collections whose writes are projected, each once."""
+    found = {id(place[1]): place for name in projection.source for place in _named(name, config)}
+    return list(found.values())
+
+
+def owners_of(projection: Projection, config: Config) -> list[Place]:
+    """The collections of all namespaces that the lists belong to; none where a function names the lists."""
+    if OBJECT_OF_MODULE.fullmatch(projection.target):
+        return []
+    return [
+        (namespace, found)
+        for namespace, _, collections in config.each_namespace()
+        if (found := owner(collections, projection.target)) is not None
+    ]
 
 
 def _source(collection: Collection, config: Config) -> Iterator[Fault]:
@@ -108,8 +132,9 @@ def _target(projection: Projection, sources: list[Collection], config: Config) -
     yield from _known_params("target", projection.target, sources)
     if faults or OBJECT_OF_MODULE.fullmatch(projection.target):
         return
-    for found in _owners(projection.target, config):
-        if found.name in projection.source:
+    own = [collection for _, collection in sources_of(projection, config)]
+    for _, found in owners_of(projection, config):
+        if any(found is source for source in own):
             yield "target", f"belongs to {found.name}, one of its sources"
         elif found.append_only is not None:
             yield "target", f"belongs to {found.name}, which is append-only"
@@ -117,19 +142,22 @@ def _target(projection: Projection, sources: list[Collection], config: Config) -
             yield "target", f"belongs to {found.name}, whose allowedMimeTypes lack application/json"
 
 
-def _owners(target: str, config: Config) -> list[Collection]:
-    """The collections of all namespaces that the lists belong to."""
-    return [
-        found
-        for _, _, collections in config.each_namespace()
-        if (found := owner(collections, target)) is not None
-    ]
+def _named(source: str, config: Config) -> Iterator[Place]:
+    """The collections that a source may mean: `notes` in any namespace, `acme/notes` in one, `/notes` in the
+    root alone."""
+    for namespace, _, collections in config.each_namespace():
+        for collection in collections:
+            if source in (collection.name, f"{namespace}/{collection.name}"):
+                yield namespace, collection
 
 
-def _owner_names(projection: Projection, config: Config) -> set[str]:
-    if OBJECT_OF_MODULE.fullmatch(projection.target):
-        return set()
-    return {found.name for found in _owners(projection.target, config)}
+def _name(place: Place) -> _Name:
+    namespace, collection = place
+    return namespace, collection.name
+
+
+def _owner_names(projection: Projection, config: Config) -> set[_Name]:
+    return set(map(_name, owners_of(projection, config)))
 
 
 def _known_params(member: str, text: str, sources: list[Collection]) -> Iterator[Fault]:

@@ -248,7 +248,10 @@ class ChangesKept:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
     name: str | None = member("What `pysync project rebuild` calls it; absent: its `target`.", None)
-    source: tuple[str, ...] = member("Collections whose writes are projected: a name or a list of them.")
+    source: tuple[str, ...] = member(
+        "Collections whose writes are projected: a name or a list of them. `notes` is found in every "
+        "namespace, `acme/notes` in one, `/notes` in the root alone."
+    )
     target: str = member("Key template of the list, or `module:function`.")
     id: str | None = member("Template of the entry's id.", None)
     value: Mapping[str, str] = member("Members of the value, as JSON pointers into `data`.", dict)

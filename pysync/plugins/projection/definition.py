@@ -29,7 +29,8 @@ class Step(NamedTuple):
 class Projection:
     """A list kept from the writes of other collections (service, Projection).
 
-    `source` names those collections, in any namespace. `target` is the list's key, a template of the write's
+    `source` names those collections: `notes` in any namespace, `acme/notes` in one, `/notes` in the root.
+    `target` is the list's key, a template of the write's
     path parameters, or a function that returns the key; `project` is a pure function. Both are called anew
     for each state of a source, any number of times. A list with `max_items` entries gets no further ones;
     where its writers are in each other's way it is tried `max_retries` times more. `name` is the target
@@ -59,6 +60,10 @@ class Projection:
         if isinstance(target, str):
             for fault in template.faults(target):
                 raise ValueError(f"projection {self.name}: target {fault}")
+
+    def reads(self, namespace: str | None, collection: str) -> bool:
+        """Whether the collection is one of the sources."""
+        return collection in self.sources or f"{namespace or ''}/{collection}" in self.sources
 
     def list_of(self, event: WriteEvent) -> str | None:
         """The key of the list that the write belongs to, whatever a target function returns for one."""

@@ -63,7 +63,7 @@ class Keys:
         if not isinstance(key, str) or not _is_key(key):
             return "is no key"
         for place in self.owners(key):
-            if place.name in projection.sources:
+            if projection.reads(place.namespace, place.name):
                 return f"belongs to {place.name}, one of its sources"
             if place.collection.append_only is not None:
                 return f"belongs to {place.name}, which is append-only"
@@ -74,7 +74,7 @@ class Keys:
     def sources(self, projection: Projection) -> Iterator[tuple[str | None, Collection]]:
         """The collections that the projection reads, and their namespaces."""
         for (namespace, name), collection in self._by_name.items():
-            if name in projection.sources:
+            if projection.reads(namespace, name):
                 yield namespace, collection
 
     def place(self, namespace: str | None, collection: Collection, key: str) -> Place | None:

@@ -147,10 +147,13 @@ class Lists:
 
     def _touched(self, told: Sequence[Told]) -> list[Touched]:
         """The sources among what was written, each once."""
-        names = {name for projection in self.projections for name in projection.sources}
         touched: dict[Place, Touched] = {}
         for write in told:
-            place = self.keys.written(write.subject) if write.subject.collection in names else None
+            if not any(
+                one.reads(write.subject.namespace, write.subject.collection) for one in self.projections
+            ):
+                continue
+            place = self.keys.written(write.subject)
             if place is not None:
                 touched.setdefault(place, Touched(place)).told.append(write)
         return list(touched.values())
@@ -159,7 +162,7 @@ class Lists:
         """What is to be folded into which list. Where a function says so, the sources are read for it."""
         groups: dict[str, dict[tuple[Projection, Place], Part]] = {}
         for projection in self.projections:
-            own = [one for one in touched if one.place.name in projection.sources]
+            own = [one for one in touched if projection.reads(one.place.namespace, one.place.name)]
             if isinstance(projection.target, str):
                 events = [(one, _of_params(one.place)) for one in own]
             else:

@@ -81,7 +81,7 @@ async def _wanted(
     wanted: defaultdict[str, _Wanted] = defaultdict(_Wanted)
     async for some in _pages(_sources(lists, related)):
         async for one, event in lists.sources.events(some):
-            readers = [projection for projection in related if one.place.name in projection.sources]
+            readers = [other for other in related if other.reads(one.place.namespace, one.place.name)]
             if isinstance(event, DocumentCorrupt):
                 lists.unreadable(readers, one.place)
                 continue

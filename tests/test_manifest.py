@@ -220,3 +220,20 @@ async def test_a_manifest_that_has_not_changed_is_not_sent_again(
     device = root_device(ISSUER, collections=("rooms",)).authorization
     other = await browser.request("GET", "/config", headers={"Authorization": device, **known})
     assert other.status == (304 if auth == "public" else 200)
+
+
+async def test_a_filtered_manifest_shows_what_spaces_open_to_whoever_has_an_identity(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    room = {"name": "room", "storagePath": "spaces/{spaceId}/room", "writeRoles": ["space:owner"]}
+    desk = {"name": "desk", "storagePath": "spaces/{spaceId}/desk", "readRoles": ["space:member"]}
+    other = {"name": "other", "storagePath": "other", "readRoles": ["cap:read:other"]}
+    members = {"collections": [room, desk, other], "configEndpoint": {"auth": "role-filtered"}}
+    somebody = {"Authorization": root_device(STRANGER).authorization}
+    anonymous_link = {"Authorization": minting.audience(ISSUER, "rooms", **minted_at()).authorization}
+    for spaces, shown in (({"spaces": {}}, ["room", "desk"]), ({}, [])):
+        browser = Browser(await start({**members, "auth": spaces}), session)
+        assert await told(browser, somebody) == shown
+        assert await told(browser) == []
+        assert await told(browser, anonymous_link) == []
+        assert await told(browser, {"Authorization": "Bearer wrong"}) == []

@@ -16,6 +16,7 @@ from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS_ROLES
 from pysync.server.answer import Answer, version_matches
 from pysync.server.routes import Match
+from pysync.spaces import MEMBER, OWNER
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -43,6 +44,7 @@ class Manifest:
         endpoint = config.config_endpoint
         self._filtered = endpoint is not None and endpoint.auth == "role-filtered"
         self._access = access
+        self._of_somebody = frozenset({"self", OWNER, MEMBER} if config.auth.spaces else {"self"})
         if namespace is None:
             self._collections = _shown(config.collections)
             self._namespaces = {name: _shown(space.collections) for name, space in config.namespaces.items()}
@@ -62,12 +64,13 @@ class Manifest:
         return Answer(200, page.body, page.headers)
 
     async def _roles(self, request: web.BaseRequest) -> frozenset[str]:
-        """The caller's roles; `self` where it has an identity, and so a path of its own."""
+        """The caller's roles. Whoever has an identity also has a path of their own, and may belong to
+        spaces."""
         try:
             caller = await self._access.introduced(request.headers)
         except PysyncError:
             return _NOBODY
-        return caller.roles | {"self"} if caller.identity else caller.roles
+        return caller.roles | self._of_somebody if caller.identity else caller.roles
 
     def _page(self, roles: frozenset[str] | None) -> _Page:
         """What callers with `roles` are shown; None: everything."""

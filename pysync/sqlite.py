@@ -10,12 +10,15 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from pysync.errors import Unavailable
+from pysync.sqlite_file import DatabaseFile
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,9 @@ READ_BUSY_TIMEOUT_MS: Final = 100
 
 MAX_WAITING: Final = 4_096
 """Writes that may wait at once; one more is refused rather than queued."""
+
+CHECK_S: Final = 1.0
+"""How often a database that nobody writes to is looked for at its path."""
 
 _OWN_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 """Errors of one statement, after which the transaction still stands."""
@@ -51,16 +57,40 @@ def create_folder(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def create_database(path: Path, schema: Schema) -> None:
+class Database(NamedTuple):
+    """An open database: `reader` is for the event loop, `writer` for `GroupCommit`."""
+
+    reader: sqlite3.Connection
+    writer: sqlite3.Connection
+    file: DatabaseFile
+
+
+def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence[Path] = ()) -> Database:
+    """`create_database`, and open it. `synchronous` is SQLite's: FULL survives the loss of power."""
+    create_database(path, schema, traces)
+    file = DatabaseFile(path)
+    reader, writer = connect_reader(path), connect_writer(path, synchronous)
+    for connection in (reader, writer):
+        connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the files beside
+    file.watch(path, Path(f"{path}-wal"), Path(f"{path}-shm"))
+    file.check()
+    return Database(reader, writer, file)
+
+
+def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> None:
     """Bring the file at `path` to `schema`, in any number of processes at once: all steps that it lacks, or
     none.
 
-    Raises ValueError where a newer version wrote it, sqlite3.Error or OSError where it cannot be used.
+    Raises ValueError where a newer version wrote it, or where it is gone though one of `traces` is there,
+    which are made after it; sqlite3.Error or OSError where it cannot be used.
     """
     # Turning a database to WAL ignores the busy timeout, so that step needs a lock of its own.
     with open(path.with_suffix(".lock"), "wb", opener=_open_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        open(path, "ab", opener=_open_private).close()
+        if not path.exists() or not path.stat().st_size:
+            _check_is_new(path, traces)
+            # Only a new file: closing one ends the locks that this process has on it.
+            open(path, "ab", opener=_open_private).close()
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
         try:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -79,6 +109,15 @@ def create_database(path: Path, schema: Schema) -> None:
             connection.close()
         sync_folder(path.parent)
         sync_folder(path.parent.parent)
+
+
+def _check_is_new(path: Path, traces: Sequence[Path]) -> None:
+    for trace in traces:
+        if trace.exists():
+            raise ValueError(
+                f"{path} is missing or empty, but {trace} is there, which was made with it: put the database "
+                f"back, or restore it from a backup. To begin with an empty store, move {path.parent} away"
+            )
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -119,10 +158,8 @@ def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     return connection
 
 
-def refusal(error: sqlite3.Error | OSError, unavailable: type[Unavailable]) -> Unavailable:
-    """What a caller is told when the database fails; damage is also told to the operator."""
-    if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        log.critical("the database is damaged: %s; restore it from a backup", error)
+def refusal(error: BaseException, unavailable: type[Unavailable]) -> Unavailable:
+    """What a caller is told when the database fails."""
     refused = unavailable()
     refused.__cause__ = error
     return refused
@@ -136,8 +173,9 @@ class TurnReader:
     request of somebody who heard of one, is called in a later turn, and the snapshot ends before.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, database: Database) -> None:
+        self._file = database.file
+        self._connection = connection = database.reader
         self._cursor = connection.cursor()
         self._loop = asyncio.get_running_loop()
         self._version: int | None = None
@@ -147,16 +185,25 @@ class TurnReader:
         """A number that stays the same while nobody, in any process, commits. Raises sqlite3.Error."""
         version = self._version
         if version is None:
-            self._cursor.execute("BEGIN")
-            self._loop.call_soon(self._end_turn)
-            (version,) = self._cursor.execute("PRAGMA data_version").fetchone()
+            self._file.raise_if_moved()
+            try:
+                self._cursor.execute("BEGIN")
+                self._loop.call_soon(self._end_turn)
+                (version,) = self._cursor.execute("PRAGMA data_version").fetchone()
+            except sqlite3.Error as error:
+                self._file.note(error)
+                raise
             self._version = version
         return version
 
     def rows(self, statement: str, args: tuple[Any, ...]) -> list[Any]:
         """All rows of a query. Raises sqlite3.Error."""
         self.version()
-        return self._cursor.execute(statement, args).fetchall()
+        try:
+            return self._cursor.execute(statement, args).fetchall()
+        except sqlite3.Error as error:
+            self._file.note(error)
+            raise
 
     def close(self) -> None:
         """End the transaction and close the connection."""
@@ -206,11 +253,13 @@ class GroupCommit:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        database: Database,
         unavailable: type[Unavailable],
         group_work: GroupWork | None = None,
     ) -> None:
-        self._connection = connection
+        self._file = database.file
+        self._checked_at = time.monotonic()
+        self._connection = database.writer
         self._unavailable = unavailable
         self._group_work = group_work
         self._loop = asyncio.get_running_loop()
@@ -252,7 +301,12 @@ class GroupCommit:
         cursor = self._connection.cursor()
         closing = False
         while not closing:
-            parts = [self._queue.get()]
+            try:
+                parts = [self._queue.get(timeout=CHECK_S)]
+            except Empty:
+                with suppress(sqlite3.Error):
+                    self._check()
+                continue
             while not self._queue.empty():
                 parts.append(self._queue.get())
             closing = not parts[-1]
@@ -265,12 +319,16 @@ class GroupCommit:
 
     def _commit(self, cursor: sqlite3.Cursor, group: list[_Write]) -> list[_Outcome]:
         try:
+            if time.monotonic() - self._checked_at > CHECK_S:
+                self._check()
             cursor.execute("BEGIN IMMEDIATE")
             outcomes = [self._attempt(cursor, write) for write in group]
             if self._group_work is not None:
                 self._group_work.prepare(cursor)
             cursor.execute("COMMIT")
+            self._check()  # after the commit: what is acknowledged was in the file at its path
         except (sqlite3.Error, OSError) as error:
+            self._file.note(error)
             if self._connection.in_transaction:
                 self._connection.rollback()
             if self._group_work is not None:
@@ -279,6 +337,10 @@ class GroupCommit:
         if self._group_work is not None:
             self._group_work.committed()
         return outcomes
+
+    def _check(self) -> None:
+        self._file.check()
+        self._checked_at = time.monotonic()
 
     @staticmethod
     def _attempt(cursor: sqlite3.Cursor, write: _Write) -> _Outcome:

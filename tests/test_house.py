@@ -54,6 +54,7 @@ def test_heavy_dependencies_have_one_home() -> None:
         "sqlite3": (
             "sqlite.py",
             "sqlite_changes.py",
+            "sqlite_file.py",
             "store/local.py",
             "store/local_files.py",
             "store/merges.py",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pysync.errors import StoreUnavailable
-from pysync.sqlite import GroupCommit
+from pysync.sqlite import Database, GroupCommit
+from pysync.sqlite_file import DatabaseFile
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ async def writer(path: Path) -> AsyncIterator[GroupCommit]:
     connection = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("CREATE TABLE t(v INTEGER PRIMARY KEY)")
-    writer = GroupCommit(connection, StoreUnavailable)
+    writer = GroupCommit(Database(connection, connection, DatabaseFile(path)), StoreUnavailable)
     yield writer
     await writer.close()
 

@@ -6,6 +6,7 @@ DIR/leads/           who leads in what (`leading.py`)
 """
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,15 +22,16 @@ from pysync.coordinator.leading import Leading
 from pysync.coordinator.replay import ReplayLedgers
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite import (
+    Database,
     GroupCommit,
     Schema,
     TurnReader,
-    connect_reader,
-    connect_writer,
-    create_database,
     create_folder,
+    open_database,
 )
 from pysync.sqlite_changes import Rows, SqliteChanges, append, change_id
+
+log = logging.getLogger(__name__)
 
 SCHEMA: Final = Schema(
     (
@@ -99,20 +101,20 @@ class LocalCoordinator:
 
     def __init__(
         self,
-        reader: sqlite3.Connection,
-        writer: GroupCommit,
+        database: Database,
         nonces: ReplayLedgers,
         leading: Leading,
         now_ms: Callable[[], int],
         retention: Retention,
     ) -> None:
-        self._reader = TurnReader(reader)
-        self._writer = writer
+        self._database = database.file
+        self._reader = TurnReader(database)
+        self._writer = GroupCommit(database, CoordinatorUnavailable)
         self._nonces = nonces
         self._leading = leading
         self._is_closed = False
         self._now_ms = now_ms
-        self._log = SqliteChanges(self._reader, writer, CoordinatorUnavailable, now_ms, retention)
+        self._log = SqliteChanges(self._reader, self._writer, CoordinatorUnavailable, now_ms, retention)
 
     @classmethod
     async def at(
@@ -125,15 +127,16 @@ class LocalCoordinator:
         """The coordinator in `folder`, created where it is missing. Raises ValueError where a newer version
         wrote it, CoordinatorUnavailable where it cannot be used."""
         try:
-            reader, writer, nonces, leading = await asyncio.to_thread(
+            database, nonces, leading = await asyncio.to_thread(
                 _prepare, Path(folder), now_ms, max_live_nonces, retention.count
             )
         except (sqlite3.Error, OSError) as error:
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {error}") from error
-        commits = GroupCommit(writer, CoordinatorUnavailable)
-        return cls(reader, commits, nonces, leading, now_ms, retention)
+        return cls(database, nonces, leading, now_ms, retention)
 
     async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
+        if self._database.moved:
+            raise CoordinatorUnavailable()
         return await self._nonces.remember(presenter, nonce)
 
     async def count(self, bucket: str, window_ms: int) -> Window:
@@ -195,17 +198,19 @@ class LocalCoordinator:
 
 def _prepare(
     folder: Path, now_ms: Callable[[], int], max_live_nonces: int, changes_kept: int
-) -> tuple[sqlite3.Connection, sqlite3.Connection, ReplayLedgers, Leading]:
+) -> tuple[Database, ReplayLedgers, Leading]:
     folder = folder.absolute()
     create_folder(folder)
-    database = folder / "coordinator.db"
-    create_database(database, SCHEMA)
+    path = folder / "coordinator.db"
+    if not path.exists() and (folder / "nonces").exists():
+        log.warning("%s is gone: counters, idempotency keys and announcements begin anew", path)
     # NORMAL: the file stays whole, and what the loss of power takes of it is only missed where noted.
-    writer = connect_writer(database, "NORMAL")
-    writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + changes_kept // CHANGES_A_PAGE}")
-    _note_boot(writer, BOOT.read_text().strip() if BOOT.exists() else "")
+    database = open_database(path, SCHEMA, "NORMAL")
+    database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + changes_kept // CHANGES_A_PAGE}")
+    _note_boot(database.writer, BOOT.read_text().strip() if BOOT.exists() else "")
     nonces = ReplayLedgers(folder / "nonces", now_ms, max_live_nonces)
-    return connect_reader(database), writer, nonces, Leading(folder / "leads", now_ms)
+    database.file.watch(folder / "nonces" / "lock")
+    return database, nonces, Leading(folder / "leads", now_ms)
 
 
 def _note_boot(writer: sqlite3.Connection, boot: str) -> None:

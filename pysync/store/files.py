@@ -87,6 +87,13 @@ class FileTree:
         create_folder(self._incoming)
         sync_folder(self.root)
 
+    def entries(self) -> list[Path]:
+        """What lies in the folder, if it is there."""
+        try:
+            return list(self.root.iterdir())
+        except FileNotFoundError:
+            return []
+
     def clear(self, named: Container[str]) -> None:
         """Remove what dead processes left half written, but nothing of a name in `named`."""
         oldest = time.time() - ABANDONED_S

@@ -28,12 +28,11 @@ from pysync.changes import Retention
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import (
+    Database,
     GroupCommit,
     TurnReader,
-    connect_reader,
-    connect_writer,
-    create_database,
     create_folder,
+    open_database,
     refusal,
 )
 from pysync.store import (
@@ -119,8 +118,7 @@ class LocalStore:
 
     def __init__(
         self,
-        reader: sqlite3.Connection,
-        writer: sqlite3.Connection,
+        database: Database,
         tree: FileTree,
         now_ms: Callable[[], int],
         retention: Retention,
@@ -128,10 +126,11 @@ class LocalStore:
         self._name = os.urandom(8).hex()
         self._numbers = itertools.count()
         self._now_ms = now_ms
-        self._reader = TurnReader(reader)
+        self._database = database.file
+        self._reader = TurnReader(database)
         self._recent = Recent()
         self._arrivals = Arrivals(tree)
-        self._writer = GroupCommit(writer, StoreUnavailable, self._arrivals)
+        self._writer = GroupCommit(database, StoreUnavailable, self._arrivals)
         self._files = LocalFiles(
             tree, self._arrivals, self._writer, self._read, self._version, self._new_etag, now_ms
         )
@@ -148,12 +147,12 @@ class LocalStore:
         retention: Retention = Retention(),  # noqa: B008 (frozen)
     ) -> Self:
         """The store in `folder`, created where it is missing. Raises ValueError where a newer version wrote
-        it, StoreUnavailable where it cannot be used."""
+        it or its database is gone, StoreUnavailable where it cannot be used."""
         try:
-            reader, writer, tree = await asyncio.to_thread(_prepare, Path(folder))
+            database, tree = await asyncio.to_thread(_prepare, Path(folder))
         except (sqlite3.Error, OSError) as error:
             raise StoreUnavailable(f"cannot open the store in {folder}: {error}") from error
-        store = cls(reader, writer, tree, now_ms, retention)
+        store = cls(database, tree, now_ms, retention)
         try:
             await store._merges.settle()
             await store._files.settle()
@@ -296,11 +295,13 @@ class LocalStore:
             raise refusal(error, StoreUnavailable) from error
 
 
-def _prepare(folder: Path) -> tuple[sqlite3.Connection, sqlite3.Connection, FileTree]:
+def _prepare(folder: Path) -> tuple[Database, FileTree]:
     folder = folder.absolute()
     create_folder(folder)
     files = FileTree(folder / "files")
+    # The database first: where there are others of these, it has been there.
+    beside = ("pysync.db-wal", "merging", "coordinator.db", "nonces", "leads")
+    traces = [*files.entries(), *(folder / name for name in beside)]
+    database = open_database(folder / "pysync.db", SCHEMA, "FULL", traces)
     files.create()
-    database = folder / "pysync.db"
-    create_database(database, SCHEMA)
-    return connect_reader(database), connect_writer(database, "FULL"), files
+    return database, files

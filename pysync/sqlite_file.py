@@ -1,0 +1,83 @@
+"""The file of an open database: whether it is still the one at its path, and whether damage was met in it.
+
+SQLite goes on with a file that was deleted or replaced, as every program does that holds it open. What is
+written then is gone when the last process closes it.
+"""
+
+import logging
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger("pysync.sqlite")
+
+DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+_GONE = "the database was deleted or replaced: restart the server"
+
+
+class DatabaseMoved(sqlite3.OperationalError):
+    """The database is not the one at its path any more."""
+
+
+class DatabaseFile:
+    """One database of this process, with the files that belong to it. `check` is called by one thread, the
+    rest by any."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.moved = False
+        """Stays so, also where the file is put back: another process may have written to it meanwhile."""
+        self.damage: str | None = None
+        """What SQLite said of the first damage that was met."""
+        self._watched: list[tuple[Path, tuple[int, int]]] = []
+        self.watch(path)
+
+    def watch(self, *paths: Path) -> None:
+        """Take the files that are now at `paths` for those that must stay there. Raises OSError."""
+        self._watched += [(path, _identity(path)) for path in paths]
+
+    def check(self) -> None:
+        """Raise DatabaseMoved where a file is not at its path any more; the operator is told once."""
+        if not self.moved and not all(_is_there(path, identity) for path, identity in self._watched):
+            self.moved = True
+            log.critical(
+                "the database %s was deleted or replaced while this process has it open: reads and writes "
+                "are refused until a restart. What was acknowledged is in the file that is still held open: "
+                'save it before you stop the server, as "A database that is gone" in docs/operations.md says',
+                self.path,
+            )
+        self.raise_if_moved()
+
+    def raise_if_moved(self) -> None:
+        """Raise DatabaseMoved where `check` found it."""
+        if self.moved:
+            raise DatabaseMoved(_GONE)
+
+    def note(self, error: BaseException) -> None:
+        """Remember what SQLite raised if it is damage; the operator is told once."""
+        if self.damage is None and getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE:
+            self.damage = str(error)
+            log.critical("the database %s is damaged: %s; restore it from a backup", self.path, error)
+
+    @property
+    def fault(self) -> str | None:
+        """Why the database is not to be relied on until a restart."""
+        if self.moved:
+            return _GONE
+        return None if self.damage is None else f"{self.path} is damaged: {self.damage}"
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def _is_there(path: Path, identity: tuple[int, int]) -> bool:
+    try:
+        return _identity(path) == identity
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # the disk does not answer: no sign that anybody took the file away

@@ -231,8 +231,9 @@ async def test_a_filtered_manifest_shows_what_spaces_open_to_whoever_has_an_iden
     members = {"collections": [room, desk, other], "configEndpoint": {"auth": "role-filtered"}}
     somebody = {"Authorization": root_device(STRANGER).authorization}
     anonymous_link = {"Authorization": minting.audience(ISSUER, "rooms", **minted_at()).authorization}
-    for spaces, shown in (({"spaces": {}}, ["room", "desk"]), ({}, [])):
-        browser = Browser(await start({**members, "auth": spaces}), session)
+    auths: list[tuple[dict[str, Any], list[str]]] = [({"spaces": {}}, ["room", "desk"]), ({}, [])]
+    for auth, shown in auths:
+        browser = Browser(await start({**members, "auth": auth}), session)
         assert await told(browser, somebody) == shown
         assert await told(browser) == []
         assert await told(browser, anonymous_link) == []

@@ -12,15 +12,15 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pysync import _core, caps, wire
 from pysync.caps import SKEW_S, CapError, Certificate
-from pysync.config import Config, Limit
+from pysync.config import Config, Limit, trust_of
 from pysync.coordinator import Coordinator
 from pysync.errors import Forbidden, RateLimited, Unauthorized
-from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
+from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller, Claims
 from pysync.revocation import Revocations
 from pysync.rule import Rule
 
@@ -87,7 +87,8 @@ class Access:
         now_ms: Callable[[], int],
         refusal: Callable[[Certificate], str | None] | None = None,
     ) -> None:
-        self._auth = auth = config.auth
+        auth = config.auth
+        self._trust = trust_of(config)
         self._asked = _roles_asked(config)
         self._admin = None if auth.admin_token is None else auth.admin_token.encode()
         self._coordinator = coordinator
@@ -186,7 +187,7 @@ class Access:
         now_s, presenter = self._now_ms() // 1000, headers.get(wire.HEADER_PUB, "")
         certificate = self._certificate(authorization, now_s)
         if certificate.kind == "audience" and not presenter:
-            caller = Caller(roles=self._roles(certificate, ""))
+            caller = self._holder(certificate, "")
         else:
             proof = self._prove(authorization, presenter)
             if proof.excluded:
@@ -256,27 +257,25 @@ class Access:
     def _caller(self, certificate: Certificate, key: _core.PublicKey) -> Caller:
         """Who presents `certificate` with `key` (clients-and-crypto section 1.5)."""
         identity = certificate.iss_user_id if certificate.kind == "device" else key.user_id
-        return Caller(
-            identity=identity,
-            roles=self._roles(certificate, identity),
+        return replace(
+            self._holder(certificate, identity),
             presenter=key.hex,
             ops=certificate.ops,
             scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
         )
 
-    def _roles(self, certificate: Certificate, identity: str) -> frozenset[str]:
-        issuer = certificate.iss_user_id
-        roles = {"public", *self._auth.identity_roles.get(identity, ())}
-        if self._auth.trusted_issuers is None or certificate.iss in self._auth.trusted_issuers:
-            yielded = {f"cap:{op}:{name}" for op in certificate.ops for name in certificate.collections}
-            if certificate.kind != "device":
-                yielded |= {f"delegated:{issuer}:{name}" for name in certificate.collections}
-            roles |= yielded & self._asked
-        if certificate.kind == "device":
-            roles.add(f"admin:{issuer}")
+    def _holder(self, certificate: Certificate, identity: str) -> Caller:
+        """`identity` with the roles that `certificate` gives it."""
+        issuer, own = certificate.iss_user_id, {"public"}
+        yielded = {f"cap:{op}:{name}" for op in certificate.ops for name in certificate.collections}
+        if certificate.kind != "device":
+            yielded |= {f"delegated:{issuer}:{name}" for name in certificate.collections}
+        else:
+            own.add(f"admin:{issuer}")
         if certificate.is_root_device:
-            roles.add("device:root")
-        return frozenset(roles)
+            own.add("device:root")
+        claims = Claims(certificate.iss, frozenset(own), frozenset(yielded & self._asked))
+        return Caller(identity, claims.roles(identity, *self._trust), claims=claims)
 
     def _check_signature(self, proof: Proof, credentials: Credentials, request: Inbound, body: bytes) -> None:
         if not _core.verify_request(

@@ -23,11 +23,31 @@ ANONYMOUS_ROLES = frozenset({"public"})
 
 
 @dataclass(frozen=True, slots=True)
+class Claims:
+    """What a certificate says of its presenter's roles, before it is known whether its issuer is trusted.
+    `own` are held whoever issued it, `yielded` only where `issuer` is trusted."""
+
+    issuer: str
+    own: frozenset[str]
+    yielded: frozenset[str]
+
+    def roles(
+        self, identity: str, issuers: frozenset[str] | None, identity_roles: Mapping[str, tuple[str, ...]]
+    ) -> frozenset[str]:
+        """The roles of `identity` where `issuers` are trusted (None: all are), which give it
+        `identity_roles`."""
+        roles = self.own.union(identity_roles.get(identity, ()))
+        return roles | self.yielded if issuers is None or self.issuer in issuers else roles
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """Who sends a request, as far as authentication could tell.
 
+    `roles` are those under the trust of the whole server; `Rule.held` tells those of one collection.
     `presenter` is the Ed25519 key (hex) that signed it, `""` where nothing was signed. `ops` are the
     certificate's operations and `scope` its paths, each None where no certificate limits the caller.
+    `claims` are the certificate's, and `given` the roles held for this request alone, by a space or plugins.
     """
 
     identity: str = ""
@@ -35,6 +55,8 @@ class Caller:
     presenter: str = ""
     ops: frozenset[str] | None = None
     scope: Scope | None = None
+    claims: Claims | None = None
+    given: frozenset[str] = frozenset()
 
 
 ANONYMOUS = Caller()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pysync.config import Action, Collection, Config, RateRule, Restriction, effective_limit
+from pysync.config import Action, Collection, Config, RateRule, Restriction, Trust, effective_limit, trust_of
 from pysync.config.template import matches, params, wins_over
 from pysync.errors import Forbidden
 from pysync.model import ANONYMOUS, Caller
@@ -38,6 +38,8 @@ class Rule:
     """Roles that plugins give count."""
     restrictions: tuple[Restriction, ...]
     limit: RateRule | None
+    trust: Trust | None = None
+    """Whom this collection trusts; None: whom the server does."""
     rivals: tuple[str, ...] = ()
     """Templates of other collections in the namespace that win keys over this one's."""
     by_request: bool = field(init=False)
@@ -89,6 +91,7 @@ class Rule:
             by_plugin=by_plugin,
             restrictions=restrictions,
             limit=effective_limit(config, collection, action),
+            trust=_own_trust(config, namespace, collection),
             rivals=_rivals(config, namespace, collection),
         )
 
@@ -110,9 +113,10 @@ class Rule:
             return False
         if caller.scope is not None and not caller.scope.allows(document_key):
             return False
-        if self.collection.root_only and "device:root" not in caller.roles:
+        roles = self.held(caller)
+        if self.collection.root_only and "device:root" not in roles:
             return False
-        held = self.roles & caller.roles
+        held = self.roles & roles
         if identity is None:
             return bool(held)
         if identity == caller.identity:
@@ -130,7 +134,14 @@ class Rule:
 
     def roles_of(self, caller: Caller, identity: str | None) -> frozenset[str]:
         """The roles that `caller` holds where the path names `identity`: `self` too, where it is theirs."""
-        return caller.roles | {"self"} if identity and identity == caller.identity else caller.roles
+        roles = self.held(caller)
+        return roles | {"self"} if identity and identity == caller.identity else roles
+
+    def held(self, caller: Caller) -> frozenset[str]:
+        """The roles that `caller` holds in this collection, by whom it trusts."""
+        if self.trust is None or caller.claims is None:
+            return caller.roles
+        return caller.claims.roles(caller.identity, *self.trust) | caller.given
 
     def _restricted(self, identity: str) -> bool:
         allowed = True
@@ -153,6 +164,11 @@ def _rivals(config: Config, namespace: str | None, collection: Collection) -> tu
         for template in {other.storage_path, _key_template(other)}
         if wins_over(template, own)
     )
+
+
+def _own_trust(config: Config, namespace: str | None, collection: Collection) -> Trust | None:
+    trust = trust_of(config, namespace, collection)
+    return None if trust == trust_of(config) else trust
 
 
 def _key_template(collection: Collection) -> str:

@@ -128,7 +128,7 @@ class Spaces:
 
 def with_roles(caller: Caller, roles: frozenset[str]) -> Caller:
     """`caller` with `roles` beside its own."""
-    return replace(caller, roles=caller.roles | roles) if roles else caller
+    return replace(caller, roles=caller.roles | roles, given=caller.given | roles) if roles else caller
 
 
 def _data(stored: bytes) -> dict[str, object]:

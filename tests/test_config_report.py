@@ -91,6 +91,22 @@ def test_the_linter_warns_of_roles_that_anybody_can_sign_for() -> None:
     assert warnings(open_to_all, auth=TRUSTED) == []
 
 
+def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
+    notes = collection(readRoles=["cap:read:notes"])
+    trusting = {**notes, "trustedIssuers": ["ab" * 32]}
+    assert warnings(trusting) == []
+    assert warnings(namespaces={"acme": {"collections": [notes], **TRUSTED}}) == []
+    assert [path for path, _ in warnings(trusting, {**notes, "name": "b", "storagePath": "b"})] == [
+        "collections[1].readRoles[0]",
+        "collections[1].readRoles[0]",
+    ]
+    editors = collection(readRoles=["editor"])
+    assert warnings({**editors, "identityRoles": {"u": ["editor"]}}) == []
+    assert warnings({**editors, "identityRoles": {}}, auth={"identityRoles": {"u": ["editor"]}}) == [
+        ("collections[0].readRoles[0]", "nobody holds 'editor'")
+    ]
+
+
 def test_the_linter_warns_of_rate_limits_that_meter_nothing() -> None:
     window = {"windowMs": 1000, "maxRequests": 5}
     assert warnings(collection(rateLimit={"push": True, "pull": {}}))[-1:] == [

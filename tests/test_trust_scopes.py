@@ -1,4 +1,4 @@
-"""`trustedIssuers` and `identityRoles` of a namespace or a collection: the innermost ones hold, on every path."""
+"""`trustedIssuers` and `identityRoles` of namespaces and collections: the innermost hold, on every path."""
 
 import json
 from typing import Any
@@ -11,6 +11,7 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_a
 from streams import Listen
 
 from pysync import minting
+from pysync.config import parse
 
 CAP = {"readRoles": ["cap:read:notes"], "writeRoles": ["cap:write:notes"]}
 ACME, BETA = ISSUER, STRANGER
@@ -177,6 +178,13 @@ async def test_hidden_members_and_roles_of_a_space_go_by_the_innermost_trust(
         assert (await somebody.push("spaces/s/_access", {"owner": SUBJECT.user_id})).status == 200
         assert (await somebody.push("spaces/s/doc", {"name": "bob", "salary": 1})).status == 200
         assert (await somebody.pull("spaces/s/doc")).json["data"] == data
+
+
+def test_a_preset_may_trust_its_own_issuers() -> None:
+    rows = {"preset": "parquet", "name": "rows", "storagePath": "rows/{id}"}
+    own = {"trustedIssuers": [ISSUER.ed_pub], "identityRoles": {"u": ["editor"]}}
+    (found,) = parse({"collections": [{**rows, **own}]}).collections
+    assert (found.trusted_issuers, found.identity_roles) == ((ISSUER.ed_pub,), {"u": ("editor",)})
 
 
 def test_issuers_of_namespaces_and_collections_are_keys() -> None:

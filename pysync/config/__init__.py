@@ -18,10 +18,13 @@ does not load them.
 """
 
 from pysync.config.effective import (
+    Trust,
     effective_coordinator,
     effective_limit,
+    every_trusted_issuer,
     is_shared,
     shown_coordinator,
+    trust_of,
 )
 from pysync.config.place import S3Place, s3_place
 from pysync.config.problem import ConfigError, Problem
@@ -75,11 +78,14 @@ __all__ = [
     "Server",
     "Spaces",
     "StoreConfig",
+    "Trust",
     "effective_coordinator",
     "effective_limit",
+    "every_trusted_issuer",
     "is_shared",
     "load",
     "parse",
     "s3_place",
     "shown_coordinator",
+    "trust_of",
 ]

@@ -1,7 +1,7 @@
 """What follows from several members of the configuration together."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 from pysync.config import template
 from pysync.config.tree import Action, Collection, Config, RateLimit, RateRule
@@ -45,6 +45,33 @@ def resolve(action: Action, *limits: RateLimit | None) -> RateRule | None:
         identity=named.identity,
         ip=named.ip,
     )
+
+
+class Trust(NamedTuple):
+    """Whose certificates yield roles in a collection (None: anybody's), and the extra roles of user ids."""
+
+    issuers: frozenset[str] | None
+    identity_roles: Mapping[str, tuple[str, ...]]
+
+
+def trust_of(config: Config, namespace: str | None = None, collection: Collection | None = None) -> Trust:
+    """The trust that holds in a collection, without one of the server: of each member the innermost one that
+    is given."""
+    inner = config.namespaces[namespace] if namespace else None
+    levels = [one for one in (collection, inner, config.auth) if one is not None]
+    issuers = next((one.trusted_issuers for one in levels if one.trusted_issuers is not None), None)
+    roles = next(one.identity_roles for one in levels if one.identity_roles is not None)
+    return Trust(None if issuers is None else frozenset(issuers), roles)
+
+
+def every_trusted_issuer(config: Config) -> frozenset[str]:
+    """The issuers that are trusted anywhere."""
+    trusts = (
+        trust_of(config, namespace, collection)
+        for namespace, _, collections in config.each_namespace()
+        for collection in collections
+    )
+    return frozenset(config.auth.trusted_issuers or ()).union(*(trust.issuers or () for trust in trusts))
 
 
 def effective_coordinator(config: Config) -> str:

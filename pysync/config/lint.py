@@ -6,7 +6,7 @@ from typing import get_args
 
 from pysync.config import template
 from pysync.config.convert import nearest
-from pysync.config.effective import effective_limit, is_metered
+from pysync.config.effective import effective_limit, is_metered, trust_of
 from pysync.config.events import strangers
 from pysync.config.media import file_types, holds_documents
 from pysync.config.problem import Problem
@@ -32,11 +32,12 @@ def _warnings(config: Config) -> Iterator[Problem]:
     namespaces = list(config.each_namespace())
     if not any(collections for _, _, collections in namespaces):
         yield Problem("collections", "nothing is served: there is no collection")
-    granted = {role for roles in config.auth.identity_roles.values() for role in roles}
-    known = None if config.plugins else granted
-    for _, path, collections in namespaces:
+    for namespace, path, collections in namespaces:
         for at, collection in enumerate(collections):
-            yield from _collection(collection, f"{path}[{at}]", config.auth.trusted_issuers is None, known)
+            trust = trust_of(config, namespace, collection)
+            granted = {role for roles in trust.identity_roles.values() for role in roles}
+            known = None if config.plugins else granted
+            yield from _collection(collection, f"{path}[{at}]", trust.issuers is None, known)
     yield from _limits(config)
     yield from _shared_keys(config)
     for at, projection in enumerate(config.projections):

@@ -2,6 +2,7 @@
 # ruff: noqa: RUF009 (`member` is `dataclasses.field`)
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +41,8 @@ class ParquetPreset:
     max_body_bytes: int = _same("max_body_bytes")
     rate_limit: RateLimit | Literal[False] | None = _same("rate_limit")
     cache_duration_ms: int | None = _same("cache_duration_ms")
+    trusted_issuers: tuple[str, ...] | None = _same("trusted_issuers")
+    identity_roles: Mapping[str, tuple[str, ...]] | None = _same("identity_roles")
 
     @property
     def closed(self) -> bool:
@@ -63,6 +66,8 @@ class ParquetPreset:
             listable=bool(template.params(self.storage_path.rpartition("/")[2])),
             rate_limit=self.rate_limit,
             cache_duration_ms=self.cache_duration_ms,
+            trusted_issuers=self.trusted_issuers,
+            identity_roles=self.identity_roles,
         )
 
     def _roles(self, verb: str, access: Access | tuple[str, ...]) -> tuple[str, ...]:

@@ -83,6 +83,7 @@ def _namespace(name: str, namespace: Namespace, place: Place) -> Iterator[Proble
         yield Problem(path, f"a namespace cannot be named {name}")
     if not namespace.collections:
         yield Problem(f"{path}.collections", "a namespace needs at least one collection")
+    yield from _at(path, _issuers(namespace.trusted_issuers))
     yield from _under_one_prefix(namespace.collections, place)
 
 
@@ -165,6 +166,7 @@ def _collection(collection: Collection) -> Iterator[Fault]:
     yield from _listable(collection)
     yield from _keyring(collection)
     yield from _schema(collection.object_schema)
+    yield from _issuers(collection.trusted_issuers)
 
 
 def _append_only(collection: Collection) -> Iterator[Fault]:
@@ -251,10 +253,14 @@ def _server(server: Server) -> Iterator[Fault]:
             yield f"cors.origins[{at}]", 'must be "*" or scheme://host, without a path'
 
 
-def _auth(auth: Auth) -> Iterator[Fault]:
-    for at, issuer in enumerate(auth.trusted_issuers or ()):
+def _issuers(issuers: Iterable[str] | None) -> Iterator[Fault]:
+    for at, issuer in enumerate(issuers or ()):
         if not _ISSUER.fullmatch(issuer):
             yield f"trustedIssuers[{at}]", "must be a public key of 64 lower-case hex digits"
+
+
+def _auth(auth: Auth) -> Iterator[Fault]:
+    yield from _issuers(auth.trusted_issuers)
     if auth.spaces is not None:
         for message in template.faults(auth.spaces.access_path):
             yield "spaces.accessPath", message

@@ -18,6 +18,10 @@ MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
 
 
+_ISSUERS_HERE = "In place of `auth.trustedIssuers`, here alone; absent: the {}server's."
+_ROLES_HERE = "In place of `auth.identityRoles`, here alone; absent: the {}server's."
+
+
 def member(
     doc: str,
     default: Any = ...,
@@ -166,12 +170,18 @@ class Collection:
     restrictions: tuple[Restriction, ...] = member(
         "Identities denied or allowed: an object or a list of them.", ()
     )
+    trusted_issuers: tuple[str, ...] | None = member(_ISSUERS_HERE.format("namespace's, else the "), None)
+    identity_roles: Mapping[str, tuple[str, ...]] | None = member(
+        _ROLES_HERE.format("namespace's, else the "), None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
     collections: tuple[Collection, ...] = member("Collections served under `/<namespace>`.")
     restrictions: tuple[Restriction, ...] = member("Identities denied or allowed in it, likewise.", ())
+    trusted_issuers: tuple[str, ...] | None = member(_ISSUERS_HERE.format(""), None)
+    identity_roles: Mapping[str, tuple[str, ...]] | None = member(_ROLES_HERE.format(""), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

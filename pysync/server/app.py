@@ -19,7 +19,7 @@ from pysync.access import Access
 from pysync.applog import Logs
 from pysync.changes import Retention
 from pysync.clock import wall_clock_ms
-from pysync.config import Config, effective_coordinator, is_shared
+from pysync.config import Config, effective_coordinator, every_trusted_issuer, is_shared
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
 from pysync.feed import Feed
@@ -92,7 +92,7 @@ class App:
         documents = Documents(store, coordinator, now_ms, outbox)
         files = Files(store, now_ms, outbox)
         self._logs = Logs(store, coordinator, now_ms, outbox=outbox)
-        revocations = Revocations(store, now_ms, config.auth.trusted_issuers or ())
+        revocations = Revocations(store, now_ms, every_trusted_issuer(config))
         refusal = hooks.refusal if hooks.validates else None
         access = Access(config, coordinator, revocations, now_ms, refusal)
         callers = Callers(access, server.mount_path, server.trusted_proxy_hops)

@@ -13,19 +13,20 @@ from pysync.access import Access
 from pysync.config import AppendOnly, Collection, Config
 from pysync.config.tree import wire_name
 from pysync.errors import PysyncError
-from pysync.model import ANONYMOUS_ROLES
+from pysync.model import ANONYMOUS, Caller
+from pysync.rule import Rule
 from pysync.server.answer import Answer, version_matches
 from pysync.server.routes import Match
-from pysync.spaces import MEMBER, OWNER
+from pysync.spaces import MEMBER, OWNER, with_roles
 
-_NOBODY: frozenset[str] = frozenset()
+_NOBODY = Caller(roles=frozenset())
 
 
 class _Shown(NamedTuple):
-    """A collection as JSON text, and the roles of whom it is shown to."""
+    """A collection as JSON text, and its rule."""
 
     text: bytes
-    roles: frozenset[str]
+    rule: Rule
 
 
 class _Page(NamedTuple):
@@ -45,39 +46,35 @@ class Manifest:
         self._filtered = endpoint is not None and endpoint.auth == "role-filtered"
         self._access = access
         self._of_somebody = frozenset({"self", OWNER, MEMBER} if config.auth.spaces else {"self"})
-        if namespace is None:
-            self._collections = _shown(config.collections)
-            self._namespaces = {name: _shown(space.collections) for name, space in config.namespaces.items()}
-        else:
-            self._collections = _shown(config.namespaces[namespace].collections)
-            self._namespaces = {}
-        self._common = self._page(ANONYMOUS_ROLES if self._filtered else None)
+        self._collections = _shown(config, namespace)
+        inner = config.namespaces if namespace is None else ()
+        self._namespaces = {name: _shown(config, name) for name in inner}
+        self._common = self._page(ANONYMOUS if self._filtered else None)
 
     async def serve(self, request: web.BaseRequest, match: Match) -> Answer:
         """`{"collections": [...], "namespaces": {name: {"collections": [...]}}}`, the latter where there are
         any. What credentials that do not hold are shown is nothing, and no error."""
         page = self._common
         if self._filtered and wire.HEADER_AUTHORIZATION in request.headers:
-            page = self._page(await self._roles(request))
+            page = self._page(await self._caller(request))
         if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), page.version):
             return Answer(304, b"", page.headers)
         return Answer(200, page.body, page.headers)
 
-    async def _roles(self, request: web.BaseRequest) -> frozenset[str]:
-        """The caller's roles. Whoever has an identity also has a path of their own, and may belong to
-        spaces."""
+    async def _caller(self, request: web.BaseRequest) -> Caller:
+        """The caller. Whoever has an identity also has a path of their own, and may belong to spaces."""
         try:
             caller = await self._access.introduced(request.headers)
         except PysyncError:
             return _NOBODY
-        return caller.roles | self._of_somebody if caller.identity else caller.roles
+        return with_roles(caller, self._of_somebody) if caller.identity else caller
 
-    def _page(self, roles: frozenset[str] | None) -> _Page:
-        """What callers with `roles` are shown; None: everything."""
-        body = b'{"collections":' + _listed(self._collections, roles)
+    def _page(self, caller: Caller | None) -> _Page:
+        """What `caller` is shown; None: everything."""
+        body = b'{"collections":' + _listed(self._collections, caller)
         if self._namespaces:
             spaces = (
-                orjson.dumps(name) + b':{"collections":' + _listed(collections, roles) + b"}"
+                orjson.dumps(name) + b':{"collections":' + _listed(collections, caller) + b"}"
                 for name, collections in self._namespaces.items()
             )
             body += b',"namespaces":{' + b",".join(spaces) + b"}"
@@ -88,14 +85,20 @@ class Manifest:
         return _Page(body, version, headers)
 
 
-def _listed(collections: Iterable[_Shown], roles: frozenset[str] | None) -> bytes:
-    texts = [shown.text for shown in collections if roles is None or not roles.isdisjoint(shown.roles)]
+def _listed(collections: Iterable[_Shown], caller: Caller | None) -> bytes:
+    texts = [shown.text for shown in collections if caller is None or _opens(shown.rule, caller)]
     return b"[" + b",".join(texts) + b"]"
 
 
-def _shown(collections: Iterable[Collection]) -> list[_Shown]:
+def _opens(rule: Rule, caller: Caller) -> bool:
+    found = rule.collection
+    return not rule.held(caller).isdisjoint(found.read_roles + found.write_roles)
+
+
+def _shown(config: Config, namespace: str | None) -> list[_Shown]:
+    collections = config.collections if namespace is None else config.namespaces[namespace].collections
     return [
-        _Shown(orjson.dumps(client_info(found)), frozenset(found.read_roles + found.write_roles))
+        _Shown(orjson.dumps(client_info(found)), Rule.of(config, namespace, found, "pull"))
         for found in collections
     ]
 

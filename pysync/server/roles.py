@@ -1,6 +1,7 @@
 """The roles that callers hold for one request alone: by the space that it is about, and by plugins."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins import Request
@@ -43,4 +44,6 @@ class Roles:
 
 def request_of(rule: Rule, caller: Caller, params: Mapping[str, str], key: str) -> Request:
     """A request as plugins see it."""
+    if rule.trust is not None:
+        caller = replace(caller, roles=rule.held(caller))
     return Request(rule.action, rule.collection.name, rule.namespace, params, key, caller)

@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from dataclasses import replace as replace_members
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pysync.applog.tail import object_key
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.copy import Copier, Outcomes
 from pysync.errors import StoreUnavailable
-from pysync.store import ANY, Object, Source, Store
+from pysync.store import ANY, JSON_TYPE, Expect, File, NotModified, Object, Source, Store
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
@@ -320,13 +321,120 @@ async def test_a_store_that_fails_midway_is_named_and_the_next_run_goes_on(
     assert await contents(target) == await contents(source)
 
 
-async def test_a_source_that_fails_is_named(source: Store, target: Store) -> None:
+class LateAnswers(MemoryStore):
+    """A store that has stored ten objects before it answers the first put, and stores no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full, self.release = asyncio.Event(), asyncio.Event()
+        self._puts = 0
+
+    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+        self._puts += 1
+        if self._puts > 10:
+            self.full.set()
+            await self.release.wait()
+            raise StoreUnavailable
+        etag = await super().put(key, body, content_type, expect)
+        await self.release.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return etag
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+async def test_the_counts_of_a_run_that_ends_early_are_those_of_the_run(how: str) -> None:
+    source, target = MemoryStore(), LateAnswers()
+    await put_all(source, {f"notes/{n}": DOCUMENTS["top"] for n in range(50)})
+    copier = Copier(source, target, lambda key, text: None)
+    running = asyncio.ensure_future(copier.run())
+    await target.full.wait()
+    if how == "is cancelled":
+        running.cancel()
+        await asyncio.sleep(0)
+    target.release.set()
+    with pytest.raises(StoreUnavailable if how == "fails" else asyncio.CancelledError):
+        await running
+    assert copier.outcomes.copied == len(await contents(target)) == 10
+
+
+async def test_a_source_that_is_out_of_reach_is_named(source: Store, target: Store) -> None:
     await fill(source)
     for verb in ("walk", "get", "open"):
         failing = FaultyStore(source)
-        failing.fail(verb, after=0 if verb == "walk" else 1)
+        failing.fail(verb, after=0 if verb == "walk" else 1, times=10_000)
+        if verb == "open":
+            failing.fail("get", after=len(await keys_below(source, "")), times=10_000)
         with pytest.raises(StoreUnavailable, match=r"(listing|reading) .+: it does not answer"):
             await copy(failing, target)
+
+
+async def test_a_source_that_fails_for_a_moment_is_asked_again(source: Store, target: Store) -> None:
+    await fill(source)
+    failing = FaultyStore(source)
+    failing.fail("get", "open", after=1)
+    outcomes, told = await copy(failing, target)
+    assert (told, outcomes.is_whole) == ([], True)
+    assert await contents(target) == await contents(source)
+
+
+class Unreadable(MemoryStore):
+    """A store some of whose objects cannot be read."""
+
+    unreadable: Collection[str] = ()
+
+    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+        if key in self.unreadable:
+            raise StoreUnavailable("the disk does not read it")
+        return await super().get(key, if_none_match)
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+        file = await super().open(key, start, end)
+        if file is None or key not in self.unreadable:
+            return file
+        return replace_members(file, chunks=_breaking())
+
+
+async def _breaking() -> AsyncGenerator[bytes, None]:
+    yield b"some bytes"
+    raise StoreUnavailable("the disk does not read it")
+
+
+async def test_what_cannot_be_read_stays_behind_and_the_rest_is_copied(target: Store) -> None:
+    source = Unreadable()
+    await fill(source)
+    whole = await contents(source)
+    segment = next(key for key in await keys_below(source, "_pysync/logs") if "/index" not in key)
+    source.unreadable = ("notes/a", "files/a.parquet", segment)
+    outcomes, told = await copy(source, target)
+    assert dict(told) == {
+        "notes/a": "unreadable: the disk does not read it",
+        "files/a.parquet": "unreadable: the disk does not read it",
+        segment: "unreadable: the disk does not read it",
+        LOG: "refused: objects of this log are not there",
+    }
+    copied = {key: held for key, held in whole.items() if key not in (*source.unreadable, LOG)}
+    assert await contents(target) == copied
+    assert (outcomes.unreadable, outcomes.copied, outcomes.is_whole) == (3, len(copied), False)
+    assert (await copy(source, target, keep_corrupt=True))[0].unreadable == 3
+
+
+@pytest.mark.parametrize("how", ["lost", "replaced by a folder"])
+async def test_a_lost_file_stays_behind_and_the_rest_is_copied(tmp_path: Path, how: str) -> None:
+    source, target = await LocalStore.at(tmp_path / "data"), MemoryStore()
+    await fill(source)
+    path = tmp_path / "data/files/files/b/c"
+    path.unlink()
+    if how != "lost":
+        path.mkdir()
+    outcomes, told = await copy(source, target)
+    ((key, why),) = told
+    assert key == "files/b/c"
+    assert why.startswith("unreadable: ")
+    assert ("the file is lost" in why) == (how == "lost")
+    assert (outcomes.unreadable, outcomes.copied) == (1, len(await contents(target)))
+    assert {*await keys_below(source, "")} - {*await keys_below(target, "")} == {"files/b/c"}
+    await source.close()
 
 
 async def test_it_reads_so_many_at_once_and_no_more() -> None:

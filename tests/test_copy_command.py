@@ -3,16 +3,27 @@
 import asyncio
 import json
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shell import Shell
 from test_copy import DOCUMENTS, contents, document, fill, flipped, replace
 
+from pysync.errors import StoreUnavailable
 from pysync.store.local import LocalStore
 
-NONE = {"copied": 0, "alreadyThere": 0, "corrupt": 0, "different": 0, "refused": 0, "bytes": 0}
+NONE = {
+    "copied": 0,
+    "alreadyThere": 0,
+    "corrupt": 0,
+    "different": 0,
+    "refused": 0,
+    "unreadable": 0,
+    "bytes": 0,
+}
 
 
 async def test_it_tells_what_became_of_each_object(shell: Shell, tmp_path: Path) -> None:
@@ -31,10 +42,13 @@ async def test_it_tells_what_became_of_each_object(shell: Shell, tmp_path: Path)
     assert status == 1
     told = {**NONE, "alreadyThere": len(before) - 2, "corrupt": 1, "different": 1}
     assert json.loads(output) == told
-    assert sorted(errors.splitlines()) == [
+    *said, heading, listed = errors.splitlines()
+    assert sorted(said) == [
         "pysync: notes/large: corrupt: its hash is not that of its data",
         "pysync: top: different: another object is there already",
     ]
+    assert heading == "pysync: 1 object is damaged or cannot be read:"
+    assert listed == "pysync: notes/large: corrupt: its hash is not that of its data"
     for flag, member in (("--overwrite", "different"), ("--keep-corrupt", "corrupt")):
         _, output, _ = await shell.ask("copy", "file:from", "file:to", flag)
         assert json.loads(output)[member] == (1 if flag == "--keep-corrupt" else 0)
@@ -85,18 +99,75 @@ async def test_a_place_that_is_none_is_told_and_nothing_made(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-async def test_a_store_that_fails_is_status_5_and_says_how_to_go_on(shell: Shell, tmp_path: Path) -> None:
+async def test_what_cannot_be_read_is_listed_at_the_end_and_makes_the_status_1(
+    shell: Shell, tmp_path: Path
+) -> None:
     folder = tmp_path / "from"
     folder.mkdir()
-    (folder / "a").write_bytes(DOCUMENTS["top"])
+    for name in "acd":
+        (folder / name).write_bytes(DOCUMENTS["top"])
     (folder / "b.__meta__").mkdir()
     (folder / "b").write_bytes(b"")
+    (folder / "e").write_bytes(b"no document")
     status, output, errors = await shell.ask("copy", "folder:from", "file:to")
+    assert status == 1
+    assert json.loads(output) == {
+        **NONE,
+        "copied": 3,
+        "bytes": 3 * len(DOCUMENTS["top"]),
+        "corrupt": 1,
+        "unreadable": 1,
+    }
+    *said, heading, first, second = errors.splitlines()
+    assert heading == "pysync: 2 objects are damaged or cannot be read:"
+    assert sorted(said) == sorted([first, second])
+    assert sorted(said) == [
+        "pysync: b: unreadable: [Errno 21] Is a directory: 'from/b.__meta__'",
+        "pysync: e: corrupt: it does not read as a document",
+    ]
+
+
+async def test_a_lost_file_does_not_keep_others_from_being_copied(shell: Shell, tmp_path: Path) -> None:
+    source = await LocalStore.at(tmp_path / "from")
+    await fill(source)
+    await source.close()
+    (tmp_path / "from/files/files/b/c").unlink()
+    for flags, counted in (((), "copied"), ((), "alreadyThere"), (("--keep-corrupt",), "alreadyThere")):
+        status, output, errors = await shell.ask("copy", "file:from", "file:to", *flags)
+        assert status == 1
+        counts = json.loads(output)
+        target = await LocalStore.at(tmp_path / "to")
+        assert counts[counted] == len(await contents(target))
+        await target.close()
+        assert counts["unreadable"] == 1
+        assert errors.splitlines()[-1].startswith("pysync: files/b/c: unreadable: the file is lost")
+
+
+async def test_a_store_that_fails_is_status_5_and_says_how_to_go_on(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await LocalStore.at(tmp_path / "from")
+    await fill(source)
+    await source.close()
+    made = LocalStore.put
+    puts = 0
+
+    async def put(store: LocalStore, *args: Any, **options: Any) -> str:
+        nonlocal puts
+        puts += 1
+        if puts > 9:
+            raise StoreUnavailable("the disk is full")
+        return await made(store, *args, **options)
+
+    monkeypatch.setattr(LocalStore, "put", put)
+    status, output, errors = await shell.ask("copy", "file:from", "file:to")
     assert status == 5
-    assert errors == (
-        "pysync: reading b: [Errno 21] Is a directory: 'from/b.__meta__'; run it again to go on\n"
+    assert re.fullmatch(
+        "pysync: writing .+: the disk is full; run it again to go on", errors.splitlines()[-1]
     )
-    assert json.loads(output).keys() == NONE.keys()
+    target = await LocalStore.at(tmp_path / "to")
+    assert json.loads(output)["copied"] == len(await contents(target)) >= 9
+    await target.close()
 
 
 async def test_a_run_that_is_killed_is_finished_by_the_next(shell: Shell, tmp_path: Path) -> None:

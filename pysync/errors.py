@@ -323,7 +323,7 @@ def table() -> dict[str, type[PysyncError]]:
     def below(parent: type[PysyncError]) -> list[type[PysyncError]]:
         return [found for child in parent.__subclasses__() for found in (child, *below(child))]
 
-    return {kind.code: kind for kind in below(PysyncError)}
+    return {kind.code: kind for kind in below(PysyncError) if "code" in vars(kind)}
 
 
 def from_answer(status: int, body: Mapping[str, object], headers: Mapping[str, str]) -> PysyncError:

@@ -198,15 +198,20 @@ async def test_what_has_outlived_its_time_is_not_brought_back(clock: MovedClock)
     assert not {key.rpartition("/")[2] for key in young} & {*names}
 
 
-async def test_a_lost_file_keeps_no_other_folder_from_being_merged(tmp_path: Path, clock: MovedClock) -> None:
+async def test_a_lost_file_is_left_and_keeps_no_other_from_being_merged(
+    tmp_path: Path, clock: MovedClock
+) -> None:
     store = await LocalStore.at(tmp_path)
     for app in ("bad", "good"):
         keys = [await push(store, at, app) for at in range(3)]
         if app == "bad":
-            (tmp_path / "files" / keys[1]).unlink()
-    with pytest.raises(StoreUnavailable):
-        await compact(store, clock)
-    assert [len(await store.list(f"events/{app}", None, 9)) for app in ("bad", "good")] == [3, 1]
+            lost = keys[1]
+            (tmp_path / "files" / lost).unlink()
+    bad, good = await compact(store, clock)
+    assert [*bad.left] == [lost.rpartition("/")[2]]
+    assert "the file is lost" in bad.left[lost.rpartition("/")[2]]
+    assert (bad.before, bad.after, good.left) == (3, 2, {})
+    assert [len(await store.list(f"events/{app}", None, 9)) for app in ("bad", "good")] == [2, 1]
     await store.close()
 
 

@@ -20,7 +20,7 @@ from pysync.changes import Change
 from pysync.clock import Tick
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite import Schema, create_database
-from pysync.store import NOT_MODIFIED, Object
+from pysync.store import NOT_MODIFIED, DamagedFile, Object
 from pysync.store.arrivals import SETTLE_EVERY
 from pysync.store.files import Stamp
 from pysync.store.local import LocalStore
@@ -155,10 +155,23 @@ async def test_a_crash_before_the_unlink_is_made_good_on_opening(store: LocalSto
         assert database.execute("SELECT count(*) FROM doomed").fetchone() == (0,)
 
 
-async def test_a_file_lost_from_disk_is_unavailable_not_missing(store: LocalStore, folder: Path) -> None:
+async def test_a_file_lost_from_disk_is_damaged_not_missing(store: LocalStore, folder: Path) -> None:
     await store.write("a", chunks_of(b"1"), "text/plain")
     (folder / "files" / "a").unlink()
-    with pytest.raises(StoreUnavailable):
+    for look in (store.open, store.stat):
+        with pytest.raises(DamagedFile) as caught:
+            await look("a")
+        assert "the file is lost" in caught.value.why
+    await store.write("a", chunks_of(b"2"), "text/plain")
+    assert (await read_file(store, "a"))[1] == b"2"
+
+
+async def test_where_the_folder_of_all_files_is_gone_the_store_is_unavailable(
+    store: LocalStore, folder: Path
+) -> None:
+    await store.write("a", chunks_of(b"1"), "text/plain")
+    shutil.rmtree(folder / "files")
+    with pytest.raises(StoreUnavailable, match="is its disk mounted"):
         await store.open("a")
 
 

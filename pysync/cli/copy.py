@@ -15,6 +15,7 @@ from pysync.errors import StoreUnavailable
 _ON_TERMINAL_S: Final = 0.5
 _ELSEWHERE_S: Final = 10.0
 """How often the progress is told."""
+_DAMAGED: Final = ("corrupt: ", "unreadable: ")
 _ERASE: Final = "\r\x1b[K"
 
 
@@ -54,6 +55,7 @@ async def _run(copier: Copier, progress: "Progress") -> None:
         with suppress(asyncio.CancelledError):
             await telling
         progress.end()
+        progress.list_damaged()
         print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.outcomes).items()})
 
 
@@ -63,11 +65,22 @@ class Progress:
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._is_terminal = out.isatty()
+        self._damaged: list[str] = []
 
     def tell(self, key: str, text: str) -> None:
         """A line of its own about one key."""
         self.end()
-        print(f"pysync: {key}: {text}", file=self._out)
+        line = f"pysync: {key}: {text}"
+        print(line, file=self._out)
+        if text.startswith(_DAMAGED):
+            self._damaged.append(line)
+
+    def list_damaged(self) -> None:
+        """Print once more, together, what is damaged or could not be read."""
+        if self._damaged:
+            count = len(self._damaged)
+            said = "1 object is" if count == 1 else f"{count} objects are"
+            print(f"pysync: {said} damaged or cannot be read:", *self._damaged, sep="\n", file=self._out)
 
     async def follow(self, outcomes: Outcomes) -> None:
         """Tell how far it is, for as long as this runs."""

@@ -2,6 +2,7 @@
 
 places   which store an argument means, opened
 copier   each object from the one to the other, what a log's head names before the head
+reading  one object that cannot be read is skipped, a store out of reach is not
 sound    whether an object is what it should be
 """
 

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
@@ -12,10 +12,11 @@ from pysync import _core
 from pysync.applog.commit import discard
 from pysync.applog.starfish import chunk_key, chunk_names
 from pysync.applog.tail import folder, object_key
+from pysync.copy.reading import Reader, Unreadable, as_object, failing, for_each_key
 from pysync.copy.sound import Corrupt, check_chunk, check_chunks, check_document, check_revocations
-from pysync.errors import DocumentCorrupt, KeyConflict, StoreUnavailable
+from pysync.errors import DocumentCorrupt, KeyConflict
 from pysync.revocation import PREFIX as REVOCATIONS
-from pysync.store import ABSENT, ANY, EtagMismatch, Expect, File, NotModified, Object, Source, Store
+from pysync.store import ABSENT, ANY, EtagMismatch, Expect, File, Object, Source, Store
 
 T = TypeVar("T")
 
@@ -29,13 +30,14 @@ changes that is not copied; what Starfish keeps of its configuration."""
 _CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
 _OTHER_HASH: Final = "its sha256 is not that of its bytes"
 
-Outcome = Literal["copied", "already_there", "corrupt", "different", "refused"]
+Outcome = Literal["copied", "already_there", "corrupt", "different", "refused", "unreadable"]
 
 
 @dataclass(slots=True)
 class Outcomes:
     """How many objects met which end, and the bytes of those that were copied. Of the `different` another
-    lies at the key already; the `refused` have a key that the store does not take, or name what is not there.
+    lies at the key already; the `refused` have a key that the store does not take, or name what is not there;
+    the `unreadable` are lost, or the disk or server does not return them.
     """
 
     copied: int = 0
@@ -43,12 +45,13 @@ class Outcomes:
     corrupt: int = 0
     different: int = 0
     refused: int = 0
+    unreadable: int = 0
     bytes: int = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether everything is there now."""
-        return not (self.corrupt or self.different or self.refused)
+        return not (self.corrupt or self.different or self.refused or self.unreadable)
 
 
 class Copier:
@@ -69,6 +72,7 @@ class Copier:
     ) -> None:
         self.outcomes = Outcomes()
         self._source = source
+        self._reader = Reader(source)
         self._target = target
         self._tell = tell
         self._overwrite = overwrite
@@ -79,37 +83,24 @@ class Copier:
         """A log in Starfish's chunks is held whole to be verified, so one at a time."""
 
     async def run(self) -> None:
-        """Copy. Nothing remembers how far it came: another run passes over what this one has done. Raises
-        StoreUnavailable, which says at which key."""
-        walk = self._source.walk("")
-        turn = asyncio.Lock()
-
-        async def work() -> None:
-            while True:
-                async with turn:
-                    with _failing("listing the objects"):
-                        listed = await anext(walk, None)
-                if listed is None:
-                    return
-                await self._copy(listed.key)
-
-        try:
-            await _all(work() for _ in range(AT_ONCE))
-        finally:
-            if isinstance(walk, AsyncGenerator):  # else a store would wait for it when it is closed
-                await walk.aclose()
+        """Copy. Nothing remembers how far it came: another run passes over what this one has done. An object
+        that cannot be read is counted, and the others follow. Raises StoreUnavailable, which says at which
+        key, where one of the stores is out of reach; the outcomes are those of the run all the same."""
+        await for_each_key(self._source, AT_ONCE, self._copy)
 
     async def _copy(self, key: str) -> None:
         if key.startswith(_LEFT_OUT):
             return
         try:
             async with self._slots:
-                found = await self._get(key)
+                found = await self._reader.get(key)
                 log = None if found is None else await self._copy_found(key, found)
             if found is None:
                 await self._copy_file(key)
             elif log is not None:
                 await self._copy_log(key, found, log)
+        except Unreadable as error:
+            self._count(key, "unreadable", str(error))
         except ValueError as error:
             self._count(key, "refused", str(error))
 
@@ -147,7 +138,7 @@ class Copier:
     async def _brings_chunks(self, key: str) -> bool:
         """Whether the head at `key` brings its chunks along. Of a log that is ours by now they are what is
         left. Raises Corrupt where there is no log."""
-        found = await self._get(key)
+        found = await self._reader.get(key)
         if found is not None and _core.is_log(found.body):
             return False
         with suppress(Corrupt):
@@ -197,7 +188,11 @@ class Copier:
         """Copy one object of a log; the nodes below it, None where it is not there now."""
         key = object_key(head.id, node.name)
         async with self._slots:
-            found = await self._get(key)
+            try:
+                found = await self._reader.get(key)
+            except Unreadable as error:
+                self._count(key, "unreadable", str(error))
+                return [] if self._keep_corrupt else None
             if found is None:
                 self._count(key, "corrupt", "it is missing, and the head of its log names it")
                 return [] if self._keep_corrupt else None
@@ -217,7 +212,7 @@ class Copier:
         """Copy the chunks of a log of Starfish's; whether all are there now. Raises Corrupt where they are
         not what the head says."""
         async with self._chunked:
-            with _failing(f"listing the chunks of {key}"):
+            with failing(f"listing the chunks of {key}"):
                 names = await chunk_names(self._source, key)
             keys = [chunk_key(key, name) for name in names]
             chunks = [chunk for chunk in await _all(map(self._copy_chunk, keys)) if chunk is not None]
@@ -228,7 +223,11 @@ class Copier:
     async def _copy_chunk(self, key: str) -> bytes | None:
         """Copy a chunk and return it; None where it is not there now."""
         async with self._slots:
-            found = await self._get(key)
+            try:
+                found = await self._reader.get(key)
+            except Unreadable as error:
+                self._count(key, "unreadable", str(error))
+                return None
             if found is None:
                 self._count(key, "corrupt", "it is gone")
                 return None
@@ -249,7 +248,7 @@ class Copier:
             except DocumentCorrupt:
                 return
             if replaced != head.id:
-                with _failing(f"deleting what {key} was before"):
+                with failing(f"deleting what {key} was before"):
                     await discard(self._target, replaced)
 
     async def _put_corrupt(self, key: str, found: Object, why: str) -> bool:
@@ -261,7 +260,7 @@ class Copier:
         """Put an object where it is not yet, and count what becomes of it; whether it is there now."""
         there = await self._look(key)
         if there is None or (self._overwrite and there.body != found.body):
-            with _failing(f"writing {key}"):
+            with failing(f"writing {key}"):
                 try:
                     expect: Expect = ANY if self._overwrite else ABSENT
                     await self._target.put(key, found.body, found.content_type, expect)
@@ -277,8 +276,7 @@ class Copier:
 
     async def _copy_file(self, key: str) -> None:
         async with self._file_slots:
-            with _failing(f"reading {key}"):
-                file = await self._source.open(key)
+            file = await self._reader.open(key)
             if file is None:
                 return  # gone meanwhile
             try:
@@ -292,7 +290,7 @@ class Copier:
             self._count(key, outcome, why)
 
     async def _write(self, key: str, file: File) -> Outcome:
-        with _failing(f"reading what is at {key} already"):
+        with failing(f"reading what is at {key} already"):
             there = await self._target.open(key, 0, 0)
         if there is not None:
             await there.chunks.aclose()
@@ -300,21 +298,19 @@ class Copier:
                 return "already_there"
         if not self._overwrite and (there is not None or await self._look(key) is not None):
             return "different"
-        with _failing(f"copying {key}"):
-            chunks = file.chunks if self._keep_corrupt else _checked(file)
+        with failing(f"copying {key}"):
+            chunks = self._reader.chunks(key, file)
+            if not self._keep_corrupt:
+                chunks = _checked(file, chunks)
             written = await self._target.write(key, chunks, file.content_type)
         if written != file.sha256:
             raise Corrupt(_OTHER_HASH)
         self.outcomes.bytes += file.size
         return "copied"
 
-    async def _get(self, key: str) -> Object | None:
-        with _failing(f"reading {key}"):
-            return _object(await self._source.get(key))
-
     async def _look(self, key: str) -> Object | None:
-        with _failing(f"reading what is at {key} already"):
-            return _object(await self._target.get(key))
+        with failing(f"reading what is at {key} already"):
+            return as_object(await self._target.get(key))
 
     def _count(self, key: str, outcome: Outcome, why: str = "") -> None:
         setattr(self.outcomes, outcome, getattr(self.outcomes, outcome) + 1)
@@ -324,14 +320,10 @@ class Copier:
             self._tell(key, f"{outcome}: {why}")
 
 
-def _object(found: Object | NotModified | None) -> Object | None:
-    return None if isinstance(found, NotModified) else found
-
-
-async def _checked(file: File) -> AsyncIterator[bytes]:
+async def _checked(file: File, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The file's bytes. Raises Corrupt at their end where they have another hash than the file says."""
     digest = hashlib.sha256()
-    async for chunk in file.chunks:
+    async for chunk in chunks:
         digest.update(chunk)
         yield chunk
     if digest.hexdigest() != file.sha256:
@@ -339,20 +331,10 @@ async def _checked(file: File) -> AsyncIterator[bytes]:
 
 
 async def _all(works: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """What they return, in order. The first that fails ends the others."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@contextmanager
-def _failing(at: str) -> Iterator[None]:
-    """StoreUnavailable says what could not be done, and why."""
-    try:
-        yield
-    except StoreUnavailable as error:
-        raise StoreUnavailable(f"{at}: {error.why}") from error
+    """What they return, in order; the first error when all of them have ended."""
+    results: list[T] = []
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results

@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 from pysync.changes import Change, ChangeLog, Retention
 from pysync.clock import Tick, wall_clock_ms
 from pysync.config import StoreConfig
+from pysync.errors import DocumentCorrupt
 
 JSON_TYPE: Final = "application/json"
 
@@ -112,6 +113,16 @@ class AlreadyWritten(Exception):
         super().__init__(name)
         self.name = name
         self.sha256 = sha256
+
+
+class DamagedFile(DocumentCorrupt):
+    """A file that is lost, or whose bytes are not those that were stored; `why` says which. `etag` is that of
+    the version it was: what replaces the damaged file expects it."""
+
+    def __init__(self, why: str, etag: str) -> None:
+        super().__init__()
+        self.why = why
+        self.etag = etag
 
 
 class MergeRefused(Exception):

@@ -94,6 +94,11 @@ class FileTree:
         except FileNotFoundError:
             return []
 
+    def check(self) -> None:
+        """Raise StoreUnavailable where the folder itself is gone, as that of a disk that is not mounted."""
+        if not self._incoming.is_dir():
+            raise StoreUnavailable(f"{self.root} is not there: is its disk mounted?")
+
     def clear(self, named: Container[str]) -> None:
         """Remove what dead processes left half written, but nothing of a name in `named`."""
         oldest = time.time() - ABANDONED_S

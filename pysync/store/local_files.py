@@ -7,9 +7,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
-from pysync.errors import StoreUnavailable
 from pysync.sqlite import GroupCommit
-from pysync.store import File, FileStat, merges, split_key, within, writes
+from pysync.store import DamagedFile, File, FileStat, merges, split_key, within, writes
 from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
 from pysync.store.writes import GET_FILE, FileRow, file_row
@@ -21,6 +20,7 @@ Ts = TypeVarTuple("Ts")
 
 PART_BYTES: Final = 1_048_576
 """How much of a file that comes in is gathered before a thread takes it to the disk: most files at once."""
+LOST: Final = "the file is lost: push it again, or copy it from a backup"
 RECENT_ROWS: Final = 1_024
 """Rows that are kept while nobody writes."""
 
@@ -183,8 +183,8 @@ class LocalFiles:
             if unfitting is not None:
                 row, stamp = unfitting
                 if stamp is None:
-                    log.critical("the file of %r is gone: restore it from a backup", key)
-                    raise StoreUnavailable()
+                    self._tree.check()
+                    raise DamagedFile(LOST, row.etag)
                 with disk_errors():
                     is_same = outgoing.open() == stamp
                 if is_same:

@@ -18,7 +18,7 @@ from pysync.files import has_outlived
 from pysync.media import PARQUET_TYPE
 from pysync.plugins.events.batches import SUFFIX
 from pysync.plugins.events.stored import batch_keys, batch_match
-from pysync.store import EtagMismatch, MergeRefused, Store
+from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRefused, Store
 
 if TYPE_CHECKING:
     from pysync.parquet.merging import MergedFile
@@ -93,7 +93,7 @@ class Compaction:
                 try:
                     done = await work.compact(self._older_than_ms, self._to_bytes, may_go_on)
                 except Unavailable as error:
-                    failed = error  # a file is lost, say: that is no reason to leave the other folders
+                    failed = error  # that is no reason to leave the other folders
                 else:
                     yield done
         if failed is not None:
@@ -178,7 +178,7 @@ class _Folder:
             old = [name for name in old if not name.endswith(_FIRST)]
             for at in range(0, len(old), _READ_FILES):
                 some = old[at : at + _READ_FILES]
-                stats = await asyncio.gather(*(self._store.stat(self._key(name)) for name in some))
+                stats = await asyncio.gather(*(self._stat(name) for name in some))
                 for name, stat in zip(some, stats, strict=True):
                     if stat is not None and not has_outlived(stat, self._ttl_ms, self._now_ms()):
                         yield Source(name, stat.size)
@@ -225,9 +225,21 @@ class _Folder:
                 self._done.left[name] = str(refused)
         return appended
 
+    async def _stat(self, name: str) -> FileStat | None:
+        """What is known of a file; None where it is gone, or damaged, which is noted."""
+        try:
+            return await self._store.stat(self._key(name))
+        except DamagedFile as error:
+            self._done.left[name] = error.why
+            return None
+
     async def _read(self, name: str) -> tuple[str, bytes] | None:
-        """The sha256 and the bytes of a file; None where it is gone."""
-        file = await self._store.open(self._key(name))
+        """The sha256 and the bytes of a file; None as in `_stat`."""
+        try:
+            file = await self._store.open(self._key(name))
+        except DamagedFile as error:
+            self._done.left[name] = error.why
+            return None
         if file is None:
             return None
         return file.sha256, b"".join([chunk async for chunk in file.chunks])

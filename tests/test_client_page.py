@@ -17,30 +17,45 @@ from pysync.keys import Keys
 PAGE = (Path(__file__).parents[1] / "docs/client.md").read_text()
 
 
-def shown(language: str) -> str:
-    """The block in this language."""
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
-    return str(found)
+def shown(language: str) -> list[str]:
+    """The blocks in this language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
 
 
-async def test_the_program_does_what_the_page_says(start: Start, tmp_path: Path) -> None:
-    url = await start(json.loads(shown("json")))
-    script = tmp_path / "example.py"
-    script.write_text(shown("python"))
+SERVICE, FILES, OFFLINE = *shown("json"), *shown("python")
+
+
+async def run(program: str, url: str, folder: Path) -> list[str]:
+    """What the program prints."""
+    script = folder / "example.py"
+    script.write_text(program)
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(script), url,
-        cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, errors = await process.communicate()
     assert (process.returncode, errors) == (0, b"")
-    assert output.decode().splitlines() == [str(b"a sealed file"), str({"title": "Picnic"})]
-    assert (tmp_path / "copy.png").read_bytes() == script.read_bytes()
+    return output.decode().splitlines()
+
+
+async def test_the_program_does_what_the_page_says(start: Start, tmp_path: Path) -> None:
+    printed = await run(FILES, await start(json.loads(SERVICE)), tmp_path)
+    assert printed == [str(b"a sealed file"), str({"title": "Picnic"})]
+    assert (tmp_path / "copy.png").read_text() == FILES
+
+
+async def test_the_program_that_edits_without_a_network_prints_what_the_page_says(
+    start: Start, tmp_path: Path
+) -> None:
+    (told,) = re.findall(r"^prints\n\n((?:    .*\n)+)", PAGE, re.M)
+    printed = await run(OFFLINE, await start(json.loads(SERVICE)), tmp_path)
+    assert printed == [line.strip() for line in told.splitlines()]
 
 
 async def test_the_commands_do_what_the_page_says(
     start: Start, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYSYNC_URL", await start(json.loads(shown("json"))))
+    monkeypatch.setenv("PYSYNC_URL", await start(json.loads(SERVICE)))
     for name in ("me", "bob"):
         Keys.generate().save(tmp_path / f"{name}.json")
         (tmp_path / f"{name}.pub").write_text(shell.run("keys", "show", f"{name}.json")[1])

@@ -273,7 +273,8 @@ async def test_a_draft_is_resolved_with_what_comes_and_not_before(start: Start) 
                 await texts(all_, 1)
             assert document.data == {"text": "mine", "by": "them", "draft": True}
             await anyone.push("notes/a", {"text": "two"}, first.hash)
-            assert await waiting == {"text": "two", "by": "them", "draft": True}
+            assert await waiting == {"text": "mine", "draft": True}
+            assert [drop.value for drop in document.dropped] == ["two"]
 
 
 def rough(proxy: FaultProxy, chance: random.Random, cuts: int) -> None:

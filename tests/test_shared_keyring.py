@@ -155,7 +155,7 @@ async def test_recipients_work_on_a_document_that_the_server_cannot_read(
     assert await theirs.pull() == {"title": "lunch", "guests": {"a": 1}}
     await theirs.push({"title": "lunch", "guests": {"a": 1, "b": 2}})
     await mine.push({"title": "dinner", "guests": {"a": 1, "c": 3}})  # over the older version: merged, open
-    assert mine.data == {"title": "lunch", "guests": {"a": 1, "b": 2, "c": 3}}
+    assert mine.data == {"title": "dinner", "guests": {"a": 1, "b": 2, "c": 3}}
     await theirs.update(lambda data: {**data, "n": data["guests"].get("c")})
     assert (await mine.pull())["n"] == 3
     with pytest.raises(Forbidden):
@@ -167,9 +167,9 @@ async def test_a_sealed_document_is_given_once_though_each_sealing_is_another(ow
     document = SyncDocument(owner, "rooms/r1", sealing=opened)
     assert await document.pull() == {}
     await document.push({"a": 1})
-    assert document._is_as_stored()
+    assert not document.is_edited
     document.data = {"a": 2}
-    assert not document._is_as_stored()
+    assert document.is_edited
 
 
 async def test_who_follows_a_sealed_document_is_given_what_is_in_it(owner: Client) -> None:
@@ -189,7 +189,8 @@ async def test_a_document_that_is_not_sealed_is_not_taken_in(owner: Client) -> N
         await document.pull()
     with pytest.raises(sealed.NotSealed):
         await document.push({"a": 3})
-    assert document.data == {"a": 1}
+    assert document.data == {"a": 3}
+    assert document.is_edited
     assert (await owner.pull("rooms/r1")).data == {"a": 2}
 
 

@@ -7,6 +7,14 @@ from pysync.client.client import Client, fetch_server_config
 from pysync.client.connection import Backoff, Unreachable
 from pysync.client.downloads import FileChanged, FileHead
 from pysync.client.log import BadAuthorProof, LogCursor
+from pysync.client.merging import (
+    MISSING,
+    Dropped,
+    MergeConflict,
+    ThreeWayMerge,
+    local_wins,
+    merge_remote_wins,
+)
 from pysync.client.results import (
     BatchEntry,
     CollectionInfo,
@@ -16,11 +24,12 @@ from pysync.client.results import (
     ServerConfig,
 )
 from pysync.client.spaces import SpacesAccess, read_spaces_access
-from pysync.client.sync import Sealing, SyncDocument, merge_remote_wins
+from pysync.client.sync import Sealing, SyncDocument, UnknownBase
 from pysync.client.tails import TailRequest
 from pysync.client.watch import Change, Reset, Watch
 
 __all__ = [
+    "MISSING",
     "Backoff",
     "BadAuthorProof",
     "BatchEntry",
@@ -30,10 +39,12 @@ __all__ = [
     "Change",
     "Client",
     "CollectionInfo",
+    "Dropped",
     "FileChanged",
     "FileHead",
     "LogCursor",
     "LogElement",
+    "MergeConflict",
     "PullResult",
     "PushResult",
     "Reset",
@@ -42,9 +53,12 @@ __all__ = [
     "SpacesAccess",
     "SyncDocument",
     "TailRequest",
+    "ThreeWayMerge",
+    "UnknownBase",
     "Unreachable",
     "Watch",
     "fetch_server_config",
+    "local_wins",
     "merge_remote_wins",
     "read_spaces_access",
 ]

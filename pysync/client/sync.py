@@ -3,38 +3,37 @@
 import asyncio
 import copy
 import random as random_module
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
 from pysync.client.client import Client
+from pysync.client.connection import document_key
+from pysync.client.encoding import encode
 from pysync.client.lookout import Where, follow
+from pysync.client.merging import Data, Dropped, MergeConflict, ThreeWayMerge, local_wins, same
 from pysync.client.results import PullResult, PushResult
 from pysync.client.tails import ParamSet
 from pysync.errors import BodyTooDeep, Conflict
 
-Data = dict[str, Any]
 Resolve = Callable[[Data, Data], Data]
 
-UNSAFE_KEYS = frozenset({"__proto__", "constructor", "prototype", "__class__", "__dict__"})
+MAX_DROPPED: Final = 1000
+"""How many values that merges dropped a document remembers."""
 
 
-def merge_remote_wins(local: Mapping[str, Any], remote: Mapping[str, Any]) -> Data:
-    """Both sides' members, objects merged member by member, everything else as `remote` has it. The keys
-    that a server drops are dropped here too."""
-    return {
-        name: _merge_value(local.get(name), value)
-        for name, value in {**local, **remote}.items()
-        if name not in UNSAFE_KEYS
-    }
+class UnknownBase(ValueError):
+    """The document has changed on the server (it is at `current_hash`), and the version that the local edit
+    began from is not known, so that the two cannot be merged. Nothing is changed, here or there."""
 
-
-def _merge_value(local: Any, value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return merge_remote_wins(local if isinstance(local, dict) else {}, value)
+    def __init__(self, current_hash: str) -> None:
+        super().__init__(
+            "the document has changed on the server, and the version that `data` began from is not known: "
+            "go on from what `dump` returned, or pass a `resolve`, which needs no base"
+        )
+        self.current_hash = current_hash
 
 
 class Sealing(Protocol):
@@ -47,13 +46,23 @@ class Sealing(Protocol):
 
 
 class SyncDocument:
-    """A local copy of one document: `data`, and the `hash` it is based on (`""` before the first pull, and
-    where nothing is stored).
+    """A local copy of one document: `data`, which is yours to edit, and the `hash` of the version that it is
+    based on (`""` before the first pull, and where nothing is stored).
 
-    `resolve(local, remote)` makes one document of two. A push that meets another's is repeated up to
-    `retries` times, over the resolved data, and then raises Conflict. Calls of several tasks wait for each
-    other, so that one may `follow` what others `push`. With a `sealing` the server gets and has sealed data
-    alone, while `data` and what is resolved is open; what it cannot open is raised, and nothing changes.
+    The data of that version, the base, is kept. Where the server has another version by the time of a pull or
+    a push, the local edits and those of the others are merged over it, as `ThreeWayMerge` says. `on_conflict`
+    decides about a value that both sides changed, by default for the local side, and `id_member` is what
+    entries of lists are told apart by. `resolve(local, remote)` replaces this merge as a whole:
+    `merge_remote_wins` does what other clients of the protocol do by default. `dropped` has the edits of
+    which a merge kept nothing, the newest 1000: clear it when you have dealt with them.
+
+    A push that meets another's is repeated up to `retries` times, over the merged data, and then raises
+    Conflict. Calls of several tasks wait for each other, so that one may `follow` what others `push`. With a
+    `sealing` the server gets and has sealed data alone, while `data` and what is merged is open; what it
+    cannot open is raised, and nothing is taken in.
+
+    `dump` and `restore` take all of it across a restart. A `data` and `hash` that are set by hand are an edit
+    whose base is not known, unless the server still has that version: UnknownBase is raised where it has not.
     """
 
     def __init__(
@@ -61,7 +70,9 @@ class SyncDocument:
         client: Client,
         key: str,
         *,
-        resolve: Resolve = merge_remote_wins,
+        resolve: Resolve | None = None,
+        on_conflict: Callable[[MergeConflict], Any] = local_wins,
+        id_member: str = "id",
         retries: int = 3,
         sign_author: bool = False,
         sealing: Sealing | None = None,
@@ -71,38 +82,74 @@ class SyncDocument:
         self.key = key
         self.data: Data = {}
         self.hash = ""
+        self.dropped: deque[Dropped] = deque(maxlen=MAX_DROPPED)
         self._client = client
+        self._merge = ThreeWayMerge(on_conflict, id_member)
         self._resolve = resolve
         self._retries = retries
         self._sign_author = sign_author
         self._sealing = sealing
         self._chance = chance
         self._sleep = sleep
-        self._pulled = False
-        self._stored = b""
+        self._has_met = False
+        """Whether what the server holds was met: pulled, pushed, or restored."""
+        self._base, self._base_hash = b"{}", ""
+        """The data of a version, as JSON with its members sorted, and its hash."""
         self._turn = asyncio.Lock()
 
     async def pull(self) -> Data:
-        """Take in what the server holds: the first time as it is, later resolved with `data`."""
+        """Take in what the server holds, merged with what was edited here and is not pushed yet."""
         async with self._turn:
-            self._take(await self._client.pull(self.key), as_it_is=not self._pulled)
+            self._take(await self._client.pull(self.key))
         return self.data
 
-    async def push(self, data: Data) -> PushResult:
-        """Make `data` the document, over what was last pulled or pushed here. On a conflict `data` is
-        resolved with the server's document first, so what is stored (then in `self.data`) may hold more."""
+    async def push(self, data: Data | None = None) -> PushResult:
+        """Make `data` the document; None: `self.data`, as it was edited. On a conflict it is merged with the
+        server's version first, so what is stored (then in `self.data`) may hold more. Where the push fails,
+        `data` is in `self.data` as an edit that is not pushed yet."""
         async with self._turn:
-            return await self._store(data, self._resolve)
+            if data is not None:
+                encode(data)
+                self.data = data
+            return await self._store(lambda edited: edited)
 
     async def update(self, change: Callable[[Data], Data]) -> PushResult:
         """Store `change(current data)`. On a conflict `change` is asked again, with the newer data; it gets a
-        copy each time."""
+        copy each time. Where the push fails nothing is changed here."""
         async with self._turn:
-            if not self._pulled:
-                self._take(await self._client.pull(self.key), as_it_is=True)
-            return await self._store(
-                change(copy.deepcopy(self.data)), lambda _, remote: change(copy.deepcopy(remote))
-            )
+            if not self._has_met:
+                self._take(await self._client.pull(self.key))
+            return await self._store(change)
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether `data` holds edits that are not pushed."""
+        return _sorted(self.data) != self._base if self._is_base_known() else bool(self.data)
+
+    def dump(self) -> Data:
+        """Return what `restore` goes on from, as JSON can hold it: `data` with the edits that are not pushed,
+        and the version that it is based on. With a `sealing` it is open all the same: keep it as safe as the
+        keys."""
+        return {
+            "version": 1,
+            "key": document_key(self.key),
+            "hash": self.hash,
+            "base": orjson.loads(self._base) if self._is_base_known() else None,
+            "data": _copy(self.data),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from where a SyncDocument of this key was when `dump` returned `state`. What was not pushed
+        then is merged and pushed as if there had been no restart. Raises ValueError for anything else."""
+        data, hash_, base = state.get("data"), state.get("hash"), state.get("base")
+        is_whole = isinstance(hash_, str) and isinstance(base, dict | None)
+        if state.get("version") != 1 or not isinstance(data, dict) or not is_whole:
+            raise ValueError("this is not what dump() of a SyncDocument returned")
+        if state.get("key") != document_key(self.key):
+            raise ValueError(f"this is of {state.get('key')!r}, not of {document_key(self.key)!r}")
+        if base is not None:
+            self._base_on(base, str(hash_))
+        self.data, self.hash = _copy(data), str(hash_)
 
     def follow(
         self,
@@ -126,9 +173,7 @@ class SyncDocument:
         async def look() -> tuple[Data | None, bool]:
             nonlocal given
             async with self._turn:
-                remote = await self._client.pull(self.key)
-                if not self._pulled or remote.hash != self.hash:
-                    self._take(remote, as_it_is=self._is_as_stored())
+                self._take(await self._client.pull(self.key))
             is_given, given = given == self.hash, self.hash
             return None if is_given else self.data, False
 
@@ -137,17 +182,19 @@ class SyncDocument:
             Where(self.key, collection, params),
             look,
             lambda change: change.hash != self.hash,
-            began=self._pulled,
+            began=self._has_met,
             first_s=first_s,
             most_s=most_s,
             lost=lost,
             sleep=self._sleep,
         )
 
-    def _take(self, remote: PullResult, *, as_it_is: bool) -> None:
-        data = self._opened(remote)
-        self.data = data if as_it_is else self._resolve(self.data, data)
-        self._base_on(data, remote.hash)
+    def _is_base_known(self) -> bool:
+        return self.hash == self._base_hash
+
+    def _base_on(self, data: Data, hash_: str) -> None:
+        self.hash, self._base, self._base_hash = hash_, _sorted(data), hash_
+        self._has_met = True
 
     def _opened(self, remote: PullResult) -> Data:
         # A server that says that nothing is stored must not get data in that was not sealed.
@@ -159,34 +206,72 @@ class SyncDocument:
             raise BodyTooDeep from None
         return data
 
-    def _base_on(self, data: Data, hash_: str) -> None:
-        self.hash, self._pulled, self._stored = hash_, True, _digest(data)
+    def _take(self, remote: PullResult) -> None:
+        theirs = self._opened(remote)
+        if self.is_edited:
+            merged, dropped = self._merged(self._base_data(), _copy(self.data), theirs, remote.hash)
+            if not same(merged, self.data):
+                self.data = merged
+            self.dropped += dropped
+        elif remote.hash != self.hash or not self._has_met:
+            self.data = theirs
+        self._base_on(theirs, remote.hash)
 
-    def _is_as_stored(self) -> bool:
-        """Whether `data` is what was last pulled or pushed here."""
-        return not self._pulled or _digest(self.data) == self._stored
+    def _base_data(self) -> Data | None:
+        return dict(orjson.loads(self._base)) if self._is_base_known() else None
 
-    async def _store(self, data: Data, resolve: Resolve) -> PushResult:
-        base, attempt = self.hash, 0
+    def _merged(
+        self, base: Data | None, edited: Data, theirs: Data, hash_: str
+    ) -> tuple[Data, list[Dropped]]:
+        """What `edited`, which began from `base`, makes of the server's version, and what that dropped."""
+        if base is None and hash_ != self.hash and self._resolve is None and not same(edited, theirs):
+            raise UnknownBase(hash_)
+        if base is None:
+            base = theirs if hash_ == self.hash else {}
+        if self._resolve is None or same(base, theirs) or same(base, edited):
+            merged = self._merge.merge(base, edited, theirs)
+        else:
+            merged = self._resolve(copy.deepcopy(edited), copy.deepcopy(theirs))
+        return merged, self._merge.dropped(base, edited, theirs, merged)
+
+    async def _store(self, change: Callable[[Data], Data]) -> PushResult:
+        edited, base, base_hash = _copy(self.data), self._base_data(), self.hash
+        began = _sorted(edited)
+        dropped: list[Dropped] = []
+        attempt = 0
         while True:
+            data = _copy(change(copy.deepcopy(edited)))
             try:
                 sealed = data if self._sealing is None else self._sealing.seal(data)
                 result = await self._client.push(
-                    self.key, sealed, base or None, sign_author=self._sign_author
+                    self.key, sealed, base_hash or None, sign_author=self._sign_author
                 )
                 break
             except Conflict:
                 if attempt == self._retries:
                     raise
             remote = await self._client.pull(self.key)
-            data, base = resolve(data, self._opened(remote)), remote.hash
+            theirs = self._opened(remote)
+            edited, lost = self._merged(base, edited, theirs, remote.hash)
+            base, base_hash = theirs, remote.hash
+            dropped += lost
             await self._sleep(min(0.1 * 2**attempt, 2.0) + 0.1 * self._chance())
             attempt += 1
         # Only now: a copy that named a newer base without holding its data would overwrite it later.
-        self.data = data
+        if _sorted(self.data) == began:
+            self.data = self.data if _sorted(data) == began else data
+        else:  # it was edited while it was on its way
+            self.data = self._merge.merge(orjson.loads(began), _copy(self.data), data)
+        self.dropped += dropped
         self._base_on(data, result.hash)
         return result
 
 
-def _digest(data: Data) -> bytes:
-    return sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).digest()
+def _copy(data: Data) -> Data:
+    """What the server would give back for it. Raises as `encode`."""
+    copied: Data = orjson.loads(encode(data))
+    return copied
+
+
+def _sorted(data: Data) -> bytes:
+    return encode(data, orjson.OPT_SORT_KEYS)

@@ -186,6 +186,14 @@ def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
         ),
         (["append", "log/a"], "standard input: a JSON object is expected"),
         (["append", "log/a", "[1]"], "DATA: a JSON object is expected"),
+        (
+            ["append", "log/a", '{"t": [NaN]}'],
+            "DATA: JSON has no number NaN: write null, or leave the member out",
+        ),
+        (
+            ["batch", "notes", "--params", '{"t": -Infinity}'],
+            "--params: JSON has no number -Infinity: write null, or leave the member out",
+        ),
         (["tail", "log/a", "-n", "-1"], "-n must be 0 or more"),
         (["tail", "log/a", "-f", "--since", "-1"], "--since must be 0 or more"),
         (["cap", "revoke", "--key", "k", "--generation", "-1"], "--generation must be 0 or more"),

@@ -1,7 +1,10 @@
 """What the client sends, what it repeats, and what it raises: against a small server of the test's own."""
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import aiohttp
@@ -13,7 +16,7 @@ from scripted import DEVICE, KEYS, NOW_MS, PULLED, PUSHED, Answer, Waits, client
 
 from pysync import caps, minting, wire
 from pysync._core import content_hash, verify_author
-from pysync.client import Backoff, Client, Unreachable
+from pysync.client import Backoff, Client, SyncDocument, Unreachable, sealed
 from pysync.errors import (
     Conflict,
     Forbidden,
@@ -49,6 +52,60 @@ async def test_a_push_sends_the_data_and_its_base() -> None:
         {"data": {"a": 2}, "baseHash": "h2"},
     ]
     assert server.headers("Content-Type") == ["application/json"] * 2
+
+
+@dataclass
+class Reading:
+    celsius: float
+
+
+class Level(Enum):
+    NONE = math.nan
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        ({"t": math.nan}, "t"),
+        ({"t": math.inf, "n": None}, "t"),
+        ({"rows": [{"ok": 1}, {"t": -math.inf}]}, r"rows\[1\]\.t"),
+        ({"pair": (0.5, math.nan)}, r"pair\[1\]"),
+        ({"reading": Reading(math.nan)}, r"reading\.celsius"),
+        ({"level": Level.NONE}, "level"),
+    ],
+)
+async def test_numbers_that_json_has_not_are_refused_before_anything_is_sent(
+    data: dict[str, Any], place: str
+) -> None:
+    keyring = sealed.Keyring.new(KEYS, now_s=NOW_MS // 1000).open(KEYS, [KEYS.ed_pub])
+    async with serving() as server, client(server.url, keys=KEYS, certificate=DEVICE) as signed:
+        document = SyncDocument(signed, "notes/n1", sealing=keyring)
+        document.restore(document.dump())  # so that it need not pull first
+        writes: list[Callable[[], Awaitable[object]]] = [
+            lambda: signed.push("notes/n1", data),
+            lambda: signed.push("notes/n1", data, sign_author=True),
+            lambda: signed.append("log/l1", data),
+            lambda: signed.append_anonymous("log/l1", data),
+            lambda: signed.push("events/app/x", {"events": [data]}),
+            lambda: document.push(data),
+            lambda: document.update(lambda _: data),
+        ]
+        for write in writes:
+            with pytest.raises(
+                ValueError, match=f"JSON has no NaN and no infinite numbers: .*{place} is one"
+            ):
+                await write()
+        with pytest.raises(ValueError, match=place):
+            await signed.batch_pull(["notes"], {"notes": [data]})
+        with pytest.raises(ValueError, match="JSON has no NaN"):
+            keyring.seal(data)
+        assert document.data == {}
+
+
+async def test_a_null_that_is_meant_is_sent() -> None:
+    async with serving((200, PUSHED)) as server, client(server.url) as anonymous:
+        await anonymous.push("notes/n1", {"a": None, "b": [None, 1.5]})
+    assert orjson.loads(server.requests[0][1])["data"] == {"a": None, "b": [None, 1.5]}
 
 
 async def test_a_push_of_events_tells_the_batch_that_they_became() -> None:

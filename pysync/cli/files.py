@@ -27,10 +27,25 @@ def parse_object(text: str | bytes, shown: str) -> dict[str, Any]:
     try:
         value = orjson.loads(text)
     except ValueError as error:
-        raise ValueError(f"{shown}: not JSON: {error}") from None
+        raise ValueError(f"{shown}: {_why_not_json(text, error)}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{shown}: a JSON object is expected")
     return value
+
+
+def _why_not_json(text: str | bytes, error: ValueError) -> str:
+    """What is wrong with `text`. Python writes NaN and Infinity, and so do many programs."""
+
+    def refuse(token: str) -> None:
+        raise ValueError(f"JSON has no number {token}: write null, or leave the member out")
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except (json.JSONDecodeError, RecursionError):
+        return f"not JSON: {error}"
+    except ValueError as found:
+        return str(found)
+    return f"not JSON: {error}"
 
 
 def read_keys(name: str) -> Keys:

@@ -12,6 +12,7 @@ from pysync._core import decode_push
 from pysync.caps import RevocationList
 from pysync.client.blobs import Blobs
 from pysync.client.connection import document_key
+from pysync.client.encoding import encode
 from pysync.client.results import (
     BatchEntry,
     LogElement,
@@ -83,13 +84,14 @@ class Client(Blobs):
     ) -> PushResult:
         """Replace the document at `key`, if it is still at `base_hash`; None: if nothing is stored there.
 
-        Raises Conflict, with the `current_hash`, otherwise. `idempotency_key` is made up unless given: give
-        one to repeat a push across restarts of the caller. `sign_author` proves to readers who wrote it.
+        Raises Conflict, with the `current_hash`, otherwise, and ValueError for NaN and infinite numbers,
+        which JSON lacks. `idempotency_key` is made up unless given: give one to repeat a push across
+        restarts of the caller. `sign_author` proves to readers who wrote it.
         """
-        body = orjson.dumps({"data": data, "baseHash": base_hash})
+        members: dict[str, Any] = {"data": orjson.Fragment(encode(data)), "baseHash": base_hash}
         if sign_author:
-            proof = _author_proof(self._keys, signing.DOCUMENT_AUTHOR, key, body)
-            body = orjson.dumps({"data": data, "baseHash": base_hash, **proof})
+            members |= _author_proof(self._keys, signing.DOCUMENT_AUTHOR, key, orjson.dumps(members))
+        body = orjson.dumps(members)
         headers = self._write_headers(idempotency_key)
         return await self._repeat("POST", self._target("push", key), push_result, body, headers)
 
@@ -105,8 +107,9 @@ class Client(Blobs):
         """Append `data` to the log at `key`: the answer tells the time that it got. Appends never conflict.
 
         `ts_ms` asks for a time of the caller's own: NonMonotonicTimestamp unless it is greater than the last
-        element's. `idempotency_key` is as for `push`. `sign_author` proves who wrote the element, as most
-        logs require; None: where the client has keys. Raises AppendLimitExceeded where the log is full.
+        element's. `idempotency_key`, and what is no JSON, are as for `push`. `sign_author` proves who wrote
+        the element, as most logs require; None: where the client has keys. Raises AppendLimitExceeded where
+        the log is full.
         """
         keys = self._keys
         if sign_author is None:
@@ -249,7 +252,7 @@ class Client(Blobs):
     def _events_target(self, collections: Sequence[str] | None, params: Mapping[str, ParamSet] | None) -> str:
         query = {} if collections is None else {"collections": ",".join(collections)}
         if params:
-            query["params"] = orjson.dumps(params).decode()
+            query["params"] = encode(params).decode()
         return f"{self._prefix}/events?{_encoded(query)}" if query else f"{self._prefix}/events"
 
     def _batch_target(
@@ -260,22 +263,22 @@ class Client(Blobs):
     ) -> str:
         query = {"collections": ",".join(names)}
         if params:
-            query["params"] = orjson.dumps(params).decode()
+            query["params"] = encode(params).decode()
         if append_params:
             check_batch_bounds(append_params)
-            query["appendParams"] = orjson.dumps(append_params).decode()
+            query["appendParams"] = encode(append_params).decode()
         return f"{self._prefix}/batch/pull?{_encoded(query)}"
 
 
 def _append_body(
     key: str, data: Mapping[str, Any], ts_ms: int | None, keys: Signer | None, sign_author: bool
 ) -> bytes:
-    members: dict[str, Any] = {"data": data}
+    members: dict[str, Any] = {"data": orjson.Fragment(encode(data))}
     if sign_author:
         members |= _author_proof(keys, signing.APPEND_AUTHOR, key, orjson.dumps(members))
     if ts_ms is not None:
         members["ts"] = ts_ms
-    return orjson.dumps(members)
+    return encode(members)
 
 
 def _author_proof(keys: Signer | None, tag: str, key: str, body: bytes) -> dict[str, str]:

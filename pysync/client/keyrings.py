@@ -10,6 +10,7 @@ import orjson
 
 from pysync.caps import base64_bytes
 from pysync.client import wraps
+from pysync.client.encoding import encode
 from pysync.client.sealed_errors import (
     AlreadyPresent,
     AmbiguousEntry,
@@ -163,7 +164,7 @@ class OpenKeyring:
     def seal(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The data of a document, or of a log's element, that only recipients can read (section 4.1)."""
         key = self.content_keys[self.epoch]
-        sealed = wraps.encrypt(key, orjson.dumps(data), str(self.epoch).encode(), self._random)
+        sealed = wraps.encrypt(key, encode(data), str(self.epoch).encode(), self._random)
         return {"_encrypted": base64.b64encode(sealed).decode(), "_epoch": self.epoch}
 
     def open(self, sealed: Mapping[str, Any]) -> dict[str, Any]:

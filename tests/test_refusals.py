@@ -1,0 +1,128 @@
+"""Refusing strangers costs little: nothing that they send is looked at before they have signed it."""
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import orjson
+import pytest
+from conftest import STRANGER, Browser, Signed, Start, encoded, root_device
+
+from pysync import _core, caps, minting
+
+MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
+LOG = {
+    "name": "log",
+    "storagePath": "logs/{identity}/{id}",
+    "readRoles": ["self"],
+    "writeRoles": ["self"],
+    "appendOnly": {"requireAuthorSignature": False},
+}
+DENIES = minting.Grant(("read", "list", "write"), ("**", *(f"!{'*a' * 12}{n:02d}" for n in range(64))))
+KEY = f"u/{STRANGER.user_id}/a"
+KEYS = quote(orjson.dumps({"mine": [{"id": f"n{n}"} for n in range(100)]}))
+
+Looked = list[str]
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
+    """What is dear about a certificate, as it happens: reading all of it, matching its paths."""
+    happened: Looked = []
+
+    def watch(owner: object, name: str) -> None:
+        work: Callable[..., Any] = getattr(owner, name)
+
+        def watched(*args: Any) -> Any:
+            happened.append(name)
+            return work(*args)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(caps, "read")
+    watch(caps, "check_sharing")
+    watch(_core, "Scope")
+    return happened
+
+
+def unsigned(headers: dict[str, str]) -> None:
+    """Spoil a signature, its form left as it is."""
+    signature = headers["X-Starfish-Sig"]
+    headers["X-Starfish-Sig"] = ("B" if signature[0] == "A" else "A") + signature[1:]
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "status"),
+    [
+        ("GET", f"/pull/{KEY}", None, 401),
+        ("POST", f"/push/{KEY}", {"data": {}, "baseHash": None}, 401),
+        ("POST", f"/push/logs/{STRANGER.user_id}/a", {"data": {}}, 401),
+        ("GET", f"/pull/logs/{STRANGER.user_id}/a?last=1", None, 401),
+        ("GET", f"/list/u/{STRANGER.user_id}", None, 401),
+        ("GET", "/events?collections=mine", None, 401),
+        ("GET", f"/batch/pull?collections=mine&params={KEYS}", None, 200),
+    ],
+)
+async def test_nothing_is_made_of_a_certificate_before_the_signature_of_the_request_holds(
+    start: Start,
+    session: aiohttp.ClientSession,
+    looked: Looked,
+    method: str,
+    target: str,
+    body: object,
+    status: int,
+) -> None:
+    base = await start({"collections": [{**MINE, "listable": True}, LOG]})
+    certificate = root_device(STRANGER, grant=DENIES)
+    caller = Signed(base, session, STRANGER, certificate, tamper=unsigned)
+    looked.clear()
+    assert (await caller.request(method, target, body)).status == status
+    assert looked == []
+
+
+async def test_a_forged_certificate_is_not_read(
+    start: Start, session: aiohttp.ClientSession, looked: Looked
+) -> None:
+    base = await start({"collections": [MINE]})
+    certificate = root_device(STRANGER, collections=tuple(f"c{n}" for n in range(700)))
+    forged = encoded({**orjson.loads(certificate.text), "exp": certificate.exp + 1})
+    caller = Signed(base, session, STRANGER, certificate)
+    caller.tamper = lambda headers: headers.update(Authorization=forged)
+    looked.clear()
+    assert (await caller.pull(KEY)).status == 401
+    assert looked == []
+
+
+async def test_who_is_refused_is_not_remembered_and_who_is_allowed_is(
+    start: Start, session: aiohttp.ClientSession, looked: Looked
+) -> None:
+    caller = Signed(await start({"collections": [MINE]}), session, STRANGER, root_device(STRANGER))
+    for key, status, read in (
+        ("u/somebody/a", 403, 1),
+        ("u/somebody/b", 403, 1),
+        (KEY, 200, 1),
+        (KEY, 200, 0),
+    ):
+        looked.clear()
+        assert (await caller.pull(key)).status == status
+        assert looked.count("read") == read
+
+
+async def test_a_batch_whose_signature_does_not_hold_is_anybodys(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    open_to_all = {
+        "name": "open",
+        "storagePath": "open/{id}",
+        "readRoles": ["public"],
+        "writeRoles": ["public"],
+    }
+    base = await start({"collections": [MINE, open_to_all]})
+    assert (await Browser(base, session).push("open/a", {"n": 1})).status == 200
+    caller = Signed(base, session, STRANGER, root_device(STRANGER), tamper=unsigned)
+    params = quote(orjson.dumps({"mine": [{"identity": STRANGER.user_id, "id": "a"}], "open": [{"id": "a"}]}))
+    answer = await caller.request("GET", f"/batch/pull?collections=mine,open&params={params}")
+    (mine,), (found,) = (answer.json["collections"][name] for name in ("mine", "open"))
+    assert mine["error"] == "Forbidden"
+    assert found["data"] == {"n": 1}

@@ -24,6 +24,7 @@ __all__ = [
     "decode_append",
     "decode_push",
     "is_log",
+    "open_certificate",
     "read_document",
     "request_message",
     "verify_author",
@@ -258,6 +259,11 @@ class PublicKey:
         """The first 32 hex digits of SHA-256 over the key's 32 bytes."""
     def verify(self, message: bytes, signature: str) -> bool:
         """Whether `signature` (strict padded base64 of 64 bytes) is this key's over `message`."""
+
+def open_certificate(text: bytes) -> tuple[str, int, int] | None:
+    """The subject (`""` for an audience certificate), `nbf` and `exp` of a certificate (JSON) that its issuer
+    signed; None where nobody did. Costs one Ed25519 verification; the certificate's form is not checked
+    beyond these members."""
 
 def request_message(method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: str) -> bytes:
     """What a request signature signs (clients-and-crypto section 2.2)."""

@@ -1,38 +1,40 @@
 """Who sends a request: callers from certificates and signatures, rates and nonces (wire section 3).
 
-A request passes in two steps, so that nothing dear happens before something cheap could refuse it:
-`present` reads the credentials of the headers (form, time and the certificate's own signature, which is
-remembered), then, once the body is there, `admit` checks the request's signature, counts it, takes its
-nonce. What the caller may do is `pysync.rule`'s to say.
+Nothing dear happens before something cheap could refuse the request, in four steps:
+
+1. `present` reads the credentials of the headers: their form and time, and of a certificate the issuer's
+   signature.
+2. `verify` checks the request's own signature, once the body is there. Only then is the certificate read:
+   its shape, its paths, its roles; what is made of it is remembered for the caller's next request.
+3. `meter` counts the request against its rate limits. What the caller may do is then `pysync.rule`'s to say.
+4. `consume` takes the nonce of a request that is allowed, and asks whether its certificate was revoked.
 """
 
 import asyncio
 import hmac
 import logging
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from pysync import _core, caps, wire
 from pysync.caps import SKEW_S, CapError, Certificate
-from pysync.config import Config, Limit, trust_of
+from pysync.config import Config, Limit, every_named_identity, every_trusted_issuer, trust_of
 from pysync.coordinator import Coordinator
 from pysync.errors import Forbidden, RateLimited, Unauthorized
 from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller, Claims
+from pysync.proofs import Proof, ProofCache
 from pysync.revocation import Revocations
 from pysync.rule import Rule
 
 log = logging.getLogger(__name__)
 
 SKEW_MS = SKEW_S * 1000
-MAX_REMEMBERED_CHARS = 16 * 1024 * 1024
-"""Of Authorization headers: some 20,000 callers, whose proofs take a few times that in memory."""
 VERIFY_IN_THREAD_ABOVE = 256 * 1024
 """Bytes of a body that are hashed in about 1 ms, without the interpreter's lock."""
 MAX_DENIES = 64
-"""Of a certificate's paths: each is held against every key of a batch before its signature is checked."""
+"""Of a certificate's paths: each is held against every key of a batch."""
 
 _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
@@ -40,39 +42,48 @@ _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
 
 class Inbound(NamedTuple):
     """A request as access sees it. `targets` are the forms of path and query that its signature may cover,
-    likeliest first; `host` is the Host header as it is signed; `address` is the client's, and only needed
-    where the rule has a limit."""
+    likeliest first; `host` is the Host header as it is signed."""
 
     method: str
     targets: list[str]
     host: str
-    address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """A verified certificate with its presenter's key, and who that makes the caller. `excluded`: it names
-    its audience, and the presenter is not in it."""
+class SignedCertificate(NamedTuple):
+    """A certificate that its issuer signed, of which nothing else is known yet than what the check of a
+    request's signature needs. `known_as` is what its proof will be remembered by."""
 
-    certificate: Certificate
+    text: bytes
     key: _core.PublicKey
-    caller: Caller
-    excluded: bool
+    nbf: int
+    exp: int
     known_as: tuple[str, str]
 
 
 class Credentials(NamedTuple):
-    """What the headers of a request present. Without a proof nothing was signed, and the caller is final."""
+    """What the headers of a request present. Without a certificate nothing was signed, and the caller is
+    final; with one it is not known before `Access.verify` returns."""
 
-    caller: Caller
-    proof: Proof | None = None
+    caller: Caller | None = None
+    presented: Proof | SignedCertificate | None = None
     signature: str = ""
     timestamp_ms: int = 0
     nonce: str = ""
 
 
+class Verified(NamedTuple):
+    """Who a request is from, its signature checked. `proof` is None where nothing was signed."""
+
+    caller: Caller
+    proof: Proof | None = None
+    timestamp_ms: int = 0
+    nonce: str = ""
+
+
 NOBODY = Credentials(ANONYMOUS)
-ADMIN = Credentials(Caller(roles=ANONYMOUS_ROLES | {"admin"}))
+ANYBODY = Verified(ANONYMOUS)
+ADMIN_CALLER = Caller(roles=ANONYMOUS_ROLES | {"admin"})
+ADMIN = Credentials(ADMIN_CALLER)
 
 
 class Access:
@@ -89,14 +100,15 @@ class Access:
     ) -> None:
         auth = config.auth
         self._trust = trust_of(config)
+        self._trusted_issuers = every_trusted_issuer(config)
+        self._named_identities = every_named_identity(config)
         self._asked = _roles_asked(config)
         self._admin = None if auth.admin_token is None else auth.admin_token.encode()
         self._coordinator = coordinator
         self._revocations = revocations
         self._now_ms = now_ms
         self._refusal = refusal
-        self._known: OrderedDict[tuple[str, str], Proof] = OrderedDict()
-        self._known_chars = 0
+        self._proofs = ProofCache()
 
     def present(self, rule: Rule, headers: Mapping[str, str]) -> Credentials:
         """The credentials in `headers`, as far as they can be told without the body.
@@ -109,7 +121,7 @@ class Access:
             return NOBODY
         credentials = self.credentials(headers)
         if credentials is NOBODY and not rule.admits_anonymous:
-            raise Unauthorized
+            raise Unauthorized("no credentials")
         return credentials
 
     def credentials(self, headers: Mapping[str, str]) -> Credentials:
@@ -122,54 +134,66 @@ class Access:
         timestamp = headers.get(wire.HEADER_TIMESTAMP, "")
         nonce = headers.get(wire.HEADER_NONCE, "")
         if not (_is_timestamp(timestamp) and _is_nonce(nonce)):
-            raise Unauthorized
-        proof = self._prove(authorization, headers.get(wire.HEADER_PUB, ""))
+            raise Unauthorized("no timestamp or nonce of the right form")
+        presented = self._presented(authorization, headers.get(wire.HEADER_PUB, ""))
+        timestamp_ms = int(timestamp)
+        self._check_time(presented, timestamp_ms)
         signature = headers.get(wire.HEADER_SIGNATURE, "")
-        credentials = Credentials(proof.caller, proof, signature, int(timestamp), nonce)
-        self._check_time(credentials)
-        return credentials
+        return Credentials(None, presented, signature, timestamp_ms, nonce)
 
-    async def admit(
-        self, rule: Rule, credentials: Credentials, request: Inbound, body: bytes, *others: Rule
-    ) -> Caller:
-        """The caller, once the request's signature holds, its rate is within limits and its nonce is new.
-        `body` is what the signature covers. The request counts against the limits of `others` too.
+    async def verify(self, credentials: Credentials, request: Inbound, body: bytes) -> Verified:
+        """Who presents the credentials, once the request's signature holds. `body` is what it covers.
 
         Raises:
-            Unauthorized: a wrong signature, a nonce seen before, a revoked certificate.
-            Forbidden: the certificate is meant for others.
-            RateLimited, CoordinatorUnavailable, StoreUnavailable.
+            Unauthorized: a wrong signature, a certificate of the wrong form, or one that a plugin refuses.
+            Forbidden: the certificate is meant for others, or is a member's or audience's without paths.
         """
-        proof = credentials.proof
-        if proof is not None:
-            if len(body) > VERIFY_IN_THREAD_ABOVE:
-                await asyncio.to_thread(self._check_signature, proof, credentials, request, body)
-            else:
-                self._check_signature(proof, credentials, request, body)
-            self._remember(proof)
-        for counted in (rule, *others):
-            if counted.limit is not None:
-                for limit, bucket in _counters(counted, credentials.caller.identity, request.address):
+        presented = credentials.presented
+        if presented is None:
+            assert credentials.caller is not None, "without a certificate the caller is final"
+            return Verified(credentials.caller)
+        if len(body) > VERIFY_IN_THREAD_ABOVE:
+            await asyncio.to_thread(_check_signature, presented.key, credentials, request, body)
+        else:
+            _check_signature(presented.key, credentials, request, body)
+        proof = presented if isinstance(presented, Proof) else self._accept(presented)
+        if proof.excluded:
+            raise Forbidden(reason="audience: the certificate is for other keys")
+        return Verified(proof.caller, proof, credentials.timestamp_ms, credentials.nonce)
+
+    async def meter(self, identity: str, address: str, rules: Iterable[Rule]) -> None:
+        """Count a request against the limits of `rules`. Raises RateLimited, CoordinatorUnavailable."""
+        for rule in rules:
+            if rule.limit is not None:
+                for limit, bucket in _counters(rule, identity, address):
                     await self.count(limit, bucket)
-        if proof is not None:
-            if body:
-                # It may have taken its time; from now on the nonce tells a replay.
-                self._check_time(credentials)
-            if not await self._coordinator.remember_nonce(
-                proof.caller.presenter, credentials.nonce, credentials.timestamp_ms
-            ):
-                raise Unauthorized
-            if await self._revocations.revoked(proof.certificate):
-                raise Unauthorized
-        return credentials.caller
+
+    async def consume(self, verified: Verified) -> None:
+        """Take the nonce of a request that is allowed, and make sure that its certificate holds.
+
+        Raises:
+            Unauthorized: the nonce was seen before, the certificate is revoked, or has expired meanwhile.
+            CoordinatorUnavailable, StoreUnavailable.
+        """
+        proof = verified.proof
+        if proof is None:
+            return
+        # What came before may have taken its time; from now on the nonce tells a replay.
+        self._check_time(proof, verified.timestamp_ms)
+        if not await self._coordinator.remember_nonce(
+            proof.caller.presenter, verified.nonce, verified.timestamp_ms
+        ):
+            raise Unauthorized("replay: the nonce was seen before")
+        if await self._revocations.revoked(proof):
+            raise Unauthorized("revoked")
+        self._proofs.put(proof)
 
     async def holds(self, proof: Proof) -> bool:
         """Whether the certificate of somebody who was admitted holds still: it has neither expired nor been
         taken back. Raises StoreUnavailable where nobody can tell."""
-        certificate = proof.certificate
-        if self._now_ms() // 1000 > certificate.exp + SKEW_S:
+        if self._now_ms() // 1000 > proof.exp + SKEW_S:
             return False
-        return not await self._revocations.revoked(certificate)
+        return not await self._revocations.revoked(proof)
 
     async def introduced(self, headers: Mapping[str, str]) -> Caller:
         """Whom `headers` claim to come from, by a certificate or token alone. Nothing is signed, so this is
@@ -183,86 +207,95 @@ class Access:
         if authorization is None:
             return ANONYMOUS
         if authorization.startswith("Bearer "):
-            return self._present_admin(authorization.removeprefix("Bearer ")).caller
-        now_s, presenter = self._now_ms() // 1000, headers.get(wire.HEADER_PUB, "")
-        certificate = self._certificate(authorization, now_s)
-        if certificate.kind == "audience" and not presenter:
-            caller = self._holder(certificate, "")
-        else:
-            proof = self._prove(authorization, presenter)
-            if proof.excluded:
-                raise Forbidden
-            caller = proof.caller
-        if await self._revocations.revoked(certificate):
-            raise Unauthorized
-        return caller
+            self._present_admin(authorization.removeprefix("Bearer "))
+            return ADMIN_CALLER
+        presenter = headers.get(wire.HEADER_PUB, "")
+        known = self._proofs.get(authorization, presenter)
+        if known is None:
+            text, opened = _opened(authorization)
+            if not (opened[0] or presenter):
+                certificate = self._certificate(text)
+                if await self._revocations.revoked(certificate):
+                    raise Unauthorized("revoked")
+                return self._holder(certificate, "")
+            known = self._accept(_signed_certificate(authorization, presenter, text, opened))
+        if known.excluded:
+            raise Forbidden(reason="audience: the certificate is for other keys")
+        _check_window(known, self._now_ms())
+        if await self._revocations.revoked(known):
+            raise Unauthorized("revoked")
+        return known.caller
 
     def _present_admin(self, token: str) -> Credentials:
         if self._admin is None or not hmac.compare_digest(
             token.encode(errors="surrogateescape"), self._admin
         ):
-            raise Unauthorized
+            raise Unauthorized("admin token")
         return ADMIN
 
-    def _check_time(self, credentials: Credentials) -> None:
+    def _check_time(self, presented: Proof | SignedCertificate, timestamp_ms: int) -> None:
         """Refuse a signature, or a certificate, that does not hold now."""
-        proof = credentials.proof
-        assert proof is not None
         now_ms = self._now_ms()
-        certificate = proof.certificate
-        if abs(credentials.timestamp_ms - now_ms) > SKEW_MS:
-            raise Unauthorized
-        if not certificate.nbf - SKEW_S <= now_ms // 1000 <= certificate.exp + SKEW_S:
-            raise Unauthorized
+        if abs(timestamp_ms - now_ms) > SKEW_MS:
+            raise Unauthorized(f"clock: signed {(timestamp_ms - now_ms) / 1000:+.0f} s from now")
+        _check_window(presented, now_ms)
 
-    def _prove(self, authorization: str, presenter: str) -> Proof:
-        """The proof in a certificate, remembered by its header text. Met for the first time it costs one
-        Ed25519 verification. Whether it holds now is `_check_time`'s to tell."""
-        known = self._known.get((authorization, presenter)) or self._known.get((authorization, ""))
-        if known is not None:
-            return known
-        certificate = self._certificate(authorization, self._now_ms() // 1000)
-        is_audience = certificate.kind == "audience"
-        try:
-            key = _core.PublicKey(presenter if is_audience else certificate.sub)
-        except ValueError:
-            raise Unauthorized from None
-        return Proof(
-            certificate,
-            key,
-            self._caller(certificate, key),
-            excluded=certificate.aud is not None and key.hex not in certificate.aud,
-            known_as=(authorization, presenter if is_audience else ""),
+    def _presented(self, authorization: str, presenter: str) -> Proof | SignedCertificate:
+        """The certificate of a header: its proof, where it was met before; else it costs one Ed25519
+        verification. Whether it holds now is `_check_time`'s to tell."""
+        return self._proofs.get(authorization, presenter) or _signed_certificate(
+            authorization, presenter, *_opened(authorization)
         )
 
-    def _certificate(self, authorization: str, now_s: int) -> Certificate:
-        """The certificate of a header, verified, as plugins accept it too. Raises as `_certificate` does."""
-        certificate = _certificate(authorization, now_s)
+    def _accept(self, signed: SignedCertificate) -> Proof:
+        """What a certificate proves, all of it read. Raises as `_certificate` does."""
+        certificate = self._certificate(signed.text)
+        key = signed.key
+        is_device = certificate.kind == "device"
+        identity = certificate.iss_user_id if is_device else key.user_id
+        return Proof(
+            iss=certificate.iss,
+            iss_user_id=certificate.iss_user_id,
+            sub=certificate.sub,
+            nonce=certificate.nonce,
+            nbf=certificate.nbf,
+            exp=certificate.exp,
+            key=key,
+            caller=replace(
+                self._holder(certificate, identity),
+                presenter=key.hex,
+                ops=certificate.ops,
+                scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
+            ),
+            excluded=certificate.aud is not None and key.hex not in certificate.aud,
+            is_trusted=certificate.kind != "audience" and self._is_trusted(certificate, identity),
+            known_as=signed.known_as,
+        )
+
+    def _certificate(self, text: bytes) -> Certificate:
+        """A certificate that its issuer signed, its form and time checked, as plugins accept it too. Raises
+        Unauthorized, or Forbidden where it names no paths."""
+        try:
+            certificate = caps.read(text)
+            caps.check_window(certificate, self._now_ms() // 1000)
+            if certificate.kind != "device" and not certificate.paths:
+                raise Forbidden(reason="scope: a certificate for others needs paths")
+            if sum(path.startswith("!") for path in certificate.paths or ()) > MAX_DENIES:
+                raise Unauthorized(f"certificate: more than {MAX_DENIES} denies")
+            caps.check_sharing(certificate)
+        except CapError as error:
+            raise Unauthorized(f"certificate: {error.reason}") from None
+        except ValueError:
+            raise Unauthorized("certificate: malformed") from None
         code = None if self._refusal is None else self._refusal(certificate)
         if code is not None:
             log.info("cap-cert plugin reject: %s", code)
-            raise Unauthorized
+            raise Unauthorized(f"certificate: a plugin refuses it: {code}")
         return certificate
 
-    def _remember(self, proof: Proof) -> None:
-        """Spare the caller's next request the check of the certificate's own signature. Only who has signed a
-        request gets here: nobody fills the memory with certificates that they cannot use."""
-        if proof.known_as not in self._known:
-            self._known[proof.known_as] = proof
-            self._known_chars += len(proof.known_as[0])
-            while self._known_chars > MAX_REMEMBERED_CHARS:
-                (oldest, _), _ = self._known.popitem(last=False)
-                self._known_chars -= len(oldest)
-
-    def _caller(self, certificate: Certificate, key: _core.PublicKey) -> Caller:
-        """Who presents `certificate` with `key` (clients-and-crypto section 1.5)."""
-        identity = certificate.iss_user_id if certificate.kind == "device" else key.user_id
-        return replace(
-            self._holder(certificate, identity),
-            presenter=key.hex,
-            ops=certificate.ops,
-            scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
-        )
+    def _is_trusted(self, certificate: Certificate, identity: str) -> bool:
+        """Whether the configuration names who acts here: strangers cannot be among these."""
+        return identity in self._named_identities or certificate.iss in self._trusted_issuers
 
     def _holder(self, certificate: Certificate, identity: str) -> Caller:
         """`identity` with the roles that `certificate` gives it."""
@@ -276,21 +309,6 @@ class Access:
             own.add("device:root")
         claims = Claims(certificate.iss, frozenset(own), frozenset(yielded & self._asked))
         return Caller(identity, claims.roles(identity, *self._trust), claims=claims)
-
-    def _check_signature(self, proof: Proof, credentials: Credentials, request: Inbound, body: bytes) -> None:
-        if not _core.verify_request(
-            proof.key,
-            credentials.signature,
-            request.method,
-            request.targets,
-            body,
-            request.host,
-            credentials.timestamp_ms,
-            credentials.nonce,
-        ):
-            raise Unauthorized
-        if proof.excluded:
-            raise Forbidden
 
     async def count(self, limit: Limit, bucket: str) -> None:
         """Count one request in `bucket`. Raises RateLimited where it is one too many."""
@@ -310,19 +328,50 @@ def _roles_asked(config: Config) -> frozenset[str]:
     return frozenset(asked)
 
 
-def _certificate(authorization: str, now_s: int) -> Certificate:
-    """The certificate of a header, verified. Raises Unauthorized, or Forbidden where it names no paths."""
+def _opened(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
+    """The certificate of a header, and what `open_certificate` tells of it. Raises Unauthorized."""
     try:
-        certificate = caps.decode(authorization)
-        caps.verify(certificate, now_s)
-        if certificate.kind != "device" and not certificate.paths:
-            raise Forbidden
-        if sum(path.startswith("!") for path in certificate.paths or ()) > MAX_DENIES:
-            raise Unauthorized
-        caps.check_sharing(certificate)
-    except (CapError, ValueError):
-        raise Unauthorized from None
-    return certificate
+        text = caps.decode_header(authorization)
+    except CapError as error:
+        raise Unauthorized(f"certificate: {error.reason}") from None
+    opened = _core.open_certificate(text)
+    if opened is None:
+        raise Unauthorized("certificate: malformed, or its issuer did not sign it")
+    return text, opened
+
+
+def _signed_certificate(
+    authorization: str, presenter: str, text: bytes, opened: tuple[str, int, int]
+) -> SignedCertificate:
+    subject, nbf, exp = opened
+    try:
+        key = _core.PublicKey(subject or presenter)
+    except ValueError:
+        raise Unauthorized("certificate: not a public key") from None
+    return SignedCertificate(text, key, nbf, exp, (authorization, "" if subject else presenter))
+
+
+def _check_window(presented: Proof | SignedCertificate, now_ms: int) -> None:
+    """Refuse a certificate that does not hold now."""
+    now_s = now_ms // 1000
+    if now_s > presented.exp + SKEW_S:
+        raise Unauthorized(f"expired: {now_s - presented.exp} s ago")
+    if now_s < presented.nbf - SKEW_S:
+        raise Unauthorized(f"not valid yet: for {presented.nbf - now_s} s")
+
+
+def _check_signature(key: _core.PublicKey, credentials: Credentials, request: Inbound, body: bytes) -> None:
+    if not _core.verify_request(
+        key,
+        credentials.signature,
+        request.method,
+        request.targets,
+        body,
+        request.host,
+        credentials.timestamp_ms,
+        credentials.nonce,
+    ):
+        raise Unauthorized("signature: not of this request, or of another host or path")
 
 
 def _counters(rule: Rule, identity: str, address: str) -> list[tuple[Limit, str]]:

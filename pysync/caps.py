@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import orjson
 
@@ -42,8 +42,7 @@ class CapError(Exception):
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """A certificate whose form is right. `sub` is `""` for an audience certificate; `paths` and `aud` are
-    None where they are absent. `nbf` and `exp` are seconds since the epoch. `text` is its canonical JSON,
-    `signed` the bytes that `sig` signs."""
+    None where they are absent. `nbf` and `exp` are seconds since the epoch. `text` is its canonical JSON."""
 
     kind: Kind
     iss: str
@@ -58,8 +57,12 @@ class Certificate:
     exp: int
     nonce: str
     sig: str
-    signed: bytes
     text: bytes
+
+    @property
+    def signed(self) -> bytes:
+        """The bytes that `sig` signs."""
+        return signing_input(CERTIFICATE_TAG, orjson.loads(self.text))
 
     @property
     def is_root_device(self) -> bool:
@@ -79,12 +82,17 @@ def user_id(key: str) -> str:
 def decode(authorization: str) -> Certificate:
     """The certificate of an `Authorization` header, its form checked, its time and signature not yet.
     Raises CapError."""
+    return read(decode_header(authorization))
+
+
+def decode_header(authorization: str) -> bytes:
+    """The text of the certificate in an `Authorization` header. Raises CapError."""
     if len(authorization) > MAX_HEADER_CHARS or not authorization.startswith(SCHEME):
         raise CapError("malformed")
     text = base64_bytes(authorization[len(SCHEME) :])
     if text is None:
         raise CapError("malformed")
-    return read(text)
+    return text
 
 
 def read(text: bytes) -> Certificate:
@@ -147,6 +155,19 @@ def check_sharing(certificate: Certificate) -> None:
         raise CapError(f"{kind}-keyring-not-denied")
 
 
+class Revocable(Protocol):
+    """What a revocation list names a certificate by."""
+
+    @property
+    def iss(self) -> str: ...
+    @property
+    def iss_user_id(self) -> str: ...
+    @property
+    def sub(self) -> str: ...
+    @property
+    def nonce(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RevocationList:
     """What one issuer took back, its signature checked. Of two lists the larger `generation` holds.
@@ -159,7 +180,7 @@ class RevocationList:
     revoked_subjects: frozenset[str]
     text: bytes
 
-    def revokes(self, certificate: Certificate) -> bool:
+    def revokes(self, certificate: "Revocable") -> bool:
         """Whether the certificate, or everything its subject holds, was taken back by its issuer. The `exp`
         of an entry only says when its issuer may drop it: until then it holds."""
         if certificate.iss != self.iss:
@@ -249,7 +270,6 @@ def _read_members(members: dict[str, Any], canonical: bytes) -> Certificate:
         exp=exp,
         nonce=nonce,
         sig=sig if isinstance(sig, str) else "",
-        signed=signing_input(CERTIFICATE_TAG, members),
         text=canonical,
     )
 

@@ -42,6 +42,8 @@ class PysyncError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     text: ClassVar[str] = "Internal error"
+    reason: str = ""
+    """Which check failed: for the operator's log, never for the caller."""
 
     def __init__(
         self,
@@ -49,10 +51,12 @@ class PysyncError(Exception):
         *,
         extras: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
+        reason: str = "",
     ) -> None:
         self.message = self.text if text is None else text
         self.extras: Mapping[str, object] = extras or {}
         self.headers: Mapping[str, str] = headers or {}
+        self.reason = reason
         super().__init__(self.message)
 
 
@@ -183,8 +187,8 @@ class AppendParamsNotSupported(BadRequest):
 class Unauthorized(PysyncError):
     status, code, text = 401, "unauthorized", "Unauthorized"
 
-    def __init__(self) -> None:
-        super().__init__(headers={"WWW-Authenticate": "Cap"})
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(headers={"WWW-Authenticate": "Cap"}, reason=reason)
 
 
 class Forbidden(PysyncError):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from pysync.caps import Certificate, RevocationList, read_revocation_list
+from pysync.caps import Revocable, RevocationList, read_revocation_list
 from pysync.errors import (
     BadSignature,
     InvalidRevocation,
@@ -46,7 +46,7 @@ class Revocations:
         self._known: dict[str, _Known] = {}
         self._known_bytes = 0
 
-    async def revoked(self, certificate: Certificate) -> bool:
+    async def revoked(self, certificate: Revocable) -> bool:
         """Whether the certificate's issuer took it back. Raises StoreUnavailable where nobody can tell."""
         issuer = certificate.iss_user_id
         known = self._known.get(issuer)

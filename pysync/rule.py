@@ -102,26 +102,33 @@ class Rule:
 
     def authorize(self, caller: Caller, identity: str | None, document_key: str) -> None:
         """Raise Forbidden unless `permits`."""
-        if not self.permits(caller, identity, document_key):
-            raise Forbidden
+        reason = self.refusal(caller, identity, document_key)
+        if reason is not None:
+            raise Forbidden(reason=reason)
 
     def permits(self, caller: Caller, identity: str | None, document_key: str) -> bool:
         """Whether `caller` may act on `document_key`, whose path names `identity` (None: no identity)."""
+        return self.refusal(caller, identity, document_key) is None
+
+    def refusal(self, caller: Caller, identity: str | None, document_key: str) -> str | None:
+        """Why `caller` may not act on `document_key`, for the operator's log; None: it may."""
         if self.restrictions and self._restricted(caller.identity):
-            return False
+            return "restrictions"
         if caller.ops is not None and not (caller.ops & _OPS[self.action]):
-            return False
+            return "scope: the certificate's ops"
         if caller.scope is not None and not caller.scope.allows(document_key):
-            return False
+            return "scope: the certificate's paths"
         roles = self.held(caller)
         if self.collection.root_only and "device:root" not in roles:
-            return False
+            return "roles: rootOnly"
         held = self.roles & roles
         if identity is None:
-            return bool(held)
+            return None if held else "roles"
         if identity == caller.identity:
-            return "self" in self.roles or bool(held)
-        return any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held)
+            return None if "self" in self.roles or held else "roles"
+        if any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held):
+            return None
+        return "roles: the path names another identity"
 
     def answers(self, caller: Caller, identity: str | None, document_key: str) -> bool:
         """Whether a request of its own would be answered: as `permits`, except that an open collection does

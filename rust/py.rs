@@ -268,6 +268,12 @@ pub mod _core {
     }
 
     #[pyfunction]
+    fn open_certificate(text: &[u8]) -> Option<(String, i64, i64)> {
+        let opened = signing::SignedCertificate::open(text)?;
+        Some((opened.subject, opened.not_before_s, opened.expires_s))
+    }
+
+    #[pyfunction]
     fn request_message<'py>(
         py: Python<'py>,
         method: &str,

@@ -31,10 +31,16 @@ impl Scope {
         }
         let key = plain_segments(key);
         let key = key.as_bytes();
-        self.allows
+        if !self
+            .allows
             .iter()
             .any(|glob| matches_narrowly(glob.as_bytes(), key))
-            && !self.denies.iter().any(|deny| deny.covers(key))
+        {
+            return false;
+        }
+        let mut positions = None;
+        let mut denies = self.denies.iter().filter(|deny| deny.may_cover(key));
+        !denies.any(|deny| deny.covers_at(positions.get_or_insert_with(|| Positions::new(key))))
     }
 }
 
@@ -131,59 +137,99 @@ impl Deny {
         }
     }
 
-    /// Whether `key`, or a key that it lies below, matches. All partial matches advance together, 64 in a
-    /// word, so a crafted glob costs what an honest one of its length does.
+    /// Whether `key`, or a key that it lies below, matches.
     pub fn covers(&self, key: &[u8]) -> bool {
-        let Some(text) = key.strip_prefix(self.literal.as_slice()) else {
-            return false;
-        };
-        // Bit i is set where the text so far matches the steps before i.
-        let mut reached = self.bits(|_| false);
-        reached[0] = 1;
-        let (runs, slash_runs) = (
-            self.bits(|step| !matches!(step, Step::Byte(_))),
-            self.bits(|step| step == Step::Any),
-        );
-        let mut bytes: [Option<Vec<u64>>; 256] = [const { None }; 256];
-        skip_runs(&mut reached, &runs);
-        for &byte in text {
-            if byte == b'/' && self.is_complete(&reached) {
-                return true;
-            }
-            let steps = bytes[usize::from(byte)]
-                .get_or_insert_with(|| self.bits(|step| step == Step::Byte(byte)));
-            let staying = if byte == b'/' { &slash_runs } else { &runs };
-            let mut carry = 0;
-            for (word, (step, stay)) in reached.iter_mut().zip(steps.iter().zip(staying)) {
-                let moved = *word & step;
-                *word = (*word & stay) | moved << 1 | carry;
-                carry = moved >> 63;
-            }
-            skip_runs(&mut reached, &runs);
-        }
-        self.is_complete(&reached)
+        self.may_cover(key) && self.covers_at(&Positions::new(key))
     }
 
-    /// A set of steps, with a place for the end.
-    fn bits(&self, holds: impl Fn(Step) -> bool) -> Vec<u64> {
-        let mut words = vec![0; self.steps.len() / 64 + 1];
-        for (i, &step) in self.steps.iter().enumerate() {
-            words[i / 64] |= u64::from(holds(step)) << (i % 64);
-        }
-        words
+    fn may_cover(&self, key: &[u8]) -> bool {
+        key.starts_with(&self.literal)
     }
 
-    fn is_complete(&self, reached: &[u64]) -> bool {
-        reached[self.steps.len() / 64] >> (self.steps.len() % 64) & 1 == 1
+    /// `covers`, of a key that `may_cover` admits. All partial matches advance together, 64 in a word, so a
+    /// crafted glob costs what an honest one of its length does.
+    fn covers_at(&self, key: &Positions) -> bool {
+        // Bit i is set where the steps so far match the key up to its byte i.
+        let mut reached = vec![0; key.words()];
+        reached[self.literal.len() / 64] = 1 << (self.literal.len() % 64);
+        for &step in &self.steps {
+            match step {
+                Step::Byte(byte) => key.advance(&mut reached, byte),
+                Step::Any => key.extend(&mut reached, &key.any),
+                Step::Segment => key.extend(&mut reached, &key.in_segments),
+            }
+            if reached.iter().all(|&word| word == 0) {
+                return false;
+            }
+        }
+        reached
+            .iter()
+            .zip(&key.ends)
+            .any(|(word, end)| word & end != 0)
     }
 }
 
-/// A run may be empty, so what reaches it has also reached what follows it, which is no run.
-fn skip_runs(reached: &mut [u64], runs: &[u64]) {
-    let mut carry = 0;
-    for (word, run) in reached.iter_mut().zip(runs) {
-        let skipped = *word & run;
-        *word |= skipped << 1 | carry;
-        carry = skipped >> 63;
+/// A key as the positions of its bytes, for all denies to share.
+struct Positions {
+    /// Where each byte stands: 256 sets, end to end.
+    of: Vec<u64>,
+    any: Vec<u64>,
+    in_segments: Vec<u64>,
+    /// Where a match may end: before a slash, and at the end.
+    ends: Vec<u64>,
+}
+
+impl Positions {
+    fn new(key: &[u8]) -> Self {
+        let words = key.len() / 64 + 1;
+        let mut of = vec![0; 256 * words];
+        let mut any = vec![0; words];
+        for (at, &byte) in key.iter().enumerate() {
+            of[usize::from(byte) * words + at / 64] |= 1 << (at % 64);
+            any[at / 64] |= 1 << (at % 64);
+        }
+        let mut ends = of[usize::from(b'/') * words..][..words].to_vec();
+        let in_segments = any
+            .iter()
+            .zip(&ends)
+            .map(|(any, slash)| any & !slash)
+            .collect();
+        ends[key.len() / 64] |= 1 << (key.len() % 64);
+        Self {
+            of,
+            any,
+            in_segments,
+            ends,
+        }
+    }
+
+    fn words(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Moves every position whose byte is `byte` to the next one, and drops the others.
+    fn advance(&self, reached: &mut [u64], byte: u8) {
+        let words = self.words();
+        let mut carry = 0;
+        for (word, here) in reached
+            .iter_mut()
+            .zip(&self.of[usize::from(byte) * words..])
+        {
+            let moved = *word & here;
+            *word = moved << 1 | carry;
+            carry = moved >> 63;
+        }
+    }
+
+    /// Adds what every position leads to by any number of bytes of `run`: the carry of an addition passes
+    /// through all the ones that follow.
+    fn extend(&self, reached: &mut [u64], run: &[u64]) {
+        let mut carry = false;
+        for (word, run) in reached.iter_mut().zip(run) {
+            let (sum, over) = (*word & run).overflowing_add(*run);
+            let (sum, again) = sum.overflowing_add(u64::from(carry));
+            *word |= sum ^ run;
+            carry = over || again;
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! Ed25519 signatures of requests and authors (clients-and-crypto sections 2 and 5).
 
-use crate::canonical::{hex, sha256, write_integer, write_string};
+use crate::canonical::{canonicalize, hex, sha256, write_integer, write_string};
 use crate::error::CoreError;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use ed25519_dalek::{Signature, Verifier, VerifyingKey};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 
 /// An Ed25519 public key, its point decompressed once.
 pub struct PublicKey(VerifyingKey);
@@ -70,6 +72,53 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
 /// Whether the coordinate is below the field's prime, 2^255 - 19, beside the sign in the top bit.
 fn is_reduced(bytes: &[u8; 32]) -> bool {
     !(bytes[31] & 0x7f == 0x7f && bytes[1..31].iter().all(|&byte| byte == 0xff) && bytes[0] >= 0xed)
+}
+
+const CERTIFICATE_TAG: &[u8] = b"starfish-capcert-v1\n";
+
+/// What must be known of a certificate before the signature of a request under it can be checked.
+pub struct SignedCertificate {
+    /// The key that it is for; empty where it is for whoever presents it.
+    pub subject: String,
+    pub not_before_s: i64,
+    pub expires_s: i64,
+}
+
+impl SignedCertificate {
+    /// From the JSON text of a certificate whose issuer signed it; None where nobody did. Its form is not
+    /// checked beyond what is returned.
+    pub fn open(text: &[u8]) -> Option<Self> {
+        let text = canonicalize(text).ok()?;
+        // By name in the order of their bytes, which is the canonical one.
+        let members: BTreeMap<String, &RawValue> = serde_json::from_slice(&text).ok()?;
+        let string = |name| serde_json::from_str::<String>(members.get(name)?.get()).ok();
+        let seconds = |name| {
+            let number = serde_json::from_str::<f64>(members.get(name)?.get()).ok()?;
+            (number.fract() == 0.0).then_some(number as i64)
+        };
+        let issuer = PublicKey::parse(&string("iss")?).ok()?;
+        let mut message = Vec::with_capacity(CERTIFICATE_TAG.len() + text.len());
+        message.extend_from_slice(CERTIFICATE_TAG);
+        message.push(b'{');
+        for (name, value) in members.iter().filter(|(name, _)| *name != "sig") {
+            write_string(&mut message, name);
+            message.push(b':');
+            message.extend_from_slice(value.get().as_bytes());
+            message.push(b',');
+        }
+        message.pop();
+        message.push(b'}');
+        let subject = match members.get("sub") {
+            Some(_) => string("sub")?,
+            None => String::new(),
+        };
+        let opened = Self {
+            subject,
+            not_before_s: seconds("nbf")?,
+            expires_s: seconds("exp")?,
+        };
+        issuer.verify(&message, &string("sig")?).then_some(opened)
+    }
 }
 
 /// What a request signature signs, for one or several targets.

@@ -4,13 +4,16 @@ import base64
 import hashlib
 from typing import Any
 
+import orjson
 import pytest
 import reference
+from conftest import ISSUER, root_device
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
 import pysync._core as core
+from pysync import caps
 
 SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC_KEY = SIGNER.public_key().public_bytes_raw().hex()
@@ -159,3 +162,37 @@ def test_an_author_proof_holds_for_its_tag_key_and_data_only() -> None:
     assert not core.verify_author(tag, document_key, text, "0" * 64, signature)
     assert not core.verify_author(tag, document_key, text, "\udcff", signature)
     assert not core.verify_author(tag, document_key, text, PUBLIC_KEY, "\udcff")
+
+
+@given(st.sampled_from(["sub", "label", "sig", "é", '"', "nbf", "scope"]), st.text(max_size=5))
+def test_a_certificate_opens_where_its_issuer_signed_it_and_nowhere_else(name: str, value: str) -> None:
+    certificate = root_device(ISSUER)
+    own = {key: held for key, held in orjson.loads(certificate.text).items() if key != "sig"}
+    members = {**own, "nested": {"sig": "x", "a": 1}} | ({name: value} if name not in own else {})
+    members.pop("sig", None)
+    members["sig"] = ISSUER.sign(caps.signing_input(caps.CERTIFICATE_TAG, members))
+    opened = (certificate.sub, certificate.nbf, certificate.exp)
+    assert core.open_certificate(orjson.dumps(members)) == opened
+    shuffled = dict(reversed(members.items()))
+    assert core.open_certificate(orjson.dumps(shuffled, option=orjson.OPT_INDENT_2)) == opened
+    assert core.open_certificate(orjson.dumps({**members, "nonce": "other"})) is None
+    assert core.open_certificate(orjson.dumps({**members, "more": value})) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"[]", b"{}", b"null", b'{"sig":1}', b'{"iss":1,"sig":"","nbf":0,"exp":1}', b'{"a":NaN}',
+        b'{"iss":"' + b"0" * 64 + b'","sig":"","nbf":0,"exp":1}', b"[" * 70, b"\xff",
+    ],
+)  # fmt: skip
+def test_what_is_no_certificate_does_not_open(text: bytes) -> None:
+    assert core.open_certificate(text) is None
+
+
+@pytest.mark.parametrize("seconds", [1.5, "1", None, True, [1]])
+def test_a_certificate_whose_time_is_no_integer_does_not_open(seconds: object) -> None:
+    own = {key: held for key, held in orjson.loads(root_device(ISSUER).text).items() if key != "sig"}
+    own["exp"] = seconds
+    sig = ISSUER.sign(caps.signing_input(caps.CERTIFICATE_TAG, own))
+    assert core.open_certificate(orjson.dumps({**own, "sig": sig})) is None

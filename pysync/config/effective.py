@@ -66,12 +66,12 @@ def trust_of(config: Config, namespace: str | None = None, collection: Collectio
 
 def every_trusted_issuer(config: Config) -> frozenset[str]:
     """The issuers that are trusted anywhere."""
-    trusts = (
-        trust_of(config, namespace, collection)
-        for namespace, _, collections in config.each_namespace()
-        for collection in collections
-    )
-    return frozenset(config.auth.trusted_issuers or ()).union(*(trust.issuers or () for trust in trusts))
+    return frozenset().union(*(trust.issuers or () for trust in _every_trust(config)))
+
+
+def every_named_identity(config: Config) -> frozenset[str]:
+    """The user ids that are given roles anywhere."""
+    return frozenset().union(*(trust.identity_roles for trust in _every_trust(config)))
 
 
 def effective_coordinator(config: Config) -> str:
@@ -110,6 +110,13 @@ def owner(collections: Iterable[Collection], key: str) -> Collection | None:
 def is_shared(config: Config) -> bool:
     """Whether other processes may serve the same store: several workers, or a coordinator of many nodes."""
     return config.server.workers > 1 or effective_coordinator(config).startswith("redis")
+
+
+def _every_trust(config: Config) -> Iterator[Trust]:
+    yield trust_of(config)
+    for namespace, _, collections in config.each_namespace():
+        for collection in collections:
+            yield trust_of(config, namespace, collection)
 
 
 def _rules(action: Action, limits: tuple[RateLimit | None, ...]) -> Iterator[RateRule]:

@@ -95,11 +95,11 @@ class App:
         revocations = Revocations(store, now_ms, every_trusted_issuer(config))
         refusal = hooks.refusal if hooks.validates else None
         access = Access(config, coordinator, revocations, now_ms, refusal)
-        callers = Callers(access, server.mount_path, server.trusted_proxy_hops)
         roles = Roles(Spaces(config.auth.spaces, store), hooks)
+        callers = Callers(access, roles, server.mount_path, server.trusted_proxy_hops)
         keyrings = Keyrings(documents, roles, hooks, owners(config, hooks))
         plugs = Plugs(hooks, outbox)
-        handling = documents, access, callers, revocations, roles, keyrings
+        handling = documents, access, callers, revocations, keyrings
         hearing = Hearing(pull_rules(config, hooks), access, roles, store, now_ms)
         feed = Feed(outbox.log, hearing.key_of, hearing.permits)
         self.subscribers = Subscribers(feed, hearing, tally)
@@ -119,7 +119,7 @@ class App:
             plugged=PluggedHandlers(plugs, *handling),
             files=FileHandlers(files, *handling),
             plugged_files=PluggedFiles(plugs, files, *handling),
-            lists=Lists(store, callers, roles),
+            lists=Lists(store, callers),
             hearing=hearing,
             subscribers=self.subscribers,
             ops=self.ops,

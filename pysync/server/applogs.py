@@ -22,7 +22,6 @@ from pysync.errors import (
 from pysync.model import Caller, Written
 from pysync.server.answer import NO_STORE, Answer, version_matches
 from pysync.server.callers import Callers
-from pysync.server.roles import Roles
 from pysync.server.routes import Match
 from pysync.server.streamed import streamed
 from pysync.server.writes import apply, aside, check_author, receive, request_key
@@ -37,12 +36,11 @@ _is_bound = re.compile(r"0|[1-9][0-9]*").fullmatch
 class LogHandlers:
     """The routes of one append-only collection, whose logs follow `rules`."""
 
-    def __init__(self, rules: LogRules, logs: Logs, access: Access, callers: Callers, roles: Roles) -> None:
+    def __init__(self, rules: LogRules, logs: Logs, access: Access, callers: Callers) -> None:
         self._rules = rules
         self._logs = logs
         self._access = access
         self._callers = callers
-        self._roles = roles
 
     async def append(self, request: web.BaseRequest, match: Match) -> Answer:
         """`POST {ns}/push/<key>`: one element at the log's end."""
@@ -52,21 +50,14 @@ class LogHandlers:
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<key>`: the elements within the bounds of the query."""
-        rule = match.rule
-        caller = signer = await self._callers.reader(request, rule)
-        if rule.by_request:
-            caller = await self._roles.enriched(rule, signer, match.params, match.key)
-        rule.authorize(caller, match.identity, match.key)
+        signer, caller = await self._callers.reader(request, match)
         return await self._read(request, match, signer, caller)
 
     async def _received(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.Append]:
         """Who appends, with its roles for this log, and what: allowed and checked."""
         rule = match.rule
         permissions = rule.collection.field_permissions
-        caller, text = await receive(request, rule, self._access, self._callers)
-        if rule.by_request:
-            caller = await self._roles.enriched(rule, caller, match.params, match.key)
-        rule.authorize(caller, match.identity, match.key)
+        caller, text = await receive(request, match, self._access, self._callers)
         element = await aside(len(text), _core.decode_append, text)
         if self._rules.require_author_signature:
             if element.author_pubkey is None:

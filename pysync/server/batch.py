@@ -10,6 +10,7 @@ import orjson
 from aiohttp import web
 
 from pysync import _core, fields, wire
+from pysync.access import ANYBODY, Verified
 from pysync.applog import Bounds, Logs
 from pysync.batch import Outcome, Read, read_each
 from pysync.config import Config
@@ -56,12 +57,13 @@ _UNKNOWN = _Verdict(AuthorizationError.text)
 
 
 class BatchPull:
-    """The batch pulls of one namespace. `rules` are those of pulling its collections, each with whether
+    """The batch pulls of one `namespace`. `rules` are those of pulling its collections, each with whether
     batches serve it; `reads_at_once` bounds the reads of one request that wait for the store together."""
 
     def __init__(
         self,
         config: Config,
+        namespace: str | None,
         rules: Sequence[tuple[Rule, bool]],
         store: Store,
         logs: Logs,
@@ -71,6 +73,7 @@ class BatchPull:
         now_ms: Callable[[], int],
         reads_at_once: int = READS_AT_ONCE,
     ) -> None:
+        self._namespace = namespace
         self._rules = [rule for rule, _ in rules]
         self._store = store
         self._tails = Tails(logs, self._rules)
@@ -100,14 +103,23 @@ class BatchPull:
         """Answer a batch pull. The entries' errors are theirs alone; what the request as a whole did wrong is
         told before anything is read."""
         query = request.raw_path.partition("?")[2].encode(errors="surrogateescape")
-        credentials = self._callers.claimed(request)
-        plan = self._plan(query, credentials.caller)
+        verified = await self._callers.claimed(request, self._namespace)
+        return await self._answer(request, query, verified)
+
+    async def _answer(self, request: web.BaseRequest, query: bytes, verified: Verified) -> Answer:
+        """The answer for whoever sends the request: for anybody, where the credentials turn out not to hold.
+        The nonce is taken once something is allowed, or before plugins are asked that may act on it."""
+        caller = verified.caller
+        plan = self._planner.plan(query, caller.identity, caller.scope)
         named = [self._rules[row] for row in plan.collections]
-        caller = await self._callers.anybody(request, credentials, named)
-        if caller is not credentials.caller:
-            plan = self._plan(query, caller)
+        await self._callers.meter(request, caller, named)
+        if self._hooks.pulls and not await self._callers.holds(verified):
+            return await self._answer(request, query, ANYBODY)
         known = await self._read_access(plan, caller)
         verdicts = await self._verdicts(plan, caller, known)
+        is_taken = self._hooks.pulls or all(verdict.refusal is not None for verdict in verdicts)
+        if not is_taken and not await self._callers.holds(verified):
+            return await self._answer(request, query, ANYBODY)
         tails = plan.tails if any(rule.collection.append_only is not None for rule in named) else []
         answer = await self._read(plan, tails, verdicts, known)
         version = answer.etag
@@ -115,9 +127,6 @@ class BatchPull:
         if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
             return Answer(304, b"", headers)
         return Answer(200, answer.body(), headers)
-
-    def _plan(self, query: bytes, caller: Caller) -> _core.BatchPlan:
-        return self._planner.plan(query, caller.identity, caller.scope)
 
     async def _read_access(self, plan: _core.BatchPlan, caller: Caller) -> dict[str, Outcome]:
         """The access documents of the spaces that the plan's groups belong to."""

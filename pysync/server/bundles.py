@@ -4,6 +4,7 @@ import orjson
 from aiohttp import web
 
 from pysync import bundles, wire
+from pysync.access import Access
 from pysync.bundles import Bundle
 from pysync.documents import Documents
 from pysync.errors import PysyncError
@@ -20,10 +21,17 @@ class BundlePull:
     """The pull route of one bundle."""
 
     def __init__(
-        self, bundle: Bundle, documents: Documents, callers: Callers, roles: Roles, hooks: Hooks
+        self,
+        bundle: Bundle,
+        documents: Documents,
+        access: Access,
+        callers: Callers,
+        roles: Roles,
+        hooks: Hooks,
     ) -> None:
         self._bundle = bundle
         self._documents = documents
+        self._access = access
         self._callers = callers
         self._roles = roles
         self._hooks = hooks
@@ -32,13 +40,17 @@ class BundlePull:
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<path>`: `{"collections": {name: {"data", "hash"}}, "timestamp"}`."""
         bundle = self._bundle
-        caller = await self._callers.reader(request, bundle.gate, *bundle.others)
+        credentials = self._access.present(bundle.gate, request.headers)
+        verified = await self._callers.verified(request, credentials, b"", bundle.gate, *bundle.others)
+        caller = verified.caller
         if bundle.gate.by_request:
             caller = await self._roles.enriched(bundle.gate, caller, match.params, match.key)
         readers: list[Caller | None] = [caller] * len(bundle.rules)
         if self._asks:
             readers = [await self._reader(rule, caller, match) for rule in bundle.rules]
         readable = bundle.readable(readers, match.identity, match.key)
+        if readable:
+            await self._access.consume(verified)
         members = await bundle.pull(self._documents, readable, match.identity, match.key)
         version = bundles.version(members)
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'

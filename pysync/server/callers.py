@@ -1,77 +1,108 @@
-"""Who sends a request, from what aiohttp knows of it."""
+"""Who sends a request, from what aiohttp knows of it, and whether it may do what it asks for."""
 
 from contextlib import suppress
 from ipaddress import ip_address
 
 from aiohttp import web
 
-from pysync.access import NOBODY, Access, Credentials, Inbound
+from pysync.access import ANYBODY, NOBODY, Access, Credentials, Inbound, Verified
 from pysync.errors import Forbidden, Unauthorized
-from pysync.model import ANONYMOUS, Caller
+from pysync.model import Caller
 from pysync.rule import Rule
+from pysync.server.roles import Roles
+from pysync.server.routes import Match
 from pysync.signing import host_of_header
 
 
 class Callers:
     """Requests as `Access` sees them. `mount` is the prefix of every route, `proxy_hops` how many proxies in
-    front are believed."""
+    front are believed.
 
-    def __init__(self, access: Access, mount: str, proxy_hops: int) -> None:
+    The order is the same everywhere: the signature, rate limits, roles and scope, and the nonce last, so that
+    nothing that is refused takes any of the replay memory.
+    """
+
+    def __init__(self, access: Access, roles: Roles, mount: str, proxy_hops: int) -> None:
         self._access = access
+        self._roles = roles
         self._mount = mount
         self._proxy_hops = proxy_hops
 
-    async def reader(self, request: web.BaseRequest, rule: Rule, *others: Rule) -> Caller:
-        """Who sends a request that has no body to speak of. It counts against the rate limits of `others`
-        too. Raises what `Access.present` and `admit` do."""
-        return await self.admitted(request, self._access.present(rule, request.headers), rule, *others)
+    async def reader(self, request: web.BaseRequest, match: Match) -> tuple[Caller, Caller]:
+        """Who sends a request that has no body to speak of and is allowed: as its credentials say, and with
+        its roles for this request. Raises what `Access.present`, `allowed` and `Rule.authorize` do."""
+        return await self.allowed(request, match, self._access.present(match.rule, request.headers))
 
-    async def admitted(
-        self, request: web.BaseRequest, credentials: Credentials, rule: Rule, *others: Rule
-    ) -> Caller:
-        """`reader`, of a request that presents `credentials`. Raises what `Access.admit` does."""
-        if credentials is NOBODY and not _is_metered(rule, *others):
-            return ANONYMOUS
-        return await self._access.admit(rule, credentials, self.inbound(request, rule, *others), b"", *others)
+    async def allowed(
+        self,
+        request: web.BaseRequest,
+        match: Match,
+        credentials: Credentials,
+        body: bytes = b"",
+        *,
+        pushes: bool = False,
+    ) -> tuple[Caller, Caller]:
+        """`reader`, of a request with `body` that presents `credentials`; `pushes` a document.
 
-    async def writer(
-        self, request: web.BaseRequest, rule: Rule, credentials: Credentials, body: bytes
-    ) -> Caller:
-        """Who sends a request with `body`, whose headers present `credentials`. Raises what `admit` does."""
-        if credentials is NOBODY and rule.limit is None:
-            return ANONYMOUS
-        return await self._access.admit(rule, credentials, self.inbound(request, rule), body)
-
-    def claimed(self, request: web.BaseRequest) -> Credentials:
-        """The credentials of a request that anybody may send: `NOBODY` where there are none, or bad ones.
-        Nothing is proved yet."""
-        try:
-            return self._access.credentials(request.headers)
-        except (Unauthorized, Forbidden):
-            return NOBODY
-
-    async def anybody(self, request: web.BaseRequest, credentials: Credentials, rules: list[Rule]) -> Caller:
-        """Who sends a request, without a body, that anybody may send: `ANONYMOUS` where its credentials do
-        not hold, or nothing is asked for. It counts once for each of `rules` that has a limit.
-
-        Raises RateLimited, CoordinatorUnavailable, StoreUnavailable.
+        Raises what `Access.verify`, `meter` and `consume`, `Roles` and `Rule.authorize` do.
         """
-        metered = any(rule.limit is not None for rule in rules)
-        if not rules or (credentials is NOBODY and not metered):
-            return ANONYMOUS
-        inbound = self.inbound(request, *rules)
-        try:
-            return await self._access.admit(rules[0], credentials, inbound, b"", *rules[1:])
-        except (Unauthorized, Forbidden):
-            return await self._access.admit(rules[0], NOBODY, inbound, b"", *rules[1:])
+        rule = match.rule
+        verified = await self.verified(request, credentials, body, rule)
+        signer = caller = verified.caller
+        if rule.by_request:
+            if pushes:
+                caller = await self._roles.pushing(rule, signer, match.params, match.key, body)
+            else:
+                caller = await self._roles.enriched(rule, signer, match.params, match.key)
+        rule.authorize(caller, match.identity, match.key)
+        if verified.proof is not None:
+            await self._access.consume(verified)
+        return signer, caller
 
-    def inbound(self, request: web.BaseRequest, rule: Rule, *others: Rule) -> Inbound:
-        """The parts of `request` that its signature and its rate are told by."""
+    async def verified(
+        self, request: web.BaseRequest, credentials: Credentials, body: bytes, rule: Rule, *others: Rule
+    ) -> Verified:
+        """Who sends a request, its signature checked and counted against the limits of these rules. Whoever
+        is allowed what it asks for has yet to `Access.consume` the nonce."""
+        is_metered = _is_metered(rule, *others)
+        if credentials is NOBODY and not is_metered:
+            return ANYBODY
+        inbound = self.inbound(request, rule.namespace)
+        verified = await self._access.verify(credentials, inbound, body)
+        if is_metered:
+            await self._access.meter(verified.caller.identity, self.address(request), (rule, *others))
+        return verified
+
+    async def claimed(self, request: web.BaseRequest, namespace: str | None) -> Verified:
+        """Who sends a request, without a body, that anybody may send: `ANYBODY` where its credentials do not
+        hold. It is not counted, and its nonce not taken."""
+        try:
+            credentials = self._access.credentials(request.headers)
+            if credentials is NOBODY:
+                return ANYBODY
+            return await self._access.verify(credentials, self.inbound(request, namespace), b"")
+        except (Unauthorized, Forbidden):
+            return ANYBODY
+
+    async def meter(self, request: web.BaseRequest, caller: Caller, rules: list[Rule]) -> None:
+        """Count a request once for each of `rules` that has a limit. Raises as `Access.meter`."""
+        if _is_metered(*rules):
+            await self._access.meter(caller.identity, self.address(request), rules)
+
+    async def holds(self, verified: Verified) -> bool:
+        """Take the nonce of a request that anybody may send; False where its credentials do not hold."""
+        try:
+            await self._access.consume(verified)
+        except Unauthorized:
+            return False
+        return True
+
+    def inbound(self, request: web.BaseRequest, namespace: str | None) -> Inbound:
+        """The parts of a request to `namespace` that its signature covers."""
         return Inbound(
             request.method,
-            _targets(request.raw_path, self._mount, rule.namespace),
+            _targets(request.raw_path, self._mount, namespace),
             host_of_header(request.headers.get("Host", ""), "http"),
-            self.address(request) if _is_metered(rule, *others) else "",
         )
 
     def address(self, request: web.BaseRequest) -> str:

@@ -100,10 +100,7 @@ class FileHandlers(Handlers):
         max_bytes = rule.collection.max_body_bytes
         check_declared(request, max_bytes)
         signed = await read_body(request, max_bytes) if sent_as == JSON_TYPE else b""
-        caller = await self._callers.writer(request, rule, credentials, signed)
-        if rule.by_request:
-            caller = await self._roles.enriched(rule, caller, match.params, match.key)
-        rule.authorize(caller, match.identity, match.key)
+        _, caller = await self._callers.allowed(request, match, credentials, signed)
         chunks = _whole(signed) if sent_as == JSON_TYPE else stream_body(request, max_bytes)
         async with aclosing(chunks):
             yield Upload(caller, chunks, rules.content_type or clean(request.headers["Content-Type"]))

@@ -14,7 +14,6 @@ from pysync.server.answer import NO_STORE, Answer, version_matches
 from pysync.server.body import read_body
 from pysync.server.callers import Callers
 from pysync.server.keyrings import Keyrings
-from pysync.server.roles import Roles
 from pysync.server.routes import Match
 from pysync.server.writes import apply, aside, check_author, receive, request_key
 
@@ -31,23 +30,17 @@ class Handlers:
         access: Access,
         callers: Callers,
         revocations: Revocations,
-        roles: Roles,
         keyrings: Keyrings,
     ) -> None:
         self._documents = documents
         self._access = access
         self._callers = callers
         self._revocations = revocations
-        self._roles = roles
         self._keyrings = keyrings
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<key>` (wire section 4)."""
-        rule = match.rule
-        caller = signer = await self._callers.reader(request, rule)
-        if rule.by_request:
-            caller = await self._roles.enriched(rule, signer, match.params, match.key)
-        rule.authorize(caller, match.identity, match.key)
+        signer, caller = await self._callers.reader(request, match)
         return await self._read(request, match, signer, caller)
 
     async def push(self, request: web.BaseRequest, match: Match) -> Answer:
@@ -98,10 +91,7 @@ class Handlers:
     async def _received(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.PushBody]:
         """Who pushes, with its roles for this document, and what: allowed and checked."""
         rule = match.rule
-        caller, text = await receive(request, rule, self._access, self._callers)
-        if rule.by_request:
-            caller = await self._roles.pushing(rule, caller, match.params, match.key, text)
-        rule.authorize(caller, match.identity, match.key)
+        caller, text = await receive(request, match, self._access, self._callers, pushes=True)
         body = await aside(len(text), _core.decode_push, text)
         await aside(len(text), check_author, "document", body, caller, match.key)
         if rule.collection.field_permissions:

@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
-from pysync.access import Access, Proof
+from pysync.access import Access
 from pysync.batch import read_each
 from pysync.changes import Subject
 from pysync.config.template import document_key, params
 from pysync.errors import PysyncError, StoreUnavailable
 from pysync.feed import Event, Interest, Listener, Permit, Plan, Topic
 from pysync.model import ANONYMOUS, Caller
+from pysync.proofs import Proof
 from pysync.rule import Rule
 from pysync.server.roles import Roles
 from pysync.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles

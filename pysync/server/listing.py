@@ -11,7 +11,6 @@ from pysync.errors import InvalidAfter, InvalidLimit
 from pysync.plugins import StoredFiles
 from pysync.server.answer import Answer, json_answer
 from pysync.server.callers import Callers
-from pysync.server.roles import Roles
 from pysync.server.routes import Match
 from pysync.store import Store
 
@@ -22,10 +21,9 @@ _LIMIT_DIGITS = len(str(listing.MAX_LIMIT))
 class Lists:
     """The list routes of one service."""
 
-    def __init__(self, store: Store, callers: Callers, roles: Roles) -> None:
+    def __init__(self, store: Store, callers: Callers) -> None:
         self._store = store
         self._callers = callers
-        self._roles = roles
 
     async def list(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
@@ -43,11 +41,7 @@ class Lists:
 
     async def _asked(self, request: web.BaseRequest, match: Match) -> tuple[int, str | None]:
         """The limit of a list that is allowed, and the name that it is to begin after."""
-        rule = match.rule
-        caller = await self._callers.reader(request, rule)
-        if rule.by_request:
-            caller = await self._roles.enriched(rule, caller, match.params, match.key)
-        rule.authorize(caller, match.identity, match.key)
+        await self._callers.reader(request, match)
         if "?" not in request.raw_path:
             return listing.DEFAULT_LIMIT, None
         return _limit(request.query.get("limit")), _after(request.query.get("after"))

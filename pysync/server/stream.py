@@ -58,15 +58,17 @@ class Stream:
         named, wanted = self._wanted(request.query)
         examines = any(rule.examines for rule in named)
         credentials = self._access.credentials(request.headers) if examines else NOBODY
-        grant = self._hearing.grant(wanted, credentials.caller)
-        if not grant.interest and credentials is NOBODY:
-            raise Unauthorized
-        told = [rule for rule in named if topic_of(rule) in grant.interest]
-        caller = await self._callers.admitted(request, credentials, self._gate, *told)
+        verified = await self._callers.verified(request, credentials, b"", self._gate)
+        grant = self._hearing.grant(wanted, verified.caller)
         if not grant.interest:
-            raise Forbidden
+            if credentials is NOBODY:
+                raise Unauthorized("no credentials")
+            raise Forbidden(reason="roles: none of the collections")
+        told = [rule for rule in named if topic_of(rule) in grant.interest]
+        await self._callers.meter(request, verified.caller, told)
+        await self._access.consume(verified)
         start = await self._subscribers.feed.begin(_last_event_id(request))
-        subscriber = Subscriber(self._subscribers, grant, caller, credentials.proof, start)
+        subscriber = Subscriber(self._subscribers, grant, verified.caller, verified.proof, start)
         return StreamAnswer(lambda connection, head: subscriber.begin(connection, head, start))
 
     def _wanted(self, query: Mapping[str, str]) -> tuple[list[Rule], Wanted]:

@@ -6,9 +6,9 @@ import random as random_module
 from collections.abc import Callable
 from typing import Final
 
-from pysync.access import Proof
 from pysync.feed import Event, Feed, Start
 from pysync.model import Caller
+from pysync.proofs import Proof
 from pysync.server.connection import Connection
 from pysync.server.hearing import Grant, Hearing
 from pysync.server.tally import Tally

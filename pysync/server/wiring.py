@@ -89,7 +89,7 @@ class Wiring:
         if stored is not None:
             files = FileRules(template=tuple(stored.template.split("/")), suffix=stored.suffix)
             push = (self.plugged if self.hooks.pushes else self.handlers).push
-            listed = StoredLists(stored, self.store, self.callers, self.roles).list
+            listed = StoredLists(stored, self.store, self.callers).list
         if files is not None:
             pull = (self.plugged_files if self.hooks.pulls else self.files).pull
         if not collection.push_only and collection.bundle is None:
@@ -102,7 +102,7 @@ class Wiring:
 
     def _log(self, collection: Collection, *, asks: bool) -> LogHandlers:
         """The handlers of a log; `asks`: plugins have a say."""
-        parts = LogRules.of(collection), self.logs, self.access, self.callers, self.roles
+        parts = LogRules.of(collection), self.logs, self.access, self.callers
         return PluggedLogs(self.plugs, *parts) if asks else LogHandlers(*parts)
 
     def _rule(self, namespace: str | None, collection: Collection, action: Action) -> Rule:
@@ -153,7 +153,9 @@ class Wiring:
             for prefix in _prefixes(self.config, namespace):
                 head = segments(f"{prefix}/pull")
                 route = Route(
-                    BundlePull(bundle, self.documents, self.callers, self.roles, self.hooks).pull,
+                    BundlePull(
+                        bundle, self.documents, self.access, self.callers, self.roles, self.hooks
+                    ).pull,
                     head + tuple(path.split("/")),
                     params(path),
                     "bundle",
@@ -182,6 +184,7 @@ class Wiring:
         ]
         batch = BatchPull(
             config,
+            namespace,
             rules,
             self.store,
             self.logs,

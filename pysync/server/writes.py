@@ -11,10 +11,10 @@ from pysync import _core, wire
 from pysync.access import Access
 from pysync.errors import BadRequest, Forbidden, UnsupportedMediaType
 from pysync.model import Caller
-from pysync.rule import Rule
 from pysync.schema import Check
 from pysync.server.body import read_body
 from pysync.server.callers import Callers
+from pysync.server.routes import Match
 from pysync.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.store import JSON_TYPE
 
@@ -34,18 +34,21 @@ _is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 
 
 async def receive(
-    request: web.BaseRequest, rule: Rule, access: Access, callers: Callers
+    request: web.BaseRequest, match: Match, access: Access, callers: Callers, *, pushes: bool = False
 ) -> tuple[Caller, bytes]:
-    """Who sends a write under `rule`, and its body. What the headers tell is refused before the body is read.
+    """Who sends a write that is allowed, with its roles for it, and its body. What the headers tell is
+    refused before the body is read. `pushes`: the write is the push of a document.
 
     Raises UnsupportedMediaType for what is not JSON, and what `Access.present`, `read_body` and
-    `Callers.writer` do.
+    `Callers.allowed` do.
     """
+    rule = match.rule
     credentials = access.present(rule, request.headers)
     if media_type(request) != JSON_TYPE:
         raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
     text = await read_body(request, rule.collection.max_body_bytes)
-    return await callers.writer(request, rule, credentials, text), text
+    _, caller = await callers.allowed(request, match, credentials, text, pushes=pushes)
+    return caller, text
 
 
 def media_type(request: web.BaseRequest) -> str:

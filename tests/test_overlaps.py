@@ -79,7 +79,7 @@ def test_who_only_pulls_access_documents_lets_nobody_write_them() -> None:
         config(ACCESS, {**ANY_DOC, "writeRoles": ["space:member"]}, **SPACES),
         config(ACCESS, **SPACES, **elsewhere({**ANY_DOC, "writeRoles": ["space:owner", "admin"]})),
         config(ACCESS, **SPACES, **elsewhere({**ANY_DOC, "writeRoles": ["public"], "pullOnly": True})),
-        config(ACCESS, **SPACES, **elsewhere({**ANY_DOC, "writeRoles": ["public"], "storagePath": "x/{a}/{b}"})),
+        config(ACCESS, **SPACES, **elsewhere({**ANY_DOC, "writeRoles": ["public"], "storagePath": "x/{a}"})),
         config(
             ACCESS, **SPACES,
             **elsewhere({**ANY_DOC, "writeRoles": ["space:member"]}, {**ACCESS, "name": "also"}),
@@ -112,14 +112,14 @@ def test_the_keyrings_of_sealed_collections_are_their_own_writers_alone(other: A
 
 def test_a_keyring_path_is_guarded_where_it_is() -> None:
     named = {**VAULT, "encryption": "none", "keyringPath": "rings/{identity}"}
-    other = {"name": "x", "storagePath": "rings/{id}", "writeRoles": ["device:root"]}
+    other = {"name": "x", "storagePath": "{any}/{id}", "writeRoles": ["device:root"]}
     assert faults(config(named, other)) == [
         (
             "collections[1].storagePath",
             "may be the keyrings of vault: device:root could replace what vault keeps for self",
         )
     ]
-    parse(config(named, {**other, "storagePath": "rings/{identity}"}))
+    parse(config(named, {**RING, "storagePath": "rings/{identity}"}, other))
 
 
 def test_trust_and_restrictions_make_other_writers() -> None:

@@ -119,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--probe", action="store_true", help="open its store and coordinator as well, and ask them"
     )
+    check.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
     check.set_defaults(run=("service", "check"))
 
     _add_keys(commands.add_parser("keys", help="make and show keys"))

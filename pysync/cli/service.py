@@ -47,7 +47,7 @@ def check(options: argparse.Namespace) -> int:
         return loading.loaded(settings, (*events_of(settings), *projections_of(settings)))
 
     loading.beside(options.file)
-    accepted, text = report.check(options.file, use=use)
+    accepted, text = report.check(options.file, use=use, strict=options.strict)
     print(text)
     if accepted and options.probe:
         print()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import get_args
 
-from pysync.config import template
+from pysync.config import overlaps, template
 from pysync.config.convert import nearest
 from pysync.config.effective import effective_limit, is_metered, trust_of
 from pysync.config.events import strangers
@@ -40,6 +40,9 @@ def _warnings(config: Config) -> Iterator[Problem]:
             yield from _collection(collection, f"{path}[{at}]", trust.issuers is None, known)
     yield from _limits(config)
     yield from _shared_keys(config)
+    yield from overlaps.shared_between_namespaces(config)
+    yield from overlaps.founders(config)
+    yield from overlaps.published(config)
     for at, projection in enumerate(config.projections):
         if orphaned_target(projection, config):
             message = "belongs to no collection: nobody can pull the list, or hear of its changes"

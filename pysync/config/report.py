@@ -27,9 +27,11 @@ def check(
     path: str,
     environ: Mapping[str, str] = os.environ,
     use: Callable[[Config], object] = lambda config: None,
+    *,
+    strict: bool = False,
 ) -> tuple[bool, str]:
     """Whether the file is accepted, and the text that says so, or says every reason why not. `use` may find
-    more, and raises ConfigError."""
+    more, and raises ConfigError. If `strict`, a file with warnings is not accepted."""
     try:
         value = read(Path(path))
     except ConfigError as error:
@@ -39,12 +41,15 @@ def check(
         use(config)
     except ConfigError as error:
         return False, "\n".join([f"{path}: {_count(error.problems, 'problem')}", "", *_told(error.problems)])
-    return True, f"{path}: accepted\n\n{report(config)}"
-
-
-def report(config: Config) -> str:
-    """The warnings and the route table of an accepted configuration, as text without a final line break."""
     warnings = lint(config)
+    accepted = not (strict and warnings)
+    verdict = "accepted" if accepted else "refused, as warnings count as problems (--strict)"
+    return accepted, f"{path}: {verdict}\n\n{report(config, warnings)}"
+
+
+def report(config: Config, warnings: Sequence[Problem] | None = None) -> str:
+    """The warnings and the route table of an accepted configuration, as text without a final line break."""
+    warnings = lint(config) if warnings is None else warnings
     lines = [*told(warnings, "warning"), ""] if warnings else []
     routes = [(route.method, route.path, route.collection, _who(route)) for route in routes_table(config)]
     return "\n".join(lines + aligned([("METHOD", "PATH", "COLLECTION", "ROLES"), *routes]))

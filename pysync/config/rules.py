@@ -10,6 +10,7 @@ from pysync.config.convert import join
 from pysync.config.effective import effective_coordinator, is_metered, resolve
 from pysync.config.events import events_faults, repeated_collections
 from pysync.config.media import holds_documents
+from pysync.config.overlaps import takeovers
 from pysync.config.place import is_store_url, s3_place
 from pysync.config.problem import Problem
 from pysync.config.projections import OBJECT_OF_MODULE, Fault, circles, projection_faults, repeated_names
@@ -68,6 +69,7 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
         yield from _at(place(events), events_faults(events, known))
     for events, fault in repeated_collections(config.events):
         yield from _at(place(events), [fault])
+    yield from takeovers(config, place)
 
 
 def _at(path: str, faults: Iterable[Fault]) -> Iterator[Problem]:

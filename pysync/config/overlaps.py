@@ -1,0 +1,282 @@
+"""Templates that share keys, and projections: who comes to write, or read, what another collection keeps."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple
+
+from pysync.config import template
+from pysync.config.effective import document_path, trust_of
+from pysync.config.problem import Problem
+from pysync.config.projections import owners_of, projection_name, sources_of
+from pysync.config.tree import Collection, Config, Restriction
+
+_OWN_PATH_ONLY: Final = ("self", "device:root", "cap:")
+"""How the roles start that open nothing at an `{identity}` that is not the caller's."""
+_NO_OWNERS: Final = ("public", "self", "device:root", "space:member")
+"""Roles of people who own no space."""
+_ACCESS_PATH: Final = "auth.spaces.accessPath"
+
+
+class _Holders(NamedTuple):
+    """Callers who hold a role. `on` is what else decides on it: trusted issuers, user ids, the place of the
+    space in the key. `whose` is the place of the user id in the key that must be theirs, None for none."""
+
+    role: str
+    on: object = None
+    whose: object = None
+
+    def include(self, other: "_Holders") -> bool:
+        """Whether these are all of `other`, as far as can be told."""
+        if self.role == "public":
+            return not self.on or other != ("public", False, None)
+        if self.role == "self" and other.role.startswith(_OWN_PATH_ONLY):
+            return self.whose == other.whose is not None
+        is_same = self.role == other.role or (self.role, other.role) == ("space:member", "space:owner")
+        return is_same and self.on == other.on and self.whose in (None, other.whose)
+
+
+class _Allowed(NamedTuple):
+    """Who may do something with a collection."""
+
+    holders: frozenset[_Holders]
+    root_only: bool
+    restrictions: frozenset[Restriction]
+
+    def include(self, others: "_Allowed") -> bool:
+        """Whether these are all of `others`. The operator is never counted as somebody else."""
+        named = [one for one in others.holders if one.role != "admin"]
+        if named and ((self.root_only and not others.root_only) or self.restrictions - others.restrictions):
+            return False
+        return all(any(one.include(other) for one in self.holders) for other in named)
+
+
+class _Site(NamedTuple):
+    """A collection, where it is, and the segments of its keys."""
+
+    namespace: str
+    path: str
+    collection: Collection
+    segments: list[str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.namespace}/{self.collection.name}" if self.namespace else self.collection.name
+
+    def said(self, action: Literal["pull", "push"]) -> str:
+        """The roles that the action asks for, as people read them."""
+        one = self.collection
+        is_closed, roles = (
+            (one.push_only, one.read_roles) if action == "pull" else (one.pull_only, one.write_roles)
+        )
+        return "nobody" if is_closed or not roles else ", ".join(roles)
+
+
+def takeovers(config: Config, place: Callable[[object], str]) -> Iterator[Problem]:
+    """Ways to overwrite access documents of spaces, and keyrings, for others than their own writers. `place`
+    tells where a collection was written."""
+    sites = [site._replace(path=place(site.collection)) for site in _sites(config)]
+    if config.auth.spaces is not None:
+        segments = config.auth.spaces.access_path.split("/")
+        writers = _writers(sites, segments)
+        keeper = _keeper(sites, segments) or next(iter(writers), None)
+        if keeper is not None:
+            yield from _strangers(config, writers, keeper, keeper.segments, _ACCESS_PATH)
+        yield from _made_by_the_server(config, segments, _ACCESS_PATH)
+    for site in sites:
+        segments = _keyring(site)
+        if segments:
+            what = f"the keyrings of {site.name}"
+            keeper = _keeper([one for one in sites if one.namespace == site.namespace], segments)
+            at = segments if keeper is None else keeper.segments
+            yield from _strangers(config, _writers(sites, segments), keeper or site, at, what)
+            yield from _made_by_the_server(config, segments, what)
+
+
+def founders(config: Config) -> Iterator[Problem]:
+    """The collection of access documents, where more than the owners of spaces may replace these."""
+    if config.auth.spaces is not None:
+        segments = config.auth.spaces.access_path.split("/")
+        for site in _writers(_sites(config), segments):
+            roles = [role for role in site.collection.write_roles if role in _NO_OWNERS]
+            if roles:
+                message = f"{', '.join(roles)} may replace the access documents of spaces ({_ACCESS_PATH})"
+                yield Problem(f"{site.path}.writeRoles", message, site.collection.name)
+
+
+def shared_between_namespaces(config: Config) -> Iterator[Problem]:
+    """Collections whose keys may be those of another namespace's, with other roles."""
+    sites = _sites(config)
+    for at, site in enumerate(sites):
+        for other in sites[:at]:
+            if other.namespace == site.namespace or not _meet(other.segments, site.segments):
+                continue
+            if all(_same(config, other, site, action) for action in ("pull", "push")):
+                continue
+            told = f"read by {site.said('pull')}, written by {site.said('push')}"
+            told_there = f"read by {other.said('pull')}, written by {other.said('push')}"
+            unlike = " (under other trust)" if told == told_there else ""
+            message = f"its keys may also be those of {other.name}: here {told}; there {told_there}{unlike}"
+            yield Problem(f"{site.path}.storagePath", message, site.collection.name)
+
+
+def published(config: Config) -> Iterator[Problem]:
+    """Projections whose lists are read by some who may not read the sources."""
+    at = {(site.namespace, site.collection.name): site for site in _sites(config)}
+    for number, projection in enumerate(config.projections):
+        lists = [at[namespace, found.name] for namespace, found in owners_of(projection, config)]
+        for namespace, found in sources_of(projection, config):
+            source = at[namespace, found.name]
+            readers = _readers(config, source, list(at.values()))
+            for target in lists:
+                of_list = _allowed(config, target, "pull", target.segments, projection.target.split("/"))
+                if not readers.include(of_list):
+                    message = (
+                        f"in {target.name}, {target.said('pull')} may read what is projected from "
+                        f"{source.name}, which only {_told(readers)} may read there"
+                    )
+                    yield Problem(f"projections[{number}].target", message, projection_name(projection))
+
+
+def _sites(config: Config) -> list[_Site]:
+    return [
+        _Site(namespace, f"{path}[{at}]", collection, document_path(collection).split("/"))
+        for namespace, path, collections in config.each_namespace()
+        for at, collection in enumerate(collections)
+    ]
+
+
+def _keeper(sites: Sequence[_Site], key: Sequence[str]) -> _Site | None:
+    """The collection whose keys are those of this template, and no others; first one that is pushed to."""
+    own = [site for site in sites if _shape(site.segments) == _shape(key)]
+    return min(own, key=lambda site: site.collection.pull_only, default=None)
+
+
+def _writers(sites: Sequence[_Site], key: Sequence[str]) -> list[_Site]:
+    """The collections through which a key of this template can be pushed."""
+    near = [site for site in sites if not site.collection.pull_only and _meet(site.segments, key)]
+    return [site for site in near if not any(_takes(other, site, key) for other in near)]
+
+
+def _takes(other: _Site, site: _Site, key: Sequence[str]) -> bool:
+    """Whether all that `site` and `key` share is pushed to `other`: literal segments win."""
+    if other is site or other.namespace != site.namespace:
+        return False
+    shared = [
+        mine if not mine.startswith("{") else theirs for mine, theirs in zip(site.segments, key, strict=True)
+    ]
+    covers = all(part == of or part.startswith("{") for part, of in zip(other.segments, shared, strict=True))
+    return covers and _parameters(other.segments) < _parameters(site.segments)
+
+
+def _strangers(
+    config: Config, writers: Sequence[_Site], keeper: _Site, at: Sequence[str], what: str
+) -> Iterator[Problem]:
+    """The writers who are not among those of `keeper`, whose parameters stand in the key as in `at`."""
+    allowed = _allowed(config, keeper, "push", at, range(len(at)))
+    for site in writers:
+        own = _allowed(config, site, "push", site.segments, range(len(site.segments)))
+        if site is not keeper and not allowed.include(own):
+            message = f"may be {what}: {site.said('push')} could replace what {keeper.name} keeps"
+            yield Problem(
+                f"{site.path}.storagePath", f"{message} for {keeper.said('push')}", site.collection.name
+            )
+
+
+def _made_by_the_server(config: Config, key: Sequence[str], what: str) -> Iterator[Problem]:
+    """Lists and files of events that would lie there."""
+    for at, projection in enumerate(config.projections):
+        if _meet(projection.target.split("/"), key):
+            yield Problem(f"projections[{at}].target", f"may be {what}, which no list may replace")
+    for at, events in enumerate(config.events):
+        if _meet(events.storage_path.split("/"), key):
+            yield Problem(f"events[{at}].storagePath", f"may be {what}, which no file may replace")
+
+
+def _keyring(site: _Site) -> list[str]:
+    """The template of the keyrings that the collection relies on: none where it holds plain documents."""
+    collection = site.collection
+    if collection.keyring_path is not None:
+        return collection.keyring_path.split("/")
+    is_sealed = collection.encryption == "delegated" and collection.bundle is None
+    return [*site.segments, "_keyring"] if is_sealed else []
+
+
+def _readers(config: Config, source: _Site, sites: Sequence[_Site]) -> _Allowed:
+    """Who may read what is written to the source: of one that is only pushed, the readers of its twin."""
+    twins = [
+        site
+        for site in sites
+        if site.namespace == source.namespace
+        and not site.collection.push_only
+        and _shape(site.segments) == _shape(source.segments)
+    ]
+    site = source if not source.collection.push_only or not twins else twins[0]
+    return _allowed(config, site, "pull", site.segments, source.segments)
+
+
+def _same(config: Config, one: _Site, other: _Site, action: Literal["pull", "push"]) -> bool:
+    places = range(len(one.segments))
+    allowed = [_allowed(config, site, action, site.segments, places) for site in (one, other)]
+    return allowed[0].include(allowed[1]) and allowed[1].include(allowed[0])
+
+
+def _allowed(
+    config: Config,
+    site: _Site,
+    action: Literal["pull", "push"],
+    segments: Sequence[str],
+    places: Sequence[object],
+) -> _Allowed:
+    """Who may act on the collection. `places` are what the segments of its keys, `segments`, are called, so
+    that those of two collections can be compared."""
+    collection = site.collection
+    place = dict(zip(segments, places, strict=False))
+    trust = trust_of(config, site.namespace, collection)
+    spaces = config.auth.spaces
+    space = None if spaces is None else tuple(place.get(part) for part in _parameters_of(spaces.access_path))
+
+    def holders(role: str) -> _Holders:
+        on: object = None
+        if role == "public":
+            on = collection.require_auth is True
+        elif role.startswith("space:"):
+            on = space
+        elif role.startswith(("cap:", "delegated:")):
+            on = trust.issuers
+        elif role not in ("self", "admin", "device:root"):
+            on = frozenset(user for user, roles in trust.identity_roles.items() if role in roles)
+        whose = place.get("{identity}") if role.startswith(_OWN_PATH_ONLY) else None
+        return _Holders(role, on, whose)
+
+    is_closed = collection.push_only if action == "pull" else collection.pull_only
+    roles = collection.read_roles if action == "pull" else collection.write_roles
+    inner = config.namespaces[site.namespace].restrictions if site.namespace else ()
+    return _Allowed(
+        frozenset() if is_closed else frozenset(map(holders, roles)),
+        collection.root_only,
+        frozenset(
+            one for one in (*inner, *collection.restrictions) if one.actions is None or action in one.actions
+        ),
+    )
+
+
+def _meet(one: Sequence[str], other: Sequence[str]) -> bool:
+    return len(one) == len(other) and all(
+        left == right or left.startswith("{") or right.startswith("{")
+        for left, right in zip(one, other, strict=True)
+    )
+
+
+def _shape(segments: Sequence[str]) -> str:
+    return template.shape("/".join(segments))
+
+
+def _parameters(segments: Sequence[str]) -> list[bool]:
+    return [part.startswith("{") for part in segments]
+
+
+def _parameters_of(path: str) -> list[str]:
+    return [part for part in path.split("/") if part.startswith("{")]
+
+
+def _told(allowed: _Allowed) -> str:
+    return ", ".join(sorted({one.role for one in allowed.holders})) or "nobody"

@@ -58,6 +58,7 @@ async def test_a_folder_is_opened_and_asked_and_left_as_it_was(shell: Shell, tmp
     assert re.fullmatch(r"PROBE +FOUND", lines[0])
     expected = [
         ("store", "file:data"),
+        ("store quick_check", "nothing found"),
         ("store conditions", "honoured"),
         ("store put", DURATION),
         ("store get", DURATION),

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -95,3 +96,111 @@ async def test_closing_carries_out_what_was_submitted(writer: GroupCommit, path:
     with pytest.raises(StoreUnavailable):
         writer.submit(insert, 11)
     assert values(path) == list(range(10))
+
+
+class Panic(BaseException):
+    """As the core's, which is no Exception."""
+
+
+class Work:
+    """Group work that fails where it is told to, once."""
+
+    def __init__(self) -> None:
+        self.fails: dict[str, BaseException] = {}
+        self.calls: list[str] = []
+
+    def prepare(self, cursor: sqlite3.Cursor) -> None:
+        self._do("prepare")
+
+    def committed(self) -> None:
+        self._do("committed")
+
+    def undone(self) -> None:
+        self._do("undone")
+
+    def _do(self, what: str) -> None:
+        self.calls.append(what)
+        if what in self.fails:
+            raise self.fails.pop(what)
+
+
+class Failing(sqlite3.Connection):
+    """A connection that fails with `failures` at statements, once each."""
+
+    failures: ClassVar[dict[str, BaseException]] = {}
+
+    def cursor(self, *args: Any, **options: Any) -> Any:
+        return super().cursor(FailingCursor)
+
+
+class FailingCursor(sqlite3.Cursor):
+    def execute(self, statement: str, *args: Any) -> Any:
+        if statement in Failing.failures:
+            raise Failing.failures.pop(statement)
+        return super().execute(statement, *args)
+
+
+@pytest.fixture
+async def work() -> Work:
+    return Work()
+
+
+@pytest.fixture
+async def failing(path: Path, work: Work) -> AsyncIterator[GroupCommit]:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Failing)
+    connection.execute("CREATE TABLE t(v INTEGER PRIMARY KEY)")
+    writer = GroupCommit(Database(connection, connection, DatabaseFile(path)), StoreUnavailable, work)
+    yield writer
+    await writer.close()
+
+
+@pytest.mark.parametrize("error", [LookupError("unforeseen"), MemoryError(), Panic("unforeseen")])
+@pytest.mark.parametrize("where", ["BEGIN IMMEDIATE", "COMMIT", "prepare"])
+async def test_an_unexpected_error_fails_its_group_and_no_other(
+    failing: GroupCommit, path: Path, work: Work, where: str, error: BaseException
+) -> None:
+    (work.fails if where == "prepare" else Failing.failures)[where] = error
+    outcomes = await asyncio.gather(
+        failing.submit(insert, 1), failing.submit(insert, 2), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [StoreUnavailable] * 2
+    assert work.calls[-1] == "undone"
+    assert await failing.submit(insert, 3) == 3
+    assert values(path) == [3]
+
+
+async def test_a_write_that_panics_fails_its_group_and_no_other(failing: GroupCommit, path: Path) -> None:
+    def panic(cursor: sqlite3.Cursor) -> None:
+        raise Panic
+
+    outcomes = await asyncio.gather(failing.submit(insert, 1), failing.submit(panic), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [StoreUnavailable] * 2
+    assert await failing.submit(insert, 2) == 2
+    assert values(path) == [2]
+
+
+async def test_what_fails_after_the_commit_undoes_nothing(
+    failing: GroupCommit, path: Path, work: Work
+) -> None:
+    work.fails["committed"] = LookupError("unforeseen")
+    assert await failing.submit(insert, 1) == 1
+    assert await failing.submit(insert, 2) == 2
+    assert "undone" not in work.calls
+
+
+async def test_what_fails_while_a_group_is_undone_keeps_nobody_waiting(
+    failing: GroupCommit, path: Path, work: Work
+) -> None:
+    Failing.failures["COMMIT"] = sqlite3.OperationalError("disk I/O error")
+    work.fails["undone"] = LookupError("unforeseen")
+    with pytest.raises(StoreUnavailable):
+        await failing.submit(insert, 1)
+    assert await failing.submit(insert, 2) == 2
+
+
+async def test_a_write_whose_error_no_future_takes_keeps_nobody_waiting(writer: GroupCommit) -> None:
+    def end(cursor: sqlite3.Cursor) -> None:
+        raise StopIteration
+
+    outcomes = await asyncio.gather(writer.submit(end), writer.submit(insert, 1), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [RuntimeError, int]

@@ -12,12 +12,14 @@ from pysync.config import (
     Config,
     Problem,
     StoreConfig,
+    database_paths,
     effective_coordinator,
     is_shared,
     shown_coordinator,
 )
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.errors import Unavailable
+from pysync.sqlite_file import quick_check
 from pysync.store import Store, open_store
 
 TIMES: Final = 10
@@ -58,17 +60,30 @@ class Findings:
 async def probe(config: Config, timer: Timer = time.perf_counter) -> Findings:
     """Open both and ask each a few times. What a first start would make is not made; nothing is left."""
     findings = Findings()
+    databases = dict(database_paths(config))
     kind, _, folder = config.store.url.partition(":")
     folder = folder if kind == "file" else ""
     findings.rows.append(("store", config.store.url))
+    _check_database("store", databases, findings)
     if not folder or _is_there("store", Path(folder), "pysync.db", findings):
         await _noting("store", _probe_store(config.store, is_shared(config), findings, timer), findings)
     url = effective_coordinator(config)
     kind, _, own_folder = url.partition(":")
     findings.rows.append(("coordinator", shown_coordinator(config)))
+    _check_database("coordinator", databases, findings)
     if kind != "file" or _is_there("coordinator", Path(own_folder or folder), "coordinator.db", findings):
         await _noting("coordinator", _probe_coordinator(url, folder or None, findings, timer), findings)
     return findings
+
+
+def _check_database(of: str, databases: dict[str, Path], findings: Findings) -> None:
+    """Have SQLite read all of a database that is there."""
+    path = databases.get(of)
+    if path is not None and path.exists():
+        found = quick_check(path)
+        findings.rows.append((f"{of} quick_check", "nothing found" if found is None else "damage found"))
+        if found is not None:
+            findings.problems.append(Problem(of, found))
 
 
 async def _probe_store(config: StoreConfig, shared: bool, findings: Findings, timer: Timer) -> None:

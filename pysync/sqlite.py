@@ -215,8 +215,14 @@ class TurnReader:
 
     def _end_turn(self) -> None:
         self._version = None
-        if not self._closed and self._connection.in_transaction:
+        if self._closed or not self._connection.in_transaction:
+            return
+        try:
             self._cursor.execute("COMMIT")
+        except sqlite3.Error as error:  # after damage was met
+            self._file.note(error)
+            with suppress(sqlite3.Error):
+                self._connection.rollback()
 
 
 class GroupWork(Protocol):
@@ -304,7 +310,7 @@ class GroupCommit:
             try:
                 parts = [self._queue.get(timeout=CHECK_S)]
             except Empty:
-                with suppress(sqlite3.Error):
+                with suppress(Exception):
                     self._check()
                 continue
             while not self._queue.empty():
@@ -327,16 +333,29 @@ class GroupCommit:
                 self._group_work.prepare(cursor)
             cursor.execute("COMMIT")
             self._check()  # after the commit: what is acknowledged was in the file at its path
-        except (sqlite3.Error, OSError) as error:
+        except BaseException as error:  # a panic of the core is no Exception: whoever waits is told anyway
             self._file.note(error)
-            if self._connection.in_transaction:
-                self._connection.rollback()
-            if self._group_work is not None:
-                self._group_work.undone()
+            if not isinstance(error, (sqlite3.Error, OSError)):
+                log.exception("a group of writes failed unexpectedly")
+            self._undo()
             return [_Outcome(write.future, None, refusal(error, self._unavailable)) for write in group]
         if self._group_work is not None:
-            self._group_work.committed()
+            try:
+                self._group_work.committed()
+            except BaseException:
+                log.exception("what follows a commit failed unexpectedly")
         return outcomes
+
+    def _undo(self) -> None:
+        try:
+            try:
+                if self._connection.in_transaction:
+                    self._connection.rollback()
+            finally:
+                if self._group_work is not None:
+                    self._group_work.undone()
+        except BaseException:
+            log.exception("a group of writes cannot be undone")
 
     def _check(self) -> None:
         self._file.check()
@@ -350,6 +369,8 @@ class GroupCommit:
             return _Outcome(write.future, None, error)
         except sqlite3.Error:
             raise
+        except StopIteration as error:  # which no future takes
+            return _Outcome(write.future, None, RuntimeError(repr(error)))
         except Exception as error:
             return _Outcome(write.future, None, error)
 

@@ -158,6 +158,12 @@ def append(cursor: sqlite3.Cursor, rows: Rows) -> int:
     return last
 
 
+def probe(cursor: sqlite3.Cursor) -> None:
+    """Write a change, and take it back."""
+    cursor.execute(_INSERT, (0, b"", ""))
+    cursor.execute("DELETE FROM change WHERE id = ?", (cursor.lastrowid,))
+
+
 def _trim(cursor: sqlite3.Cursor, newest: int, most: int, now_ms: int, retention: Retention) -> None:
     """Forget the oldest changes that need not be kept, `most` of them at most."""
     ((oldest,),) = cursor.execute("SELECT min(id) FROM change").fetchall()

@@ -7,12 +7,21 @@ written then is gone when the last process closes it.
 import logging
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 log = logging.getLogger("pysync.sqlite")
 
-DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+_REMEDY: Final = (
+    "Restore it from a backup, or save what can be read of it with the command .recover of sqlite3"
+)
+_REMEDIES: Final = {
+    "coordinator.db": "Stop all servers and delete it, and coordinator.db-wal and -shm: rate counters and "
+    "idempotency keys of ten minutes are lost with it, and where the store is a bucket the log of changes"
+}
 
 _GONE = "the database was deleted or replaced: restart the server"
 
@@ -57,7 +66,7 @@ class DatabaseFile:
 
     def note(self, error: BaseException) -> None:
         """Remember what SQLite raised if it is damage; the operator is told once."""
-        if self.damage is None and getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE:
+        if self.damage is None and _is_damage(error):
             self.damage = str(error)
             log.critical("the database %s is damaged: %s; restore it from a backup", self.path, error)
 
@@ -67,6 +76,27 @@ class DatabaseFile:
         if self.moved:
             return _GONE
         return None if self.damage is None else f"{self.path} is damaged: {self.damage}"
+
+
+def quick_check(path: Path) -> str | None:
+    """Sentences that say how the database at `path` is damaged and what to do. None if `quick_check`, which
+    reads all of it, finds nothing or cannot run: opening the database then says why."""
+    if not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            ((found,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
+    except sqlite3.Error as error:
+        if not _is_damage(error):
+            return None
+        found = str(error)
+    if found == "ok":
+        return None
+    return f"{path} is damaged: {' '.join(found.split())}. {_REMEDIES.get(path.name, _REMEDY)}"
+
+
+def _is_damage(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
 def _identity(path: Path) -> tuple[int, int]:

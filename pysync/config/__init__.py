@@ -20,6 +20,7 @@ does not load them.
 
 from pysync.config.effective import (
     Trust,
+    database_paths,
     effective_coordinator,
     effective_limit,
     every_named_identity,
@@ -81,6 +82,7 @@ __all__ = [
     "Spaces",
     "StoreConfig",
     "Trust",
+    "database_paths",
     "effective_coordinator",
     "effective_limit",
     "every_named_identity",

@@ -1,6 +1,7 @@
 """What follows from several members of the configuration together."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pysync.config import template
@@ -86,6 +87,16 @@ def shown_coordinator(config: Config) -> str:
     """`effective_coordinator` without what must not be shown: the user and password of a Redis."""
     scheme, slashes, rest = effective_coordinator(config).partition("://")
     return scheme + slashes + rest.rpartition("@")[2]
+
+
+def database_paths(config: Config) -> list[tuple[str, Path]]:
+    """The SQLite databases of a configuration: what each is of, and where it is, or would be."""
+    folder = config.store.url.removeprefix("file:") if config.store.url.startswith("file:") else ""
+    found = [("store", Path(folder) / "pysync.db")] if folder else []
+    kind, _, rest = effective_coordinator(config).partition(":")
+    if kind == "file" and (rest or folder):
+        found.append(("coordinator", Path(rest or folder) / "coordinator.db"))
+    return found
 
 
 def document_path(collection: Collection) -> str:

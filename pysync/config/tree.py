@@ -204,6 +204,12 @@ class Server:
     )
     workers: int = member("Processes that serve.", 1)
     drain_timeout_ms: int = member("How long requests under way may take on shutdown.", 10_000)
+    quick_check_max_bytes: int = member(
+        "SQLite databases up to this size are checked for damage (`quick_check`, which reads all of one) "
+        "before the server starts; 0: none is.",
+        268_435_456,
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

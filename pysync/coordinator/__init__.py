@@ -91,6 +91,9 @@ class Coordinator(ChangeLog, Protocol):
         from now. Ask again well before. When a process ends or hangs another leads after that time at the
         latest; two may lead for a moment, so what is done must bear it."""
 
+    async def probe(self) -> None:
+        """Raise CoordinatorUnavailable where requests that are signed, counted or announced would fail."""
+
     async def close(self) -> None: ...
 
 

@@ -7,6 +7,7 @@ DIR/leads/           who leads in what (`leading.py`)
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -94,6 +95,16 @@ _SWEEP_CLAIMS = f"""
 _INTEND = "INSERT INTO intent(at_ms, changes) VALUES(?, ?)"
 _WITHDRAW = "DELETE FROM intent WHERE id = ?"
 _INTENTS = "SELECT id, at_ms, changes FROM intent ORDER BY id LIMIT ?"
+
+
+_PROBES = (
+    "INSERT INTO counter VALUES('', 0, 0, 0)",
+    "DELETE FROM counter WHERE bucket = '' AND window_ms = 0",
+    "INSERT INTO claim VALUES('', 0, x'')",
+    "DELETE FROM claim WHERE key = ''",
+    "INSERT INTO intent(id, at_ms, changes) VALUES(-1, 0, x'')",
+    "DELETE FROM intent WHERE id = -1",
+)
 
 
 class LocalCoordinator:
@@ -186,6 +197,13 @@ class LocalCoordinator:
         except OSError as error:
             raise CoordinatorUnavailable from error
 
+    async def probe(self) -> None:
+        if (fault := self._database.fault) is not None:
+            raise CoordinatorUnavailable(fault)
+        await self._writer.submit(_probe)
+        await self._log.newest()
+        await self._nonces.remember("", os.urandom(8).hex())
+
     async def close(self) -> None:
         if self._is_closed:
             return
@@ -254,6 +272,13 @@ def _announce(cursor: sqlite3.Cursor, rows: Rows, intent: str) -> int:
 
 def _withdraw(cursor: sqlite3.Cursor, intent: str) -> None:
     cursor.execute(_WITHDRAW, (intent,))
+
+
+def _probe(cursor: sqlite3.Cursor) -> None:
+    """Write what requests write, and take it back."""
+    for statement in _PROBES:
+        cursor.execute(statement)
+    sqlite_changes.probe(cursor)
 
 
 def _tick(cursor: sqlite3.Cursor, clock: Callable[[], int]) -> Tick:

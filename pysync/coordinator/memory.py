@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -142,6 +143,9 @@ class MemoryCoordinator:
 
     async def leads(self, name: str) -> bool:
         return True
+
+    async def probe(self) -> None:
+        await self.remember_nonce("", os.urandom(8).hex(), self._now_ms())
 
     async def close(self) -> None:
         self._seen.clear()

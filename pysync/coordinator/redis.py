@@ -176,6 +176,9 @@ class RedisCoordinator:
         (time,) = await self._memory.ask(("TIME",))
         return (asked_ms + self._now_ms()) // 2 - time_ms(time)
 
+    async def probe(self) -> None:
+        """Nothing: while Redis is away every node is, and what needs none goes on."""
+
     async def close(self) -> None:
         with suppress(CoordinatorUnavailable):
             for key in self._led:

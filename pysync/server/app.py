@@ -86,7 +86,7 @@ class App:
         tally = Tally()
         self._shared = None if worker is None else SharedTally(tally, worker.tallies, worker.number)
         counted = (lambda: tally) if self._shared is None else self._shared.total
-        self.ops = Ops(store, Metrics(__version__, counted), now_ms)
+        self.ops = Ops(store, coordinator, Metrics(__version__, counted), now_ms)
         self._hooks = hooks = Hooks(plugins, partial(tally.count, "pysync_plugin_failures"), hook_s)
         outbox = Outbox(store, coordinator)
         documents = Documents(store, coordinator, now_ms, outbox)

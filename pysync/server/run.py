@@ -19,13 +19,14 @@ import uvloop
 from aiohttp import web
 
 from pysync import __version__
-from pysync.config import Config, effective_coordinator
+from pysync.config import Config, database_paths, effective_coordinator
 from pysync.server import logs
 from pysync.server.address import reserved
 from pysync.server.app import App, Worker, create_app
 from pysync.server.banner import banner
 from pysync.server.connection import listen
 from pysync.server.supervisor import Post, Supervisor
+from pysync.sqlite_file import quick_check
 
 _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "redis"}
 """Kinds of stores and coordinators, and the modules that are imported where they are used."""
@@ -36,14 +37,23 @@ log = logging.getLogger("pysync.server")
 def serve(config: Config) -> int:
     """Serve until SIGTERM or SIGINT and return the exit status. A second signal ends the process at once.
 
-    Raises ValueError for a configuration that cannot be served, OSError for an address that is taken,
-    StoreUnavailable for a store that does not open.
+    Raises ValueError for a configuration that cannot be served and for a damaged database, OSError for an
+    address that is taken, StoreUnavailable for a store that does not open.
     """
     logs.configure()
+    check_databases(config)
     _allow_connections()
     if config.server.workers > 1:
         return _serve_with_workers(config)
     return uvloop.run(_serve(config))
+
+
+def check_databases(config: Config) -> None:
+    """Raise ValueError where a database, unless it is larger than configured, is damaged."""
+    most = config.server.quick_check_max_bytes
+    for _, path in database_paths(config):
+        if path.exists() and path.stat().st_size <= most and (found := quick_check(path)) is not None:
+            raise ValueError(found)
 
 
 def _serve_with_workers(config: Config) -> int:

@@ -260,10 +260,13 @@ class LocalStore:
                 await asyncio.sleep(0)
 
     async def probe(self) -> None:
-        etag = self._new_etag()
-        await self._writer.submit(writes.probe, etag)
+        if (fault := self._database.fault) is not None:
+            raise StoreUnavailable(fault)
+        await self._writer.submit(writes.probe, self._new_etag())
         if not self._read("SELECT 1 FROM probe WHERE id = 1"):
             raise StoreUnavailable()
+        self._read(LIST_NAMES, "", "", 1)
+        await self.change_log.newest()
         await self._files.probe()
 
     async def close(self) -> None:

@@ -221,5 +221,9 @@ def correct_file(cursor: sqlite3.Cursor, key: str, row: FileRow, before: str) ->
 
 
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:
-    """Write something that nobody else reads."""
+    """Write what a push writes, and take it back; and something that nobody else reads."""
+    place = ("_pysync", "")  # no key has an empty name
+    cursor.execute(_PUT_ANY, (etag, "", 0, b"{}", *place))
+    cursor.execute(_DELETE, place)
+    sqlite_changes.probe(cursor)
     cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

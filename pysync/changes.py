@@ -23,11 +23,13 @@ class Retention:
 
 
 class Change(NamedTuple):
-    """One write, as it is told: `text` is the JSON object that followers get. Who wrote, `identity` (`""`:
-    nobody who is known), is for the server's own use."""
+    """One write: `text` is a JSON object that says which key was written, and by which collection. For the
+    server's own use: who wrote, `identity` (`""`: nobody who is known), and `origin`, by which logs find what
+    some collections wrote (`""`: it could be any)."""
 
     text: bytes
     identity: str = ""
+    origin: str = ""
 
     def tells_of(self, hash_: str) -> bool:
         """Whether it is of a version with this hash."""
@@ -36,12 +38,18 @@ class Change(NamedTuple):
 
 class Subject(NamedTuple):
     """What is written: a document of a collection, in a namespace (None: at the root), by the values of its
-    path's parameters, and by whom."""
+    path's parameters, by whom, and at which key of the store (`""`: at the one that the collection's path
+    gives). Others may share the key: who they are is found when the change is told (`server.key_index`)."""
 
     collection: str
     params: Mapping[str, str]
     namespace: str | None = None
     identity: str = ""
+    key: str = ""
+
+    @property
+    def origin(self) -> str:
+        return origin(self.namespace, self.collection)
 
     def change(self, hash_: str, timestamp_ms: int) -> Change:
         """The change that a write with this answer is."""
@@ -53,11 +61,18 @@ class Subject(NamedTuple):
         }
         if self.namespace is not None:
             told["namespace"] = self.namespace
-        return Change(orjson.dumps(told), self.identity)
+        if self.key:
+            told["key"] = self.key
+        return Change(orjson.dumps(told), self.identity, self.origin)
 
     def is_document_of(self, other: "Subject") -> bool:
-        """Whether both write the same document, whoever does."""
-        return self[:3] == other[:3]
+        """Whether both write the same document, whoever does and through whichever collection."""
+        return self.key == other.key if self.key and other.key else self[:3] == other[:3]
+
+
+def origin(namespace: str | None, collection: str) -> str:
+    """What changes are marked with that a collection writes."""
+    return f"{namespace or ''}/{collection}"
 
 
 class Told(NamedTuple):
@@ -71,7 +86,9 @@ class Told(NamedTuple):
 def read_change(change: Change) -> Told:
     """What `Subject.change` was made of."""
     told = orjson.loads(change.text)
-    subject = Subject(told["collection"], told["params"], told.get("namespace"), change.identity)
+    subject = Subject(
+        told["collection"], told["params"], told.get("namespace"), change.identity, told.get("key", "")
+    )
     return Told(subject, told["hash"], told["timestamp"])
 
 

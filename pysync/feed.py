@@ -1,10 +1,10 @@
 """The feed: one follower of the change log for all who listen to a process (wire section 9).
 
-A change is read once, and its text for the wire made once, however many listen. Who listens is found by
-collection and parameters, so a write costs what its listeners do. Whoever begins in the past reads the log
-page by page, at its own pace, until it has reached the follower's place; from there on it is handed what the
-follower reads. As every event has its place in the log, none is missed and none is told twice where the two
-meet.
+A change is read once, and its text for the wire made once for each collection that could pull what was
+written, however many listen. Who listens is found by collection and parameters, so a write costs what its
+listeners do. Whoever begins in the past reads the log page by page, at its own pace, until it has reached the
+follower's place; from there on it is handed what the follower reads. As every event has its place in the log,
+none is missed and none is told twice where the two meet.
 """
 
 import asyncio
@@ -12,7 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from pysync.changes import Change, ChangeLog, Subject, read_change
+import orjson
+
+from pysync.changes import Change, ChangeLog, Subject, Told, read_change
 from pysync.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -32,17 +34,23 @@ Interest = Mapping[Topic, Mapping[str, str]]
 """The collections that somebody listens to, each with the values that parameters must have."""
 
 
+class KeyMatch(NamedTuple):
+    """What a collection calls a document: the parameters of its own path, and the key that this makes."""
+
+    topic: Topic
+    params: Mapping[str, str]
+    key: str
+
+
 class Event(NamedTuple):
-    """A change at its place in the log. `key` is its document's, `frame` the text that listeners are sent."""
+    """A change at its place in the log, as one collection knows it. `frame` is the text that listeners are
+    sent."""
 
     id: str
-    subject: Subject
+    topic: Topic
+    params: Mapping[str, str]
     key: str
     frame: bytes
-
-    @property
-    def topic(self) -> Topic:
-        return self.subject.namespace, self.subject.collection
 
     @property
     def collection(self) -> str:
@@ -91,12 +99,14 @@ Permits = Callable[[Plan], Awaitable[Permit]]
 
 
 class Feed:
-    """The changes of `log`, for all listeners of this process. `key_of` tells the key of the document that a
-    change is of, None for what nobody could pull."""
+    """The changes of `log`, for all listeners of this process. `matches` tells which collections could pull
+    what a change is of: one of a namespace at most, so that a stream, which is of one, is told of it once."""
 
-    def __init__(self, log: ChangeLog, key_of: Callable[[Subject], str | None], permits: Permits) -> None:
+    def __init__(
+        self, log: ChangeLog, matches: Callable[[Subject], Sequence[KeyMatch]], permits: Permits
+    ) -> None:
         self._log = log
-        self._key_of = key_of
+        self._matches = matches
         self._permits = permits
         self._index = _Index()
         self._place = ""
@@ -193,15 +203,15 @@ class Feed:
         """The events of a page that anybody listens for, or `only` these do, and who that is."""
         plan: Plan = []
         for id_, change in page:
-            subject = read_change(change).subject
-            if only:
-                listeners = [listener for listener in only if _concerns(listener, subject)]
-            else:
-                listeners = self._index.concerned(subject)
-            key = self._key_of(subject) if listeners else None
-            if key is not None:
-                frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), change.text)
-                plan.append((Event(id_, subject, key, frame), listeners))
+            told = read_change(change)
+            for match in self._matches(told.subject):
+                if only:
+                    listeners = [listener for listener in only if _concerns(listener, match)]
+                else:
+                    listeners = self._index.concerned(match)
+                if listeners:
+                    frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _text(told, match))
+                    plan.append((Event(id_, *match, frame), listeners))
         return plan
 
     async def _tell(self, plan: Plan) -> None:
@@ -239,9 +249,16 @@ def _hand(listener: Listener, event: Event, permit: Permit) -> None:
         listener.hear(event)
 
 
-def _concerns(listener: Listener, subject: Subject) -> bool:
-    wanted = listener.interest.get((subject.namespace, subject.collection))
-    return wanted is not None and wanted.items() <= subject.params.items()
+def _text(told: Told, match: KeyMatch) -> bytes:
+    """What those are told who follow the collection that matches."""
+    namespace, name = match.topic
+    text = {"collection": name, "params": match.params, "hash": told.hash, "timestamp": told.timestamp_ms}
+    return orjson.dumps(text if namespace is None else text | {"namespace": namespace})
+
+
+def _concerns(listener: Listener, match: KeyMatch) -> bool:
+    wanted = listener.interest.get(match.topic)
+    return wanted is not None and wanted.items() <= match.params.items()
 
 
 class _Index:
@@ -271,13 +288,13 @@ class _Index:
                     self._at.pop(place, None)
         return True
 
-    def concerned(self, subject: Subject) -> list[Listener]:
-        """Who listens for changes of `subject`."""
-        topic = (subject.namespace, subject.collection)
+    def concerned(self, match: KeyMatch) -> list[Listener]:
+        """Who listens for changes of what matches."""
+        topic = match.topic
         found = list(self._at.get(topic, ()))
-        for pair in subject.params.items():
+        for pair in match.params.items():
             for listener in self._at.get((*topic, *pair), ()):
-                if _concerns(listener, subject):
+                if _concerns(listener, match):
                     found.append(listener)
         return found
 

@@ -29,8 +29,16 @@ TABLE: Final = f"""
     INSERT INTO change VALUES({_NOW}, 0, x'', '')
 """
 
+BY_ORIGIN: Final = """
+    ALTER TABLE change ADD COLUMN origin TEXT NOT NULL DEFAULT '';
+    CREATE INDEX change_origin ON change(origin)
+"""
+"""Brings such a table to what this version reads. Of what is there already nobody knows the origin."""
+
 FORGET_ALL: Final = (
-    f"INSERT INTO change SELECT max({_NOW}, max(id) + 1000000), 0, x'', '' FROM change",  # noqa: S608
+    f"""
+    INSERT INTO change(id, at_ms, text, identity)
+        SELECT max({_NOW}, max(id) + 1000000), 0, x'', '' FROM change""",  # noqa: S608
     "DELETE FROM change WHERE id < (SELECT max(id) FROM change)",
 )
 """Begins the log anew, for one whose newest rows may be lost: nobody was given an id as great as the next."""
@@ -46,10 +54,10 @@ came at once: twice as many as came are always allowed, so that none pile up."""
 
 # Without AUTOINCREMENT, which would write a second table: an id is one more than the greatest there is, and
 # there always is one.
-_INSERT = "INSERT INTO change(at_ms, text, identity) VALUES(?, ?, ?)"
+_INSERT = "INSERT INTO change(at_ms, text, identity, origin) VALUES(?, ?, ?, ?)"
 _NEWEST = "SELECT max(id) FROM change"
 _BOUNDS = "SELECT (SELECT min(id) FROM change), (SELECT max(id) FROM change)"
-_AFTER = "SELECT id, text, identity FROM change WHERE id > ? ORDER BY id LIMIT ?"
+_AFTER = "SELECT id, text, identity, origin FROM change WHERE id > ? ORDER BY id LIMIT ?"
 _FIRST_SINCE = "SELECT id FROM change WHERE id > ? AND id <= ? AND at_ms >= ? ORDER BY id LIMIT 1"
 _FORGET = "DELETE FROM change WHERE id < ?"
 
@@ -57,9 +65,9 @@ _is_id = re.compile("[0-9]{17}").fullmatch
 
 
 class Rows(NamedTuple):
-    """Changes as they are written: time, text and identity of each; and what is kept beside them."""
+    """Changes as they are written: time, text, identity and origin of each; and what is kept beside them."""
 
-    rows: list[tuple[int, bytes, str]]
+    rows: list[tuple[int, bytes, str, str]]
     retention: Retention
 
 
@@ -86,7 +94,7 @@ class SqliteChanges:
     def rows_of(self, changes: Sequence[Change]) -> Rows:
         """What `append` writes of changes (one at least) that are made now."""
         now_ms = self._now_ms()
-        return Rows([(now_ms, change.text, change.identity) for change in changes], self._retention)
+        return Rows([(now_ms, *change) for change in changes], self._retention)
 
     def tell(self, last: int) -> None:
         """Wake who waits: `last` is the id of a change that is committed."""
@@ -108,7 +116,7 @@ class SqliteChanges:
         if not oldest <= place <= newest:
             return None
         found = self.rows(_AFTER, place, limit) if place < newest else []
-        return [(change_id(id_), Change(text, identity)) for id_, text, identity in found]
+        return [(change_id(id_), Change(*told)) for id_, *told in found]
 
     async def newest(self) -> str:
         return change_id(self._newest())

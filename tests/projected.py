@@ -147,6 +147,8 @@ class Site:
         found = await self.log.changes("", 100_000)
         assert found is not None
         told = [json.loads(change.text) for _, change in found]
+        for change in told:
+            change.pop("key", None)
         return [change for change in told if change["collection"] == collection]
 
     def count(self, what: str) -> int:

@@ -179,6 +179,24 @@ async def test_a_folder_of_the_version_before_opens_with_all_it_holds(tmp_path: 
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
+async def test_changes_of_the_version_before_are_told_with_their_ids(tmp_path: Path) -> None:
+    create_database(tmp_path / "pysync.db", SCHEMA._replace(steps=SCHEMA.steps[:4]))
+    insert = "INSERT INTO change(at_ms, text, identity) VALUES(5, ?, ?)"
+    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
+        ((place,),) = database.execute("SELECT max(id) FROM change").fetchall()
+        for name in "ab":
+            database.execute(insert, change(name, "somebody")[:2])
+    store = await LocalStore.at(tmp_path)
+    log = store.change_log
+    before = [
+        (sqlite_changes.change_id(place + n), change(name, "somebody")) for n, name in ((1, "a"), (2, "b"))
+    ]
+    assert await log.changes("", 10) == before
+    after = await log.announce([change("c")])
+    assert await log.changes(before[0][0], 10) == [before[1], (after, change("c"))]
+    await store.close()
+
+
 async def test_who_waits_is_told_by_its_own_process_and_by_others(
     store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

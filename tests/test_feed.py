@@ -11,7 +11,7 @@ from pysync import feed as feed_module
 from pysync.changes import Change, Retention, Subject
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
-from pysync.feed import Event, Feed, Listener, Permit, Plan, Topic
+from pysync.feed import Event, Feed, KeyMatch, Listener, Permit, Plan, Topic
 
 NOTES: Topic = (None, "notes")
 
@@ -36,7 +36,7 @@ class Ear:
     def hear(self, event: Event) -> None:
         assert event.id > self.place
         self.place = event.id
-        self.heard.append(event.subject.params["id"])
+        self.heard.append(event.params["id"])
         self.is_free = not self.slow
 
     def reset(self, place: str) -> None:
@@ -88,8 +88,12 @@ async def anybody(plan: Plan) -> Permit:
     return lambda listener, event: True
 
 
+def matches(subject: Subject) -> list[KeyMatch]:
+    return [KeyMatch((subject.namespace, subject.collection), subject.params, "key")]
+
+
 def following(log: Log) -> Feed:
-    return Feed(log, lambda subject: "/".join(subject.params.values()), anybody)
+    return Feed(log, matches, anybody)
 
 
 async def until(ear: Ear, count: int) -> list[str]:
@@ -254,7 +258,7 @@ async def test_where_events_cannot_be_told_everybody_is_cut() -> None:
         raise RuntimeError("a bug")
 
     log = Log()
-    feed = Feed(log, lambda subject: "key", breaks)
+    feed = Feed(log, matches, breaks)
     ear, other = Ear(await log.newest()), Ear(await log.newest())
     ear.asks = True
     assert feed.join(ear)
@@ -277,10 +281,10 @@ async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> 
 
     async def slowly(plan: Plan) -> Permit:
         await release.wait()
-        return lambda listener, event: event.subject.params["id"] != "2"
+        return lambda listener, event: event.params["id"] != "2"
 
     log = Log()
-    feed = Feed(log, lambda subject: "key", slowly)
+    feed = Feed(log, matches, slowly)
     quick, asked = Ear(await log.newest()), Ear(await log.newest())
     asked.asks = True
     listeners: list[Listener] = [quick, asked]

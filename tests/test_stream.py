@@ -116,10 +116,11 @@ async def _hash(browser: Browser, key: str) -> str | None:
 
 
 async def test_a_namespace_has_a_stream_of_its_own(serve: Serve, hear: Listen) -> None:
-    browser = await serve(NOTES, namespaces={"acme": {"collections": [NOTES]}})
+    own = {**NOTES, "storagePath": "acme/{id}"}
+    browser = await serve(NOTES, namespaces={"acme": {"collections": [own]}})
     root, inner = await hear(browser), await hear(browser, "/acme/events")
     alias = await hear(browser, "/v1/acme/events")
-    await browser.request("POST", "/acme/push/notes/a", {"data": {"n": 1}})
+    await browser.request("POST", "/acme/push/acme/a", {"data": {"n": 1}})
     await browser.push("notes/b", {"n": 2})
     for heard in (inner, alias):
         told = (await heard.event()).data

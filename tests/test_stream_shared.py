@@ -1,4 +1,4 @@
-"""A write is announced under every collection, in every namespace, that could pull its key (wire section 9)."""
+"""A write is announced under every collection, of any namespace, that could pull its key (wire section 9)."""
 
 import json
 from collections.abc import Mapping

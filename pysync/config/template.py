@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 LITERAL = re.compile(r"[A-Za-z0-9._:@-]+")
 PARAM = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -109,3 +112,39 @@ def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
     if key.partition("/")[0] == RESERVED:
         raise ValueError(f"the key starts with {RESERVED}, the server's own keys")
     return key
+
+
+class TemplateIndex(Generic[T]):
+    """Which of many templates have the shape of a key, found without looking at the others. Each stands for
+    something."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, TemplateIndex[T]] = {}
+        self._any: TemplateIndex[T] | None = None
+        self._here: list[tuple[list[str | None], T]] = []
+
+    def add(self, template: str, value: T) -> None:
+        node, names = self, list[str | None]()
+        for segment in template.split("/"):
+            parameter = PARAM.fullmatch(segment)
+            names.append(parameter and parameter[1])
+            if parameter is not None:
+                node._any = node = node._any or TemplateIndex()
+            else:
+                node = node._next.setdefault(segment, TemplateIndex())
+        node._here.append((names, value))
+
+    def find(self, key: str) -> Iterator[tuple[T, dict[str, str]]]:
+        """What these templates stand for, each with the values of its parameters, in no order."""
+        segments = key.split("/")
+        nodes = [self]
+        for segment in segments:
+            nodes = [
+                found for node in nodes for found in (node._next.get(segment), node._any) if found is not None
+            ]
+        for node in nodes:
+            for names, value in node._here:
+                yield (
+                    value,
+                    {name: text for name, text in zip(names, segments, strict=True) if name is not None},
+                )

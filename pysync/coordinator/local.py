@@ -62,6 +62,7 @@ SCHEMA: Final = Schema(
         CREATE TABLE tick(ms INTEGER NOT NULL, number INTEGER NOT NULL);
         INSERT INTO tick VALUES(0, 0)
         """,
+        sqlite_changes.BY_ORIGIN,
     )
 )
 

@@ -111,7 +111,7 @@ class RedisCoordinator:
 
     async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
         add = ("XADD", CHANGES, "MAXLEN", "~", max(1, self._retention.count), "*")
-        added = [(*add, "c", change.text, "i", change.identity) for change in changes]
+        added = [(*add, "c", change.text, "i", change.identity, "o", change.origin) for change in changes]
         # Older than what was known to be the newest before: the log never becomes empty.
         trim = ("XTRIM", CHANGES, "MINID", "~", max(0, self._newest_ms - self._retention.age_ms))
         ended: list[Command] = [("XDEL", INTENTS, intent)] if intent else []
@@ -146,7 +146,7 @@ class RedisCoordinator:
         await self._arrivals.wait(after, _NOTHING if known is None else _place(known))
 
     async def intend(self, changes: Sequence[Change]) -> str:
-        told = (value for change in changes for value in change)
+        told = (value for change in changes for value in change[:2])
         added = await self._memory.recall(("XADD", INTENTS, "*", "at", self._memory.now_ms, *told))
         return str(added[0].decode())
 
@@ -212,7 +212,7 @@ class RedisCoordinator:
         return bool(facts[b"length"] == facts[b"entries-added"])
 
     def _read(self, found: list[Any]) -> list[tuple[str, Change]]:
-        return [(self._known(place), Change(bytes(told[1]), told[3].decode())) for place, told in found]
+        return [(self._known(place), _change(told)) for place, told in found]
 
     def _known(self, place: bytes) -> str:
         """The id of the change at `place` of the stream. It grows from one memory to the next, too."""
@@ -226,6 +226,12 @@ class RedisCoordinator:
 def _place(known: re.Match[str]) -> str:
     """Where in the stream the change with this id is."""
     return f"{int(known['ms'])}-{int(known['n'])}"
+
+
+def _change(told: list[bytes]) -> Change:
+    """The change in an entry of their stream. Earlier versions tell no origin."""
+    text, identity, *more = told[1::2]
+    return Change(bytes(text), identity.decode(), more[0].decode() if more else "")
 
 
 def _intent(place: bytes, told: list[bytes], now_ms: int) -> Intent:

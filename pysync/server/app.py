@@ -38,6 +38,7 @@ from pysync.server.files import FileHandlers
 from pysync.server.handlers import Handlers
 from pysync.server.healing import Healing
 from pysync.server.hearing import Hearing
+from pysync.server.key_index import KeyIndex
 from pysync.server.keyrings import Keyrings
 from pysync.server.listing import Lists
 from pysync.server.metrics import Metrics
@@ -100,8 +101,9 @@ class App:
         keyrings = Keyrings(documents, roles, hooks, owners(config, hooks))
         plugs = Plugs(hooks, outbox)
         handling = documents, access, callers, revocations, keyrings
-        hearing = Hearing(pull_rules(config, hooks), access, roles, store, now_ms)
-        feed = Feed(outbox.log, hearing.key_of, hearing.permits)
+        rules = list(pull_rules(config, hooks))
+        hearing = Hearing(rules, access, roles, store, now_ms)
+        feed = Feed(outbox.log, KeyIndex(rules, hooks.stored_files).matches, hearing.permits)
         self.subscribers = Subscribers(feed, hearing, tally)
         routes = RouteTable()
         Wiring(

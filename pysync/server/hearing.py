@@ -11,13 +11,13 @@ from typing import Final, NamedTuple, Protocol, cast
 
 from pysync.access import Access
 from pysync.batch import read_each
-from pysync.changes import Subject
 from pysync.config.template import document_key, params
 from pysync.errors import PysyncError, StoreUnavailable
 from pysync.feed import Event, Interest, Listener, Permit, Plan, Topic
 from pysync.model import ANONYMOUS, Caller
 from pysync.proofs import Proof
 from pysync.rule import Rule
+from pysync.server.key_index import topic_of
 from pysync.server.roles import Roles
 from pysync.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles
 from pysync.store import Store
@@ -77,15 +77,6 @@ class Hearing:
         self._spaces = roles.spaces
         self._store = store
         self._now_ms = now_ms
-
-    def key_of(self, subject: Subject) -> str | None:
-        """The key of what is written, None where no pull of its collection reaches it."""
-        topic = (subject.namespace, subject.collection)
-        rule = self._rules.get(topic)
-        if rule is None or self._names[topic] != subject.params.keys():
-            return None
-        key = self._key(topic, subject.params)
-        return key if rule.owns(key) else None
 
     def grant(self, wanted: Mapping[Topic, Mapping[str, str]], caller: Caller) -> Grant:
         """What of `wanted`, parameters by collection, `caller` may ever hear of."""
@@ -158,7 +149,7 @@ class Hearing:
             if caller is None:
                 listener.cut()
                 return False
-            return rule.answers(caller, event.subject.params.get("identity"), event.key)
+            return rule.answers(caller, event.params.get("identity"), event.key)
 
         return permit
 
@@ -207,7 +198,7 @@ class Hearing:
         if caller is None:
             return None
         try:
-            return await self._roles.by_plugins(rule, caller, event.subject.params, event.key)
+            return await self._roles.by_plugins(rule, caller, event.params, event.key)
         except PysyncError as error:
             return REFUSED if error.status < 500 else None
 
@@ -229,16 +220,11 @@ class Hearing:
 
     def _access_key(self, rule: Rule, event: Event) -> str | None:
         """Where the access document lies that has a say."""
-        return self._spaces.key(event.subject.params) if rule.by_space and rule.examines else None
+        return self._spaces.key(event.params) if rule.by_space and rule.examines else None
 
 
 def _nobody(listener: Listener, event: Event) -> bool:
     return False
-
-
-def topic_of(rule: Rule) -> Topic:
-    """What listeners call a rule's collection."""
-    return rule.namespace, rule.collection.name
 
 
 def _template(rule: Rule) -> Sequence[str]:

@@ -56,7 +56,7 @@ class Plugs:
             text = _pushed_body(pushed)
             params = params if pushed.params is None else pushed.params
             if not pushed.announced:
-                subject = match.subject(caller)._replace(params=params)
+                subject = match.subject(caller)._replace(params=params, key="")
                 await self._outbox.announce([subject.change(written.hash, written.timestamp_ms)])
         await self.tell(match, caller, written, params, data)
         return Answer(200, text, NO_STORE)

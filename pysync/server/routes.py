@@ -68,7 +68,7 @@ class Match(NamedTuple):
     def subject(self, caller: Caller) -> Subject:
         """What a write of `caller` to this path is of."""
         rule = self.rule
-        return Subject(rule.collection.name, self.params, rule.namespace, caller.identity)
+        return Subject(rule.collection.name, self.params, rule.namespace, caller.identity, self.key)
 
     @property
     def identity(self) -> str | None:

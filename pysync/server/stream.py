@@ -17,7 +17,8 @@ from pysync.rule import Rule
 from pysync.server.answer import Answer
 from pysync.server.callers import Callers
 from pysync.server.connection import Connection
-from pysync.server.hearing import Hearing, topic_of
+from pysync.server.hearing import Hearing
+from pysync.server.key_index import topic_of
 from pysync.server.routes import Match
 from pysync.server.subscribers import Subscriber, Subscribers
 

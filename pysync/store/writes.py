@@ -61,6 +61,7 @@ SCHEMA: Final = Schema(
         WHEN OLD.sha256 IS NOT NULL AND EXISTS(SELECT 1 FROM merge)
         BEGIN INSERT OR REPLACE INTO came VALUES(OLD.parent, OLD.name); END
     """,
+        sqlite_changes.BY_ORIGIN,
     )
 )
 

@@ -65,5 +65,5 @@ class Batch(NamedTuple):
 
     def change(self, tick: Tick, sha256: str) -> Change:
         """What is told of it, in that place."""
-        subject = self.subject._replace(params=self.params(self.id(tick)))
+        subject = self.subject._replace(params=self.params(self.id(tick)), key=self.key(tick))
         return subject.change(sha256, self.received_ms)

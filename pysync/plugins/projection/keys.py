@@ -24,7 +24,7 @@ class Place:
     @property
     def subject(self) -> Subject:
         """What a write of the server's own to it is of."""
-        return Subject(self.name, self.params, self.namespace)
+        return Subject(self.name, self.params, self.namespace, key=self.key)
 
 
 class Keys:
@@ -37,18 +37,28 @@ class Keys:
             for namespace, collections in self._by_namespace
             for collection in collections
         }
+        self._index = template.TemplateIndex[tuple[str | None, Collection]]()
+        for (namespace, _), collection in self._by_name.items():
+            self._index.add(document_path(collection), (namespace, collection))
 
     def written(self, subject: Subject) -> Place | None:
         """Where a write of `subject` went; None where the configuration has changed since."""
         collection = self._by_name.get((subject.namespace, subject.collection))
         if collection is None or set(template.params(collection.storage_path)) != set(subject.params):
             return None
-        path = document_path(collection)
-        key = "/".join(
-            subject.params[name[1]] if (name := template.PARAM.fullmatch(part)) else part
-            for part in path.split("/")
-        )
+        key = template.document_key(document_path(collection).split("/"), subject.params)
         return Place(subject.namespace, subject.collection, key, dict(subject.params), collection)
+
+    def shared(self, subject: Subject) -> list[Place]:
+        """All collections that the written key is among, that of the writer first."""
+        own = self.written(subject)
+        key = subject.key or (own.key if own is not None else "")
+        found = [] if own is None else [own]
+        for (namespace, collection), _ in self._index.find(key) if key else ():
+            place = self.place(namespace, collection, key)
+            if place is not None and place != own:
+                found.append(place)
+        return found
 
     def owners(self, key: str) -> list[Place]:
         """The collection of each namespace that the key belongs to, at this key."""

@@ -149,20 +149,21 @@ class Lists:
         """The sources among what was written, each once."""
         touched: dict[Place, Touched] = {}
         for write in told:
-            if not any(
-                one.reads(write.subject.namespace, write.subject.collection) for one in self.projections
-            ):
-                continue
-            place = self.keys.written(write.subject)
-            if place is not None:
-                touched.setdefault(place, Touched(place)).told.append(write)
+            for place in self.keys.shared(write.subject):
+                if any(one.reads(place.namespace, place.name) for one in self.projections):
+                    touched.setdefault(place, Touched(place)).told.append(write)
         return list(touched.values())
 
     async def _grouped(self, touched: Sequence[Touched]) -> dict[str, list[Part]]:
         """What is to be folded into which list. Where a function says so, the sources are read for it."""
         groups: dict[str, dict[tuple[Projection, Place], Part]] = {}
         for projection in self.projections:
-            own = [one for one in touched if projection.reads(one.place.namespace, one.place.name)]
+            # Of several sources with one key the first: what they hold is one document.
+            own_by_key: dict[str, Touched] = {}
+            for one in touched:
+                if projection.reads(one.place.namespace, one.place.name):
+                    own_by_key.setdefault(one.place.key, one)
+            own = list(own_by_key.values())
             if isinstance(projection.target, str):
                 events = [(one, _of_params(one.place)) for one in own]
             else:
@@ -215,7 +216,7 @@ class Lists:
     async def _put(self, key: str, body: _core.PushBody, held: _Held, owners: Sequence[Place]) -> bool:
         """Whether the list is written and announced; else another write came first."""
         now_ms = self._services.now_ms()
-        changes = [place.subject.change(body.hash, now_ms) for place in owners]
+        changes = [place.subject.change(body.hash, now_ms) for place in owners[:1]]
         try:
             await self._services.outbox.put(key, body.stored(now_ms), held.expect, changes, held.hash)
         except EtagMismatch:

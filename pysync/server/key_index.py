@@ -1,0 +1,93 @@
+"""Which collections could pull what was written: all, in any namespace, whose keys it is among (wire section
+9). A change names its key; what each of them calls it is found here when the change is told."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from pysync.changes import Subject, origin
+from pysync.config.effective import document_path
+from pysync.config.template import TemplateIndex, document_key, meet, params
+from pysync.feed import KeyMatch, Topic
+from pysync.plugins import StoredFiles
+from pysync.rule import Rule
+
+MAX_CACHED: Final = 1_000
+"""Sets of collections of which is remembered what writes to them."""
+
+
+class _Reader(NamedTuple):
+    """A collection that is pulled: at `path`, whose parameters have these names."""
+
+    rule: Rule
+    topic: Topic
+    path: list[str]
+    names: frozenset[str]
+
+
+class KeyIndex:
+    """The keys of a service's collections. `rules` are those of pulling them, `stored` the collections whose
+    files a plugin keeps, at keys of its own."""
+
+    def __init__(self, rules: Iterable[Rule], stored: Mapping[str, StoredFiles]) -> None:
+        self._readers: dict[str, TemplateIndex[_Reader]] = {}
+        self._stored_at: dict[Topic, tuple[str, str]] = {}
+        self._writers: dict[str, Topic] = {}
+        self._cached: dict[frozenset[Topic], dict[str, bool]] = {}
+        for rule in rules:
+            topic, files = topic_of(rule), stored.get(rule.collection.name)
+            path = document_path(rule.collection)
+            template, suffix = (path, "") if files is None else (files.template, files.suffix)
+            self._stored_at[topic] = template, suffix
+            self._writers[origin(*topic)] = topic
+            if not rule.collection.push_only:
+                reader = _Reader(rule, topic, path.split("/"), frozenset(params(path)))
+                self._readers.setdefault(suffix, TemplateIndex()).add(template, reader)
+
+    def matches(self, subject: Subject) -> list[KeyMatch]:
+        """What collections that could pull it call the document that was written: one of each namespace at
+        most, where literal segments decide whose a key is. None, where the collection is gone that wrote it
+        and left no key."""
+        key, writer = subject.key or self._key_of(subject), (subject.namespace, subject.collection)
+        found: dict[str | None, KeyMatch] = {}
+        for suffix, readers in self._readers.items():
+            if not key or not key.endswith(suffix):
+                continue
+            for reader, values in readers.find(key.removesuffix(suffix)):
+                namespace, _ = topic = reader.topic
+                own = values if topic != writer else subject.params
+                if own.keys() == reader.names and (namespace not in found or topic == writer):
+                    pulled = document_key(reader.path, own)
+                    if reader.rule.owns(pulled):
+                        found[namespace] = KeyMatch(topic, own, pulled)
+        return list(found.values())
+
+    def may_write_to(self, topics: Iterable[Topic]) -> Callable[[str], bool]:
+        """Whether collections that write with an origin may write what one of `topics` pulls. An unknown one
+        may."""
+        readers = frozenset(topics)
+        if readers not in self._cached and len(self._cached) >= MAX_CACHED:
+            self._cached.clear()
+        known = self._cached.setdefault(readers, {})
+
+        def may_write(origin: str) -> bool:
+            writer = self._writers.get(origin)
+            if writer is None:
+                return True
+            if origin not in known:
+                template = self._stored_at[writer][0]
+                known[origin] = any(meet(template, self._stored_at[topic][0]) for topic in readers)
+            return known[origin]
+
+        return may_write
+
+    def _key_of(self, subject: Subject) -> str:
+        """The key in the store of what a collection wrote at its path, `""` where there is no such one."""
+        template, suffix = self._stored_at.get((subject.namespace, subject.collection), ("", ""))
+        if not template or not subject.params.keys() >= set(params(template)):
+            return ""
+        return document_key(template.split("/"), subject.params) + suffix
+
+
+def topic_of(rule: Rule) -> Topic:
+    """What subscribers call a rule's collection."""
+    return rule.namespace, rule.collection.name

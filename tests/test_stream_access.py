@@ -186,8 +186,12 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
             path, told = await _push(writer, prefix, each, write, number)
             readers = [caller for caller in callers if await _pulls(caller, prefix, each, path)]
             await _push(writer, prefix, MARK, Write(0, {"n": str(number)}, ()), number)
+            name, params, hash_ = told
+            if path in shadowed:
+                name, params = "rival", {}
+            told = (name, params, hash_)
             for ear_ in ears:
-                hears = ear_.caller in readers and path not in shadowed and ear_.only in (None, each["name"])
+                hears = ear_.caller in readers and ear_.only in (None, name)
                 assert await ear_.told() == ([told] if hears else []), (ear_.caller, each, path)
 
 

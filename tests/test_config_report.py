@@ -107,6 +107,20 @@ def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
     ]
 
 
+def test_the_linter_asks_for_the_public_hosts_where_everybody_may_write() -> None:
+    """A page whose name leads to this server after a moment (DNS rebinding) is told apart by its Host alone."""
+    open_to_all = collection(writeRoles=["public"])
+    told = (
+        "server.publicHosts",
+        "name the hosts by which this server is reached: without them a page of any site can write to notes "
+        "through a visitor's browser (DNS rebinding)",
+    )
+    assert told in warnings(open_to_all)
+    assert told not in warnings(open_to_all, server={"publicHosts": ["sync.example.org"]})
+    for closed in ({"writeRoles": ["self"]}, {"writeRoles": ["public"], "requireAuth": True}, {}):
+        assert told not in warnings(collection(**closed))
+
+
 def test_the_linter_warns_of_rate_limits_that_meter_nothing() -> None:
     window = {"windowMs": 1000, "maxRequests": 5}
     assert warnings(collection(rateLimit={"push": True, "pull": {}}))[-1:] == [

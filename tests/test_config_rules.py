@@ -34,6 +34,9 @@ def test_members_of_a_bundle_hold_documents() -> None:
     )
 
 
+ADMIN_TOKEN = (
+    "must be 16 or more characters of printable ASCII, without spaces (PYSYNC_ADMIN_TOKEN sets it too)"
+)
 NOTHING_STORED = "cannot be used with persist=false: nothing is stored"
 
 
@@ -351,6 +354,10 @@ def test_a_schema_stands_by_itself(ref: str) -> None:
             "must be a public key of 64 lower-case hex digits",
         ),
         ({"auth": {"spaces": {"param": "x"}}}, "auth.spaces.param", "must be a parameter of accessPath"),
+        ({"auth": {"adminToken": "fifteen-letters"}}, "auth.adminToken", ADMIN_TOKEN),
+        ({"auth": {"adminToken": "sixteen letters!"}}, "auth.adminToken", ADMIN_TOKEN),
+        ({"auth": {"adminToken": "sixteen-letters\n!"}}, "auth.adminToken", ADMIN_TOKEN),
+        ({"auth": {"adminToken": "sixteen-letters\u00fc"}}, "auth.adminToken", ADMIN_TOKEN),
         ({"auth": {"identityRoles": {"u": [""]}}}, "auth.identityRoles.u[0]", "must not be empty"),
         ({"configEndpoint": {"auth": "all"}}, "configEndpoint.auth", 'must be "public" or "role-filtered"'),
         ({"configEndpoint": {}}, "configEndpoint.auth", "is required"),
@@ -440,3 +447,8 @@ def test_every_problem_is_told_at_once_with_its_place_in_the_file() -> None:
         "auth.trustedIssuers[0]",
         "namespaces.pull.collections",
     }
+
+
+def test_an_admin_token_from_the_environment_is_as_long() -> None:
+    assert faults({}, {"PYSYNC_ADMIN_TOKEN": "short"}) == [("auth.adminToken", ADMIN_TOKEN)]
+    assert parse({}, {"PYSYNC_ADMIN_TOKEN": "!" * 16}).auth.admin_token == "!" * 16

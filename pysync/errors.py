@@ -195,6 +195,12 @@ class Forbidden(PysyncError):
     status, code, text = 403, "forbidden", "Forbidden"
 
 
+class ForeignOrigin(Forbidden):
+    """A page of another site sends what its browser does not ask about first."""
+
+    code = "foreign_origin"
+
+
 class BadSignature(Forbidden):
     code, text = "bad_signature", "bad-signature"
 

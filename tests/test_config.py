@@ -110,7 +110,7 @@ def test_every_member_of_the_service_configuration_is_read() -> None:
             store={"url": "s3://bucket/prefix", "endpoint": "http://127.0.0.1:9000", "forcePathStyle": True},
             coordinator="redis://127.0.0.1:6379/0",
             auth={
-                "adminToken": "hush",
+                "adminToken": "hush-hush-hush-hush",
                 "trustedIssuers": ["ab" * 32],
                 "identityRoles": {"someone": ["editor"]},
                 "spaces": {"accessPath": "s/{sid}/_access", "param": "sid"},
@@ -269,11 +269,16 @@ def test_every_variable_sets_its_scalar() -> None:
     assert {"PYSYNC_SERVER_PORT", "PYSYNC_STORE", "PYSYNC_COORDINATOR", "PYSYNC_ADMIN_TOKEN"} <= set(
         variables()
     )
-    texts = {"store.url": "file:x", "coordinator": "file:y", "server.mountPath": "/v9"}
+    texts = {
+        "auth.adminToken": "token-of-the-tests",
+        "store.url": "file:x",
+        "coordinator": "file:y",
+        "server.mountPath": "/v9",
+    }
     environ = {name: texts.get(path, "7") for name, path in variables().items()}
     environ["PYSYNC_STORE_FORCE_PATH_STYLE"] = "true"
     read = parse({}, environ)
-    assert read.auth.admin_token == "7"
+    assert read.auth.admin_token == "token-of-the-tests"
     assert (read.store.url, read.coordinator, read.server.mount_path) == ("file:x", "file:y", "/v9")
     assert (read.store.force_path_style, read.store.secret_access_key) == (True, "7")
     assert (read.server.port, read.server.workers, read.max_collections_per_batch) == (7, 7, 7)
@@ -281,9 +286,9 @@ def test_every_variable_sets_its_scalar() -> None:
 
 def test_a_variable_keeps_the_other_members_of_its_section() -> None:
     value = {"store": {"url": "s3://bucket", "region": "r"}, "auth": {"trustedIssuers": []}}
-    read = parse(value, {"PYSYNC_STORE": "memory:", "PYSYNC_ADMIN_TOKEN": "t"})
+    read = parse(value, {"PYSYNC_STORE": "memory:", "PYSYNC_ADMIN_TOKEN": "token-of-the-tests"})
     assert (read.store.url, read.store.region) == ("memory:", "r")
-    assert (read.auth.trusted_issuers, read.auth.admin_token) == ((), "t")
+    assert (read.auth.trusted_issuers, read.auth.admin_token) == ((), "token-of-the-tests")
 
 
 def test_an_empty_variable_counts_as_unset() -> None:
@@ -307,17 +312,17 @@ def test_variables_are_substituted_in_any_string() -> None:
         server={"port": "${PORT}"},
         auth={"adminToken": "${TOKEN}", "identityRoles": {"u": ["${NAME}"]}},
     )
-    read = parse(value, {"NAME": "docs", "PORT": "81", "TOKEN": "a${NAME}"})
+    read = parse(value, {"NAME": "docs", "PORT": "81", "TOKEN": "a${NAME}" * 3})
     assert (read.collections[0].name, read.collections[0].storage_path) == ("docs", "x/docs/{id}")
     assert read.collections[0].object_schema == {"const": ["docs"]}
     assert read.server.port == 81
     assert read.auth.identity_roles == {"u": ("docs",)}
-    assert read.auth.admin_token == "a${NAME}"  # what a variable holds is not looked into again
+    assert read.auth.admin_token == "a${NAME}" * 3  # what a variable holds is not looked into again
     assert type(read.collections[0].name) is str
 
 
 def test_a_variable_of_the_environment_is_not_looked_into() -> None:
-    assert parse({}, {"PYSYNC_ADMIN_TOKEN": "a${b}"}).auth.admin_token == "a${b}"
+    assert parse({}, {"PYSYNC_ADMIN_TOKEN": "a${b}" * 4}).auth.admin_token == "a${b}" * 4
 
 
 def test_a_missing_variable_is_a_problem() -> None:
@@ -347,7 +352,7 @@ def test_secrets_stay_out_of_repr_and_messages() -> None:
     secrets = {
         "store": {"url": "s3://bucket", "accessKeyId": "k", "secretAccessKey": "hush-key"},
         "coordinator": "redis://:hush-password@127.0.0.1/0",
-        "auth": {"adminToken": "hush-token"},
+        "auth": {"adminToken": "hush-token-of-tests"},
     }
     assert "hush" not in repr(parse(secrets))
     wrong = {"store": "hush-store", "coordinator": "hush", "server": {"port": "${X}"}, "version": "hush"}

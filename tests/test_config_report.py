@@ -21,6 +21,7 @@ def warnings(*collections: dict[str, Any], **members: Any) -> list[tuple[str, st
 
 
 ROOT_DEVICE = "device:root is no secret: whoever makes a key of their own holds it"
+HOSTS = {"publicHosts": ["sync.example.org"]}
 TRUSTED = {"trustedIssuers": ["ab" * 32]}
 
 
@@ -108,7 +109,7 @@ def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
 
 
 def test_the_linter_asks_for_the_public_hosts_where_everybody_may_write() -> None:
-    """A page whose name leads to this server after a moment (DNS rebinding) is told apart by its Host alone."""
+    """A page whose own name comes to lead to this server is told apart by its Host alone."""
     open_to_all = collection(writeRoles=["public"])
     told = (
         "server.publicHosts",
@@ -210,7 +211,7 @@ def test_the_linter_names_a_collection_that_nobody_may_use(members: dict[str, An
 
 
 def test_the_linter_names_the_collection() -> None:
-    read = parse(config(collection(readRoles=["nobody"], writeRoles=["public"])))
+    read = parse(config(collection(readRoles=["nobody"], writeRoles=["public"]), server=HOSTS))
     assert {problem.collection for problem in lint(read)} == {"notes"}
 
 
@@ -238,7 +239,7 @@ def test_the_linter_warns_of_keys_that_two_collections_keep_otherwise() -> None:
 
 
 def test_the_linter_names_the_place_in_a_namespace() -> None:
-    value = {"namespaces": {"acme": {"collections": [collection(writeRoles=["public"])]}}}
+    value = {"namespaces": {"acme": {"collections": [collection(writeRoles=["public"])]}}, "server": HOSTS}
     assert [problem.path for problem in lint(parse(value))] == ["namespaces.acme.collections[0].writeRoles"]
 
 
@@ -267,7 +268,9 @@ def test_the_route_table_names_every_served_route_and_who_may_use_it() -> None:
 
 
 def test_the_report_aligns_warnings_and_routes() -> None:
-    read = parse(config(collection(writeRoles=["public"]), collection(name="x", storagePath="x")))
+    read = parse(
+        config(collection(writeRoles=["public"]), collection(name="x", storagePath="x"), server=HOSTS)
+    )
     assert report(read).splitlines() == [
         "2 warnings",
         "",
@@ -307,7 +310,7 @@ def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose(
     assert (example.store.url, example.server.port) == ("file:./data", 8080)
     warned = {problem.path.split(".")[0] for problem in lint(example)}
     open_on_purpose = {"notes", "title", "cards", "journal", "scratch", "files", "reports", "events"}
-    assert warned == {
+    assert warned == {"server"} | {
         f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_on_purpose
     }
 

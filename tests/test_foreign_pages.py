@@ -29,7 +29,7 @@ async def sent(browser: Browser, content_type: str | None, **headers: str) -> tu
         headers["Content-Type"] = content_type
     skipped = () if content_type else ("Content-Type",)
     async with browser.session.post(
-        browser.base + "/push/files/a", data=b"{}", headers=headers, skip_auto_headers=skipped
+        browser.base + "/push/files/a", data=b'{"data":{}}', headers=headers, skip_auto_headers=skipped
     ) as answer:
         return answer.status, (await answer.json()).get("code", "")
 

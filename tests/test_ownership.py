@@ -14,7 +14,7 @@ from pysync.store.memory import MemoryStore
 
 OPEN = {"readRoles": ["public"]}
 CLOSED = {"readRoles": ["admin"]}
-ADMIN = {"Authorization": "Bearer t"}
+ADMIN = {"Authorization": "Bearer token-of-the-tests"}
 
 
 def stored(data: dict[str, Any]) -> bytes:
@@ -24,7 +24,7 @@ def stored(data: dict[str, Any]) -> bytes:
 async def service(
     start: Start, session: aiohttp.ClientSession, store: MemoryStore, *collections: dict[str, Any]
 ) -> Browser:
-    members = {"auth": {"adminToken": "t"}, "collections": list(collections)}
+    members = {"auth": {"adminToken": "token-of-the-tests"}, "collections": list(collections)}
     return Browser(await start(members, store=store), session)
 
 

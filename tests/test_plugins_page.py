@@ -32,7 +32,7 @@ def test_every_hook_is_documented() -> None:
 async def test_the_example_does_what_the_page_says(tmp_path: Path, session: aiohttp.ClientSession) -> None:
     (tmp_path / "teams.py").write_text(shown("python"))
     (tmp_path / "pysync.json").write_text(shown("json"))
-    environ = {**os.environ, "ADMIN_TOKEN": "a-secret"}
+    environ = {**os.environ, "ADMIN_TOKEN": "a-secret-of-the-operator"}
     checked = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pysync", "check", "pysync.json",
         cwd=tmp_path, env=environ, stdout=asyncio.subprocess.DEVNULL,
@@ -49,7 +49,7 @@ async def test_the_example_does_what_the_page_says(tmp_path: Path, session: aioh
         base = (await served.stdout.readline()).decode().split(" at ")[1].strip()
         member, other = (Signed(base, session, keys, root_device(keys)) for keys in (ISSUER, STRANGER))
         assert (await member.push("pages/red/plan", {"n": 1})).error == (403, "Forbidden")
-        bearer = {"Authorization": "Bearer a-secret"}
+        bearer = {"Authorization": "Bearer a-secret-of-the-operator"}
         team = {"members": [ISSUER.user_id]}
         assert (await Browser(base, session).push("teams/red", team, headers=bearer)).status == 200
         assert (await member.push("pages/red/plan", {"n": 1})).status == 200

@@ -19,6 +19,7 @@ from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+ADMIN_TOKEN = "token-of-the-tests"
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 
 
@@ -399,9 +400,11 @@ async def test_a_refused_schema_quotes_nothing_and_stops_at_the_first_fault(
         "objectSchema": schema,
         "fieldPermissions": {"pay": {"readRoles": ["admin"], "writeRoles": ["admin"]}},
     }
-    base = await start({"auth": {"adminToken": "t"}, "collections": [typed]})
+    base = await start({"auth": {"adminToken": ADMIN_TOKEN}, "collections": [typed]})
     browser = Browser(base, session)
-    first = await browser.push("notes/a", {"a": 1, "pay": 4242}, None, {"Authorization": "Bearer t"})
+    first = await browser.push(
+        "notes/a", {"a": 1, "pay": 4242}, None, {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    )
     refused = await browser.push("notes/a", {"a": 1, "b": 2}, first.json["hash"])
     assert refused.json["validator"] == "maxProperties"
     assert "4242" not in refused.json["error"]
@@ -413,9 +416,11 @@ async def test_a_locked_value_that_is_hidden_cannot_be_guessed(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     secret = {"pin": {"readRoles": ["admin"], "writeRoles": ["admin"]}}
-    base = await start({"auth": {"adminToken": "t"}, "collections": [{**NOTES, "fieldPermissions": secret}]})
+    base = await start(
+        {"auth": {"adminToken": ADMIN_TOKEN}, "collections": [{**NOTES, "fieldPermissions": secret}]}
+    )
     browser = Browser(base, session)
-    first = await browser.push("notes/a", {"pin": 7}, None, {"Authorization": "Bearer t"})
+    first = await browser.push("notes/a", {"pin": 7}, None, {"Authorization": f"Bearer {ADMIN_TOKEN}"})
     for guess in (6, 7):
         assert (await browser.push("notes/a", {"pin": guess}, first.json["hash"])).status == 403
     assert (await browser.push("notes/a", {"pin": 7}, "0" * 64)).json["currentHash"] == first.json["hash"]
@@ -426,8 +431,8 @@ async def test_what_depends_on_the_caller_is_not_cached_for_all(
 ) -> None:
     cached = {**NOTES, "cacheDurationMs": 60_000}
     for more in ({"fieldPermissions": {"x": {"readRoles": ["admin"]}}}, {"requireAuth": True}):
-        base = await start({"auth": {"adminToken": "t"}, "collections": [{**cached, **more}]})
-        answer = await Browser(base, session).pull("notes/a", {"Authorization": "Bearer t"})
+        base = await start({"auth": {"adminToken": ADMIN_TOKEN}, "collections": [{**cached, **more}]})
+        answer = await Browser(base, session).pull("notes/a", {"Authorization": f"Bearer {ADMIN_TOKEN}"})
         assert (answer.status, answer.headers["Cache-Control"]) == (200, "private, max-age=60")
 
 

@@ -53,6 +53,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
             yield Problem(f"events[{at}].storagePath", message, events.collection)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
         yield Problem("auth.spaces.trustOnFirstUse", "whoever comes first owns a space: only false is safe")
+    yield from _rebinding(config)
 
 
 def _collection(
@@ -71,6 +72,22 @@ def _collection(
                 yield Problem(f"{path}.{member}[{at}]", message, collection.name)
     for member, message in (*_log(collection), *_files(collection)):
         yield Problem(f"{path}.{member}", message, collection.name)
+
+
+def _rebinding(config: Config) -> Iterator[Problem]:
+    """Anonymous writes that nothing but the Host header tells from those of a foreign page."""
+    names = [
+        found.name
+        for _, _, collections in config.each_namespace()
+        for found in collections
+        if "public" in found.write_roles and not found.pull_only and found.require_auth is not True
+    ]
+    if names and not config.server.public_hosts:
+        yield Problem(
+            "server.publicHosts",
+            "name the hosts by which this server is reached: without them a page of any site can write to "
+            f"{', '.join(dict.fromkeys(names))} through a visitor's browser (DNS rebinding)",
+        )
 
 
 def _limits(config: Config) -> Iterator[Problem]:

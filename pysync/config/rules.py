@@ -33,6 +33,7 @@ RESERVED_NAMESPACES = frozenset({"pull", "push", "health", "batch", "list", "con
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/([A-Za-z0-9!#$&^_.+-]+|\*)|\*/\*")
 _ISSUER = re.compile(r"[0-9a-f]{64}")
+_ADMIN_TOKEN = re.compile(r"[!-~]{16,}")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 _HOST = re.compile(r"[^/\s?#@]+")
 _MOUNT = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._:@-]+)*")
@@ -263,6 +264,12 @@ def _issuers(issuers: Iterable[str] | None) -> Iterator[Fault]:
 
 def _auth(auth: Auth) -> Iterator[Fault]:
     yield from _issuers(auth.trusted_issuers)
+    if auth.admin_token is not None and not _ADMIN_TOKEN.fullmatch(auth.admin_token):
+        yield (
+            "adminToken",
+            "must be 16 or more characters of printable ASCII, without spaces "
+            "(PYSYNC_ADMIN_TOKEN sets it too)",
+        )
     if auth.spaces is not None:
         for message in template.faults(auth.spaces.access_path):
             yield "spaces.accessPath", message

@@ -241,7 +241,11 @@ class Spaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth:
-    admin_token: str | None = member("Bearer token that gives the role `admin`.", None, secret=True)
+    admin_token: str | None = member(
+        "Bearer token that gives the role `admin`: 16 or more characters of printable ASCII, without spaces.",
+        None,
+        secret=True,
+    )
     trusted_issuers: tuple[str, ...] | None = member(
         "Keys (hex) of issuers whose certificates yield `cap:` and `delegated:` roles; absent: anybody's.",
         None,

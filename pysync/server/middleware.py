@@ -11,10 +11,11 @@ from contextvars import ContextVar
 from aiohttp import web
 
 from pysync import wire
-from pysync.errors import InternalError, MethodNotAllowed, Misdirected, PysyncError
+from pysync.errors import ForeignOrigin, InternalError, MethodNotAllowed, Misdirected, PysyncError
 from pysync.server.answer import NO_STORE, Answer, error_answer
 from pysync.server.routes import Route, RouteTable
 from pysync.server.tally import Tally
+from pysync.server.writes import media_type
 from pysync.signing import host_of_header
 
 log = logging.getLogger("pysync.server")
@@ -37,6 +38,8 @@ CORS_HEADERS = ", ".join(
         wire.HEADER_LAST_EVENT_ID,
     )
 )
+SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
+"""Content types that browsers send for a page without asking the server first (Fetch); `""`: none."""
 CORS_EXPOSED = "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
 CORS_MAX_AGE_S = 600
 
@@ -81,6 +84,8 @@ class Middleware:
             method = request.method
             match = self._routes.match("GET" if method == "HEAD" else method, _path(request.raw_path))
             route = match.route
+            if method == "POST" and "Origin" in request.headers:
+                self._check_origin(request)
             answer = await route.handler(request, match)
         except PysyncError as error:
             answer = self._refuse(request, error, request_id)
@@ -105,6 +110,20 @@ class Middleware:
             return
         if host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:
             raise Misdirected
+
+    def _check_origin(self, request: web.BaseRequest) -> None:
+        """Refuse what a page of another site can have sent without being asked: a browser sends a body of
+        these types without a preflight request, as long as there is no `Authorization`."""
+        headers = request.headers
+        if wire.HEADER_AUTHORIZATION in headers or media_type(request) not in SIMPLE_TYPES:
+            return
+        origin = headers["Origin"]
+        if origin in self._origins or "*" in self._origins:
+            return
+        scheme, _, host = origin.lower().partition("://")
+        own = host_of_header(headers.get("Host", ""), scheme)
+        if not host or host not in {own, *self._hosts}:
+            raise ForeignOrigin
 
     def _refuse(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> Answer:
         if isinstance(error, MethodNotAllowed) and request.method == "OPTIONS" and self._origins:

@@ -1,0 +1,217 @@
+"""Refused requests: what each kind costs the server.
+
+    python -m benches.refusals [--quick] [--rounds N] [--requests N]
+
+The server has one worker, on core 0, with `service.json` and a folder on disk; this process is on core 1 and
+sends one request after the other on one connection. A figure is CPU time of the server's process, all its
+threads, for each answer: the median of the rounds, the lowest and the highest beside it. A round measures
+every kind once. Requests are made, and signed, before they are measured; a status other than the expected one
+fails the run.
+"""
+
+import argparse
+import base64
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+import orjson
+
+from benches import servers
+from benches.compare import machine
+from benches.load import cpu_s, read_head
+from benches.servers import Running
+from pysync import minting, signing
+from pysync.caps import SCHEME
+from pysync.keys import Keys
+from pysync.minting import EVERYTHING, Grant
+
+ROUNDS: Final = 5
+REQUESTS: Final = 400
+KEYS: Final = quote(orjson.dumps({"private": [{"id": f"n{n:02d}"} for n in range(100)]}))
+BATCH: Final = f"/batch/pull?collections=private&params={KEYS}"
+ELSEWHERE: Final = "/pull/users/" + "0" * 32 + "/plan"
+DENIES: Final = Grant(("read", "list", "write"), ("**", *(f"!{'*a' * 18}{n:02d}" for n in range(64))))
+LISTED: Final = (2_700, 170)
+"""Entries of a revocation list, the longest first that anybody was ever allowed."""
+
+
+class Stranger:
+    """Somebody with fresh keys, and a certificate that they signed for themselves."""
+
+    def __init__(self, url: str, grant: Grant = EVERYTHING, collections: tuple[str, ...] = ("*",)) -> None:
+        self.keys = Keys.generate()
+        self._host = urlsplit(url).netloc
+        self._signed_host = signing.host_of(url)
+        self.certificate = minting.device(
+            self.keys,
+            self.keys.ed_pub,
+            self.keys.kem_pub,
+            now_s=int(time.time()),
+            nonce=os.urandom(16),
+            grant=grant,
+            collections=collections,
+        )
+        self.authorization = self.certificate.authorization
+
+    def request(self, path: str, *, spoilt: bool = False) -> bytes:
+        """A signed GET; `spoilt`: its signature does not hold."""
+        headers = signing.sign_request(
+            self.keys, "GET", path, b"", self._signed_host, int(time.time() * 1000), os.urandom(16)
+        )
+        if spoilt:
+            headers["X-Starfish-Sig"] = base64.b64encode(os.urandom(64)).decode()
+        lines = "".join(
+            f"{name}: {value}\r\n" for name, value in {"Authorization": self.authorization, **headers}.items()
+        )
+        return f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\n{lines}\r\n".encode()
+
+    def forge(self) -> None:
+        """Change the certificate, which nobody signs again."""
+        members = orjson.loads(self.certificate.text)
+        members["exp"] += 1
+        self.authorization = SCHEME + base64.b64encode(orjson.dumps(members)).decode()
+
+
+class Connection:
+    """One keep-alive connection, one request at a time."""
+
+    def __init__(self, url: str) -> None:
+        address = urlsplit(url)
+        self._socket = socket.create_connection((str(address.hostname), address.port or 80))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._socket.close()
+
+    def ask(self, request: bytes) -> int:
+        """The status of the answer, which is read to its end. Raises RuntimeError where there is none."""
+        self._socket.sendall(request)
+        answer = b""
+        while (end := answer.find(b"\r\n\r\n")) < 0:
+            answer += self._receive()
+        status, length = read_head(answer[: end + 2])
+        while len(answer) < end + 4 + length:
+            answer += self._receive()
+        return status
+
+    def _receive(self) -> bytes:
+        data = self._socket.recv(65_536)
+        if not data:
+            raise RuntimeError("the server closed the connection")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests of one kind, each used once, and how they are answered. `prepare` are answered before."""
+
+    name: str
+    status: int
+    make: Callable[[], bytes]
+    is_repeated: bool = False
+
+
+def kinds(server: Running) -> list[Kind]:
+    """What is refused. The server is told what it must know for that."""
+    url = server.url
+    plain = f"HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n\r\n"
+    forged, long_forged = Stranger(url), Stranger(url, collections=_collections(700))
+    forged.forge()
+    long_forged.forge()
+    denies, wide = Stranger(url, DENIES), Stranger(url, collections=_collections(700))
+    stranger, revoker, self_reader = Stranger(url), Stranger(url), Stranger(url)
+    listed = _publish(url, revoker)
+    home = f"/pull/users/{self_reader.keys.user_id}/plan"
+    return [
+        Kind("404", 404, lambda: f"GET /nowhere {plain}".encode()),
+        Kind("unsigned, 401", 401, lambda: f"GET {ELSEWHERE} {plain}".encode()),
+        Kind("forged certificate, 401", 401, partial(forged.request, ELSEWHERE)),
+        Kind("forged certificate of 700 collections, 401", 401, partial(long_forged.request, ELSEWHERE)),
+        Kind("700 collections, wrong signature, 401", 401, partial(wide.request, ELSEWHERE, spoilt=True)),
+        Kind("64 denies, wrong signature, 401", 401, partial(denies.request, ELSEWHERE, spoilt=True)),
+        Kind("64 denies x 100 keys, wrong signature, 200", 200, partial(denies.request, BATCH, spoilt=True)),
+        Kind("64 denies x 100 keys, unsigned, 200", 200, lambda: f"GET {BATCH} {plain}".encode()),
+        Kind("stranger, 403", 403, partial(stranger.request, ELSEWHERE)),
+        Kind(f"stranger with a revocation list of {listed:,} entries, 403", 403,
+             partial(revoker.request, ELSEWHERE)),
+        Kind("stranger with 700 collections, 403", 403, partial(wide.request, ELSEWHERE)),
+        Kind("replay, 401", 401, partial(self_reader.request, home), is_repeated=True),
+    ]  # fmt: skip
+
+
+def measure(server: Running, found: Iterable[Kind], rounds: int, requests: int) -> dict[str, list[float]]:
+    """CPU microseconds for each answer, by kind, of every round."""
+    each_us: dict[str, list[float]] = {}
+    found = list(found)
+    with Connection(server.url) as connection:
+        for _ in range(rounds):
+            for kind in found:
+                made = [kind.make() for _ in range(requests)]
+                if kind.is_repeated:
+                    _answered(connection, made, 200)
+                used = cpu_s(server.pid)
+                _answered(connection, made, kind.status)
+                each_us.setdefault(kind.name, []).append((cpu_s(server.pid) - used) / requests * 1e6)
+    return each_us
+
+
+def table(each_us: dict[str, list[float]]) -> str:
+    lines = ["| refused request | CPU us: median (lowest to highest) |", "|---|---:|"]
+    lines += [
+        f"| {name} | {statistics.median(figures):,.0f} ({min(figures):,.0f} to {max(figures):,.0f}) |"
+        for name, figures in each_us.items()
+    ]
+    return "\n".join(lines)
+
+
+def _answered(connection: Connection, requests: Iterable[bytes], status: int) -> None:
+    for request in requests:
+        answered = connection.ask(request)
+        if answered != status:
+            raise RuntimeError(f"{request[:60]!r} is answered {answered}, not {status}")
+
+
+def _collections(count: int) -> tuple[str, ...]:
+    return tuple(f"c{n}" for n in range(count))
+
+
+def _publish(url: str, issuer: Stranger) -> int:
+    """Publish the longest revocation list that is taken, and return how many entries it has."""
+    with Connection(url) as connection:
+        for count in LISTED:
+            subjects = [(f"{n:064x}", 2**40) for n in range(count)]
+            text = minting.revocation_list(issuer.keys, 1, subjects=subjects).text
+            head = f"POST /revocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n"
+            if connection.ask(f"{head}Content-Type: application/json\r\n\r\n".encode() + text) == 200:
+                return count
+    raise RuntimeError("no revocation list is taken")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benches.refusals", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="few requests, two rounds: to see that it works")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="of each kind, in each round")
+    options = parser.parse_args()
+    rounds, requests = (2, 20) if options.quick else (options.rounds, options.requests)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[-1]})
+    with servers.fresh_folder() as folder, servers.serving(folder, cores[0]) as server:
+        found = table(measure(server, kinds(server), rounds, requests))
+    print(f"{machine()}; {rounds} rounds of {requests} requests of each kind.\n\n{found}")
+
+
+if __name__ == "__main__":
+    main()

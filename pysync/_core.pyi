@@ -18,6 +18,8 @@ __all__ = [
     "PublicKey",
     "PushBody",
     "ReplayWindow",
+    "RevocationList",
+    "Revoked",
     "Scope",
     "canonicalize",
     "content_hash",
@@ -259,6 +261,39 @@ class PublicKey:
         """The first 32 hex digits of SHA-256 over the key's 32 bytes."""
     def verify(self, message: bytes, signature: str) -> bool:
         """Whether `signature` (strict padded base64 of 64 bytes) is this key's over `message`."""
+
+@final
+class RevocationList:
+    """A revocation list of one issuer. Neither its signature nor its entries are checked before asked for."""
+
+    @staticmethod
+    def parse(text: bytes) -> RevocationList | None:
+        """The list of a JSON text; None where issuer, generation or the list itself are missing or wrong."""
+    @property
+    def iss(self) -> str: ...
+    @property
+    def iss_user_id(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def text(self) -> bytes:
+        """Its canonical JSON."""
+    def is_signed(self) -> bool:
+        """Whether the issuer signed it. Costs one Ed25519 verification."""
+    def revoked(self) -> Revoked | None:
+        """What it takes back; None where an entry has another form."""
+
+@final
+class Revoked:
+    """The entries of a revocation list, as digests: some 20 bytes each. Its length is their number."""
+
+    @property
+    def last_expiry_s(self) -> int:
+        """When the last entry expires, in seconds since the epoch; -2**63 where there is none."""
+    def contains(self, subject: str, nonce: str) -> bool:
+        """Whether it takes back the certificate of `subject` (`""`: of an audience) with this nonce, or
+        everything that `subject` holds."""
+    def __len__(self) -> int: ...
 
 def open_certificate(text: bytes) -> tuple[str, int, int] | None:
     """The subject (`""` for an audience certificate), `nbf` and `exp` of a certificate (JSON) that its issuer

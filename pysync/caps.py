@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, Protocol
 
 import orjson
 
-from pysync._core import PublicKey, Scope, canonicalize
+from pysync import _core
+from pysync._core import PublicKey, Revoked, Scope, canonicalize
 from pysync.errors import BadRequest, BadSignature, InvalidRevocation
 
 SCHEME: Final = "Cap "
@@ -170,24 +171,19 @@ class Revocable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RevocationList:
-    """What one issuer took back, its signature checked. Of two lists the larger `generation` holds.
-    `revoked` are (sub, nonce) pairs, sub `""` for an audience certificate; `text` is its canonical JSON."""
+    """What one issuer took back, its signature checked. Of two lists the larger `generation` holds. `text` is
+    its canonical JSON."""
 
     iss: str
     iss_user_id: str
     generation: int
-    revoked: frozenset[tuple[str, str]]
-    revoked_subjects: frozenset[str]
+    revoked: Revoked
     text: bytes
 
-    def revokes(self, certificate: "Revocable") -> bool:
+    def revokes(self, certificate: Revocable) -> bool:
         """Whether the certificate, or everything its subject holds, was taken back by its issuer. The `exp`
         of an entry only says when its issuer may drop it: until then it holds."""
-        if certificate.iss != self.iss:
-            return False
-        if (certificate.sub, certificate.nonce) in self.revoked:
-            return True
-        return certificate.sub != "" and certificate.sub in self.revoked_subjects
+        return certificate.iss == self.iss and self.revoked.contains(certificate.sub, certificate.nonce)
 
 
 def read_revocation_list(text: bytes) -> RevocationList:
@@ -197,33 +193,13 @@ def read_revocation_list(text: bytes) -> RevocationList:
         InvalidRevocation: it is not a revocation list.
         BadSignature: its issuer did not sign it.
     """
-    try:
-        canonical = canonicalize(text)
-    except BadRequest as error:
-        raise InvalidRevocation from error
-    members = orjson.loads(canonical)
-    if not isinstance(members, dict) or not _is_key(members.get("iss")) or "revoked" not in members:
+    parsed = _core.RevocationList.parse(text)
+    revoked = None if parsed is None else parsed.revoked()
+    if parsed is None or revoked is None:
         raise InvalidRevocation
-    generation = _integer(members.get("generation"))
-    if (
-        generation is None
-        or not 0 <= generation < 2**53
-        or members.get("issUserId") != user_id(members["iss"])
-    ):
-        raise InvalidRevocation
-    found = RevocationList(
-        iss=members["iss"],
-        iss_user_id=members["issUserId"],
-        generation=generation,
-        revoked=frozenset(
-            (entry["sub"], entry["nonce"]) for entry in _entries(members, "revoked", ("sub", "nonce"))
-        ),
-        revoked_subjects=frozenset(entry["sub"] for entry in _entries(members, "revokedSubjects", ("sub",))),
-        text=canonical,
-    )
-    if not _signed_by(found.iss, signing_input(REVOCATION_TAG, members), members.get("sig")):
+    if not parsed.is_signed():
         raise BadSignature
-    return found
+    return RevocationList(parsed.iss, parsed.iss_user_id, parsed.generation, revoked, parsed.text)
 
 
 def signing_input(tag: bytes, members: Mapping[str, Any]) -> bytes:
@@ -315,19 +291,6 @@ def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise CapError("malformed-shape")
     return tuple(value)
-
-
-def _entries(members: dict[str, Any], name: str, texts: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The objects of a revocation list's array, each with these text members and an integer `exp`."""
-    entries = members.get(name, [])
-    if not isinstance(entries, list):
-        raise InvalidRevocation
-    for entry in entries:
-        if not isinstance(entry, dict) or _integer(entry.get("exp")) is None:
-            raise InvalidRevocation
-        if not all(isinstance(entry.get(text), str) for text in texts):
-            raise InvalidRevocation
-    return entries
 
 
 def _integer(value: object) -> int | None:

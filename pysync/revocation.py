@@ -1,55 +1,96 @@
-"""Revocation lists: published once, honoured by every node within seconds (wire section 3)."""
+"""Revocation lists: published once, honoured by every node within seconds (wire section 3).
 
+Anybody may publish one. Lists of strangers, whom the configuration does not trust and who own nothing that is
+stored here, are short, take something back, and are dropped when all of it has expired, so that they neither
+cost much nor take the room of others.
+"""
+
+import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Final, ParamSpec, TypeVar
 
-from pysync.caps import Revocable, RevocationList, read_revocation_list
+from pysync._core import RevocationList as SignedList
+from pysync.caps import Revocable, RevocationList, read_revocation_list, user_id
 from pysync.errors import (
     BadSignature,
     InvalidRevocation,
+    PayloadTooLarge,
     StaleGeneration,
     StoreUnavailable,
     TooManyIssuers,
 )
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
 
-PREFIX = "_pysync/revocations"
-RECHECK_MS = 3_000
-MAX_ISSUERS = 10_000
-MAX_KNOWN_BYTES = 16 * 1024 * 1024
+PREFIX: Final = "_pysync/revocations"
+RECHECK_MS: Final = 3_000
+MAX_ISSUERS: Final = 10_000
+"""Lists, while strangers may add theirs."""
+MAX_STRANGERS_BYTES: Final = 16_384
+MAX_KNOWN_BYTES: Final = 16 * 1024 * 1024
+"""Of entries that are remembered, those of trusted issuers apart: some 500,000."""
+BYTES_PER_LIST: Final = 500
+BYTES_PER_ENTRY: Final = 32
+IN_THREAD_ABOVE: Final = 16_384
+"""Bytes of a list that are read beside the event loop."""
+DROPPED_AFTER_S: Final = 86_400
+"""After the last entry expired: a clock that is wrong for a moment drops nothing that still counts."""
+SWEEP_EVERY_S: Final = 3600.0
+COUNTED_FOR_MS: Final = 60_000
+"""For how long a count of the lists is good, together with those that this process adds."""
 _ATTEMPTS = 8
 _PAGE = 1000
 
 log = logging.getLogger("pysync.server")
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the store held for an issuer when it was last asked. `size` is the list's length in bytes."""
+    """What the store held for an issuer when it was last asked."""
 
     found: RevocationList | None
     etag: str | None
     asked_at_ms: int
-    size: int = 0
     unreadable: bool = False
+
+    @property
+    def size(self) -> int:
+        entries = 0 if self.found is None else len(self.found.revoked)
+        return BYTES_PER_LIST + BYTES_PER_ENTRY * entries
+
+
+async def _nobody(identity: str) -> bool:
+    return False
 
 
 class Revocations:
-    """The revocation lists of a store, each asked for again when it was last seen 3 s ago. Lists of issuers
-    in `trusted` find room whatever others publish."""
+    """The revocation lists of a store, each asked for again when it was last seen 3 s ago. Issuers in
+    `trusted`, and those who own something (`owns`, by user id), are no strangers."""
 
-    def __init__(self, store: Store, now_ms: Callable[[], int], trusted: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        now_ms: Callable[[], int],
+        trusted: Collection[str] = (),
+        owns: Callable[[str], Awaitable[bool]] = _nobody,
+    ) -> None:
         self._store = store
         self._now_ms = now_ms
-        self._trusted = frozenset(trusted)
+        self._trusted = frozenset(map(user_id, trusted))
+        self._owns = owns
+        self._known_trusted: dict[str, _Known] = {}
         self._known: dict[str, _Known] = {}
         self._known_bytes = 0
+        self._count, self._counted_at_ms = 0, 0
 
     async def revoked(self, certificate: Revocable) -> bool:
         """Whether the certificate's issuer took it back. Raises StoreUnavailable where nobody can tell."""
         issuer = certificate.iss_user_id
-        known = self._known.get(issuer)
+        known = self._remembered(issuer).get(issuer)
         if known is None or self._now_ms() - known.asked_at_ms > RECHECK_MS:
             known = await self._ask(issuer)
         if known.unreadable:
@@ -59,30 +100,100 @@ class Revocations:
     async def publish(self, text: bytes) -> int:
         """Store a signed list and return its generation.
 
+        What is cheap to tell is told first: a list that is not newer costs no check of its signature.
+
         Raises:
-            InvalidRevocation, BadSignature: as `read_revocation_list`.
+            InvalidRevocation: no revocation list, or a stranger's that takes nothing back.
+            PayloadTooLarge: a stranger's of more than 16 KB.
             StaleGeneration: the issuer has published this generation or a later one.
-            TooManyIssuers: 10,000 issuers have lists here, and this one has none.
+            BadSignature: its issuer did not sign it.
+            TooManyIssuers: 10,000 issuers have lists here, and this stranger has none.
         """
-        new = read_revocation_list(text)
-        issuer = new.iss_user_id
+        new = await _aside(text, SignedList.parse, text)
+        if new is None:
+            raise InvalidRevocation
+        issuer, is_checked = new.iss_user_id, False
         for _ in range(_ATTEMPTS):
             known = await self._ask(issuer)
             if known.found is not None and known.found.generation >= new.generation:
                 raise StaleGeneration
-            if known.etag is None and new.iss not in self._trusted:
+            if not is_checked:
+                is_stranger = await self._check(new, text)
+                is_checked = True
+            if is_stranger and known.etag is None:
                 await self._refuse_too_many()
             expect: Expect = ABSENT if known.etag is None else Etag(known.etag)
             try:
                 await self._store.put(f"{PREFIX}/{issuer}", new.text, expect=expect)
             except EtagMismatch:
                 continue
+            self._count += known.etag is None
             self._forget(issuer)
             return new.generation
         raise StoreUnavailable
 
+    async def published(self, issuer: str) -> bytes | None:
+        """The list of an issuer (user id) as it is stored, None where there is none. Raises
+        StoreUnavailable."""
+        stored = await self._store.get(f"{PREFIX}/{issuer}")
+        return stored.body if isinstance(stored, Object) else None
+
+    async def sweep(self) -> int:
+        """Drop the lists of strangers of which every entry has expired; how many there were."""
+        dropped, after = 0, None
+        while names := await self._store.list(PREFIX, after, _PAGE):
+            after = names[-1]
+            for issuer in names:
+                if issuer not in self._trusted and await self._drop_expired(issuer):
+                    dropped += 1
+        self._counted_at_ms = 0
+        return dropped
+
+    async def keep_sweeping(self) -> None:
+        """`sweep` once an hour, for ever."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            try:
+                await self.sweep()
+            except StoreUnavailable as error:
+                log.warning("failed to drop expired revocation lists: %s", error)
+
+    async def _drop_expired(self, issuer: str) -> bool:
+        stored = await self._store.get(f"{PREFIX}/{issuer}")
+        if not isinstance(stored, Object):
+            return False
+        parsed = await _aside(stored.body, SignedList.parse, stored.body)
+        revoked = None if parsed is None else await _aside(stored.body, parsed.revoked)
+        if revoked is None or self._now_ms() // 1000 <= revoked.last_expiry_s + DROPPED_AFTER_S:
+            return False
+        if await self._owns(issuer):
+            return False
+        try:
+            await self._store.delete(f"{PREFIX}/{issuer}", Etag(stored.etag))
+        except EtagMismatch:
+            return False
+        self._forget(issuer)
+        return True
+
+    async def _check(self, new: SignedList, text: bytes) -> bool:
+        """Whether a list is a stranger's. Raises as `publish` does for one that is not to be taken."""
+        is_trusted = new.iss_user_id in self._trusted
+        is_long = len(text) > MAX_STRANGERS_BYTES
+        if is_long and not is_trusted and not await self._owns(new.iss_user_id):
+            raise PayloadTooLarge
+        if not await _aside(text, new.is_signed):
+            raise BadSignature
+        revoked = await _aside(text, new.revoked)
+        if revoked is None:
+            raise InvalidRevocation
+        if is_trusted or is_long or await self._owns(new.iss_user_id):
+            return False
+        if self._now_ms() // 1000 > revoked.last_expiry_s:
+            raise InvalidRevocation("Invalid revocation list: name a certificate that has not expired")
+        return True
+
     async def _ask(self, issuer: str) -> _Known:
-        known = self._known.get(issuer)
+        known = self._remembered(issuer).get(issuer)
         asked_at_ms = self._now_ms()
         stored = await self._store.get(f"{PREFIX}/{issuer}", known.etag if known else None)
         if stored is None:
@@ -91,29 +202,43 @@ class Revocations:
             assert known is not None
             fresh = replace(known, asked_at_ms=asked_at_ms)
         else:
-            fresh = _read(stored, asked_at_ms)
+            fresh = await _aside(stored.body, _read, stored, asked_at_ms)
         self._keep(issuer, fresh)
         return fresh
 
+    def _remembered(self, issuer: str) -> dict[str, _Known]:
+        return self._known_trusted if issuer in self._trusted else self._known
+
     def _keep(self, issuer: str, known: _Known) -> None:
         self._forget(issuer)
-        self._known[issuer] = known
-        self._known_bytes += known.size
-        while len(self._known) > MAX_ISSUERS or self._known_bytes > MAX_KNOWN_BYTES:
-            self._forget(next(iter(self._known)))
+        self._remembered(issuer)[issuer] = known
+        if issuer not in self._trusted:
+            self._known_bytes += known.size
+            while self._known_bytes > MAX_KNOWN_BYTES:
+                self._forget(next(iter(self._known)))
 
     def _forget(self, issuer: str) -> None:
-        known = self._known.pop(issuer, None)
-        if known is not None:
+        known = self._remembered(issuer).pop(issuer, None)
+        if known is not None and issuer not in self._trusted:
             self._known_bytes -= known.size
 
     async def _refuse_too_many(self) -> None:
         """Raise TooManyIssuers where one more would be over the limit."""
-        count, after = 0, None
-        while names := await self._store.list(PREFIX, after, _PAGE):
-            count, after = count + len(names), names[-1]
-            if count >= MAX_ISSUERS:
-                raise TooManyIssuers
+        now_ms = self._now_ms()
+        if not 0 <= now_ms - self._counted_at_ms < COUNTED_FOR_MS:
+            count, after = 0, None
+            while count < MAX_ISSUERS and (names := await self._store.list(PREFIX, after, _PAGE)):
+                count, after = count + len(names), names[-1]
+            self._count, self._counted_at_ms = count, now_ms
+        if self._count >= MAX_ISSUERS:
+            raise TooManyIssuers
+
+
+async def _aside(text: bytes, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """The result of work over a list: beside the event loop where it is long."""
+    if len(text) > IN_THREAD_ABOVE:
+        return await asyncio.to_thread(work, *args, **options)
+    return work(*args, **options)
 
 
 def _read(stored: Object, asked_at_ms: int) -> _Known:
@@ -124,4 +249,4 @@ def _read(stored: Object, asked_at_ms: int) -> _Known:
     except (InvalidRevocation, BadSignature):
         log.critical("a stored revocation list cannot be read: its issuer's certificates are refused")
         return _Known(None, stored.etag, asked_at_ms, unreadable=True)
-    return _Known(found, stored.etag, asked_at_ms, len(stored.body))
+    return _Known(found, stored.etag, asked_at_ms)

@@ -13,6 +13,7 @@ pub mod log_index;
 pub mod log_text;
 pub mod query;
 pub mod replay;
+pub mod revocation;
 pub mod scope;
 pub mod signing;
 pub mod starfish;
@@ -25,3 +26,5 @@ mod py_applog;
 mod py_batch;
 #[cfg(feature = "python")]
 mod py_events;
+#[cfg(feature = "python")]
+mod py_revocation;

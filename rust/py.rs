@@ -94,6 +94,9 @@ pub mod _core {
     use crate::py_events::EventColumns;
 
     #[pymodule_export]
+    use crate::py_revocation::{RevocationList, Revoked};
+
+    #[pymodule_export]
     const SOURCE_DIGEST: &str = env!("PYSYNC_SOURCE_DIGEST");
 
     #[pyfunction]

@@ -33,6 +33,11 @@ impl PublicKey {
         hex(&sha256(self.0.as_bytes())[..16])
     }
 
+    /// The user id of 64 lower-case hex digits, whether they are a good key or not.
+    pub fn user_id_of(text: &str) -> Option<String> {
+        Some(hex(&sha256(&unhex(text)?)[..16]))
+    }
+
     /// Whether `signature`, in padded standard base64, is this key's over `message`.
     pub fn verify(&self, message: &[u8], signature: &str) -> bool {
         decode_signature(signature)
@@ -89,35 +94,63 @@ impl SignedCertificate {
     /// checked beyond what is returned.
     pub fn open(text: &[u8]) -> Option<Self> {
         let text = canonicalize(text).ok()?;
-        // By name in the order of their bytes, which is the canonical one.
-        let members: BTreeMap<String, &RawValue> = serde_json::from_slice(&text).ok()?;
-        let string = |name| serde_json::from_str::<String>(members.get(name)?.get()).ok();
-        let seconds = |name| {
-            let number = serde_json::from_str::<f64>(members.get(name)?.get()).ok()?;
-            (number.fract() == 0.0).then_some(number as i64)
-        };
-        let issuer = PublicKey::parse(&string("iss")?).ok()?;
-        let mut message = Vec::with_capacity(CERTIFICATE_TAG.len() + text.len());
-        message.extend_from_slice(CERTIFICATE_TAG);
-        message.push(b'{');
-        for (name, value) in members.iter().filter(|(name, _)| *name != "sig") {
-            write_string(&mut message, name);
-            message.push(b':');
-            message.extend_from_slice(value.get().as_bytes());
-            message.push(b',');
-        }
-        message.pop();
-        message.push(b'}');
-        let subject = match members.get("sub") {
-            Some(_) => string("sub")?,
-            None => String::new(),
+        let members = SignedObject::parse(&text)?;
+        let subject = if members.contains("sub") {
+            members.string("sub")?
+        } else {
+            String::new()
         };
         let opened = Self {
             subject,
-            not_before_s: seconds("nbf")?,
-            expires_s: seconds("exp")?,
+            not_before_s: members.integer("nbf")? as i64,
+            expires_s: members.integer("exp")? as i64,
         };
-        issuer.verify(&message, &string("sig")?).then_some(opened)
+        members.is_signed(CERTIFICATE_TAG).then_some(opened)
+    }
+}
+
+/// The members of an object that its `iss` signed in its `sig`, from its canonical text.
+pub struct SignedObject<'a>(
+    // By name in the order of their bytes, which is the canonical one.
+    BTreeMap<String, &'a RawValue>,
+);
+
+impl<'a> SignedObject<'a> {
+    pub fn parse(canonical: &'a [u8]) -> Option<Self> {
+        serde_json::from_slice(canonical).ok().map(Self)
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub fn string(&self, name: &str) -> Option<String> {
+        serde_json::from_str(self.0.get(name)?.get()).ok()
+    }
+
+    /// A whole number, as JSON means it.
+    pub fn integer(&self, name: &str) -> Option<f64> {
+        let number: f64 = serde_json::from_str(self.0.get(name)?.get()).ok()?;
+        (number.fract() == 0.0).then_some(number)
+    }
+
+    /// Whether `sig` is the signature of `iss` over `tag` and the canonical text of all other members.
+    pub fn is_signed(&self, tag: &[u8]) -> bool {
+        let verified = || {
+            let issuer = PublicKey::parse(&self.string("iss")?).ok()?;
+            let mut message = tag.to_vec();
+            message.push(b'{');
+            for (name, value) in self.0.iter().filter(|(name, _)| *name != "sig") {
+                write_string(&mut message, name);
+                message.push(b':');
+                message.extend_from_slice(value.get().as_bytes());
+                message.push(b',');
+            }
+            message.pop();
+            message.push(b'}');
+            Some(issuer.verify(&message, &self.string("sig")?))
+        };
+        verified().unwrap_or(false)
     }
 }
 

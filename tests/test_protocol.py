@@ -628,6 +628,11 @@ async def test_a_revoked_certificate_is_refused_and_lists_only_grow(anyone: Brow
     assert (await anyone.request("POST", "/revocations", second.text)).status == 200
     assert (await caller.pull(key)).status == 401
     third = minting.revocation_list(root, 3)
+    assert (await anyone.request("POST", "/revocations", third.text)).status == 400, (
+        "a stranger's is not empty"
+    )
+    own = Signed(base, anyone.session, root, root_device(root))
+    assert (await own.push(key, {"n": 1})).status == 200
     assert (await anyone.request("POST", "/revocations", third.text)).status == 200
     assert (await caller.pull(key)).status == 200
 

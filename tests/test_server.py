@@ -326,7 +326,7 @@ async def test_an_unreadable_revocation_list_refuses_its_issuer_until_it_publish
     key = f"u/{SUBJECT.user_id}/a"
     await store.put(f"_pysync/revocations/{SUBJECT.user_id}", stored)
     assert (await caller.pull(key)).error == (503, "store_unavailable")
-    healed = minting.revocation_list(SUBJECT, 1)
+    healed = minting.revocation_list(SUBJECT, 1, subjects=[("0" * 64, 9_999_999_999)])
     browser = Browser(base, session)
     assert (await browser.request("POST", "/revocations", healed.text)).status == 200
     assert (await caller.pull(key)).status == 200

@@ -5,6 +5,7 @@ A request goes: aiohttp -> `connection` -> `middleware` -> `routes` -> a handler
 where.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from pysync.documents import Documents
 from pysync.feed import Feed
 from pysync.files import Files
 from pysync.outbox import Outbox
+from pysync.ownership import Ownership
 from pysync.plugins import HOOK_S, Services
 from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
@@ -93,7 +95,8 @@ class App:
         documents = Documents(store, coordinator, now_ms, outbox)
         files = Files(store, now_ms, outbox)
         self._logs = Logs(store, coordinator, now_ms, outbox=outbox)
-        revocations = Revocations(store, now_ms, every_trusted_issuer(config))
+        ownership = Ownership(config, store)
+        revocations = Revocations(store, now_ms, every_trusted_issuer(config), ownership.owns)
         refusal = hooks.refusal if hooks.validates else None
         access = Access(config, coordinator, revocations, now_ms, refusal)
         roles = Roles(Spaces(config.auth.spaces, store), hooks)
@@ -131,6 +134,8 @@ class App:
         sweeps = worker is None or worker.sweeps
         self.expiry = Expiry(documents, self._logs, routes, sweeps=sweeps)
         self._healing = Healing(outbox, sweeps=sweeps)
+        loop = asyncio.get_running_loop()
+        self._sweeping = loop.create_task(revocations.keep_sweeping()) if sweeps else None
         self._services = Services(
             config=config,
             store=store,
@@ -163,6 +168,8 @@ class App:
         """Leave the plugins' lifespans, finish the writes under way and let go of store and coordinator."""
         await self._hooks.close()
         self.expiry.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         self._healing.close()
         self.subscribers.close()
         await self._logs.close()

@@ -1,0 +1,52 @@
+"""Who owns anything that is stored here: a cheap way to tell users from strangers."""
+
+from collections.abc import AsyncGenerator, Iterator
+from typing import Final
+
+from pysync.config import Config
+from pysync.store import Store
+
+MAX_KNOWN: Final = 10_000
+
+
+class Ownership:
+    """An identity owns what lies below its `{identity}` in a collection whose path has nothing but literal
+    segments before that: one page of a listing tells, for each such collection. What lies elsewhere, as in
+    rooms that others may name, makes nobody an owner."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self._store = store
+        self._places = sorted(set(_places(config)))
+        self._known: set[str] = set()
+
+    async def owns(self, identity: str) -> bool:
+        """Whether anything that is stored is of `identity`. A yes is remembered. Raises StoreUnavailable."""
+        if identity in self._known:
+            return True
+        for folder, is_whole_key in self._places:
+            key = folder + identity
+            if await self._is_there(key, is_whole_key):
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known.add(identity)
+                return True
+        return False
+
+    async def _is_there(self, key: str, is_whole_key: bool) -> bool:
+        if is_whole_key:
+            return await self._store.get(key) is not None
+        walk = self._store.walk(key)
+        try:
+            return await anext(walk, None) is not None
+        finally:
+            if isinstance(walk, AsyncGenerator):
+                await walk.aclose()
+
+
+def _places(config: Config) -> Iterator[tuple[str, bool]]:
+    """What comes before `{identity}` in templates, and whether nothing comes after it."""
+    for _, _, collections in config.each_namespace():
+        for collection in collections:
+            before, identity, after = collection.storage_path.partition("{identity}")
+            if identity and "{" not in before:
+                yield before, not after and collection.bundle is None

@@ -310,7 +310,8 @@ def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose(
     assert (example.store.url, example.server.port) == ("file:./data", 8080)
     warned = {problem.path.split(".")[0] for problem in lint(example)}
     open_on_purpose = {"notes", "title", "cards", "journal", "scratch", "files", "reports", "events"}
-    assert warned == {"server"} | {
+    assert example.collections[3].field_permissions["verified"].write_roles == ("admin",)  # and no token
+    assert warned == {"server", "namespaces", "collections[3]"} | {
         f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_on_purpose
     }
 

@@ -127,7 +127,7 @@ def test_serve_says_how_many_warnings_there_are_and_how_to_see_them(tmp_path: Pa
         env={name: value for name, value in os.environ.items() if not name.startswith("PYSYNC_")},
     )  # fmt: skip
     assert served.stdout is not None
-    told = []
+    told: list[str] = []
     while not told or "warning" not in told[-1]:
         told.append(served.stdout.readline())
         assert told[-1], "it ended"

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import errno
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -23,18 +24,31 @@ def serve(options: argparse.Namespace) -> int:
         "coordinator": options.coordinator,
         "server.workers": options.workers,
     }
+    notice = ""
     if options.config is None:
         settings = config.parse({}, os.environ, flags)
     else:
         settings = config.load(options.config, os.environ, flags)
+        notice = _warnings(settings, options.config)
         loading.beside(options.config)
     try:
-        return run.serve(settings)
+        return run.serve(settings, notice)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
         url = origin(settings.server.host, settings.server.port)
         raise ValueError(f"{url}: the address is in use; choose another port with --port") from None
+
+
+def _warnings(settings: config.Config, path: str) -> str:
+    """A line that says how many warnings there are; none: nothing."""
+    from pysync.config.lint import lint
+    from pysync.config.report import count
+    from pysync.config.source import read
+
+    found = lint(settings, os.environ, read(Path(path)))
+    told = f"{count(found, 'warning')} about this configuration; see them with: "
+    return told + shlex.join(["pysync", "check", path]) if found else ""
 
 
 def check(options: argparse.Namespace) -> int:

@@ -14,8 +14,8 @@
     report     what `pysync check` prints
     reference  docs/configuration.md, made from the tree
 
-The environment is read here and nowhere else. `lint`, `report` and `reference` are for people: a server
-does not load them.
+The environment is read here and nowhere else. `lint`, `report` and `reference` are for people: they are
+imported by the commands that need them.
 """
 
 from pysync.config.effective import (

@@ -17,7 +17,7 @@ MAX_DEPTH = 64
 INVALID: Final = object()
 """What a faulty value converts to, once its problem is noted."""
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _INTEGER = re.compile(r"-?[0-9]{1,16}")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -197,7 +197,7 @@ class Converter:
 
     def _substituted(self, text: str, path: str) -> Any:
         """`text` with the environment's value for each `${NAME}`."""
-        names = _VARIABLE.findall(text)
+        names = VARIABLE.findall(text)
         missing = [name for name in names if name not in self._environ]
         for name in missing:
             self._note(path, f"environment variable {name} is not set")
@@ -205,7 +205,7 @@ class Converter:
             return INVALID
         if not names:
             return text
-        replaced = _VARIABLE.sub(lambda match: self._environ[match[1]], text)
+        replaced = VARIABLE.sub(lambda match: self._environ[match[1]], text)
         return Text(replaced, f"environment variable {names[0]}")
 
     def _expected(self, what: str, value: Any, path: str) -> Any:

@@ -1,16 +1,18 @@
 """What a configuration says and probably does not mean: accepted, and told by `pysync check`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import get_args
 
 from pysync.config import overlaps, template
-from pysync.config.convert import nearest
-from pysync.config.effective import effective_limit, is_metered, trust_of
+from pysync.config.convert import VARIABLE, join, nearest
+from pysync.config.effective import Trust, effective_limit, is_metered, trust_of
 from pysync.config.events import strangers
 from pysync.config.media import file_types, holds_documents
 from pysync.config.problem import Problem
 from pysync.config.projections import orphaned_target
+from pysync.config.source import variables
 from pysync.config.tree import Action, Collection, Config
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
@@ -19,13 +21,18 @@ _HELD = re.compile(
     re.DOTALL,
 )
 """The forms of the roles that the server gives; others come from auth.identityRoles, or from plugins."""
-_PLAIN = dict.fromkeys(("public", "self", "admin", "device:root"))
+_PLAIN = ("public", "self", "admin", "device:root", "space:owner", "space:member")
 _ANY_ISSUER = "anybody can sign a certificate that yields {}: name whom you trust in auth.trustedIssuers"
 
 
-def lint(config: Config) -> list[Problem]:
-    """The warnings about a configuration that the loader accepted, in the order of the file."""
-    return list(_warnings(config))
+_NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
+_OF_CLIENTS = ("PYSYNC_URL",)
+
+
+def lint(config: Config, environ: Mapping[str, str] = _NO_ENVIRONMENT, value: object = None) -> list[Problem]:
+    """The warnings about a configuration that the loader accepted, in the order of the file; last those about
+    variables of `environ` that set nothing in it and are not named in `value`, the file's content."""
+    return [*_warnings(config), *_variables(environ, str(value))]
 
 
 def _warnings(config: Config) -> Iterator[Problem]:
@@ -35,9 +42,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
     for namespace, path, collections in namespaces:
         for at, collection in enumerate(collections):
             trust = trust_of(config, namespace, collection)
-            granted = {role for roles in trust.identity_roles.values() for role in roles}
-            known = None if config.plugins else granted
-            yield from _collection(collection, f"{path}[{at}]", trust.issuers is None, known)
+            yield from _collection(collection, f"{path}[{at}]", _Roles(config, collection, trust))
     yield from _limits(config)
     yield from _shared_keys(config)
     yield from overlaps.shared_between_namespaces(config)
@@ -56,9 +61,16 @@ def _warnings(config: Config) -> Iterator[Problem]:
     yield from _rebinding(config)
 
 
-def _collection(
-    collection: Collection, path: str, any_issuer: bool, granted: set[str] | None
-) -> Iterator[Problem]:
+def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
+    known = {*variables(), *_OF_CLIENTS, *VARIABLE.findall(text)}
+    for name in sorted(environ):
+        if name.startswith("PYSYNC_") and environ[name] and name not in known:
+            # The part that all names share would make every name near to every other.
+            near = nearest(name[len("PYSYNC_") :], {one.removeprefix("PYSYNC_"): None for one in known})
+            yield Problem(name, "unknown environment variable" + near.replace("mean ", "mean PYSYNC_"))
+
+
+def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[Problem]:
     if "public" in collection.write_roles and not collection.pull_only:
         who = "anyone" if collection.require_auth is not True else "anyone with a key of their own"
         yield Problem(f"{path}.writeRoles", f"public: {who} may write", collection.name)
@@ -66,9 +78,9 @@ def _collection(
     writers = () if collection.pull_only else collection.write_roles
     if not (readers or writers):
         yield Problem(path, "nobody may use it: no route has roles", collection.name)
-    for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
+    for member, roles in _role_lists(collection):
         for at, role in enumerate(roles):
-            for message in _role(role, collection, any_issuer, granted):
+            for message in known.told(role):
                 yield Problem(f"{path}.{member}[{at}]", message, collection.name)
     for member, message in (*_log(collection), *_files(collection)):
         yield Problem(f"{path}.{member}", message, collection.name)
@@ -151,17 +163,62 @@ def _files(collection: Collection) -> Iterator[tuple[str, str]]:
         yield "fieldPermissions", "are for documents: no media type is application/json, so all are files"
 
 
-def _role(role: str, collection: Collection, any_issuer: bool, granted: set[str] | None) -> Iterator[str]:
-    if granted is not None and not _HELD.fullmatch(role) and role not in granted:
-        yield f"nobody holds {role!r}{nearest(role.lower(), _PLAIN)}"
-    cap = _CAP_ROLE.fullmatch(role)
-    if cap and cap[1] == "*":
-        yield f"{role} is compared as text: only certificates for the collection '*' hold it"
-    elif cap and cap[1] != collection.name:
-        yield f"{role} names another collection than {collection.name}"
-    if role == "self" and "identity" not in template.params(collection.storage_path):
-        yield "self is never held: storagePath has no {identity}"
-    if role == "device:root":
-        yield "device:root is no secret: whoever makes a key of their own holds it"
-    if any_issuer and role.startswith(("cap:", "delegated:")):
-        yield _ANY_ISSUER.format(role)
+def _role_lists(collection: Collection) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every list of roles, with the member that holds it."""
+    yield "readRoles", collection.read_roles
+    yield "writeRoles", collection.write_roles
+    for name, permission in collection.field_permissions.items():
+        path = join("fieldPermissions", name)
+        yield f"{path}.readRoles", permission.read_roles or ()
+        yield f"{path}.writeRoles", permission.write_roles or ()
+
+
+class _Roles:
+    """What there is to say of roles in one collection."""
+
+    def __init__(self, config: Config, collection: Collection, trust: Trust) -> None:
+        self._config = config
+        self._collection = collection
+        self._issuers = trust.issuers
+        self._granted = {role for roles in trust.identity_roles.values() for role in roles}
+        self._params = template.params(collection.storage_path)
+
+    def told(self, role: str) -> Iterator[str]:
+        if not self._config.plugins and role not in self._granted:
+            missing = self._missing(role)
+            if missing:
+                yield missing
+                return
+        name = self._collection.name
+        cap = _CAP_ROLE.fullmatch(role)
+        if cap and cap[1] == "*":
+            yield f"{role} is compared as text: only certificates for the collection '*' hold it"
+        elif cap and cap[1] != name:
+            yield f"{role} names another collection than {name}"
+        if role == "self" and "identity" not in self._params:
+            yield "self is never held: storagePath has no {identity}"
+        if role == "device:root":
+            yield "device:root is no secret: whoever makes a key of their own holds it"
+        if self._issuers is None and role.startswith(("cap:", "delegated:")):
+            yield _ANY_ISSUER.format(role)
+
+    def _missing(self, role: str) -> str | None:
+        """Why nobody can hold the role; plugins, and `identityRoles`, might give it."""
+        auth = self._config.auth
+        if not _HELD.fullmatch(role):
+            caps = (f"cap:{op}:{self._collection.name}" for op in ("read", "write", "list"))
+            return f"nobody holds {role!r}{nearest(role.lower(), dict.fromkeys((*_PLAIN, *caps)))}"
+        if role == "admin" and auth.admin_token is None:
+            return "nobody holds admin: there is no auth.adminToken"
+        if role.startswith("space:"):
+            if auth.spaces is None:
+                return f"nobody holds {role}: there is no auth.spaces"
+            lacking = [
+                f"{{{one}}}" for one in template.params(auth.spaces.access_path) if one not in self._params
+            ]
+            if lacking:
+                told = f"storagePath lacks {', '.join(lacking)} of auth.spaces.accessPath"
+                return f"{role} is never held: {told}"
+        if self._issuers is not None and not self._issuers and role.startswith(("cap:", "delegated:")):
+            return f"nobody holds {role}: trustedIssuers is empty, so no certificate yields it"
+        return None

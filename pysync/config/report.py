@@ -40,8 +40,8 @@ def check(
         config = parse(value, environ)
         use(config)
     except ConfigError as error:
-        return False, "\n".join([f"{path}: {_count(error.problems, 'problem')}", "", *_told(error.problems)])
-    warnings = lint(config)
+        return False, "\n".join([f"{path}: {count(error.problems, 'problem')}", "", *_told(error.problems)])
+    warnings = lint(config, environ, value)
     accepted = not (strict and warnings)
     verdict = "accepted" if accepted else "refused, as warnings count as problems (--strict)"
     return accepted, f"{path}: {verdict}\n\n{report(config, warnings)}"
@@ -57,7 +57,7 @@ def report(config: Config, warnings: Sequence[Problem] | None = None) -> str:
 
 def told(problems: Sequence[Problem], noun: str) -> list[str]:
     """The problems as lines, under how many there are."""
-    return [_count(problems, noun), "", *_told(problems)]
+    return [count(problems, noun), "", *_told(problems)]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -122,7 +122,8 @@ def _who(route: Row) -> str:
     return ", ".join(route.roles) or "nobody"
 
 
-def _count(items: Sequence[object], noun: str) -> str:
+def count(items: Sequence[object], noun: str) -> str:
+    """`1 warning`, `2 warnings`."""
     return f"{len(items)} {noun}" + ("" if len(items) == 1 else "s")
 
 

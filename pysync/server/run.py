@@ -34,8 +34,9 @@ _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "r
 log = logging.getLogger("pysync.server")
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, notice: str = "") -> int:
     """Serve until SIGTERM or SIGINT and return the exit status. A second signal ends the process at once.
+    `notice` is printed after what the service says of itself.
 
     Raises ValueError for a configuration that cannot be served and for a damaged database, OSError for an
     address that is taken, StoreUnavailable for a store that does not open.
@@ -44,8 +45,8 @@ def serve(config: Config) -> int:
     check_databases(config)
     _allow_connections()
     if config.server.workers > 1:
-        return _serve_with_workers(config)
-    return uvloop.run(_serve(config))
+        return _serve_with_workers(config, notice)
+    return uvloop.run(_serve(config, notice))
 
 
 def check_databases(config: Config) -> None:
@@ -56,7 +57,7 @@ def check_databases(config: Config) -> None:
             raise ValueError(found)
 
 
-def _serve_with_workers(config: Config) -> int:
+def _serve_with_workers(config: Config, notice: str) -> int:
     server = config.server
     _import_ahead(config)
     with reserved(server.host, server.port) as port, TemporaryDirectory(prefix="pysync-") as tallies:
@@ -66,7 +67,7 @@ def _serve_with_workers(config: Config) -> int:
             uvloop.run(_work(config, port, post, Path(tallies)))
 
         def tell() -> None:
-            print(banner(config, port), flush=True)
+            print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
             log.info("serving with %s workers, version %s, pid %s", server.workers, __version__, os.getpid())
 
         status = Supervisor(server.workers, work, server.drain_timeout_ms / 1000).run(tell)
@@ -108,7 +109,7 @@ async def listening(
             log.warning("gave up on requests under way after %.1f s", drain_s)
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, notice: str) -> int:
     stop = asyncio.Event()
     _listen_for_signals(stop)
     server = config.server
@@ -117,7 +118,7 @@ async def _serve(config: Config) -> int:
         listening(app, server.host, server.port, server.drain_timeout_ms / 1000) as port,
     ):
         gc.freeze()  # what is here stays: to look through it all would stop the loop for 26 ms, now and then
-        print(banner(config, port), flush=True)
+        print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
         log.info("serving, version %s, pid %s", __version__, os.getpid())
         await stop.wait()
         log.info("draining")

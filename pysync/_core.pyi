@@ -3,6 +3,7 @@
 Errors are the classes of `pysync.errors`, raised from here.
 """
 
+from collections.abc import Sequence
 from typing import final
 
 __all__ = [
@@ -380,15 +381,19 @@ class BatchPlan:
         """Logs to read, none twice: key, group, `since`, `newest` and `oldest`. Asked for are the elements
         with a time above `since`, of those the `newest` or else the `oldest`; all three are None where the
         request names no bound. The counts are within what a read may return."""
+    @property
+    def times(self) -> tuple[list[int], list[int]]:
+        """How often the answer sends each of `reads`, and each of `tails`."""
     def answer(
         self,
-        stored: list[bytes | str | None],
+        stored: Sequence[bytes | tuple[str, int] | str | None],
         now_ms: int,
         variant: bytes | None = None,
         tails: list[tuple[str, bytes] | str] | None = None,
     ) -> BatchAnswer:
         """The answer, where `stored` says of each of `reads` what the store holds: bytes, None for nothing,
-        or the text of an error. Bytes that are no document are `document_corrupt`, and a document that has
+        or the text of an error. A document's hash and time may stand in for its bytes: then the answer has an
+        ETag and no `body`. Bytes that are no document are `document_corrupt`, and a document that has
         outlived its `ttlMs` is missing. `variant` tells apart answers to callers who see different parts.
         `tails` says of each of `self.tails` what became of it: the log's hash and the text of `data`, or the
         text of an error; it may be left out where there are none.
@@ -405,8 +410,12 @@ class BatchAnswer:
     @property
     def failed(self) -> bool:
         """Whether any entry is an error."""
+    @property
+    def versions(self) -> list[tuple[str, int] | None]:
+        """Hash and time of each document that was read."""
     def body(self) -> bytes:
-        """`{"collections":{name:[entry..]}}`, an entry being a pull's answer or `{"error":text}`."""
+        """`{"collections":{name:[entry..]}}`, an entry being a pull's answer or `{"error":text}`. Raises
+        ValueError where the bytes of a document are missing."""
 
 @final
 class ReplayWindow:

@@ -1,27 +1,92 @@
 """Reading many documents for one request (wire section 6)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
-from pysync.errors import StoreUnavailable
-from pysync.store import READS_AT_ONCE, NotModified, Store
+from pysync.errors import BatchTooLarge, StoreUnavailable
+from pysync.store import READS_AT_ONCE, NotModified, Object, ObjectInfo, Store
 
 Read = Callable[[], Awaitable[None]]
 """A read that keeps what it finds, and its own failure, to itself."""
 
+
 Outcome = bytes | str | None
 """What the store holds: bytes, None for nothing, or the text of the error that kept it from saying."""
+
+RUN_BYTES = 1024 * 1024
+"""Bytes that are read in one turn of the loop, about; and before the sizes of what is left are asked for."""
+
+
+class Budget:
+    """The bytes that an answer may send, and those it has `sent` so far, by what was read. `times` says how
+    often it sends each document; `etags` are those of the documents that were read."""
+
+    def __init__(self, store: Store, times: Mapping[str, int], max_bytes: int) -> None:
+        self.etags: dict[str, str] = {}
+        self._store = store
+        self._unread = dict(times)
+        self._times = times
+        self._max_bytes = max_bytes
+        self._foreseen = 0
+        self.sent = 0
+        self._run = 0
+        self._is_weighed = False
+
+    def foresee(self, size: int) -> None:
+        """Logs will send as much as this. Raises BatchTooLarge."""
+        self._foreseen += size
+        self._check(self._foreseen)
+
+    async def infos(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """What the store knows of these documents; nothing where it cannot tell."""
+        try:
+            found = await self._store.info_many(keys) if keys else None
+        except StoreUnavailable:
+            found = None  # whoever reads them will see
+        return {} if found is None else dict(zip(keys, found, strict=True))
+
+    def weigh(self, found: Mapping[str, ObjectInfo | None]) -> None:
+        """Count the documents `found`, of which none was read. Raises BatchTooLarge."""
+        sizes = ((key, info) for key, info in found.items() if info is not None)
+        self._check(self.sent + self._foreseen + sum(info.size * self._times[key] for key, info in sizes))
+
+    def send(self, size: int, times: int = 1) -> bool:
+        """So many bytes have been read, to be sent so often. True where it is time for a `pause`. Raises
+        BatchTooLarge."""
+        self.sent += size * times
+        self._check(self.sent)
+        self._run += size
+        return self._run > RUN_BYTES
+
+    def took(self, key: str, document: Object) -> bool:
+        """`send` of a document."""
+        self.etags[key] = document.etag
+        return self.send(len(document.body), self._unread.pop(key))
+
+    async def pause(self) -> None:
+        """Let others have their turn. Before more than a little is read, the rest is weighed. Raises
+        BatchTooLarge."""
+        self._run = 0
+        if not self._is_weighed:
+            self._is_weighed = True
+            self.weigh(await self.infos(list(self._unread)))
+        await asyncio.sleep(0)
+
+    def _check(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise BatchTooLarge
 
 
 async def read_each(
     store: Store,
     keys: Collection[str],
     beside: Collection[Read] = (),
+    budget: Budget | None = None,
     *,
     at_once: int = READS_AT_ONCE,
 ) -> dict[str, Outcome]:
     """What is stored at each of `keys`, which are distinct; the reads `beside` are made with them. A failing
-    read fails alone.
+    read fails alone. Raises BatchTooLarge for what is over the budget.
 
     Where the store waits for others, up to `at_once` reads wait together; where it does not, tasks would only
     cost time.
@@ -30,16 +95,25 @@ async def read_each(
     waiting, others = iter(keys), iter(beside)
     count = len(keys) + len(beside)
     if not store.reads_wait or count < 2:
-        await _read_on(store, waiting, found, others)
+        await _read_on(store, waiting, found, others, budget)
         return found
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(at_once, count)):
-            group.create_task(_read_on(store, waiting, found, others))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_once, count)):
+                group.create_task(_read_on(store, waiting, found, others, budget))
+    except ExceptionGroup as failed:
+        if failed.subgroup(BatchTooLarge) is None:
+            raise
+        raise BatchTooLarge from None
     return found
 
 
 async def _read_on(
-    store: Store, waiting: Iterator[str], found: dict[str, Outcome], others: Iterator[Read]
+    store: Store,
+    waiting: Iterator[str],
+    found: dict[str, Outcome],
+    others: Iterator[Read],
+    budget: Budget | None,
 ) -> None:
     for key in waiting:
         try:
@@ -48,5 +122,7 @@ async def _read_on(
             found[key] = error.text
         else:
             found[key] = None if object_ is None or isinstance(object_, NotModified) else object_.body
+            if budget is not None and isinstance(object_, Object) and budget.took(key, object_):
+                await budget.pause()
     for read in others:
         await read()

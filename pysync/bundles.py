@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 import orjson
 
 from pysync import _core, fields
-from pysync.documents import Documents
+from pysync.documents import Documents, Known
 from pysync.model import Caller
 from pysync.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as one reader gets it: `data` is JSON text without the fields named in `hidden`, `hash` is
-    `""` where the member was never written."""
+    """A member as one reader gets it: `data` is JSON text without the fields named in `hidden`, None where it
+    was not read; `hash` is `""` where the member was never written."""
 
     name: str
-    data: bytes
+    data: bytes | None
     hash: str
     hidden: frozenset[str]
 
@@ -62,8 +62,10 @@ class Bundle:
         readable: Sequence[tuple[Rule, Caller]],
         identity: str | None,
         path: str,
+        *,
+        whole: bool = True,
     ) -> list[Member]:
-        """The members that `readable` found.
+        """The members that `readable` found; `whole`: with their data, also where their versions are known.
 
         Raises:
             DocumentCorrupt: one of them does not read as a document.
@@ -71,7 +73,10 @@ class Bundle:
         """
         found = await asyncio.gather(
             *(
-                documents.pull(f"{path}/{rule.collection.name}", rule.collection.ttl_ms)
+                # What a reader gets of a member with hidden fields is made of its data.
+                (documents.pull if whole or rule.collection.field_permissions else documents.look)(
+                    f"{path}/{rule.collection.name}", rule.collection.ttl_ms
+                )
                 for rule, _ in readable
             )
         )
@@ -87,10 +92,12 @@ def version(members: Sequence[Member]) -> str:
     return _core.content_hash(orjson.dumps(told))
 
 
-def _as_read(rule: Rule, document: _core.Document | None, roles: frozenset[str]) -> Member:
+def _as_read(rule: Rule, document: _core.Document | Known | None, roles: frozenset[str]) -> Member:
     name = rule.collection.name
     if document is None:
         return Member(name, b"{}", "", frozenset())
+    if isinstance(document, Known):
+        return Member(name, None, document.hash, frozenset())
     hidden = fields.hidden(rule.collection.field_permissions, roles)
     data = fields.without(document.data, hidden) if hidden else document.data
     return Member(name, data, document.hash, hidden)

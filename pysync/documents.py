@@ -3,6 +3,7 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 import orjson
 
@@ -16,8 +17,17 @@ from pysync.outbox import Outbox
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
 
 MAX_LATEST = 4096
-"""Versions remembered of what was written last, and where reads wait, of what was read."""
+"""Versions remembered: of what was written, of what was asked for by its version and, where reads wait, of
+what was read."""
 _ATTEMPTS = 8
+
+
+class Known(NamedTuple):
+    """The version of a document as this process met it: what is stored under this etag."""
+
+    hash: str
+    etag: str
+    ts_ms: int
 
 
 class Documents:
@@ -34,7 +44,7 @@ class Documents:
         self._coordinator = coordinator
         self._outbox = outbox or Outbox(store, coordinator)
         self.now_ms = now_ms
-        self._latest: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._latest: OrderedDict[str, Known] = OrderedDict()
 
     async def pull(self, key: str, ttl_ms: int | None = None) -> _core.Document | None:
         """The document at `key`, None where nothing is stored or what is has outlived `ttl_ms`.
@@ -48,8 +58,31 @@ class Documents:
             return None
         document = _core.read_document(found.body)
         if self._store.reads_wait:
-            self._remember(key, document.hash, found.etag)
+            self.remember(key, Known(document.hash, found.etag, document.ts_ms))
         return None if self._expired(document, ttl_ms) else document
+
+    async def look(self, key: str, ttl_ms: int | None = None) -> _core.Document | Known | None:
+        """`pull` for who asks which version is stored: one that this process has met is not read again."""
+        known = self._latest.get(key)
+        found = await self._store.get(key, None if known is None else known.etag)
+        if found is None:
+            return None
+        if isinstance(found, NotModified):
+            return None if known is None or self._is_old(known.ts_ms, ttl_ms) else known
+        document = _core.read_document(found.body)
+        self.remember(key, Known(document.hash, found.etag, document.ts_ms))
+        return None if self._expired(document, ttl_ms) else document
+
+    def known(self, key: str, etag: str) -> Known | None:
+        """The version of the document at `key` that is stored under `etag`, if this process has met it."""
+        known = self._latest.get(key)
+        return known if known is not None and known.etag == etag else None
+
+    def remember(self, key: str, known: Known) -> None:
+        """Know the version at `key`, whose hash is verified."""
+        self._latest[key] = known
+        if len(self._latest) > MAX_LATEST:
+            self._latest.popitem(last=False)
 
     async def push(
         self,
@@ -134,20 +167,16 @@ class Documents:
             except EtagMismatch:
                 expect = None
             else:
-                self._remember(key, body.hash, etag)
+                self.remember(key, Known(body.hash, etag, written.timestamp_ms))
                 return
         raise StoreUnavailable
 
     def _known(self, key: str, base_hash: str, ttl_ms: int | None) -> Expect | None:
         """What the store must hold for `base_hash` to be right, where this process knows that version: it
         need not be read again. None where it is not known."""
-        hash_, etag = self._latest.get(key, ("", ""))
-        return Etag(etag) if hash_ and hash_ == base_hash and ttl_ms is None else None
-
-    def _remember(self, key: str, hash_: str, etag: str) -> None:
-        self._latest[key] = hash_, etag
-        if len(self._latest) > MAX_LATEST:
-            self._latest.popitem(last=False)
+        known = self._latest.get(key)
+        is_known = known is not None and known.hash == base_hash and ttl_ms is None
+        return Etag(known.etag) if known is not None and is_known else None
 
     def _expired(self, document: _core.Document, ttl_ms: int | None) -> bool:
         return self._is_old(document.ts_ms, ttl_ms)

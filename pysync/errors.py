@@ -132,6 +132,10 @@ class BatchAppendBudgetExceeded(BadRequest):
     code, text = "batch_append_budget_exceeded", "Batch append element budget exceeded"
 
 
+class BatchTooLarge(BadRequest):
+    code, text = "batch_too_large", "Batch answer too large"
+
+
 class BatchKeyDenied(BadRequest):
     code, text = "batch_key_denied", "batch_key_denied"
 

@@ -6,10 +6,11 @@ use crate::envelope::Document;
 use xxhash_rust::xxh3::Xxh3;
 
 /// What the store said of a read.
-#[derive(Clone, Copy)]
 pub enum Stored<'a> {
     Missing,
     Bytes(&'a [u8]),
+    /// A document whose hash and time are known, without its bytes.
+    Known(String, u64),
     Failed(&'a str),
 }
 
@@ -17,6 +18,8 @@ pub enum Stored<'a> {
 pub enum Found {
     Missing,
     Document(Document),
+    /// A document's hash.
+    Known(String),
     Failed(String),
 }
 
@@ -30,16 +33,18 @@ pub struct Outcomes {
 }
 
 impl Found {
-    fn of(stored: Stored<'_>, ttl_ms: Option<u64>, now_ms: u64) -> Self {
+    fn of(stored: &Stored<'_>, ttl_ms: Option<u64>, now_ms: u64) -> Self {
+        let has_expired =
+            |ts_ms: u64| ttl_ms.is_some_and(|ttl_ms| ts_ms.saturating_add(ttl_ms) < now_ms);
         match stored {
             Stored::Missing => Self::Missing,
-            Stored::Failed(text) => Self::Failed(text.into()),
+            Stored::Failed(text) => Self::Failed((*text).into()),
+            Stored::Known(_, ts_ms) if has_expired(*ts_ms) => Self::Missing,
+            Stored::Known(hash, _) => Self::Known(hash.clone()),
             Stored::Bytes(bytes) => match Document::locate(bytes) {
                 Err(_) => Self::Failed("document_corrupt".into()),
-                Ok(document) => match ttl_ms {
-                    Some(ttl_ms) if document.ts_ms.saturating_add(ttl_ms) < now_ms => Self::Missing,
-                    _ => Self::Document(document),
-                },
+                Ok(document) if has_expired(document.ts_ms) => Self::Missing,
+                Ok(document) => Self::Document(document),
             },
         }
     }
@@ -51,7 +56,7 @@ impl Plan {
         stored
             .iter()
             .zip(&self.ttls_ms)
-            .map(|(&stored, &ttl_ms)| Found::of(stored, ttl_ms, now_ms))
+            .map(|(stored, &ttl_ms)| Found::of(stored, ttl_ms, now_ms))
             .collect()
     }
 
@@ -73,6 +78,7 @@ impl Plan {
                         match &outcomes.reads[*at] {
                             Found::Missing => add(0xFC, b""),
                             Found::Document(document) => add(0xFD, document.hash.as_bytes()),
+                            Found::Known(hash) => add(0xFD, hash.as_bytes()),
                             Found::Failed(text) => add(0xFA, text.as_bytes()),
                         }
                     }
@@ -92,6 +98,19 @@ impl Plan {
             }
         }
         state.digest()
+    }
+
+    /// How many entries get each read, and each tail.
+    pub fn times(&self) -> (Vec<usize>, Vec<usize>) {
+        let (mut reads, mut tails) = (vec![0; self.reads.len()], vec![0; self.tails.len()]);
+        for entry in &self.entries {
+            match entry {
+                Entry::Failed(_) => {}
+                Entry::Read(at) => reads[*at] += 1,
+                Entry::Tail(at) => tails[*at] += 1,
+            }
+        }
+        (reads, tails)
     }
 
     /// Whether any entry is an error.
@@ -157,7 +176,7 @@ impl Frame {
     fn document(&mut self, at: usize, found: &Found, now_ms: u64) {
         match found {
             Found::Failed(text) => return self.error(text),
-            Found::Missing => {
+            Found::Missing | Found::Known(_) => {
                 self.text
                     .extend_from_slice(b"{\"data\":{},\"hash\":\"\",\"timestamp\":");
                 self.number(now_ms);

@@ -61,12 +61,15 @@ pub fn over<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Sen
 
 /// `parts` laid end to end, in one copy.
 pub fn join<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py, PyBytes>> {
-    PyBytes::new_with(py, parts.iter().map(|part| part.len()).sum(), |mut rest| {
-        for part in parts {
-            let (target, after) = rest.split_at_mut(part.len());
-            target.copy_from_slice(part);
-            rest = after;
-        }
+    let size = parts.iter().map(|part| part.len()).sum();
+    PyBytes::new_with(py, size, |mut rest| {
+        over(py, size, || {
+            for part in parts {
+                let (target, after) = std::mem::take(&mut rest).split_at_mut(part.len());
+                target.copy_from_slice(part);
+                rest = after;
+            }
+        });
         Ok(())
     })
 }

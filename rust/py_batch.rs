@@ -6,7 +6,7 @@ use crate::py::{join, over};
 use crate::{batch, joined};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 
 /// A collection as Python describes it: name, template, servable, scoped, ttl_ms, grouped_by, and what a read
 /// of it returns at most where it is a log (0: as much as is asked for).
@@ -99,6 +99,11 @@ impl BatchPlan {
         tails
     }
 
+    #[getter]
+    fn times(&self) -> (Vec<usize>, Vec<usize>) {
+        self.0.times()
+    }
+
     #[pyo3(signature = (stored, now_ms, variant=None, tails=None))]
     fn answer(
         slf: Bound<'_, Self>,
@@ -155,6 +160,10 @@ fn outcome<'a>(stored: &'a Bound<'_, PyAny>) -> PyResult<joined::Stored<'a>> {
     if stored.is_none() {
         return Ok(joined::Stored::Missing);
     }
+    if stored.is_instance_of::<PyTuple>() {
+        let (hash, ts_ms) = stored.extract()?;
+        return Ok(joined::Stored::Known(hash, ts_ms));
+    }
     Ok(joined::Stored::Failed(stored.cast::<PyString>()?.to_str()?))
 }
 
@@ -178,7 +187,22 @@ impl BatchAnswer {
         format!("{:016x}", self.version)
     }
 
+    #[getter]
+    fn versions(&self) -> Vec<Option<(String, u64)>> {
+        let version = |found: &joined::Found| match found {
+            joined::Found::Document(document) => Some((document.hash.clone(), document.ts_ms)),
+            _ => None,
+        };
+        self.outcomes.reads.iter().map(version).collect()
+    }
+
     fn body<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let is_known = |found| matches!(found, &joined::Found::Known(_));
+        if self.outcomes.reads.iter().any(is_known) {
+            return Err(PyValueError::new_err(
+                "no body of documents that were not read",
+            ));
+        }
         let frame = self.plan.get().0.frame(&self.outcomes, self.now_ms);
         let read = |at: usize| {
             let stored = self.stored[at].bind(py).cast::<PyBytes>();

@@ -12,9 +12,10 @@ import uvloop
 from aiohttp import web
 
 from pysync.errors import StoreUnavailable
-from pysync.server import connection
+from pysync.server import answer, connection
+from pysync.server.answer import WRITE_BYTES, Answer
 from pysync.server.connection import listen
-from pysync.server.streamed import WRITE_BYTES, StreamedAnswer
+from pysync.server.streamed import StreamedAnswer
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -264,3 +265,57 @@ def test_a_client_that_leaves_ends_the_pieces(run: Run, caplog: pytest.LogCaptur
 
     run(scenario())
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_takes_nothing_is_cut(
+    run: Run, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    monkeypatch.setattr(answer, "STALL_S", 0.01)
+
+    async def scenario() -> None:
+        source = Source([b"x" * 300_000] * 1000)
+        ended = asyncio.Event()
+
+        async def handle(request: web.BaseRequest) -> Answer:
+            source.transport = request.transport
+            task = asyncio.current_task()
+            assert task is not None
+            task.add_done_callback(lambda _: ended.set())
+            return await source.handle(request) if is_streamed else Answer(200, b"x" * 64_000_000)
+
+        runner = web.ServerRunner(listen(handle))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        with socket.create_connection(runner.addresses[0]) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            await ended.wait()
+            assert source.transport is not None
+            assert source.transport.is_closing()
+        await runner.cleanup()
+
+    run(scenario())
+
+
+def test_a_long_answer_is_given_to_the_connection_piece_by_piece(run: Run) -> None:
+    async def scenario() -> None:
+        body, most = bytes(range(256)) * 20_000, 0
+        source = Source([])
+
+        async def handle(request: web.BaseRequest) -> Answer:
+            source.transport = request.transport
+            return Answer(200, body)
+
+        source.handle = handle  # type: ignore[method-assign, assignment]
+        async with connected(source) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            await head(reader)
+            received = b""
+            while len(received) < len(body):
+                assert source.transport is not None
+                most = max(most, source.transport.get_write_buffer_size())
+                received += await reader.read(100_000)
+            assert received == body
+            assert most <= 64 * 1024 + WRITE_BYTES
+
+    run(scenario())

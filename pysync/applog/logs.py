@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import orjson
 
@@ -12,7 +12,7 @@ from pysync.applog.commit import Commits, Waiting, discard
 from pysync.applog.heads import Heads
 from pysync.applog.rules import LogRules
 from pysync.applog.starfish import chunk_key, chunk_names, gathered
-from pysync.applog.tail import LONG, Bounds, Nodes, Tail
+from pysync.applog.tail import Bounds, Nodes, Tail
 from pysync.changes import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
 from pysync.errors import DocumentCorrupt, PysyncError, StoreUnavailable, TsTooFarAhead
@@ -95,14 +95,24 @@ class Logs:
     async def read(self, key: str, bounds: Bounds, rules: LogRules) -> Tail:
         """The elements of the log at `key` within `bounds`, as it is now; none where nothing is stored or it
         has expired. Raises DocumentCorrupt, StoreUnavailable."""
+        (tail,) = await self.read_each(key, [bounds], rules)
+        return tail
+
+    async def read_each(self, key: str, each: Sequence[Bounds], rules: LogRules) -> list[Tail]:
+        """`read` within each of these bounds, of the log as it is at one moment."""
         held = await self._heads.read(key, rules.field) if rules.persist else None
         if held is None or rules.expired(held.head, self.now_ms()):
-            return Tail(None, bounds, None, is_long=False)
-        head = held.head
-        if head.is_chunked:
-            head = await gathered(self._store, key, head, bounds.since, bounds.newest)
-        nodes = Nodes(self._store, head, bounds, self._blame(key, rules.field))
-        return Tail(head, bounds, nodes, is_long=await nodes.more_than(LONG))
+            return [Tail(None, bounds, None) for bounds in each]
+        # What several of them need is read once.
+        shelf: dict[str, bytes] | None = {} if len(each) > 1 else None
+        tails = []
+        for bounds in each:
+            head = held.head
+            if head.is_chunked:
+                head = await gathered(self._store, key, head, bounds.since, bounds.newest)
+            nodes = Nodes(self._store, head, bounds, self._blame(key, rules.field), shelf)
+            tails.append(Tail(head, bounds, nodes))
+        return tails
 
     async def sweep(self, prefix: str, is_log: Callable[[str], bool], rules: LogRules) -> int:
         """Delete the logs below `prefix` that have expired; how many there were."""

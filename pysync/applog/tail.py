@@ -1,5 +1,6 @@
 """Reading a log: which objects a tail takes, and its elements as the text of an answer."""
 
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,11 @@ from pysync.store import READS_AT_ONCE, Store
 
 LONG: Final = 8
 """Segments, beyond which a tail is better sent piece by piece."""
+_UNWEIGHED: Final = 4
+"""Segments of several elements that are read without asking for their sizes."""
+_HEADER_BYTES: Final = 256
+_MARK_BYTES: Final = 32
+"""What a segment has beside its elements at most: once, and for each of them."""
 PIECE_BYTES: Final = 1024 * 1024
 """What the segments of a piece have together, roughly."""
 
@@ -31,12 +37,20 @@ class Bounds:
 
 class Nodes:
     """The objects that hold the elements of a log within `bounds`, beside its tail, the oldest first. Where
-    one is missing, `blame` says what that means."""
+    one is missing, `blame` says what that means. What is read is put on the `shelf`, and taken from there."""
 
-    def __init__(self, store: Store, head: _core.LogHead, bounds: Bounds, blame: Blame) -> None:
+    def __init__(
+        self,
+        store: Store,
+        head: _core.LogHead,
+        bounds: Bounds,
+        blame: Blame,
+        shelf: dict[str, bytes] | None = None,
+    ) -> None:
         self._store = store
         self._head = head
         self._blame = blame
+        self._shelf = shelf
         self._bounds = (bounds.since, bounds.newest, bounds.oldest)
         self._waiting = deque(head.nodes(*self._bounds))
         self._ready: list[_core.LogNode] = []
@@ -86,27 +100,56 @@ class Nodes:
                 return at
         return self._at_once
 
+    async def least_bytes(self) -> int:
+        """The bytes of the segments that lie within the bounds as a whole; 0 where they are few and small."""
+        await self.more_than(sys.maxsize)
+        whole, beside, has_single = [], 0, False
+        since, newest, left = self._bounds
+        first = 0 if newest is None else max(self._head.count - newest, 0)
+        for node in self._ready:
+            count = node.end - node.start
+            is_whole = node.start >= first and (since is None or node.ts_ms > since)
+            if left is not None:
+                is_whole = is_whole and count <= left
+                left = max(left - count, 0)
+            if is_whole:
+                whole.append(object_key(self._head.id, node.name))
+                beside += _HEADER_BYTES + _MARK_BYTES * count
+                # Only a segment with one element can be longer than the tails that are sealed.
+                has_single = has_single or count == 1
+        if not has_single and len(whole) <= _UNWEIGHED:
+            return 0
+        found = await self._store.info_many(whole)
+        return max(sum(info.size for info in found or () if info is not None) - beside, 0)
+
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
-        keys = [object_key(self._head.id, node.name) for node in nodes]
-        segments = []
-        for node, found in zip(nodes, await self._store.get_many(keys), strict=True):
+        shelf = {} if self._shelf is None else self._shelf
+        missing = [node for node in nodes if node.name not in shelf]
+        keys = [object_key(self._head.id, node.name) for node in missing]
+        for node, found in zip(missing, await self._store.get_many(keys), strict=True):
             if found is None:
                 raise await self._blame(self._head)
-            segments.append((node, found.body))
-        return segments
+            shelf[node.name] = found.body
+        return [(node, shelf[node.name]) for node in nodes]
 
 
 class Tail:
     """Elements of a log as it was at one moment: whatever is appended meanwhile is not among them."""
 
-    def __init__(
-        self, head: _core.LogHead | None, bounds: Bounds, nodes: Nodes | None, *, is_long: bool
-    ) -> None:
+    def __init__(self, head: _core.LogHead | None, bounds: Bounds, nodes: Nodes | None) -> None:
         self._head = head
         self._bounds = bounds
         self._nodes = nodes
-        self.is_long = is_long
         self.hash = "" if head is None else head.hash
+
+    async def is_long(self) -> bool:
+        """Whether it is better sent piece by piece."""
+        return self._nodes is not None and await self._nodes.more_than(LONG)
+
+    async def least_bytes(self) -> int:
+        """How many bytes `text` has at least, as far as the store can tell without reading segments; 0 where
+        they are few and small."""
+        return 0 if self._nodes is None else await self._nodes.least_bytes()
 
     async def text(self) -> bytes:
         """The elements, with commas between them. Raises DocumentCorrupt, StoreUnavailable."""

@@ -308,6 +308,7 @@ class Config:
     config_endpoint: ConfigEndpoint | None = member("`GET /config`; absent: 404.", None)
     max_collections_per_batch: int = member("Names, and reads, of one batch.", 100)
     max_batch_append_elements: int = member("Log elements of one batch.", 5000)
+    max_batch_bytes: int = member("Bytes of documents and logs in one batch's answer.", 33_554_432)
     batch_key_deny_suffixes: tuple[str, ...] = member(
         "Suffixes a batch may not name.", ("_keyring", "_members")
     )

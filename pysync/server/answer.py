@@ -18,6 +18,11 @@ NO_STORE = "Cache-Control: no-store\r\n"
 DRAIN_ABOVE = 64 * 1024
 """Bytes that a connection holds back before an answer waits for its client."""
 
+WRITE_BYTES = 256 * 1024
+"""What is given to a connection at once: it copies what its client does not take yet."""
+STALL_S = 60.0
+"""How long a client may take nothing of an answer before its connection is cut."""
+
 _REASONS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 _LINGER_BYTES = 64 * 1024
 _LINGER_S = 2.0
@@ -64,9 +69,8 @@ class Answer(web.StreamResponse):
             transport.write(head + body)
         else:
             transport.write(head)
-            transport.write(body)
-        if transport.get_write_buffer_size() > DRAIN_ABOVE:
-            await request.writer.drain()
+            await send(request, transport, body)
+        await flush(request, transport)
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -108,6 +112,47 @@ class Answer(web.StreamResponse):
             f"HTTP/1.1 {_REASONS[self.status]}\r\n"
             f"{length}{self.header_text}{connection}Date: {_date()}\r\n\r\n"
         ).encode("latin-1")
+
+
+async def send(request: web.BaseRequest, transport: asyncio.Transport, body: bytes) -> None:
+    """Write a long body as the client takes it, and let others have their turn. Raises ConnectionResetError
+    for a client that has gone, or takes nothing for a minute."""
+    text = memoryview(body)
+    for start in range(0, len(body), WRITE_BYTES):
+        transport.write(text[start : start + WRITE_BYTES])
+        await flush(request, transport)
+        await asyncio.sleep(0)
+        if transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+
+
+async def flush(request: web.BaseRequest, transport: asyncio.Transport) -> None:
+    """Wait until the connection holds back little. Raises ConnectionResetError as `send` does."""
+    while (held := transport.get_write_buffer_size()) > DRAIN_ABOVE:
+        try:
+            async with asyncio.timeout(STALL_S):
+                await request.writer.drain()
+            return
+        except TimeoutError:
+            if transport.get_write_buffer_size() >= held:
+                transport.abort()
+                raise ConnectionResetError("the client takes nothing") from None
+
+
+class HeadAnswer(Answer):
+    """What HEAD gets where making the body alone would tell its length: the headers of GET without
+    `Content-Length`, which RFC 9110 (section 9.3.2) allows to leave out."""
+
+    def __init__(self, headers: str) -> None:
+        super().__init__(200, b"", headers)
+
+    def _length(self, version: HttpVersion) -> str:
+        return ""
+
+
+def wants_body(request: web.BaseRequest) -> bool:
+    """Whether the answer has a body whatever is stored: not for HEAD, nor where the client may have it."""
+    return request.method != "HEAD" and wire.HEADER_IF_NONE_MATCH not in request.headers
 
 
 def json_answer(status: int, value: object, headers: str = "") -> Answer:

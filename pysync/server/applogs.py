@@ -20,7 +20,7 @@ from pysync.errors import (
     PullBoundRequired,
 )
 from pysync.model import Caller, Written
-from pysync.server.answer import NO_STORE, Answer, version_matches
+from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches
 from pysync.server.callers import Callers
 from pysync.server.routes import Match
 from pysync.server.streamed import streamed
@@ -95,7 +95,9 @@ class LogHandlers:
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
         if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
             return Answer(304, b"", headers)
-        if tail.is_long:
+        if request.method == "HEAD":
+            return HeadAnswer(headers)
+        if await tail.is_long():
             return await streamed(request, self._pieces(tail, hidden, now_ms), headers)
         text = await tail.text()
         if hidden:

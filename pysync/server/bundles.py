@@ -11,7 +11,7 @@ from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins.hooks import Hooks
 from pysync.rule import Rule
-from pysync.server.answer import Answer, json_answer, version_matches
+from pysync.server.answer import Answer, HeadAnswer, json_answer, version_matches, wants_body
 from pysync.server.callers import Callers
 from pysync.server.roles import Roles, request_of
 from pysync.server.routes import Match
@@ -51,13 +51,21 @@ class BundlePull:
         readable = bundle.readable(readers, match.identity, match.key)
         if readable:
             await self._access.consume(verified)
-        members = await bundle.pull(self._documents, readable, match.identity, match.key)
+        members = await bundle.pull(
+            self._documents, readable, match.identity, match.key, whole=wants_body(request)
+        )
         version = bundles.version(members)
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
         if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
             return Answer(304, b"", headers)
+        if request.method == "HEAD":
+            return HeadAnswer(headers)
+        if any(member.data is None for member in members):
+            members = await bundle.pull(self._documents, readable, match.identity, match.key)
+            headers = f'{match.route.read_headers}ETag: "{bundles.version(members)}"\r\n'
         collections = {
-            member.name: {"data": orjson.Fragment(member.data), "hash": member.hash} for member in members
+            member.name: {"data": orjson.Fragment(member.data or b"{}"), "hash": member.hash}
+            for member in members
         }
         answer = {"collections": collections, "timestamp": self._documents.now_ms()}
         return json_answer(200, answer, headers)

@@ -79,7 +79,7 @@ class FileHandlers(Handlers):
                 return answer
             if not rules.documents:
                 break
-            document = await self._documents.pull(match.key, match.rule.collection.ttl_ms)
+            document = await self._found(request, match)
             if document is not None:
                 break
         return await self._document(request, match, signer, caller, document)

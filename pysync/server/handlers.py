@@ -6,11 +6,11 @@ from aiohttp import web
 from pysync import _core, fields, wire
 from pysync.access import Access
 from pysync.config import Limit
-from pysync.documents import Documents
+from pysync.documents import Documents, Known
 from pysync.errors import Conflict
 from pysync.model import Caller, Written
 from pysync.revocation import Revocations
-from pysync.server.answer import NO_STORE, Answer, version_matches
+from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches, wants_body
 from pysync.server.body import read_body
 from pysync.server.callers import Callers
 from pysync.server.keyrings import Keyrings
@@ -58,8 +58,13 @@ class Handlers:
 
     async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
         """The answer to a pull that is allowed: `caller` is the `signer` with its roles for this document."""
-        document = await self._documents.pull(match.key, match.rule.collection.ttl_ms)
+        document = await self._found(request, match)
         return await self._document(request, match, signer, caller, document)
+
+    async def _found(self, request: web.BaseRequest, match: Match) -> _core.Document | Known | None:
+        """The document of a pull, or only its version where that may be all that is told."""
+        read = self._documents.pull if wants_body(request) else self._documents.look
+        return await read(match.key, match.rule.collection.ttl_ms)
 
     async def _document(
         self,
@@ -67,9 +72,10 @@ class Handlers:
         match: Match,
         signer: Caller,
         caller: Caller,
-        document: _core.Document | None,
+        document: _core.Document | Known | None,
     ) -> Answer:
-        """The answer that `document` makes, None where there is none."""
+        """The answer that `document` makes, None where there is none. One of which only the version is known
+        is read where that does not do."""
         rule = match.rule
         now_ms = self._documents.now_ms()
         keyring = None
@@ -85,6 +91,12 @@ class Handlers:
             headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
             if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), document.hash):
                 return Answer(304, b"", headers)
+            if request.method == "HEAD":
+                return HeadAnswer(headers)
+        if isinstance(document, Known):
+            document = await self._documents.pull(match.key, rule.collection.ttl_ms)
+            return await self._document(request, match, signer, caller, document)
+        if not hidden and keyring is None:
             return Answer(200, document.answer(now_ms), headers)
         return _variant(request, match, document, hidden, keyring, now_ms)
 
@@ -138,6 +150,8 @@ def _variant(
     headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
     if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
         return Answer(304, b"", headers)
+    if request.method == "HEAD":
+        return HeadAnswer(headers)
     if not hidden:
         return Answer(200, document.answer(now_ms, keyring and keyring[0]), headers)
     data = orjson.Fragment(fields.without(document.data, hidden))

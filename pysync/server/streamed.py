@@ -13,13 +13,12 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion, HttpVersion11
 
 from pysync.errors import PysyncError
-from pysync.server.answer import DRAIN_ABOVE, Answer
+from pysync.server.answer import STALL_S, Answer, send
 from pysync.store import JSON_TYPE, Chunks
 from pysync.store.files import Outgoing
 
 log = logging.getLogger("pysync.server")
 
-WRITE_BYTES = 256 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -101,7 +100,7 @@ class StreamedAnswer(Answer):
                     raise ValueError("the body is longer than its head says")
             transport.write(head + (b"%x\r\n" % len(piece) if chunked and piece else b""))
             head = b""
-            await self._send(request, transport, piece)
+            await send(request, transport, piece)
             if chunked and piece:
                 head = b"\r\n"
             del piece
@@ -113,18 +112,6 @@ class StreamedAnswer(Answer):
             raise ValueError("the body is shorter than its head says")
         if chunked:
             transport.write(head + b"0\r\n\r\n")
-
-    async def _send(self, request: web.BaseRequest, transport: asyncio.Transport, piece: bytes) -> None:
-        """Write one piece, and let others have their turn. Raises ConnectionResetError for a client that has
-        gone."""
-        text = memoryview(piece)
-        for start in range(0, len(piece), WRITE_BYTES):
-            transport.write(text[start : start + WRITE_BYTES])
-            if transport.get_write_buffer_size() > DRAIN_ABOVE:
-                await request.writer.drain()
-            await asyncio.sleep(0)
-            if transport.is_closing():
-                raise ConnectionResetError("the client has gone")
 
     def _length(self, version: HttpVersion) -> str:
         if self._size is not None:
@@ -189,12 +176,16 @@ async def streamed(
 
 
 async def _writable(connection: socket.socket) -> None:
-    """Wait until the connection takes more, or fails."""
+    """Wait until the connection takes more, or fails. Raises ConnectionResetError for a client that takes
+    nothing for a minute."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     loop.add_writer(connection.fileno(), _settle, ready)
     try:
-        await ready
+        async with asyncio.timeout(STALL_S):
+            await ready
+    except TimeoutError:
+        raise ConnectionResetError("the client takes nothing") from None
     finally:
         loop.remove_writer(connection.fileno())
 

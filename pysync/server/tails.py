@@ -1,8 +1,11 @@
 """Tails of logs for batch pulls (wire section 6)."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
-from pysync.applog import Bounds, LogRules, Logs
+from pysync.applog import Bounds, LogRules, Logs, Tail
+from pysync.batch import Budget
 from pysync.errors import BadRequest, DocumentCorrupt, PullBoundRequired, StoreUnavailable
 from pysync.rule import Rule
 from pysync.server.applogs import stripped, visible_frame
@@ -18,6 +21,88 @@ def max_elements(rule: Rule) -> int | None:
     return None if log is None else log.max_pull_limit or 0
 
 
+class Asked(NamedTuple):
+    """A read of a log: its place among the told, the row of its collection, the members of data that are
+    hidden, and how often the answer sends it."""
+
+    at: int
+    row: int
+    key: str
+    bounds: Bounds
+    hidden: frozenset[str]
+    times: int
+
+
+class LogReads:
+    """What a batch asks of one log. What became of it is put among the `told`."""
+
+    def __init__(
+        self, logs: Logs, rules: LogRules, asked: Sequence[Asked], told: list[Told], budget: Budget
+    ) -> None:
+        self._logs = logs
+        self._rules = rules
+        self._asked = asked
+        self._told = told
+        self._budget = budget
+        self._open: list[tuple[Asked, Tail]] = []
+
+    async def open(self) -> None:
+        """Read the head, and tell its hash."""
+        admitted = []
+        for each in self._asked:
+            try:
+                if self._rules.persist:
+                    if each.bounds == Bounds():
+                        raise PullBoundRequired
+                    self._rules.check_age(each.bounds.since, self._logs.now_ms())
+            except BadRequest as error:
+                self._told[each.at] = error.text
+            else:
+                admitted.append(each)
+        if not admitted:
+            return
+        try:
+            bounds = [each.bounds for each in admitted]
+            tails = await self._logs.read_each(admitted[0].key, bounds, self._rules)
+        except (DocumentCorrupt, StoreUnavailable) as error:
+            for each in admitted:
+                self._told[each.at] = error.text
+            return
+        for each, tail in zip(admitted, tails, strict=True):
+            self._told[each.at] = tail.hash, b""
+            self._open.append((each, tail))
+
+    async def weigh(self) -> None:
+        """Foresee what the reads will send. Raises BatchTooLarge."""
+        for each, tail in self._open:
+            with suppress(DocumentCorrupt, StoreUnavailable):  # to be met again
+                self._budget.foresee(each.times * await tail.least_bytes())
+
+    async def read(self) -> None:
+        """Tell the elements too. Raises BatchTooLarge."""
+        for each, tail in self._open:
+            try:
+                self._told[each.at] = tail.hash, await self._text(each, tail)
+            except (DocumentCorrupt, StoreUnavailable) as error:
+                self._told[each.at] = error.text
+        self._open.clear()
+
+    async def _text(self, each: Asked, tail: Tail) -> bytes:
+        """The text of `data`, without what is hidden."""
+        before, after = visible_frame(tail, self._rules.field, each.hidden)
+        pieces = [before]
+        async for chunk in tail.chunks():
+            is_due = self._budget.send(len(chunk), each.times)
+            if each.hidden:
+                comma = b"," if len(pieces) > 1 else b""
+                chunk = comma + await stripped(chunk.removeprefix(b","), each.hidden)
+            pieces.append(chunk)
+            if is_due:
+                await self._budget.pause()
+        pieces.append(after)
+        return b"".join(pieces)
+
+
 class Tails:
     """The logs of one namespace, as batches read them; `rules` are those of pulling its collections."""
 
@@ -27,21 +112,15 @@ class Tails:
             None if rule.collection.append_only is None else LogRules.of(rule.collection) for rule in rules
         ]
 
-    async def read(self, row: int, key: str, bounds: Bounds, hidden: frozenset[str]) -> Told:
-        """The elements within `bounds` of the log at `key`, which the collection at `row` holds, without the
-        members `hidden` of their data. A log that stores nothing asks for no bounds."""
-        rules = self._rules[row]
-        assert rules is not None, "the plan's tails are of logs"
-        try:
-            if rules.persist:
-                if bounds == Bounds():
-                    raise PullBoundRequired
-                rules.check_age(bounds.since, self._logs.now_ms())
-            tail = await self._logs.read(key, bounds, rules)
-            text = await tail.text()
-            if hidden:
-                text = await stripped(text, hidden)
-            before, after = visible_frame(tail, rules.field, hidden)
-        except (BadRequest, DocumentCorrupt, StoreUnavailable) as error:
-            return error.text
-        return tail.hash, before + text + after
+    def logs(self, asked: Sequence[Asked], told: list[Told], budget: Budget) -> list[LogReads]:
+        """The reads of each log that is asked for, whose collections hold it. A log that stores nothing asks
+        for no bounds."""
+        by_log: dict[tuple[int, str], list[Asked]] = {}
+        for each in asked:
+            by_log.setdefault((each.row, each.key), []).append(each)
+        found = []
+        for (row, _), group in by_log.items():
+            rules = self._rules[row]
+            assert rules is not None, "the plan's tails are of logs"
+            found.append(LogReads(self._logs, rules, group, told, budget))
+        return found

@@ -187,6 +187,7 @@ class Wiring:
             namespace,
             rules,
             self.store,
+            self.documents,
             self.logs,
             self.callers,
             self.roles,

@@ -25,6 +25,13 @@ class Object(NamedTuple):
     modified_ms: int
 
 
+class ObjectInfo(NamedTuple):
+    """What is known of a stored object without its body, which has `size` bytes."""
+
+    etag: str
+    size: int
+
+
 class NotModified:
     """The answer of `get` when the stored object still has the etag that the caller knows."""
 
@@ -231,6 +238,10 @@ class Store(Protocol):
     async def get_many(self, keys: Sequence[str]) -> list[Object | None]:
         """What `get` would say of each of `keys`, which are distinct, in their order; cheaper than to ask for
         each. Raises StoreUnavailable where any of them cannot be told."""
+
+    async def info_many(self, keys: Sequence[str]) -> list[ObjectInfo | None] | None:
+        """What is known of the object at each of `keys`, which are distinct, in their order; None where there
+        is no object. No body is read: where that would cost as much as `get`, None stands for them all."""
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         """Write `body` and return its etag, once it would survive the loss of power.

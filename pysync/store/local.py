@@ -45,6 +45,7 @@ from pysync.store import (
     Listed,
     NotModified,
     Object,
+    ObjectInfo,
     Received,
     check_mergeable,
     split_key,
@@ -64,6 +65,12 @@ _GET = """
     FROM object WHERE parent = ? AND name = ?"""
 _GET_MANY = """
     SELECT name, etag, content_type, modified_ms, body FROM object
+    WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND sha256 IS NULL"""
+# The length of a blob is in its row's header: what overflows the page is not read.
+_VERSION = """
+    SELECT name, etag, length(body) FROM object WHERE parent = ? AND name = ? AND sha256 IS NULL"""
+_VERSIONS = """
+    SELECT name, etag, length(body) FROM object
     WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND sha256 IS NULL"""
 LIST_NAMES: Final = "SELECT name FROM object WHERE parent = ? AND name > ? ORDER BY name LIMIT ?"
 _WALK = """
@@ -182,17 +189,26 @@ class LocalStore:
         if len(keys) <= FEW:
             each = [await self.get(key) for key in keys]
             return [None if isinstance(found, NotModified) else found for found in each]
-        names: defaultdict[str, builtins.list[str]] = defaultdict(list)
-        for key in keys:
-            parent, name = split_key(key)
-            names[parent].append(name)
         found: dict[str, Object] = {}
-        for parent, those in names.items():
+        for parent, those in _by_parent(keys).items():
             prefix = f"{parent}/" if parent else ""
             for name, etag, content_type, modified_ms, body in self._read(
                 _GET_MANY, parent, orjson.dumps(those).decode()
             ):
                 found[prefix + name] = Object(body, etag, content_type, modified_ms)
+        return [found.get(key) for key in keys]
+
+    async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+        found: dict[str, ObjectInfo] = {}
+        for parent, names in _by_parent(keys).items():
+            prefix = f"{parent}/" if parent else ""
+            rows = (
+                self._read(_VERSION, parent, names[0])
+                if len(names) == 1
+                else self._read(_VERSIONS, parent, orjson.dumps(names).decode())
+            )
+            for name, etag, size in rows:
+                found[prefix + name] = ObjectInfo(etag, size)
         return [found.get(key) for key in keys]
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
@@ -296,6 +312,15 @@ class LocalStore:
             return self._reader.rows(statement, args)
         except sqlite3.Error as error:
             raise refusal(error, StoreUnavailable) from error
+
+
+def _by_parent(keys: Sequence[str]) -> dict[str, list[str]]:
+    """The names of the keys by what they are directly under."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        parent, name = split_key(key)
+        names[parent].append(name)
+    return names
 
 
 def _prepare(folder: Path) -> tuple[Database, FileTree]:

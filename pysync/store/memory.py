@@ -20,6 +20,7 @@ from pysync.store import (
     Listed,
     NotModified,
     Object,
+    ObjectInfo,
     Received,
     check_expectation,
     check_mergeable,
@@ -57,6 +58,13 @@ class MemoryStore:
 
     async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
         return await get_each(self, keys)
+
+    async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+        stored = [self._stored.get(key) for key in keys]
+        return [
+            ObjectInfo(each.object.etag, len(each.object.body)) if each and each.sha256 is None else None
+            for each in stored
+        ]
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         return self._keep(key, bytes(body), content_type, expect, None)

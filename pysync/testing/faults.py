@@ -18,6 +18,7 @@ from pysync.store import (
     Listed,
     NotModified,
     Object,
+    ObjectInfo,
     Received,
     Store,
     get_each,
@@ -98,6 +99,9 @@ class FaultyStore:
 
     async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
         return await get_each(self, keys)
+
+    async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+        return await self._store.info_many(keys)
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         return await self._call("put", lambda: self._store.put(key, body, content_type, expect))

@@ -16,6 +16,7 @@ from pysync.store import (
     Expect,
     File,
     Object,
+    ObjectInfo,
     Store,
 )
 
@@ -75,6 +76,19 @@ class StoreContract:
         ]
         await store.delete("a/x")
         assert await store.get_many(["a/x"]) == [None]
+
+    async def test_etags_and_sizes_are_those_of_what_get_returns(self, store: Store) -> None:
+        for key, body in (("a/x", b"12345"), ("a/y", b"y" * 200_000), ("top", b"")):
+            await store.put(key, body)
+        await store.write("a/file", chunks_of(b"file"), "text/plain")
+        keys = ["a/y", "none", "a/x", "top", "a/file", "a/none"]
+        found = await store.info_many(keys)
+        if found is not None:
+            each = [await store.get(key) for key in keys]
+            assert found == [
+                ObjectInfo(one.etag, len(one.body)) if isinstance(one, Object) else None for one in each
+            ]
+            assert await store.info_many([]) == []
 
     async def test_a_known_etag_is_not_modified_until_the_next_write(self, store: Store) -> None:
         etag = await store.put("a", b"same")

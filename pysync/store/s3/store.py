@@ -20,6 +20,7 @@ from pysync.store import (
     Listed,
     NotModified,
     Object,
+    ObjectInfo,
     Received,
     get_each,
     journaled,
@@ -112,6 +113,9 @@ class S3Store:
 
     async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
         return await get_each(self, keys)
+
+    async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+        return None
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         split_key(key)

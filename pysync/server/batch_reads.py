@@ -1,0 +1,174 @@
+"""The reads of one batch pull, within its budget: identical ones once, large ones beside the event loop."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import orjson
+
+from pysync import _core, fields
+from pysync.applog import Bounds
+from pysync.batch import Budget, Outcome, Read, read_each
+from pysync.documents import Documents, Known
+from pysync.errors import DocumentCorrupt, Forbidden
+from pysync.server.tails import Asked, LogReads, Tails, Told
+from pysync.store import Store
+
+IN_THREAD_ABOVE: Final = 64 * 1024
+"""Bytes of documents that are rewritten, verified and joined beside the event loop."""
+
+
+_T = TypeVar("_T")
+
+
+class Verdict(NamedTuple):
+    """What a group of entries gets: the text of a refusal, or documents without the members `hidden`."""
+
+    refusal: str | None
+    hidden: frozenset[str] = frozenset()
+
+
+ADMITTED: Final = Verdict(None)
+
+
+class Reads:
+    """What a batch pull reads. `verdicts` say what each group of the plan gets, `foreign` are reads whose
+    keys other collections hold, and `access` is what was read already. `at_once` reads wait together."""
+
+    def __init__(
+        self,
+        store: Store,
+        documents: Documents,
+        tails: Tails,
+        plan: _core.BatchPlan,
+        verdicts: Sequence[Verdict],
+        foreign: frozenset[tuple[str, int]],
+        access: Mapping[str, Outcome],
+        max_bytes: int,
+        at_once: int,
+    ) -> None:
+        self._store = store
+        self._documents = documents
+        self._plan = plan
+        self._reads = plan.reads
+        self._verdicts = verdicts
+        self._foreign = foreign
+        self._access = access
+        self._at_once = at_once
+        self._found: dict[str, Outcome] = dict(access)
+        document_times, tail_times = plan.times
+        self._times: dict[str, int] = {}
+        for read, times in zip(self._reads, document_times, strict=True):
+            if self._refusal(read) is None:
+                self._times[read[0]] = self._times.get(read[0], 0) + times
+        self._budget = Budget(store, self._times, max_bytes)
+        self._told: list[Told] = []
+        self._logs: list[LogReads] = self._asked(tails, tail_times) if tail_times else []
+
+    def _refusal(self, read: tuple[str, int]) -> str | None:
+        return Forbidden.text if read in self._foreign else self._verdicts[read[1]].refusal
+
+    def _asked(self, tails: Tails, tail_times: Sequence[int]) -> list[LogReads]:
+        asked: list[Asked] = []
+        rows = [row for row, _, _ in self._plan.groups]
+        for (key, group, *bounds), times in zip(self._plan.tails, tail_times, strict=True):
+            refusal = self._refusal((key, group))
+            if refusal is None:
+                hidden = self._verdicts[group].hidden
+                asked.append(Asked(len(self._told), rows[group], key, Bounds(*bounds), hidden, times))
+            self._told.append(refusal or "")
+        return tails.logs(asked, self._told, self._budget)
+
+    async def begin(self) -> None:
+        """Read the heads of logs. Raises BatchTooLarge."""
+        for key in self._access.keys() & self._times.keys():
+            stored = self._access[key]
+            self._budget.send(len(stored) if isinstance(stored, bytes) else 0, self._times[key])
+        # Where reads wait for others, all that is wanted for sure waits together.
+        keys = self._unread() if self._store.reads_wait else []
+        if keys or self._logs:
+            await self._read(keys, [log.open for log in self._logs])
+
+    async def weigh(self) -> None:
+        """Foresee what logs will send, as far as the store can tell. Raises BatchTooLarge."""
+        if self._logs:
+            await self._read([], [log.weigh for log in self._logs])
+
+    async def version(self, now_ms: int) -> _core.BatchAnswer:
+        """The answer without a body: what this process knows the version of is not read. Raises
+        BatchTooLarge."""
+        known: dict[str, Known] = {}
+        unread = self._unread()
+        found = await self._budget.infos(unread)
+        self._budget.weigh(found)
+        hidden = {key for key, group in self._reads if self._verdicts[group].hidden}
+        for key, info in found.items():
+            version = None if info is None else self._documents.known(key, info.etag)
+            if version is not None and key not in hidden:  # else what is told is made of its data
+                known[key] = version
+        await self._read([key for key in unread if key not in known], [])
+        answer = await self._answer(now_ms, {key: (each.hash, each.ts_ms) for key, each in known.items()})
+        for (key, group), met in zip(self._reads, answer.versions, strict=True):
+            etag = self._budget.etags.get(key)
+            if met is not None and etag is not None and not self._verdicts[group].hidden:
+                self._documents.remember(key, Known(met[0], etag, met[1]))
+        return answer
+
+    async def whole(self, now_ms: int) -> _core.BatchAnswer:
+        """The answer with its body. Raises BatchTooLarge."""
+        await self.weigh()
+        await self._read(self._unread(), [log.read for log in self._logs])
+        return await self._answer(now_ms, {})
+
+    async def body(self, answer: _core.BatchAnswer) -> bytes:
+        """The text of an answer that is whole."""
+        return await self._beside(answer.body)
+
+    def _unread(self) -> list[str]:
+        return [key for key in self._times if key not in self._found]
+
+    async def _read(self, keys: Sequence[str], beside: Sequence[Read]) -> None:
+        self._found |= await read_each(self._store, keys, beside, self._budget, at_once=self._at_once)
+
+    async def _answer(self, now_ms: int, known: Mapping[str, tuple[str, int]]) -> _core.BatchAnswer:
+        """The answer, made of what was found, and of versions where that is all that is `known`."""
+        found: Mapping[str, Outcome | tuple[str, int]] = {**self._found, **known} if known else self._found
+        plain = not self._foreign and all(verdict is ADMITTED for verdict in self._verdicts)
+
+        def answer() -> _core.BatchAnswer:
+            if plain:
+                return self._plan.answer([found[key] for key, _ in self._reads], now_ms, None, self._told)
+            stored = [
+                _visible(found.get(read[0]), self._refusal(read), self._verdicts[read[1]].hidden)
+                for read in self._reads
+            ]
+            hidden = orjson.dumps([sorted(verdict.hidden) for verdict in self._verdicts])
+            return self._plan.answer(stored, now_ms, hidden, self._told)
+
+        return await self._beside(answer)
+
+    async def _beside(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.to_thread(work) if self._budget.sent > IN_THREAD_ABOVE else work()
+
+
+def _visible(
+    stored: Outcome | tuple[str, int], refusal: str | None, hidden: frozenset[str]
+) -> Outcome | tuple[str, int]:
+    """What a caller gets to see of what is stored."""
+    if refusal is not None:
+        return refusal
+    if not hidden or not isinstance(stored, bytes):
+        return stored
+    try:
+        return _without(_core.read_document(stored), hidden)
+    except DocumentCorrupt:
+        return DocumentCorrupt.text
+
+
+def _without(document: _core.Document, hidden: frozenset[str]) -> bytes:
+    """The document as it would be stored without these members of its data."""
+    members: dict[str, object] = {"ts": document.ts_ms, "hash": document.hash}
+    if document.author_pubkey is not None and document.author_signature is not None:
+        members |= {"authorPubkey": document.author_pubkey, "authorSignature": document.author_signature}
+    data = fields.without(document.data, hidden)
+    return orjson.dumps(members | {"data": orjson.Fragment(data)})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from turns import taking_turns
 
-from pysync.clock import LAST_NUMBER, Tick, wall_clock_ms
+from pysync.clock import LAST_NUMBER, Tick, boot_clock_ms, wall_clock_ms
 from pysync.coordinator import (
     EPOCH_MS,
     LEASE_MS,
@@ -384,6 +384,7 @@ async def test_who_hangs_leads_no_longer_than_a_lease(
 ) -> None:
     leader.send_signal(signal.SIGSTOP)
     clock = MovedClock(wall_clock_ms())
+    clock.booted_ms = clock.now_ms - boot_clock_ms()
     coordinator = await LocalCoordinator.at(tmp_path, clock)
     assert not await coordinator.leads("a/b")
     clock.now_ms += LEASE_MS + 1_000

@@ -58,6 +58,17 @@ class CoordinatorContract(ChangeLogContract):
         await advance(EPOCH_MS)
         assert not await coordinator.remember_nonce("aa", "meanwhile", clock())
 
+    async def test_a_clock_that_is_set_ahead_and_back_lets_no_nonce_through(
+        self, coordinator: Coordinator, clock: MovedClock
+    ) -> None:
+        assert await coordinator.remember_nonce("aa", "early", clock())
+        for _ in range(3):
+            clock.step(3_600_000)
+            assert await coordinator.remember_nonce("aa", f"{clock()}", clock())
+        clock.step(-3 * 3_600_000)
+        assert not await coordinator.remember_nonce("aa", "early", clock())
+        assert await coordinator.remember_nonce("aa", "late", clock())
+
     async def test_a_counter_counts_within_its_window(
         self, coordinator: Coordinator, clock: MovedClock, advance: Advance
     ) -> None:

@@ -1,0 +1,302 @@
+"""A clock that is set: what was signed, stored and dated must not notice."""
+
+import logging
+from pathlib import Path
+
+import aiohttp
+import pytest
+from conftest import SUBJECT, Browser, Signed, Start, root_device
+
+from pysync.changes import Retention
+from pysync.clock import DISBELIEF_MS, SteadyClock, boot_clock_ms, elapsed_of, is_settled, wall_clock_ms
+from pysync.coordinator import EPOCH_MS, local
+from pysync.coordinator.local import LocalCoordinator
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.store.local import LocalStore
+from pysync.testing import MovedClock
+from pysync.testing.change_logs import change
+
+HOUR_MS = 3_600_000
+NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+LOG = {
+    "name": "log",
+    "storagePath": "log/{id}",
+    "readRoles": ["public"],
+    "writeRoles": ["public"],
+    "appendOnly": {"type": "by_timestamp", "requireAuthorSignature": False},
+}
+MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+@pytest.fixture
+def steady(clock: MovedClock) -> SteadyClock:
+    return SteadyClock(clock)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_time_that_passes_is_no_step(
+    clock: MovedClock, steady: SteadyClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for passed_ms in (1, 1000, 10 * HOUR_MS):
+        clock.now_ms += passed_ms
+        assert steady() == clock()
+    assert steady.is_settled
+    assert logged(caplog) == []
+
+
+def test_a_clock_that_is_corrected_by_little_is_followed_at_once(
+    clock: MovedClock, steady: SteadyClock
+) -> None:
+    for step_ms in (60_000, -60_000, 500, 59_999):
+        clock.step(step_ms)
+        assert steady() == clock()
+    assert steady.is_settled
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "size"), [(HOUR_MS, "+3600 s"), (-HOUR_MS, "-3600 s"), (60_001, "+60 s")]
+)
+def test_a_step_is_logged_with_its_size_and_disbelieved_for_ten_minutes(
+    clock: MovedClock, steady: SteadyClock, caplog: pytest.LogCaptureFixture, step_ms: int, size: str
+) -> None:
+    before = steady()
+    clock.step(step_ms)
+    assert steady() == before
+    assert not steady.is_settled
+    (told,) = logged(caplog)
+    assert size in told
+    clock.now_ms += DISBELIEF_MS - 1
+    assert steady() == before + DISBELIEF_MS - 1
+    assert not steady.is_settled
+    assert len(logged(caplog)) == 1
+    clock.now_ms += 1
+    assert steady() == clock()
+    assert steady.is_settled
+
+
+def test_a_clock_that_steps_there_and_back_changes_nothing(
+    clock: MovedClock, steady: SteadyClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock.step(HOUR_MS)
+    steady()
+    clock.step(-HOUR_MS)
+    assert steady() == clock()
+    assert len(logged(caplog)) == 2
+    clock.now_ms += DISBELIEF_MS - 1
+    steady()
+    assert not steady.is_settled
+    clock.now_ms += 1
+    steady()
+    assert steady.is_settled
+    assert steady() == clock()
+
+
+def test_a_second_step_begins_the_ten_minutes_anew(clock: MovedClock, steady: SteadyClock) -> None:
+    before = steady()
+    clock.step(HOUR_MS)
+    steady()
+    clock.now_ms += DISBELIEF_MS - 1
+    clock.step(HOUR_MS)
+    assert steady() == before + DISBELIEF_MS - 1
+    clock.now_ms += DISBELIEF_MS - 1
+    assert steady() == before + 2 * DISBELIEF_MS - 2
+    clock.now_ms += 1
+    assert steady() == clock()
+
+
+def test_the_clock_of_the_machine_has_one_beside_it_that_no_step_moves() -> None:
+    assert elapsed_of(wall_clock_ms) is boot_clock_ms
+    assert elapsed_of(SteadyClock()) is boot_clock_ms
+    assert boot_clock_ms() <= boot_clock_ms()
+    assert abs(SteadyClock()() - wall_clock_ms()) < 60_000
+
+
+def test_a_clock_that_a_caller_gives_is_believed() -> None:
+    now = [5]
+
+    def clock() -> int:
+        return now[0]
+
+    steady = SteadyClock(clock)
+    now[0] = HOUR_MS
+    assert steady() == HOUR_MS
+    assert is_settled(clock)
+
+
+async def test_several_processes_know_a_nonce_though_the_clock_stepped_in_between(
+    clock: MovedClock, tmp_path: Path
+) -> None:
+    first, second = [await LocalCoordinator.at(tmp_path, SteadyClock(clock)) for _ in range(2)]
+    assert await first.remember_nonce("aa", "n", clock())
+    clock.step(HOUR_MS)
+    for number in range(3):
+        assert await second.remember_nonce("aa", f"meanwhile {number}", clock())
+        clock.step(HOUR_MS)
+    clock.step(-4 * HOUR_MS)
+    for coordinator in (first, second):
+        assert not await coordinator.remember_nonce("aa", "n", clock())
+        await coordinator.close()
+
+
+@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
+async def test_a_process_that_starts_while_the_clock_is_wrong_forgets_no_nonce(
+    clock: MovedClock, tmp_path: Path, step_ms: int
+) -> None:
+    async def restarted(remembers: str, knows: str) -> None:
+        coordinator = await LocalCoordinator.at(tmp_path, SteadyClock(clock))
+        assert not knows or not await coordinator.remember_nonce("aa", knows, clock())
+        assert await coordinator.remember_nonce("aa", remembers, clock())
+        await coordinator.close()
+
+    await restarted("n", "")
+    clock.step(step_ms)
+    await restarted("meanwhile", "n")
+    clock.step(-step_ms)
+    await restarted("later", "n")
+    await restarted("last", "meanwhile")
+
+
+@pytest.mark.parametrize("up_ms", [10, EPOCH_MS - 1, 1000 * EPOCH_MS])
+@pytest.mark.parametrize("step_ms", [0, HOUR_MS, -HOUR_MS])
+async def test_nonces_survive_a_start_of_the_machine_whatever_its_clock_says(
+    clock: MovedClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_ms: int, up_ms: int
+) -> None:
+    boot = tmp_path / "boot"
+    monkeypatch.setattr(local, "BOOT", boot)
+    boot.write_text("one\n")
+    clock.booted_ms = clock.now_ms - 50 * EPOCH_MS
+    before = await LocalCoordinator.at(tmp_path / "data", SteadyClock(clock))
+    assert await before.remember_nonce("aa", "n", clock())
+    await before.close()
+    boot.write_text("two\n")
+    clock.step(step_ms)
+    clock.booted_ms = clock.now_ms - up_ms
+    pair = [await LocalCoordinator.at(tmp_path / "data", SteadyClock(clock)) for _ in range(2)]
+    for passed_ms in (0, EPOCH_MS, EPOCH_MS - 1):
+        clock.now_ms += passed_ms
+        for coordinator in pair:
+            assert not await coordinator.remember_nonce("aa", "n", clock())
+            assert await coordinator.remember_nonce("aa", f"{id(coordinator)} {clock()}", clock())
+    clock.now_ms += 2 * EPOCH_MS
+    assert await pair[0].remember_nonce("aa", "n", clock()), "it is not kept for ever"
+    for coordinator in pair:
+        await coordinator.close()
+
+
+async def test_ledgers_of_an_earlier_version_are_gone_on_with(clock: MovedClock, tmp_path: Path) -> None:
+    before = await LocalCoordinator.at(tmp_path, clock)
+    assert await before.remember_nonce("aa", "n", clock())
+    await before.close()
+    (tmp_path / "nonces/boot").unlink()
+    clock.booted_ms = clock.now_ms - 7
+    after = await LocalCoordinator.at(tmp_path, SteadyClock(clock))
+    assert not await after.remember_nonce("aa", "n", clock())
+    await after.close()
+
+
+async def test_a_replay_is_refused_after_the_clock_stepped_there_and_back(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    for store in ("memory:", f"file:{tmp_path}/data"):
+        clock = MovedClock(wall_clock_ms())
+        base = await start({"store": store, "collections": [MINE]}, now_ms=clock)
+        signed, other = [
+            Signed(base, session, SUBJECT, root_device(SUBJECT), ts_ms=clock()) for _ in range(2)
+        ]
+        key = f"u/{SUBJECT.user_id}/a"
+        signed.nonce = b"n" * 16
+        assert (await signed.pull(key)).status == 200
+        assert (await signed.pull(key)).status == 401, "a replay"
+        clock.step(HOUR_MS)
+        other.ts_ms = clock()
+        other.nonce = b"o" * 16
+        assert (await other.pull(key)).status == 200, (
+            "the time of a signature is judged by the clock as it is"
+        )
+        clock.step(-HOUR_MS)
+        assert (await signed.pull(key)).status == 401, "a replay"
+
+
+async def test_a_log_is_not_dated_by_a_clock_that_stepped_for_a_moment(
+    start: Start, session: aiohttp.ClientSession, clock: MovedClock
+) -> None:
+    browser = Browser(await start({"collections": [LOG]}, now_ms=clock), session)
+    clock.step(HOUR_MS)
+    first = (await browser.push("log/a", {"n": 1})).json["timestamp"]
+    clock.step(-HOUR_MS)
+    assert first <= clock()
+    clock.now_ms += 10
+    answer = await browser.request(
+        "POST", "/push/log/a", b'{"data":{"n":2},"ts":%d}' % clock(), {"Content-Type": "application/json"}
+    )
+    assert answer.status == 200, answer.body
+
+
+async def test_nothing_expires_or_is_swept_by_a_step_before_ten_minutes(
+    start: Start, session: aiohttp.ClientSession, clock: MovedClock
+) -> None:
+    short = NOTES | {"ttlMs": HOUR_MS // 2}
+    browser = Browser(await start({"collections": [short]}, now_ms=clock), session)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    pushed = (await browser.push("notes/a", {"n": 1})).json["hash"]
+    clock.step(HOUR_MS)
+    assert await app.expiry.sweep() == 0
+    assert (await browser.pull("notes/a")).json["hash"] == pushed
+    clock.now_ms += DISBELIEF_MS - 1
+    assert await app.expiry.sweep() == 0
+    assert (await browser.pull("notes/a")).json["hash"] == pushed
+    clock.now_ms += 1
+    assert (await browser.pull("notes/a")).json["hash"] == ""
+    assert await app.expiry.sweep() == 1
+
+
+async def test_what_has_expired_is_not_swept_within_ten_minutes_of_a_step(
+    start: Start, session: aiohttp.ClientSession, clock: MovedClock
+) -> None:
+    short = NOTES | {"ttlMs": 1000}
+    browser = Browser(await start({"collections": [short]}, now_ms=clock), session)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    await browser.push("notes/a", {"n": 1})
+    clock.now_ms += 2000
+    clock.step(-HOUR_MS)
+    assert await app.expiry.sweep() == 0
+    clock.step(HOUR_MS)
+    assert await app.expiry.sweep() == 0
+    clock.now_ms += DISBELIEF_MS
+    assert await app.expiry.sweep() == 1
+
+
+@pytest.mark.parametrize("kind", ["store", "memory"])
+async def test_the_log_of_changes_is_not_trimmed_by_age_within_ten_minutes_of_a_step(
+    clock: MovedClock, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.sqlite_changes.TRIM_EVERY", 1)
+    steady, retention = SteadyClock(clock), Retention(100, HOUR_MS)
+    closing: LocalStore | MemoryCoordinator
+    if kind == "store":
+        closing = await LocalStore.at(tmp_path, steady, retention)
+        log = closing.change_log
+    else:
+        closing = log = MemoryCoordinator(steady, retention=retention)  # type: ignore[assignment]
+    oldest = await log.newest()
+    for number in range(3):
+        await log.announce([change(f"{number}")])
+    clock.now_ms += HOUR_MS + 1
+    clock.step(2 * HOUR_MS)
+    steady()
+    for number in range(3):
+        await log.announce([change(f"{number}")])
+    assert await log.changes(oldest, 10) is not None
+    clock.now_ms += DISBELIEF_MS
+    for number in range(3):
+        await log.announce([change(f"{number}")])
+    assert await log.changes(oldest, 10) is None
+    await closing.close()

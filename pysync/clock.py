@@ -1,7 +1,22 @@
-"""The clock of the machine. Whoever depends on time takes a clock as an argument; this one is the default."""
+"""The clocks of the machine. Whoever depends on time takes a clock as an argument.
 
+`wall_clock_ms` is the machine's idea of the time. It steps when somebody sets it. Code that a step must not
+affect uses `elapsed_of(clock)`, which only measures how much time has passed, or a `SteadyClock`.
+"""
+
+import logging
+import threading
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
+
+log = logging.getLogger(__name__)
+
+STEP_MS: Final = 60_000
+"""Larger corrections of a clock are steps."""
+
+DISBELIEF_MS: Final = 600_000
+"""For how long a step is disbelieved, and nothing is deleted for its age."""
 
 LAST_NUMBER: Final = 999_999
 """Of the ticks of one millisecond. Written with six digits they have as text the order that they have."""
@@ -26,3 +41,65 @@ FIRST_TICK = Tick(0, 0)
 def wall_clock_ms() -> int:
     """Milliseconds since the epoch. It may step back."""
     return time.time_ns() // 1_000_000
+
+
+def boot_clock_ms() -> int:
+    """Milliseconds since the machine was started, sleep included. No step moves it; another start does."""
+    return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
+
+
+_BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former on Linux alone
+
+
+def elapsed_of(clock: Callable[[], int]) -> Callable[[], int]:
+    """The clock beside `clock` that no step moves: its `elapsed_ms`. One without is believed not to step."""
+    if clock is wall_clock_ms:
+        return boot_clock_ms
+    elapsed: Callable[[], int] = getattr(clock, "elapsed_ms", clock)
+    return elapsed
+
+
+def is_settled(clock: Callable[[], int]) -> bool:
+    """Whether what is too old by this clock may be deleted."""
+    settled: bool = getattr(clock, "is_settled", True)
+    return settled
+
+
+class SteadyClock:
+    """The time of `wall_ms`, which disbelieves steps of more than a minute. For ten minutes after a step it
+    goes on as before; then it takes the step over, if that lasts. Steps are logged. Any thread may call it.
+    """
+
+    def __init__(self, wall_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self.wall_ms = wall_ms
+        self.elapsed_ms = elapsed_of(wall_ms)
+        self.is_settled = True
+        """False within ten minutes of a step, as of the last call."""
+        self._ahead_ms = wall_ms() - self.elapsed_ms()
+        self._step_ms = 0
+        self._stepped_at_ms = 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> int:
+        elapsed_ms = self.elapsed_ms()
+        ahead_ms = self.wall_ms() - elapsed_ms
+        if self.is_settled and -STEP_MS <= ahead_ms - self._ahead_ms <= STEP_MS:
+            self._ahead_ms = ahead_ms
+            return elapsed_ms + ahead_ms
+        with self._lock:
+            self._judge(ahead_ms, elapsed_ms)
+            return elapsed_ms + self._ahead_ms
+
+    def _judge(self, ahead_ms: int, elapsed_ms: int) -> None:
+        """Take a step, or its end, into account."""
+        step_ms = ahead_ms - self._ahead_ms
+        if abs(step_ms - self._step_ms) > STEP_MS:
+            log.warning(
+                "the clock stepped by %+d s: for %s minutes time goes on as before, and nothing is deleted "
+                "because of its age",
+                round((step_ms - self._step_ms) / 1000),
+                DISBELIEF_MS // 60_000,
+            )
+            self._step_ms, self._stepped_at_ms, self.is_settled = step_ms, elapsed_ms, False
+        elif elapsed_ms - self._stepped_at_ms >= DISBELIEF_MS:
+            self._step_ms, self._ahead_ms, self.is_settled = 0, ahead_ms, True

@@ -13,6 +13,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from pysync._core import RevocationList as SignedList
 from pysync.caps import Revocable, RevocationList, read_revocation_list, user_id
+from pysync.clock import is_settled
 from pysync.errors import (
     BadSignature,
     InvalidRevocation,
@@ -139,8 +140,12 @@ class Revocations:
         return stored.body if isinstance(stored, Object) else None
 
     async def sweep(self) -> int:
-        """Drop the lists of strangers of which every entry has expired; how many there were."""
+        """Drop the lists of strangers of which every entry has expired; how many there were. None within ten
+        minutes of a step of the clock."""
         dropped, after = 0, None
+        self._now_ms()
+        if not is_settled(self._now_ms):
+            return 0
         while names := await self._store.list(PREFIX, after, _PAGE):
             after = names[-1]
             for issuer in names:

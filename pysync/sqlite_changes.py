@@ -11,9 +11,11 @@ import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pysync.changes import Change, Retention
+from pysync.clock import is_settled
 from pysync.errors import Unavailable
 from pysync.sqlite import GroupCommit, TurnReader, refusal
 
@@ -94,7 +96,10 @@ class SqliteChanges:
     def rows_of(self, changes: Sequence[Change]) -> Rows:
         """What `append` writes of changes (one at least) that are made now."""
         now_ms = self._now_ms()
-        return Rows([(now_ms, *change) for change in changes], self._retention)
+        retention = self._retention
+        if not is_settled(self._now_ms):
+            retention = replace(retention, age_ms=now_ms)
+        return Rows([(now_ms, *change) for change in changes], retention)
 
     def tell(self, last: int) -> None:
         """Wake who waits: `last` is the id of a change that is committed."""
@@ -168,7 +173,7 @@ def append(cursor: sqlite3.Cursor, rows: Rows) -> int:
 
 def probe(cursor: sqlite3.Cursor) -> None:
     """Write a change, and take it back."""
-    cursor.execute(_INSERT, (0, b"", ""))
+    cursor.execute(_INSERT, (0, b"", "", ""))
     cursor.execute("DELETE FROM change WHERE id = ?", (cursor.lastrowid,))
 
 

@@ -7,12 +7,15 @@ import aiohttp
 import pytest
 from conftest import SUBJECT, Browser, Signed, Start, root_device
 
+from pysync import minting
 from pysync.changes import Retention
 from pysync.clock import DISBELIEF_MS, SteadyClock, boot_clock_ms, elapsed_of, is_settled, wall_clock_ms
 from pysync.coordinator import EPOCH_MS, local
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.revocation import Revocations
 from pysync.store.local import LocalStore
+from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
 from pysync.testing.change_logs import change
 
@@ -300,3 +303,14 @@ async def test_the_log_of_changes_is_not_trimmed_by_age_within_ten_minutes_of_a_
         await log.announce([change(f"{number}")])
     assert await log.changes(oldest, 10) is None
     await closing.close()
+
+
+async def test_no_revocation_list_is_dropped_within_ten_minutes_of_a_step() -> None:
+    clock = MovedClock(wall_clock_ms())
+    revocations = Revocations(MemoryStore(), SteadyClock(clock))
+    until_s = clock() // 1000 + 60
+    await revocations.publish(minting.revocation_list(SUBJECT, 1, subjects=[("0" * 64, until_s)]).text)
+    clock.step(100 * 24 * HOUR_MS)
+    assert await revocations.sweep() == 0
+    clock.now_ms += DISBELIEF_MS
+    assert await revocations.sweep() == 1

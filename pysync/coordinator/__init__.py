@@ -24,9 +24,9 @@ LEASE_MS: Final = 5_000
 """How long a process may do what only one should, after it was last told that it leads."""
 
 
-def nonce_epoch(now_ms: int) -> int:
-    """The number of the epoch in which a nonce arrives now."""
-    return now_ms // EPOCH_MS
+def nonce_epoch(elapsed_ms: int) -> int:
+    """The number of the epoch in which a nonce arrives now, by a clock that no step moves."""
+    return elapsed_ms // EPOCH_MS
 
 
 def window_end_ms(now_ms: int, window_ms: int) -> int:

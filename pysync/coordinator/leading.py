@@ -18,12 +18,13 @@ from pysync.sqlite import create_folder
 
 
 class Leading:
-    """What this process leads, of all that share `folder`, which is made. Raises OSError."""
+    """What this process leads, of all that share `folder`, which is made. No step moves the clock
+    `elapsed_ms`. Raises OSError."""
 
-    def __init__(self, folder: Path, now_ms: Callable[[], int]) -> None:
+    def __init__(self, folder: Path, elapsed_ms: Callable[[], int]) -> None:
         create_folder(folder)
         self._folder = folder
-        self._now_ms = now_ms
+        self._elapsed_ms = elapsed_ms
         self._held: dict[str, int] = {}
 
     def leads(self, name: str) -> bool:
@@ -36,7 +37,7 @@ class Leading:
             if lock is None:
                 return False
             self._held[name] = lock
-        now_ns = self._now_ms() * 1_000_000
+        now_ns = self._elapsed_ms() * 1_000_000
         os.utime(self._held[name], ns=(now_ns, now_ns))
         return True
 
@@ -52,7 +53,7 @@ class Leading:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            hangs = os.fstat(lock).st_mtime_ns // 1_000_000 + LEASE_MS < self._now_ms()
+            hangs = os.fstat(lock).st_mtime_ns // 1_000_000 + LEASE_MS < self._elapsed_ms()
             if hangs and _is_at(path, lock):
                 path.unlink()
             os.close(lock)

@@ -17,7 +17,7 @@ import orjson
 
 from pysync import sqlite_changes
 from pysync.changes import Change, Retention
-from pysync.clock import Tick, wall_clock_ms
+from pysync.clock import Tick, elapsed_of, wall_clock_ms
 from pysync.coordinator import MAX_LIVE_NONCES, Intent, Window, window_end_ms
 from pysync.coordinator.leading import Leading
 from pysync.coordinator.replay import ReplayLedgers
@@ -226,10 +226,12 @@ def _prepare(
     # NORMAL: the file stays whole, and what the loss of power takes of it is only missed where noted.
     database = open_database(path, SCHEMA, "NORMAL")
     database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + changes_kept // CHANGES_A_PAGE}")
-    _note_boot(database.writer, BOOT.read_text().strip() if BOOT.exists() else "")
-    nonces = ReplayLedgers(folder / "nonces", now_ms, max_live_nonces)
+    boot = BOOT.read_text().strip() if BOOT.exists() else ""
+    _note_boot(database.writer, boot)
+    elapsed_ms = elapsed_of(now_ms)
+    nonces = ReplayLedgers(folder / "nonces", elapsed_ms, max_live_nonces, boot)
     database.file.watch(folder / "nonces" / "lock")
-    return database, nonces, Leading(folder / "leads", now_ms)
+    return database, nonces, Leading(folder / "leads", elapsed_ms)
 
 
 def _note_boot(writer: sqlite3.Connection, boot: str) -> None:

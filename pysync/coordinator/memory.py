@@ -11,7 +11,7 @@ from typing import Final
 
 from pysync._core import ReplayWindow
 from pysync.changes import Change, Retention
-from pysync.clock import FIRST_TICK, Tick, wall_clock_ms
+from pysync.clock import FIRST_TICK, Tick, elapsed_of, is_settled, wall_clock_ms
 from pysync.coordinator import (
     EPOCHS_KEPT,
     MAX_LIVE_NONCES,
@@ -44,6 +44,7 @@ class MemoryCoordinator:
         retention: Retention = Retention(),  # noqa: B008 (frozen)
     ) -> None:
         self._now_ms = now_ms
+        self._elapsed_ms = elapsed_of(now_ms)
         self._max_live_nonces = max_live_nonces
         self._seen: dict[int, ReplayWindow] = {}
         self._epoch = -1
@@ -60,7 +61,7 @@ class MemoryCoordinator:
         self._tick = FIRST_TICK
 
     async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
-        epoch = nonce_epoch(self._now_ms())
+        epoch = nonce_epoch(self._elapsed_ms())
         if epoch > self._epoch:
             self._seen = {e: seen for e, seen in self._seen.items() if e > epoch - EPOCHS_KEPT}
             self._seen[epoch] = ReplayWindow()
@@ -154,7 +155,8 @@ class MemoryCoordinator:
 
     def _forget_changes(self, now_ms: int) -> None:
         kept, retention = self._changes, self._retention
-        while kept and (len(kept) > retention.count or kept[0][1] + retention.age_ms < now_ms):
+        youngest_ms = now_ms - retention.age_ms if is_settled(self._now_ms) else 0
+        while kept and (len(kept) > retention.count or kept[0][1] < youngest_ms):
             self._forgotten = int(kept.popleft()[0])
 
     def _sweep(self, now_ms: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from redis.asyncio import Connection
 
+from pysync.clock import elapsed_of
 from pysync.coordinator.redis_link import Ask, Command, Link, ReplyError
 from pysync.errors import CoordinatorUnavailable
 
@@ -48,7 +49,7 @@ class Memory:
     def __init__(self, connection: Connection, now_ms: Callable[[], int], forgot: Callable[[], None]) -> None:
         self.place = f"redis at {connection.host}:{connection.port}, database {connection.db}"
         self._link = Link(connection, self._greet)
-        self._now_ms = now_ms
+        self._now_ms = elapsed_of(now_ms)
         self._forgot = forgot
         self._behind_ms = 0
         self._since: Since | None = None

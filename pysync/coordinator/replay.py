@@ -2,9 +2,13 @@
 
     DIR/lock       held while a nonce is decided
     DIR/<epoch>    16 bytes for each nonce that arrived in that epoch, in order of arrival
+    DIR/boot       which start of the machine the epochs are counted by, and how far they are ahead of it
 
 Each process holds the same digests in memory and reads only what others appended since. A nonce costs four
 small system calls and no flush: it survives the death of the process, which is what a restart needs.
+
+Epochs follow the time since the machine was started, which nobody can set. After a reboot they continue where
+they were, as if no time had passed in between: a nonce is kept too long rather than too short.
 """
 
 import asyncio
@@ -74,16 +78,18 @@ class Ledger:
 class ReplayLedgers:
     """The nonces of the last ten minutes and more, for all processes that use `folder`."""
 
-    def __init__(self, folder: Path, now_ms: Callable[[], int], max_live: int) -> None:
-        """Reads the live ledgers. Raises OSError."""
+    def __init__(self, folder: Path, elapsed_ms: Callable[[], int], max_live: int, boot: str = "") -> None:
+        """Reads the live ledgers. `elapsed_ms` tells the time since the start of the machine that `boot`
+        names. Raises OSError."""
         self._folder = folder
-        self._now_ms = now_ms
+        self._elapsed_ms = elapsed_ms
         self._max_live = max_live
         self._ledgers: dict[int, Ledger] = {}
         create_folder(folder)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
+            self._ahead = self._joined(boot or "-")
             self._advance()
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -110,7 +116,7 @@ class ReplayLedgers:
 
     def _decide(self, digest: bytes) -> bool:
         self._current.catch_up()
-        if self._now_ms() >= self._ends_ms or self._current.closed:
+        if self._elapsed_ms() >= self._ends_ms or self._current.closed:
             self._advance()
         for seen in self._earlier:
             if digest in seen:
@@ -125,8 +131,8 @@ class ReplayLedgers:
 
     def _advance(self) -> None:
         """Move to the newest epoch, by the clock or by what others opened, with all that is still live."""
-        found = [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
-        epoch = nonce_epoch(self._now_ms())
+        found = self._found()
+        epoch = nonce_epoch(self._elapsed_ms()) + self._ahead
         if found:
             newest = max(found)
             last = self._caught_up(newest)
@@ -140,10 +146,28 @@ class ReplayLedgers:
             self._ledgers.pop(expired).close()
         for expired in set(found) - ledgers.keys():
             (self._folder / str(expired)).unlink(missing_ok=True)
-        self._ends_ms = (epoch + 1) * EPOCH_MS
+        self._ends_ms = (epoch + 1 - self._ahead) * EPOCH_MS
         self._current = ledgers.pop(epoch)
         self._earlier = [ledger.seen for ledger in ledgers.values()]
         self._earlier_count = sum(map(len, self._earlier))
+
+    def _found(self) -> list[int]:
+        return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
+
+    def _joined(self, boot: str) -> int:
+        """How many epochs the ledgers are ahead of the clock: the same for all processes until the machine is
+        started again, and then as many as let the newest ledger go on."""
+        path = self._folder / "boot"
+        known = path.read_text().split() if path.exists() else []
+        if len(known) == 2 and known[0] == boot:
+            return int(known[1])
+        epoch = nonce_epoch(self._elapsed_ms())
+        ahead = max(self._found(), default=epoch) - epoch
+        beside = self._folder / "boot~"
+        beside.touch(0o600)
+        beside.write_text(f"{boot} {ahead}\n")
+        beside.replace(path)
+        return ahead
 
     def _caught_up(self, epoch: int) -> Ledger:
         ledger = self._ledgers.get(epoch)

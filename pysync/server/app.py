@@ -19,7 +19,7 @@ from pysync import __version__
 from pysync.access import Access
 from pysync.applog import Logs
 from pysync.changes import Retention
-from pysync.clock import wall_clock_ms
+from pysync.clock import SteadyClock, wall_clock_ms
 from pysync.config import Config, effective_coordinator, every_trusted_issuer, is_shared
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.documents import Documents
@@ -77,7 +77,7 @@ class App:
         config: Config,
         store: Store,
         coordinator: Coordinator,
-        now_ms: Callable[[], int],
+        clock: SteadyClock,
         worker: Worker | None = None,
         plugins: Sequence[object] = (),
         hook_s: float = HOOK_S,
@@ -89,23 +89,23 @@ class App:
         tally = Tally()
         self._shared = None if worker is None else SharedTally(tally, worker.tallies, worker.number)
         counted = (lambda: tally) if self._shared is None else self._shared.total
-        self.ops = Ops(store, coordinator, Metrics(__version__, counted), now_ms)
+        self.ops = Ops(store, coordinator, Metrics(__version__, counted), clock.wall_ms)
         self._hooks = hooks = Hooks(plugins, partial(tally.count, "pysync_plugin_failures"), hook_s)
         outbox = Outbox(store, coordinator)
-        documents = Documents(store, coordinator, now_ms, outbox)
-        files = Files(store, now_ms, outbox)
-        self._logs = Logs(store, coordinator, now_ms, outbox=outbox)
+        documents = Documents(store, coordinator, clock, outbox)
+        files = Files(store, clock, outbox)
+        self._logs = Logs(store, coordinator, clock, outbox=outbox)
         ownership = Ownership(config, store)
-        revocations = Revocations(store, now_ms, every_trusted_issuer(config), ownership.owns)
+        revocations = Revocations(store, clock, every_trusted_issuer(config), ownership.owns)
         refusal = hooks.refusal if hooks.validates else None
-        access = Access(config, coordinator, revocations, now_ms, refusal)
+        access = Access(config, coordinator, revocations, clock.wall_ms, refusal)
         roles = Roles(Spaces(config.auth.spaces, store), hooks)
         callers = Callers(access, roles, server.mount_path, server.trusted_proxy_hops)
         keyrings = Keyrings(documents, roles, hooks, owners(config, hooks))
         plugs = Plugs(hooks, outbox)
         handling = documents, access, callers, revocations, keyrings
         rules = list(pull_rules(config, hooks))
-        hearing = Hearing(rules, access, roles, store, now_ms)
+        hearing = Hearing(rules, access, roles, store, clock.wall_ms)
         feed = Feed(outbox.log, KeyIndex(rules, hooks.stored_files).matches, hearing.permits)
         self.subscribers = Subscribers(feed, hearing, tally)
         routes = RouteTable()
@@ -132,7 +132,7 @@ class App:
         told = request_id if hooks.asks else None
         self._middleware = Middleware(routes, tally, server.cors.origins, server.public_hosts, told)
         sweeps = worker is None or worker.sweeps
-        self.expiry = Expiry(documents, self._logs, routes, sweeps=sweeps)
+        self.expiry = Expiry(documents, self._logs, routes, clock, sweeps=sweeps)
         self._healing = Healing(outbox, sweeps=sweeps)
         loop = asyncio.get_running_loop()
         self._sweeping = loop.create_task(revocations.keep_sweeping()) if sweeps else None
@@ -144,7 +144,7 @@ class App:
             documents=documents,
             files=files,
             logs=self._logs,
-            now_ms=now_ms,
+            now_ms=clock,
             sweeps=sweeps,
             count=tally.count,
         )
@@ -205,18 +205,19 @@ async def create_app(
     StoreUnavailable or CoordinatorUnavailable for one that does not open, and ConfigError with all that is
     wrong with the plugins.
     """
+    clock = SteadyClock(now_ms)
     hooked = loaded(config, (*plugins, *events_of(config), *projections_of(config)))
     async with AsyncExitStack() as opened:
         url = config.store.url
         retention = Retention(config.changes.max_count, config.changes.max_age_ms)
         if store is None:
-            store = await open_store(config.store, now_ms, shared=is_shared(config), retention=retention)
+            store = await open_store(config.store, clock, shared=is_shared(config), retention=retention)
             opened.push_async_callback(store.close)
         if coordinator is None:
             folder = url.removeprefix("file:") if url.startswith("file:") else None
-            coordinator = await open_coordinator(effective_coordinator(config), folder, now_ms, retention)
+            coordinator = await open_coordinator(effective_coordinator(config), folder, clock, retention)
             opened.push_async_callback(coordinator.close)
-        app = App(config, store, coordinator, now_ms, worker, hooked, hook_s)
+        app = App(config, store, coordinator, clock, worker, hooked, hook_s)
         opened.pop_all()
         opened.push_async_callback(app.close)
         await app.open()

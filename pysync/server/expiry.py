@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from itertools import takewhile
 
 from pysync.applog import LogRules, Logs
+from pysync.clock import is_settled
 from pysync.config import Collection
 from pysync.documents import Documents
 from pysync.errors import PysyncError
@@ -19,7 +21,16 @@ class Expiry:
     """The background sweep of one service, under way from the first collection that has a `ttlMs`, unless
     another process `sweeps`."""
 
-    def __init__(self, documents: Documents, logs: Logs, routes: RouteTable, *, sweeps: bool = True) -> None:
+    def __init__(
+        self,
+        documents: Documents,
+        logs: Logs,
+        routes: RouteTable,
+        clock: Callable[[], int],
+        *,
+        sweeps: bool = True,
+    ) -> None:
+        self._clock = clock
         self._documents = documents
         self._logs = logs
         self._routes = routes
@@ -40,7 +51,11 @@ class Expiry:
             self._task.cancel()
 
     async def sweep(self) -> int:
-        """Delete what has expired; how many documents, logs and files there were."""
+        """Delete what has expired; how many documents, logs and files there were. None within ten minutes of
+        a step of the clock."""
+        self._clock()
+        if not is_settled(self._clock):
+            return 0
         return sum([await self._sweep_route(*expiring) for expiring in self._expiring])
 
     async def _sweep_route(self, method: str, route: Route, collection: Collection, ttl_ms: int) -> int:

@@ -14,7 +14,7 @@ from pysync.errors import Conflict, DocumentCorrupt, StoreUnavailable
 from pysync.marks import bears, marked, new_mark
 from pysync.model import Written
 from pysync.outbox import Outbox
-from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
+from pysync.store import ABSENT, DamagedFile, Etag, EtagMismatch, Expect, NotModified, Object, Store
 
 MAX_LATEST = 4096
 """Versions remembered: of what was written, of what was asked for by its version and, where reads wait, of
@@ -190,7 +190,12 @@ class Documents:
         """What the store must still hold for a push with `base_hash` to be right, or Conflict. A file may be
         there in place of a document: then its hash is the base."""
         if found is None or isinstance(found, NotModified):
-            file = await self._store.stat(key)
+            try:
+                file = await self._store.stat(key)
+            except DamagedFile as error:
+                if base_hash != "":
+                    raise Conflict("") from None
+                return Etag(error.etag)
             current_hash = "" if file is None or self._is_old(file.modified_ms, ttl_ms) else file.sha256
             if current_hash != (base_hash or ""):
                 raise Conflict(current_hash)

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,11 +11,31 @@ from pysync import _core
 from pysync.applog.commit import discard
 from pysync.applog.starfish import chunk_key, chunk_names
 from pysync.applog.tail import folder, object_key
-from pysync.copy.reading import Reader, Unreadable, as_object, failing, for_each_key
-from pysync.copy.sound import Corrupt, check_chunk, check_chunks, check_document, check_revocations
+from pysync.copy.reading import SCRUBBED, Reader, Unreadable, as_object, failing, for_each_key
+from pysync.copy.sound import (
+    Corrupt,
+    check_chunk,
+    check_chunks,
+    check_document,
+    check_object,
+    check_revocations,
+    log_of_chunk,
+)
 from pysync.errors import DocumentCorrupt, KeyConflict
 from pysync.revocation import PREFIX as REVOCATIONS
-from pysync.store import ABSENT, ANY, EtagMismatch, Expect, File, Object, Source, Store
+from pysync.store import (
+    ABSENT,
+    ANY,
+    DamagedFile,
+    Etag,
+    EtagMismatch,
+    Expect,
+    File,
+    FileStat,
+    Object,
+    Source,
+    Store,
+)
 
 T = TypeVar("T")
 
@@ -24,23 +43,24 @@ AT_ONCE: Final = 32
 """Objects that are read and written at one time."""
 FILES_AT_ONCE: Final = 4
 
-_LEFT_OUT: Final = (folder(""), "_pysync/probe/", "_pysync/projections/", "__sync__/config.json")
+_LEFT_OUT: Final = (folder(""), "_pysync/probe/", "_pysync/projections/", SCRUBBED, "__sync__/config.json")
 """The objects of logs, which their heads bring along; what asking a store has left; places in a log of
-changes that is not copied; what Starfish keeps of its configuration."""
-_CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
+changes that is not copied; when the source was scrubbed; what Starfish keeps of its configuration."""
+_IN_THE_WAY: Final = "another file lies above or below it, and this store keeps folders"
 _OTHER_HASH: Final = "its sha256 is not that of its bytes"
 
-Outcome = Literal["copied", "already_there", "corrupt", "different", "refused", "unreadable"]
+Outcome = Literal["copied", "healed", "already_there", "corrupt", "different", "refused", "unreadable"]
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """How many objects met which end, and the bytes of those that were copied. Of the `different` another
-    lies at the key already; the `refused` have a key that the store does not take, or name what is not there;
-    the `unreadable` are lost, or the disk or server does not return them.
-    """
+    """How many objects met which end, and the bytes of those that were put. The `healed` took the place of a
+    damaged object. Of the `different` another lies at the key already; the `refused` have a key that the
+    store does not take, or name what is not there; the `unreadable` are lost, or the disk or server does not
+    return them."""
 
     copied: int = 0
+    healed: int = 0
     already_there: int = 0
     corrupt: int = 0
     different: int = 0
@@ -69,6 +89,7 @@ class Copier:
         *,
         overwrite: bool = False,
         keep_corrupt: bool = False,
+        quick: bool = False,
     ) -> None:
         self.outcomes = Outcomes()
         self._source = source
@@ -77,6 +98,7 @@ class Copier:
         self._tell = tell
         self._overwrite = overwrite
         self._keep_corrupt = keep_corrupt
+        self._quick = quick
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._file_slots = asyncio.Semaphore(FILES_AT_ONCE)
         self._chunked = asyncio.Lock()
@@ -107,30 +129,26 @@ class Copier:
     async def _copy_found(self, key: str, found: Object) -> _core.LogHead | None:
         """Copy an object that is for itself; else return the head of a log, which is to follow its parts."""
         try:
-            if _core.is_log(found.body):
-                return _core.LogHead.read(found.body, "")
-            if key.startswith(f"{REVOCATIONS}/"):
-                if await self._is_older(key, check_revocations(key, found.body)):
-                    self._count(key, "different", "a later list is there already")
-                    return None
-            elif (of := _CHUNK.fullmatch(key)) and found.body.startswith(b"["):
-                check_chunk(found.body)
-                if await self._brings_chunks(of[1]):
-                    return None
-            elif (head := check_document(found.body)) is not None:
+            head = check_object(key, found.body)
+            if head is not None:
                 return head
-        except DocumentCorrupt:
-            await self._put_corrupt(key, found, "its checksum is not that of what it holds")
+            of = log_of_chunk(key, found.body)
+            if of is not None and await self._brings_chunks(of):
+                return None
+            if key.startswith(f"{REVOCATIONS}/") and await self._is_older(key, found.body):
+                self._count(key, "different", "a later list is there already")
+                return None
         except Corrupt as error:
             await self._put_corrupt(key, found, str(error))
         else:
             await self._put(key, found)
         return None
 
-    async def _is_older(self, key: str, generation: int) -> bool:
+    async def _is_older(self, key: str, stored: bytes) -> bool:
         """Whether a later revocation list is there, which nothing may take back."""
         there = await self._look(key)
         try:
+            generation = check_revocations(key, stored)
             return there is not None and check_revocations(key, there.body) > generation
         except Corrupt:
             return False
@@ -168,7 +186,7 @@ class Copier:
         if self._overwrite:
             return False
         there = await self._look(key)
-        if there is None or there.body == stored.body:
+        if there is None or there.body == stored.body or _is_damaged(key, there.body):
             return False
         self._count(key, "different")
         return True
@@ -259,16 +277,18 @@ class Copier:
     async def _put(self, key: str, found: Object) -> bool:
         """Put an object where it is not yet, and count what becomes of it; whether it is there now."""
         there = await self._look(key)
-        if there is None or (self._overwrite and there.body != found.body):
+        heals = there is not None and there.body != found.body and _is_damaged(key, there.body)
+        if there is None or heals or (self._overwrite and there.body != found.body):
             with failing(f"writing {key}"):
                 try:
-                    expect: Expect = ANY if self._overwrite else ABSENT
+                    expect: Expect = ABSENT if there is None else Etag(there.etag)
+                    if self._overwrite:
+                        expect = ANY
                     await self._target.put(key, found.body, found.content_type, expect)
                 except EtagMismatch:  # a file is there, or what an earlier run wrote at its end
                     there = await self._look(key)
                 else:
-                    self._count(key, "copied")
-                    self.outcomes.bytes += len(found.body)
+                    self._count_put(key, len(found.body), heals=heals)
                     return True
         is_there = there is not None and there.body == found.body
         self._count(key, "already_there" if is_there else "different")
@@ -280,24 +300,25 @@ class Copier:
             if file is None:
                 return  # gone meanwhile
             try:
-                outcome, why = await self._write(key, file), ""
+                await self._write(key, file)
             except Corrupt as error:
-                outcome, why = "corrupt", str(error)
+                self._count(key, "corrupt", str(error))
             except KeyConflict:
-                outcome, why = "refused", "another file lies above or below it, and this store keeps folders"
+                self._count(
+                    key, "refused", "another file lies above or below it, and this store keeps folders"
+                )
             finally:
                 await file.chunks.aclose()
-            self._count(key, outcome, why)
 
-    async def _write(self, key: str, file: File) -> Outcome:
-        with failing(f"reading what is at {key} already"):
-            there = await self._target.open(key, 0, 0)
-        if there is not None:
-            await there.chunks.aclose()
-            if there.sha256 == file.sha256:
-                return "already_there"
-        if not self._overwrite and (there is not None or await self._look(key) is not None):
-            return "different"
+    async def _write(self, key: str, file: File) -> None:
+        """Write a file where it is not yet, and count what becomes of it."""
+        there, is_damaged = await self._look_at_file(key)
+        if there is not None and there.sha256 == file.sha256:
+            self._count(key, "already_there")
+            return
+        if not (self._overwrite or is_damaged) and (there is not None or await self._look(key) is not None):
+            self._count(key, "different")
+            return
         with failing(f"copying {key}"):
             chunks = self._reader.chunks(key, file)
             if not self._keep_corrupt:
@@ -305,12 +326,27 @@ class Copier:
             written = await self._target.write(key, chunks, file.content_type)
         if written != file.sha256:
             raise Corrupt(_OTHER_HASH)
-        self.outcomes.bytes += file.size
-        return "copied"
+        self._count_put(key, file.size, heals=is_damaged)
+
+    async def _look_at_file(self, key: str) -> tuple[FileStat | None, bool]:
+        """The file that is at the target already, if it is what its hash says; and whether it is damaged."""
+        with failing(f"reading what is at {key} already"):
+            try:
+                return await (self._target.stat if self._quick else self._target.verify)(key), False
+            except DamagedFile:
+                return None, True
 
     async def _look(self, key: str) -> Object | None:
         with failing(f"reading what is at {key} already"):
             return as_object(await self._target.get(key))
+
+    def _count_put(self, key: str, size: int, *, heals: bool) -> None:
+        """Count an object that was put, in the place of a damaged one where it `heals`."""
+        if heals:
+            self._count(key, "healed", "what was there was damaged")
+        else:
+            self._count(key, "copied")
+        self.outcomes.bytes += size
 
     def _count(self, key: str, outcome: Outcome, why: str = "") -> None:
         setattr(self.outcomes, outcome, getattr(self.outcomes, outcome) + 1)
@@ -318,6 +354,17 @@ class Copier:
             why = "another object is there already"
         if why:
             self._tell(key, f"{outcome}: {why}")
+
+
+def _is_damaged(key: str, stored: bytes) -> bool:
+    """Whether what lies at a key where something sound is to be put is damaged."""
+    if key.startswith(folder("")):
+        return True  # the objects of a log never change
+    try:
+        check_object(key, stored)
+    except Corrupt:
+        return True
+    return False
 
 
 async def _checked(file: File, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -10,6 +10,8 @@ from pysync.store import DamagedFile, File, NotModified, Object, Source
 
 T = TypeVar("T")
 
+SCRUBBED: Final = "_pysync/scrub"
+"""The key at which the server notes its last scrub."""
 _NOTHING: Final = "_pysync/probe/nothing"
 """A key at which nothing is stored."""
 

@@ -10,18 +10,43 @@ import orjson
 from pysync import _core
 from pysync.caps import read_revocation_list
 from pysync.errors import BadRequest, BadSignature, DocumentCorrupt, PysyncError
+from pysync.revocation import PREFIX as REVOCATIONS
 
 _MISMATCH: Final = "its hash is not that of its data"
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[-0-9][-+.e0-9]*', re.S)
 """A string or a number of a canonical text."""
 _WHOLE: Final = re.compile(rb"-?[0-9]{17,}")
 """Below 17 digits all of them are there."""
+_CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
 _FIELD: Final = "items"
 """Any name would do: where it matters, the names in `data` are tried."""
 
 
 class Corrupt(Exception):
     """What is stored is not what it should be; the text says why."""
+
+
+def check_object(key: str, stored: bytes) -> _core.LogHead | None:
+    """Raise Corrupt unless the object at `key` is sound, as far as it can be told from itself. The head of a
+    log is returned: what it names is still to be checked."""
+    if _core.is_log(stored):
+        try:
+            return _core.LogHead.read(stored, "")
+        except DocumentCorrupt:
+            raise Corrupt("its checksum is not that of what it holds") from None
+    if key.startswith(f"{REVOCATIONS}/"):
+        check_revocations(key, stored)
+    elif log_of_chunk(key, stored) is not None:
+        check_chunk(stored)
+    else:
+        return check_document(stored)
+    return None
+
+
+def log_of_chunk(key: str, stored: bytes) -> str | None:
+    """The key of the log of Starfish's that this object is a chunk of; None where it is none."""
+    found = _CHUNK.fullmatch(key)
+    return found[1] if found is not None and stored.startswith(b"[") else None
 
 
 def check_revocations(key: str, stored: bytes) -> int:

@@ -74,6 +74,14 @@ class File(FileStat):
         return FileStat(self.size, self.sha256, self.content_type, self.modified_ms, etag=self.etag)
 
 
+Pace = Callable[[int], Awaitable[None]]
+"""Is told how many bytes were read, and returns when more may be read."""
+
+
+async def no_pace(size: int) -> None:
+    """Read on at once."""
+
+
 Received = Callable[[str], Awaitable[None]]
 """Is told the sha256 of a file when all of it has come in and nobody sees it yet."""
 
@@ -255,7 +263,14 @@ class Store(Protocol):
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
         """The file at `key`, its chunks limited to bytes [start, end) as far as it has them; a negative
-        `start` counts from its end. None where there is no file."""
+        `start` counts from its end. None where there is no file. Raises DamagedFile, as `stat` does, for one
+        that is lost or that `verify` found damaged."""
+
+    async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
+        """Read the whole file at `key` and compare its bytes with its sha256; None where there is no file.
+
+        Raises DamagedFile where they differ, or the file is lost. From then on `stat` and `open` raise it,
+        too, until the file is written anew or a later `verify` finds it right."""
 
     async def write(
         self,

@@ -291,6 +291,13 @@ class Outgoing:
             digest.update(chunk)
         return digest.hexdigest()
 
+    def hash_into(self, digest: "hashlib._Hash", at: int) -> int:
+        """Add the next bytes from `at` on to `digest`, and say how many; 0 at the end."""
+        assert self._file is not None
+        chunk = os.pread(self._file.fileno(), CHUNK_BYTES, at)
+        digest.update(chunk)
+        return len(chunk)
+
     def select(self, start: int, end: int) -> None:
         """Yield bytes [start, end)."""
         self._at, self._end = start, end

@@ -46,8 +46,10 @@ from pysync.store import (
     NotModified,
     Object,
     ObjectInfo,
+    Pace,
     Received,
     check_mergeable,
+    no_pace,
     split_key,
     writes,
 )
@@ -227,6 +229,9 @@ class LocalStore:
 
     async def stat(self, key: str) -> FileStat | None:
         return await self._files.stat(key)
+
+    async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
+        return await self._files.verify(key, pace)
 
     async def write(
         self,

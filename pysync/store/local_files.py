@@ -1,6 +1,7 @@
 """The files of the embedded store: what their rows say, and what lies on disk."""
 
 import asyncio
+import hashlib
 import logging
 import sqlite3
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
@@ -8,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync.sqlite import GroupCommit
-from pysync.store import DamagedFile, File, FileStat, merges, split_key, within, writes
+from pysync.store import DamagedFile, File, FileStat, Pace, merges, split_key, within, writes
 from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
 from pysync.store.writes import GET_FILE, FileRow, file_row
@@ -20,6 +21,7 @@ Ts = TypeVarTuple("Ts")
 
 PART_BYTES: Final = 1_048_576
 """How much of a file that comes in is gathered before a thread takes it to the disk: most files at once."""
+ROTTEN: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
 LOST: Final = "the file is lost: push it again, or copy it from a backup"
 RECENT_ROWS: Final = 1_024
 """Rows that are kept while nobody writes."""
@@ -96,7 +98,7 @@ class LocalFiles:
             return None
         with disk_errors():
             stamp = self._tree.stamp(key)
-        if stamp == row.stamp:
+        if stamp == row.stamp and not row.is_damaged:
             return FileStat(stamp.size, row.sha256, row.content_type, row.modified_ms, etag=row.etag)
         file = await self.open(key, 0, 0)
         if file is None:
@@ -110,6 +112,8 @@ class LocalFiles:
         outgoing = Outgoing(self._tree.path(key))
         try:
             found = await self._found(key, row, outgoing)
+            if found is not None and found.is_damaged:
+                raise DamagedFile(ROTTEN, found.etag)
         except BaseException:
             outgoing.close()
             raise
@@ -119,8 +123,30 @@ class LocalFiles:
         size = found.stamp.size
         begin, finish = within(size, start, end)
         outgoing.select(begin, finish)
-        etag, content_type, modified_ms, sha256, _ = found
+        etag, content_type, modified_ms, sha256, *_ = found
         return File(size, sha256, content_type, modified_ms, begin, finish, outgoing, etag=etag)
+
+    async def verify(self, key: str, pace: Pace) -> FileStat | None:
+        if (row := self._row(key)) is None:
+            return None
+        outgoing = Outgoing(self._tree.path(key))
+        try:
+            found = await self._found(key, row, outgoing)
+            if found is None:
+                return None
+            digest, at = hashlib.sha256(), 0
+            while size := await in_thread(outgoing.hash_into, digest, at):
+                at += size
+                await pace(size)
+        finally:
+            outgoing.close()
+        is_damaged = digest.hexdigest() != found.sha256
+        if is_damaged != found.is_damaged:
+            await self._writer.submit(writes.mark_file, key, found.etag, is_damaged)
+        if is_damaged:
+            why = f"its sha256 is {digest.hexdigest()} and should be {found.sha256}"
+            raise DamagedFile(why, found.etag)
+        return FileStat(at, found.sha256, found.content_type, found.modified_ms, etag=found.etag)
 
     @asynccontextmanager
     async def incoming(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[Flushed]:
@@ -194,6 +220,9 @@ class LocalFiles:
 
     async def _correct(self, key: str, row: FileRow, stamp: Stamp, outgoing: Outgoing) -> FileRow:
         sha256 = await in_thread(outgoing.sha256)
-        fitting = row._replace(etag=self._new_etag(), sha256=sha256, stamp=stamp)
+        if sha256 != row.sha256:
+            was, is_ = row.sha256, sha256
+            log.warning("the file of %r was replaced on disk: its sha256 was %s and is %s now", key, was, is_)
+        fitting = row._replace(etag=self._new_etag(), sha256=sha256, stamp=stamp, is_damaged=False)
         await self._writer.submit(writes.correct_file, key, fitting, row.etag)
         return fitting

@@ -21,10 +21,12 @@ from pysync.store import (
     NotModified,
     Object,
     ObjectInfo,
+    Pace,
     Received,
     check_expectation,
     check_mergeable,
     get_each,
+    no_pace,
     split_key,
     within,
 )
@@ -84,6 +86,9 @@ class MemoryStore:
         return File(
             size, stored.sha256, found.content_type, found.modified_ms, begin, finish, chunks, etag=found.etag
         )
+
+    async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
+        return await self.stat(key)
 
     async def write(
         self,

@@ -93,6 +93,9 @@ PUT_FILE: Final = """
 _CORRECT_FILE = """
     UPDATE object SET etag = ?, sha256 = ?, size = ?, mtime_ns = ?, inode = ?
     WHERE parent = ? AND name = ? AND etag = ?"""
+_MARK_FILE = """
+    UPDATE object SET inode = CASE WHEN ? THEN -abs(inode) ELSE abs(inode) END
+    WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NOT NULL"""
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
 _NAMESAKE = """
     SELECT name, sha256 FROM object
@@ -101,19 +104,22 @@ _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 
 
 class FileRow(NamedTuple):
-    """What is known of a file; `stamp` is that of the one on disk that it is known of."""
+    """What is known of a file; `stamp` is that of the one on disk that it is known of. `is_damaged`: it was
+    read, and its hash was not `sha256`. The table marks such a row by a negative inode."""
 
     etag: str
     content_type: str
     modified_ms: int
     sha256: str
     stamp: Stamp
+    is_damaged: bool = False
 
 
 def file_row(rows: Sequence[Any]) -> FileRow | None:
     """What `GET_FILE` found."""
-    for etag, content_type, modified_ms, sha256, *stamp in rows:
-        return FileRow(etag, content_type, modified_ms, sha256, Stamp(*stamp))
+    for etag, content_type, modified_ms, sha256, size, mtime_ns, inode in rows:
+        stamp = Stamp(size, mtime_ns, abs(inode))
+        return FileRow(etag, content_type, modified_ms, sha256, stamp, is_damaged=inode < 0)
     return None
 
 
@@ -219,6 +225,11 @@ def look(
 def correct_file(cursor: sqlite3.Cursor, key: str, row: FileRow, before: str) -> None:
     """Make a file's row fit what lies on disk, unless another write has."""
     cursor.execute(_CORRECT_FILE, (row.etag, row.sha256, *row.stamp, *split_key(key), before))
+
+
+def mark_file(cursor: sqlite3.Cursor, key: str, etag: str, is_damaged: bool) -> None:
+    """Note whether the file at `key` is damaged, if it is still that version."""
+    cursor.execute(_MARK_FILE, (is_damaged, *split_key(key), etag))
 
 
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:

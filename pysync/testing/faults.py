@@ -19,10 +19,12 @@ from pysync.store import (
     NotModified,
     Object,
     ObjectInfo,
+    Pace,
     Received,
     Store,
     get_each,
     journaled,
+    no_pace,
 )
 
 T = TypeVar("T")
@@ -111,6 +113,9 @@ class FaultyStore:
 
     async def stat(self, key: str) -> FileStat | None:
         return await self._call("stat", lambda: self._store.stat(key))
+
+    async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
+        return await self._call("open", lambda: self._store.verify(key, pace))
 
     async def write(
         self,

@@ -21,9 +21,11 @@ from pysync.store import (
     NotModified,
     Object,
     ObjectInfo,
+    Pace,
     Received,
     get_each,
     journaled,
+    no_pace,
     split_key,
 )
 from pysync.store.s3.account import Account
@@ -130,6 +132,11 @@ class S3Store:
     async def stat(self, key: str) -> FileStat | None:
         file = await self.open(key, 0, 0)
         return file and file.stat
+
+    async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
+        split_key(key)
+        with self._under_way.read():
+            return await self._downloads.verify(key, pace)
 
     async def write(
         self,

@@ -17,6 +17,7 @@ from pysync.store.local import LocalStore
 
 NONE = {
     "copied": 0,
+    "healed": 0,
     "alreadyThere": 0,
     "corrupt": 0,
     "different": 0,

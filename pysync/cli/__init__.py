@@ -28,7 +28,7 @@ EXIT_CODES = """\
 exit status:
   0  done
   1  a problem with the input: a file, a key, a configuration, a request that the server does not take,
-     an object that cannot be copied
+     an object that is damaged or cannot be copied
   2  a command line that is not understood
   3  conflict: the document is not at the given base
   4  not authorized, or forbidden
@@ -215,7 +215,26 @@ def _parser() -> argparse.ArgumentParser:
     copy.add_argument(
         "--keep-corrupt", action="store_true", help="copy what is corrupt as well, and report it all the same"
     )
+    copy.add_argument(
+        "--quick",
+        action="store_true",
+        help="trust the recorded hashes of files that are at TO already, instead of reading these files",
+    )
     copy.set_defaults(run=("copy", "copy"))
+
+    verify = commands.add_parser(
+        "verify",
+        help="read everything in a store and list what is damaged; servers may run meanwhile",
+        description="Compares every document, log, file and revocation list with its hash or checksum. "
+        "Prints a line of JSON for each damaged object, then how many objects and bytes were read. The "
+        "server no longer serves a damaged file until it is pushed or copied again. The exit status is 1 if "
+        "anything is damaged.",
+    )
+    verify.add_argument("--config", metavar="FILE", help="the server's configuration")
+    verify.add_argument(
+        "--store", metavar="URL", help="file:DIR (default: file:./data) or s3://BUCKET/PREFIX"
+    )
+    verify.set_defaults(run=("verify", "verify"))
 
     project = commands.add_parser("project", help="work on the lists of projections")
     actions = project.add_subparsers(required=True, metavar="ACTION")

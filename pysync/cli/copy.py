@@ -33,7 +33,12 @@ async def _copy(options: argparse.Namespace) -> int:
         target = await open_target(to)
         try:
             copier = Copier(
-                source, target, progress.tell, overwrite=options.overwrite, keep_corrupt=options.keep_corrupt
+                source,
+                target,
+                progress.tell,
+                overwrite=options.overwrite,
+                keep_corrupt=options.keep_corrupt,
+                quick=options.quick,
             )
             await _run(copier, progress)
         finally:

@@ -38,13 +38,13 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_what_the_documentation_shows_of_copy_and_check_is_understood() -> None:
+def test_what_the_documentation_shows_of_copy_check_and_verify_is_understood() -> None:
     page = (ROOT / "docs/operations.md").read_text()
-    shown = re.findall(r"^    pysync ((?:copy|check) .*)", page, re.M)
-    assert len(shown) == 4
+    shown = re.findall(r"^    pysync ((?:copy|check|verify) .*)", page, re.M)
+    assert len(shown) == 5
     for line in shown:
         options = cli._parser().parse_args(line.replace("[", "").replace("]", "").split())
-        assert options.run in (("copy", "copy"), ("service", "check"))
+        assert options.run in (("copy", "copy"), ("service", "check"), ("verify", "verify"))
 
 
 async def test_the_projection_that_the_documentation_shows_keeps_the_list_that_it_shows() -> None:

@@ -319,6 +319,7 @@ def _one_or_many(kind: type) -> Callable[[Any], Any]:
 _LONG_FORM: Mapping[tuple[type, str], Callable[[Any], Any]] = {
     (Config, "store"): lambda value: {"url": value} if isinstance(value, str) else value,
     (Config, "rate_limit"): _default_rate_limit,
+    (Config, "scrub"): lambda value: None if value is True else value,
     (Config, "restrictions"): _one_or_many(Mapping),
     (Namespace, "restrictions"): _one_or_many(Mapping),
     (Collection, "restrictions"): _one_or_many(Mapping),

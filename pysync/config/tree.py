@@ -266,6 +266,14 @@ class ChangesKept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubConfig:
+    every_ms: int = member("From the end of one scrub to the beginning of the next.", 86_400_000)
+    max_bytes_per_second: int = member(
+        "How much is read at most; an object counts as 16 KiB at least.", 8_388_608
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
     name: str | None = member("What `pysync project rebuild` calls it; absent: its `target`.", None)
     source: tuple[str, ...] = member(
@@ -322,6 +330,10 @@ class Config:
     )
     changes: ChangesKept = member(
         "For how long who follows the change stream may be away without a gap.", ChangesKept
+    )
+    scrub: ScrubConfig | Literal[False] = member(
+        "Everything stored is read and compared with its hashes, by one process of all; `false`: it is not.",
+        ScrubConfig,
     )
     projections: tuple[Projection, ...] = member("Lists kept by the server.", ())
     events: tuple[EventsPlugin, ...] = member("Event batches stored as Parquet.", ())

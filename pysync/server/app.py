@@ -6,6 +6,7 @@ where.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pysync.changes import Retention
 from pysync.clock import SteadyClock, wall_clock_ms
 from pysync.config import Config, effective_coordinator, every_trusted_issuer, is_shared
 from pysync.coordinator import Coordinator, open_coordinator
+from pysync.copy import Damage
 from pysync.documents import Documents
 from pysync.feed import Feed
 from pysync.files import Files
@@ -49,11 +51,14 @@ from pysync.server.ops import Ops
 from pysync.server.plugged import PluggedFiles, PluggedHandlers, Plugs
 from pysync.server.roles import Roles
 from pysync.server.routes import RouteTable
+from pysync.server.scrub import Scrub
 from pysync.server.subscribers import Subscribers
 from pysync.server.tally import SharedTally, Tally
 from pysync.server.wiring import Wiring, owners, pull_rules
 from pysync.spaces import Spaces
 from pysync.store import Store, open_store
+
+log = logging.getLogger("pysync.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,15 @@ class App:
         self._healing = Healing(outbox, sweeps=sweeps)
         loop = asyncio.get_running_loop()
         self._sweeping = loop.create_task(revocations.keep_sweeping()) if sweeps else None
+
+        def report(damage: Damage) -> None:
+            tally.count("pysync_corrupt_objects", damage.kind, "scrub")
+            log.error("the %s at %r is corrupt: %s", damage.kind, damage.key, damage.why)
+
+        self.scrub: Scrub | None = None
+        if config.scrub is not False and config.store.url != "memory:":
+            self.scrub = Scrub(store, coordinator, config.scrub, report, now_ms)
+            self.scrub.start()
         self._services = Services(
             config=config,
             store=store,
@@ -171,6 +185,8 @@ class App:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._healing.close()
+        if self.scrub is not None:
+            await self.scrub.close()
         self.subscribers.close()
         await self._logs.close()
         await self._coordinator.close()

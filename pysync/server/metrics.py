@@ -14,6 +14,10 @@ from prometheus_client.registry import Collector
 from pysync.server.tally import BUCKETS_S, Tally
 
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "pysync_corrupt_objects": (
+        "Stored objects that were met and are corrupt.",
+        ("kind", "found_by"),
+    ),
     "pysync_events": ("Events sent on change streams.", ("collection",)),
     "pysync_plugin_failures": ("Hooks of plugins that failed, or took too long.", ("plugin", "hook")),
     "pysync_projection_folds": ("Times that writes were folded into a list.", ("projection",)),

@@ -88,7 +88,10 @@ class MemoryStore:
         )
 
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
-        return await self.stat(key)
+        stat = await self.stat(key)
+        if stat is not None:
+            await pace(stat.size)
+        return stat
 
     async def write(
         self,

@@ -348,6 +348,22 @@ class StoreContract:
         assert {listed.key async for listed in store.walk("")} == {"m/8", "m/document"}
         assert (await read_file(store, "m/8"))[1] == b"01234other"
 
+    async def test_a_file_that_is_sound_is_verified_as_it_is_read(self, store: Store) -> None:
+        read: list[int] = []
+
+        async def pace(size: int) -> None:
+            read.append(size)
+
+        await store.put("document", b"{}")
+        assert await store.verify("document", pace) is None
+        assert await store.verify("nothing", pace) is None
+        assert read == []
+        await store.write("f/a", chunks_of(bytes(600_000)), "text/plain")
+        assert await store.verify("f/a", pace) == await store.stat("f/a")
+        assert sum(read) == 600_000
+        await store.write("f/a", chunks_of(b"other"), "text/plain")
+        assert await store.verify("f/a") == await store.stat("f/a")
+
     async def test_only_what_was_read_is_merged_away(self, store: Store) -> None:
         merged = {key: await store.write(key, chunks_of(b"1"), "text/plain") for key in ("m/1", "m/2")}
 

@@ -7,9 +7,11 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 import pytest
-from conftest import STRANGER, Browser, Signed, Start, encoded, root_device
+from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, encoded, root_device
 
 from pysync import _core, caps, minting
+from pysync.clock import wall_clock_ms
+from pysync.coordinator.memory import MemoryCoordinator
 
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 LOG = {
@@ -126,3 +128,77 @@ async def test_a_batch_whose_signature_does_not_hold_is_anybodys(
     (mine,), (found,) = (answer.json["collections"][name] for name in ("mine", "open"))
     assert mine["error"] == "Forbidden"
     assert found["data"] == {"n": 1}
+
+
+async def test_what_is_refused_takes_no_replay_memory_and_what_is_allowed_does(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    base = await start({"collections": [MINE, LOG]}, coordinator=MemoryCoordinator(max_live_nonces=8))
+    narrow = minting.Grant(("read",), (f"u/{STRANGER.user_id}/*", f"!{KEY}"))
+    for grant, target in (
+        (minting.EVERYTHING, "/pull/u/somebody/a"),
+        (minting.EVERYTHING, "/list/u/somebody"),
+        (minting.EVERYTHING, "/pull/logs/somebody/a?last=1"),
+        (narrow, f"/pull/{KEY}"),
+        (narrow, f"/batch/pull?collections=mine&params={quote(orjson.dumps({'mine': [{'id': 'a'}]}))}"),
+        (narrow, "/events?collections=log"),
+    ):
+        caller = Signed(base, session, STRANGER, root_device(STRANGER, grant=grant))
+        statuses = {(await caller.request("GET", target)).status for _ in range(10)}
+        assert statuses <= {200, 403, 404}, target
+    owner = Signed(base, session, STRANGER, root_device(STRANGER))
+    assert [(await owner.pull(KEY)).status for _ in range(7)] == [200] * 6 + [503]
+
+
+async def test_who_owns_something_is_served_after_strangers_filled_their_share_of_the_memory(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    members = {"collections": [MINE], "auth": {"trustedIssuers": [ISSUER.ed_pub]}}
+    base = await start(members, coordinator=MemoryCoordinator(max_live_nonces=16))
+    stranger, owner, trusted = (
+        Signed(base, session, keys, root_device(keys)) for keys in (STRANGER, SUBJECT, ISSUER)
+    )
+    assert (await owner.push(f"u/{SUBJECT.user_id}/a", {"n": 1})).status == 200
+    statuses = [(await stranger.pull(KEY)).status for _ in range(13)]
+    assert statuses == [200] * 11 + [503] * 2
+    anyone = Browser(base, session)
+    assert (await owner.pull(f"u/{SUBJECT.user_id}/a")).status == 200
+    assert (await anyone.request("GET", "/health/ready")).status == 200
+    assert (await owner.pull(f"u/{SUBJECT.user_id}/a")).status == 503
+    assert (await trusted.pull(f"u/{ISSUER.user_id}/a")).status == 200
+
+
+async def test_readiness_fails_where_signed_requests_do(start: Start, session: aiohttp.ClientSession) -> None:
+    base = await start({"collections": [MINE]}, coordinator=MemoryCoordinator(max_live_nonces=8))
+    owner = Signed(base, session, STRANGER, root_device(STRANGER))
+    assert (await owner.push(KEY, {"n": 1})).status == 200
+    assert [(await owner.pull(KEY)).status for _ in range(7)] == [200] * 6 + [503]
+    assert (await Browser(base, session).request("GET", "/health/ready")).status == 503
+
+
+async def test_a_replay_of_what_is_allowed_is_refused_on_every_route(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    base = await start({"collections": [{**MINE, "listable": True}, LOG]})
+    nonces = iter(bytes([n]) * 16 for n in range(1, 100))
+    for method, target, body in (
+        ("POST", f"/push/{KEY}", {"data": {}, "baseHash": None}),
+        ("GET", f"/pull/{KEY}", None),
+        ("GET", f"/list/u/{STRANGER.user_id}", None),
+        ("POST", f"/push/logs/{STRANGER.user_id}/a", {"data": {}}),
+        ("GET", f"/pull/logs/{STRANGER.user_id}/a?last=1", None),
+    ):
+        certificate = root_device(STRANGER)
+        caller = Signed(base, session, STRANGER, certificate, ts_ms=wall_clock_ms(), nonce=next(nonces))
+        assert (await caller.request(method, target, body)).status == 200
+        assert (await caller.request(method, target, body)).error == (401, "Unauthorized")
+
+
+async def test_a_replayed_batch_is_anybodys(start: Start, session: aiohttp.ClientSession) -> None:
+    base = await start({"collections": [MINE]})
+    caller = Signed(base, session, STRANGER, root_device(STRANGER), ts_ms=wall_clock_ms(), nonce=b"n" * 16)
+    params = quote(orjson.dumps({"mine": [{"identity": STRANGER.user_id, "id": "a"}]}))
+    answers = [await caller.request("GET", f"/batch/pull?collections=mine&params={params}") for _ in range(2)]
+    first, second = (answer.json["collections"]["mine"][0] for answer in answers)
+    assert "error" not in first
+    assert second["error"] == "Forbidden"

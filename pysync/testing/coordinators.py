@@ -1,11 +1,12 @@
 """The promise of `Coordinator`, as tests."""
 
 import asyncio
+from collections.abc import Awaitable
 
 import pytest
 
 from pysync.changes import ChangeLog
-from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator
+from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing.change_logs import ChangeLogContract, change
 from pysync.testing.times import Advance, MovedClock, MovedTime
@@ -218,3 +219,33 @@ class BoundedNoncesContract(MovedTime):
             await coordinator.remember_nonce("aa", "one more", clock())
         for n in range(1000):
             assert not await coordinator.remember_nonce("aa", f"{n}", clock())
+
+    async def test_strangers_leave_a_share_to_owners_and_these_to_whom_is_trusted(
+        self, coordinator: Coordinator, clock: MovedClock
+    ) -> None:
+        def remember(n: int, standing: Standing) -> Awaitable[bool]:
+            return coordinator.remember_nonce("aa", f"{n}", clock(), standing)
+
+        for before, end, standing in (
+            (0, 750, Standing.STRANGER),
+            (750, 875, Standing.OWNER),
+            (875, 1000, Standing.TRUSTED),
+        ):
+            for n in range(before, end):
+                assert await remember(n, standing)
+            with pytest.raises(ReplayMemoryFull):
+                await remember(1000, standing)
+            assert not await remember(0, standing), "a replay is told from what has no room"
+
+    async def test_a_probe_fails_where_owners_are_refused(
+        self, coordinator: Coordinator, clock: MovedClock, advance: Advance
+    ) -> None:
+        for n in range(800):
+            await coordinator.remember_nonce("aa", f"{n}", clock())
+        await coordinator.probe()
+        for n in range(800, 874):  # and the nonce of the probe
+            await coordinator.remember_nonce("aa", f"{n}", clock())
+        with pytest.raises(ReplayMemoryFull):
+            await coordinator.probe()
+        await advance(3 * EPOCH_MS)
+        await coordinator.probe()

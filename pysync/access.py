@@ -14,14 +14,15 @@ import asyncio
 import hmac
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from pysync import _core, caps, wire
 from pysync.caps import SKEW_S, CapError, Certificate
 from pysync.config import Config, Limit, every_named_identity, every_trusted_issuer, trust_of
-from pysync.coordinator import Coordinator
+from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import Forbidden, RateLimited, Unauthorized
 from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller, Claims
 from pysync.proofs import Proof, ProofCache
@@ -87,7 +88,8 @@ ADMIN = Credentials(ADMIN_CALLER)
 
 
 class Access:
-    """Authentication and rate limits of one service. `now_ms` is its clock. `refusal` tells the code by which
+    """Authentication and rate limits of one service. `owns` tells whether a user id owns anything that is
+    stored (`pysync.ownership`), `now_ms` is the clock. `refusal` tells the code by which
     a certificate is refused that holds otherwise, None where it is not."""
 
     def __init__(
@@ -95,6 +97,7 @@ class Access:
         config: Config,
         coordinator: Coordinator,
         revocations: Revocations,
+        owns: Callable[[str], Awaitable[bool]],
         now_ms: Callable[[], int],
         refusal: Callable[[Certificate], str | None] | None = None,
     ) -> None:
@@ -106,6 +109,7 @@ class Access:
         self._admin = None if auth.admin_token is None else auth.admin_token.encode()
         self._coordinator = coordinator
         self._revocations = revocations
+        self._owns = owns
         self._now_ms = now_ms
         self._refusal = refusal
         self._proofs = ProofCache()
@@ -180,13 +184,25 @@ class Access:
             return
         # What came before may have taken its time; from now on the nonce tells a replay.
         self._check_time(proof, verified.timestamp_ms)
-        if not await self._coordinator.remember_nonce(
-            proof.caller.presenter, verified.nonce, verified.timestamp_ms
-        ):
+        if not await self._is_new(proof, verified):
             raise Unauthorized("replay: the nonce was seen before")
         if await self._revocations.revoked(proof):
             raise Unauthorized("revoked")
         self._proofs.put(proof)
+
+    async def _is_new(self, proof: Proof, verified: Verified) -> bool:
+        """Whether the nonce is new. Who may be a stranger is asked about only where their share is full."""
+        remember = partial(
+            self._coordinator.remember_nonce, proof.caller.presenter, verified.nonce, verified.timestamp_ms
+        )
+        if proof.is_trusted:
+            return await remember(Standing.TRUSTED)
+        try:
+            return await remember(Standing.STRANGER)
+        except ReplayMemoryFull:
+            if not await self._owns(proof.caller.identity):
+                raise
+            return await remember(Standing.OWNER)
 
     async def holds(self, proof: Proof) -> bool:
         """Whether the certificate of somebody who was admitted holds still: it has neither expired nor been

@@ -143,6 +143,8 @@ class Revocations:
         """Drop the lists of strangers of which every entry has expired; how many there were. None within ten
         minutes of a step of the clock."""
         dropped, after = 0, None
+        if not is_settled(self._now_ms):
+            return dropped
         self._now_ms()
         if not is_settled(self._now_ms):
             return 0

@@ -134,6 +134,7 @@ async def test_what_is_refused_takes_no_replay_memory_and_what_is_allowed_does(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start({"collections": [MINE, LOG]}, coordinator=MemoryCoordinator(max_live_nonces=8))
+    own = {"identity": STRANGER.user_id, "id": "a"}
     narrow = minting.Grant(("read",), (f"u/{STRANGER.user_id}/*", f"!{KEY}"))
     for grant, target in (
         (minting.EVERYTHING, "/pull/u/somebody/a"),
@@ -141,7 +142,7 @@ async def test_what_is_refused_takes_no_replay_memory_and_what_is_allowed_does(
         (minting.EVERYTHING, "/pull/logs/somebody/a?last=1"),
         (narrow, f"/pull/{KEY}"),
         (narrow, f"/batch/pull?collections=mine&params={quote(orjson.dumps({'mine': [{'id': 'a'}]}))}"),
-        (narrow, "/events?collections=log"),
+        (narrow, f"/events?collections=log&params={quote(orjson.dumps({'log': own}))}"),
     ):
         caller = Signed(base, session, STRANGER, root_device(STRANGER, grant=grant))
         statuses = {(await caller.request("GET", target)).status for _ in range(10)}

@@ -3,10 +3,12 @@ the log of changes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from pysync.changes import Change, ChangeLog, Retention
 from pysync.clock import Tick, wall_clock_ms
+from pysync.errors import CoordinatorUnavailable
 
 EPOCH_MS: Final = 300_000
 EPOCHS_KEPT: Final = 3
@@ -22,6 +24,19 @@ IDEMPOTENCY_TTL_MS: Final = 600_000
 
 LEASE_MS: Final = 5_000
 """How long a process may do what only one should, after it was last told that it leads."""
+
+
+class Standing(IntEnum):
+    """For whom a nonce is remembered: how many eighths of the memory may be taken by then. Strangers leave a
+    share to those who own something here, and these one to whom the configuration trusts."""
+
+    STRANGER = 6
+    OWNER = 7
+    TRUSTED = 8
+
+
+class ReplayMemoryFull(CoordinatorUnavailable):
+    """There is no room for the nonce of somebody of this standing."""
 
 
 def nonce_epoch(elapsed_ms: int) -> int:
@@ -55,9 +70,12 @@ class Coordinator(ChangeLog, Protocol):
     cannot be kept safely is refused with `CoordinatorUnavailable`, never let through.
     """
 
-    async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
+    async def remember_nonce(
+        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
+    ) -> bool:
         """True the first time this nonce (text of the header) of this key (hex) is seen by anyone who
-        shares the coordinator, False within the ten minutes after. Holds at least 1,000,000 live nonces.
+        shares the coordinator, False within the ten minutes after. Holds at least 1,000,000 live nonces, and
+        raises ReplayMemoryFull where the share of this `standing` is taken.
         `signed_ms` is the request's own time: one from before the coordinator's memory is refused with
         CoordinatorUnavailable where that memory may have had forerunners."""
 

@@ -18,7 +18,7 @@ import orjson
 from pysync import sqlite_changes
 from pysync.changes import Change, Retention
 from pysync.clock import Tick, elapsed_of, wall_clock_ms
-from pysync.coordinator import MAX_LIVE_NONCES, Intent, Window, window_end_ms
+from pysync.coordinator import MAX_LIVE_NONCES, Intent, Standing, Window, window_end_ms
 from pysync.coordinator.leading import Leading
 from pysync.coordinator.replay import ReplayLedgers
 from pysync.errors import CoordinatorUnavailable
@@ -146,10 +146,12 @@ class LocalCoordinator:
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {error}") from error
         return cls(database, nonces, leading, now_ms, retention)
 
-    async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
+    async def remember_nonce(
+        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
+    ) -> bool:
         if self._database.moved:
             raise CoordinatorUnavailable()
-        return await self._nonces.remember(presenter, nonce)
+        return await self._nonces.remember(presenter, nonce, standing)
 
     async def count(self, bucket: str, window_ms: int) -> Window:
         return await self._writer.submit(_count, bucket, window_ms, self._now_ms)
@@ -203,7 +205,7 @@ class LocalCoordinator:
             raise CoordinatorUnavailable(fault)
         await self._writer.submit(_probe)
         await self._log.newest()
-        await self._nonces.remember("", os.urandom(8).hex())
+        await self._nonces.remember("", os.urandom(8).hex(), Standing.OWNER)
 
     async def close(self) -> None:
         if self._is_closed:

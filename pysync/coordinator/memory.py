@@ -16,6 +16,8 @@ from pysync.coordinator import (
     EPOCHS_KEPT,
     MAX_LIVE_NONCES,
     Intent,
+    ReplayMemoryFull,
+    Standing,
     Window,
     nonce_epoch,
     window_end_ms,
@@ -60,7 +62,9 @@ class MemoryCoordinator:
         self._intended = itertools.count()
         self._tick = FIRST_TICK
 
-    async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
+    async def remember_nonce(
+        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
+    ) -> bool:
         epoch = nonce_epoch(self._elapsed_ms())
         if epoch > self._epoch:
             self._seen = {e: seen for e, seen in self._seen.items() if e > epoch - EPOCHS_KEPT}
@@ -69,8 +73,8 @@ class MemoryCoordinator:
         digest = ReplayWindow.digest(presenter, nonce)
         if any(digest in seen for seen in self._seen.values()):
             return False
-        if sum(map(len, self._seen.values())) >= self._max_live_nonces:
-            raise CoordinatorUnavailable()
+        if sum(map(len, self._seen.values())) * Standing.TRUSTED >= self._max_live_nonces * standing:
+            raise ReplayMemoryFull
         return self._seen[self._epoch].add(digest)
 
     async def count(self, bucket: str, window_ms: int) -> Window:
@@ -146,7 +150,7 @@ class MemoryCoordinator:
         return True
 
     async def probe(self) -> None:
-        await self.remember_nonce("", os.urandom(8).hex(), self._now_ms())
+        await self.remember_nonce("", os.urandom(8).hex(), self._now_ms(), Standing.OWNER)
 
     async def close(self) -> None:
         self._seen.clear()

@@ -24,7 +24,7 @@ from redis.asyncio import Connection
 from pysync._core import ReplayWindow
 from pysync.changes import Change, Retention
 from pysync.clock import LAST_NUMBER, Tick, wall_clock_ms
-from pysync.coordinator import EPOCH_MS, LEASE_MS, Intent, Window, window_end_ms
+from pysync.coordinator import EPOCH_MS, LEASE_MS, Intent, Standing, Window, window_end_ms
 from pysync.coordinator.redis_arrivals import Arrivals
 from pysync.coordinator.redis_link import Command, connection
 from pysync.coordinator.redis_memory import Memory, time_ms
@@ -87,7 +87,9 @@ class RedisCoordinator:
         coordinator._signed_from_ms = coordinator._memory.since_ms
         return coordinator
 
-    async def remember_nonce(self, presenter: str, nonce: str, signed_ms: int) -> bool:
+    async def remember_nonce(
+        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
+    ) -> bool:
         key = b"pysync:n:" + ReplayWindow.digest(presenter, nonce)
         (stored,) = await self._memory.recall(("SET", key, 1, "NX", "PX", NONCE_TTL_MS))
         if stored is None:

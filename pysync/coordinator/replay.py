@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.coordinator import EPOCH_MS, EPOCHS_KEPT, nonce_epoch
+from pysync.coordinator import EPOCH_MS, EPOCHS_KEPT, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite import create_folder
 
@@ -94,7 +94,7 @@ class ReplayLedgers:
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    async def remember(self, presenter: str, nonce: str) -> bool:
+    async def remember(self, presenter: str, nonce: str, standing: Standing) -> bool:
         """As `Coordinator.remember_nonce`."""
         digest = ReplayWindow.digest(presenter, nonce)
         try:
@@ -102,7 +102,7 @@ class ReplayLedgers:
         except BlockingIOError:
             await self._wait_for_lock()
         try:
-            return self._decide(digest)
+            return self._decide(digest, standing)
         except OSError as error:
             raise CoordinatorUnavailable() from error
         finally:
@@ -114,7 +114,7 @@ class ReplayLedgers:
         self._ledgers.clear()
         os.close(self._lock)
 
-    def _decide(self, digest: bytes) -> bool:
+    def _decide(self, digest: bytes, standing: Standing) -> bool:
         self._current.catch_up()
         if self._elapsed_ms() >= self._ends_ms or self._current.closed:
             self._advance()
@@ -124,8 +124,8 @@ class ReplayLedgers:
         seen = self._current.seen
         if digest in seen:
             return False
-        if len(seen) + self._earlier_count >= self._max_live:
-            raise CoordinatorUnavailable()
+        if (len(seen) + self._earlier_count) * Standing.TRUSTED >= self._max_live * standing:
+            raise ReplayMemoryFull
         self._current.append(digest)
         return True
 

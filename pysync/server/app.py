@@ -103,7 +103,7 @@ class App:
         ownership = Ownership(config, store)
         revocations = Revocations(store, clock, every_trusted_issuer(config), ownership.owns)
         refusal = hooks.refusal if hooks.validates else None
-        access = Access(config, coordinator, revocations, clock.wall_ms, refusal)
+        access = Access(config, coordinator, revocations, ownership.owns, clock.wall_ms, refusal)
         roles = Roles(Spaces(config.auth.spaces, store), hooks)
         callers = Callers(access, roles, server.mount_path, server.trusted_proxy_hops)
         keyrings = Keyrings(documents, roles, hooks, owners(config, hooks))

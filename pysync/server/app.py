@@ -148,7 +148,7 @@ class App:
 
         self.scrub: Scrub | None = None
         if config.scrub is not False and config.store.url != "memory:":
-            self.scrub = Scrub(store, coordinator, config.scrub, report, now_ms)
+            self.scrub = Scrub(store, coordinator, config.scrub, report, clock)
             self.scrub.start()
         self._services = Services(
             config=config,

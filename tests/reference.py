@@ -298,11 +298,11 @@ def batch_entries(
     names = list(dict.fromkeys(filter(None, given.get("collections", "").split(","))))
     if not names:
         raise MissingCollections
-    if any(name.endswith(tuple(suffixes)) for name in names):
+    if any(name in suffixes for name in names):
         raise BatchKeyDenied
     params = _listed(given.get("params"), (dict,), InvalidParams)
     append = _listed(given.get("appendParams"), (dict, type(None)), InvalidAppendParams)
-    sets = {name: params.get(name) or [{}] for name in names}
+    sets = {name: params.get(name, [{}]) for name in names}
     if len(names) > max_reads or sum(map(len, sets.values())) > max_reads:
         raise TooManyCollections
     maxima = {row[0]: row[6] for row in rows}
@@ -384,11 +384,11 @@ def _batch_entry(
             if type(value) is int and not -(2**63) <= value < 2**64:
                 value = float(value)
             part = number_text(value) if isinstance(value, float) else str(value)
-            well_formed &= re.fullmatch(r"(?!\.{1,2}\Z)[A-Za-z0-9._:@-]{1,255}", part) is not None
+            well_formed &= re.fullmatch(r"(?!\.\Z)(?!.*\.\.)[A-Za-z0-9._:@-]{1,255}", part) is not None
         parts.append(part)
     key = "/".join(parts)
     if not well_formed or len(key) > 1000 or parts[0] == "_pysync":
         return ("error", "Invalid path parameter")
-    if key.endswith(tuple(suffixes)):
+    if f"/{key}".endswith(tuple(f"/{suffix}" for suffix in suffixes)):
         raise BatchKeyDenied
     return ("read", key)

@@ -214,11 +214,54 @@ async def test_the_identity_is_the_callers_where_none_is_given(anyone: Browser) 
     assert entries(await batch(mine, "mine", params={"mine": [{"id": "a"}]}), "mine")[0]["data"] == {
         "mine": True
     }
-    nothings: list[dict[str, list[object]] | None] = [None, {}, {"mine": []}]
+    nothings: list[dict[str, list[object]] | None] = [None, {}, {"notes": []}]
     for nothing in nothings:
         missing = [{"error": "Missing required path parameter"}]
         assert entries(await batch(mine, "mine", params=nothing), "mine") == missing
         assert entries(await batch(anyone, "mine", params=nothing), "mine") == missing
+
+
+async def test_a_collection_with_no_param_sets_asks_for_nothing(anyone: Browser, store: FaultyStore) -> None:
+    await store.put("mine", stored({"n": 1}))
+    reads = store.calls["get"]
+    mine = root(anyone.base, anyone.session)
+    answer = await batch(mine, "notes", "mine", "gone", params={"notes": [], "gone": []})
+    missing = [{"error": "Missing required path parameter"}]
+    assert answer.json["collections"] == {"notes": [], "mine": missing, "gone": []}
+    alone = await batch(anyone, "notes", params={"notes": []}, append={"notes": []})
+    assert (alone.status, alone.json["collections"]) == (200, {"notes": []})
+    refused = await batch(anyone, "log", params={"log": []}, append={"log": [{"last": 1}]})
+    assert refused.error == (400, "Invalid appendParams parameter")
+    assert store.calls["get"] <= reads + 1, "the revocation list at most"
+
+
+@pytest.mark.parametrize("id_", ["team_members", "x_keyring", "_keyring.x", "_members2"])
+async def test_deny_suffixes_are_whole_last_segments(anyone: Browser, store: FaultyStore, id_: str) -> None:
+    await store.put(f"notes/{id_}", stored({"n": 1}))
+    answer = await batch(anyone, "notes", "x_keyring", params={"notes": [{"id": id_}]})
+    assert entries(answer, "notes")[0]["data"] == {"n": 1}
+    assert entries(answer, "x_keyring") == [{"error": "Collection not found"}]
+
+
+async def test_denied_keys_may_have_any_depth_and_suffixes_several_segments(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    service = {
+        "collections": [collection("deep", "vault/{u}/{id}"), collection("top", "{id}")],
+        "batchKeyDenySuffixes": ["_keyring", "u/secret", "/_leading"],
+    }
+    browser = Browser(await start(service), session)
+    for name, params, is_denied in (
+        ("deep", {"u": "u", "id": "_keyring"}, True),
+        ("deep", {"u": "u", "id": "secret"}, True),
+        ("deep", {"u": "u", "id": "_leading"}, True),
+        ("deep", {"u": "xu", "id": "secret"}, False),
+        ("deep", {"u": "_keyring", "id": "x"}, False),
+        ("top", {"id": "_keyring"}, True),
+        ("top", {"id": "a_keyring"}, False),
+    ):
+        answer = await batch(browser, name, params={name: [params]})
+        assert answer.status == (400 if is_denied else 200), params
 
 
 async def test_a_member_reads_its_own_room_and_not_its_siblings(anyone: Browser) -> None:
@@ -326,12 +369,12 @@ async def test_parameters_may_be_numbers_and_others_are_ignored(anyone: Browser,
         ('collections=log&appendParams={"log":[{"last":5001}]}', "Batch append element budget exceeded"),
         ("collections=" + ",".join(f"n{n}" for n in range(101)), "Too many collections"),
         ('collections=notes&params={"notes":[{}' + ",{}" * 100 + "]}", "Too many collections"),
-        ("collections=notes,x_keyring", "batch_key_denied"),
-        ("collections=x%5Fmembers", "batch_key_denied"),
-        ('collections=notes&params={"notes":[{"id":"x_keyring"}]}', "batch_key_denied"),
+        ("collections=notes,_keyring", "batch_key_denied"),
+        ("collections=%5Fmembers", "batch_key_denied"),
+        ('collections=notes&params={"notes":[{"id":"_keyring"}]}', "batch_key_denied"),
         ('collections=notes&params={"notes":[{"id":"%5Fkeyring"}]}', "batch_key_denied"),
         ('collections=notes&params={"notes":[{"id":"\\u005fkeyring"}]}', "batch_key_denied"),
-        ('collections=notes&params={"notes":[{"id":"a"},{"id":"x_members"}]}', "batch_key_denied"),
+        ('collections=notes&params={"notes":[{"id":"a"},{"id":"_members"}]}', "batch_key_denied"),
     ],
 )
 async def test_a_faulty_batch_is_refused_before_anything_is_read(
@@ -364,7 +407,7 @@ async def test_append_parameters_are_for_logs(anyone: Browser) -> None:
 
 
 async def test_limits_and_suffixes_are_configured(start: Start, session: aiohttp.ClientSession) -> None:
-    members = {"maxCollectionsPerBatch": 1, "maxBatchAppendElements": 1, "batchKeyDenySuffixes": [".key"]}
+    members = {"maxCollectionsPerBatch": 1, "maxBatchAppendElements": 1, "batchKeyDenySuffixes": ["a.key"]}
     service = {"collections": [collection("notes", "notes/{id}")], **members}
     browser = Browser(await start(service), session)
     assert (await batch(browser, "notes", params={"notes": [{"id": "x_keyring"}]})).status == 200

@@ -108,7 +108,9 @@ def test_a_namespace_needs_a_collection() -> None:
         ("/a", "must not start or end with a slash"),
         ("a/", "must not start or end with a slash"),
         ("a//b", "must not hold an empty segment"),
-        ("a/../b", "must not hold the segment '..'"),
+        ("a/../b", "must not hold '..'"),
+        ("a/b..c/{id}", "must not hold '..'"),
+        ("a/.../{id}", "must not hold '..'"),
         ("./a", "must not hold the segment '.'"),
         ("a/{x}/{x}", "repeats the parameter {x}"),
         ("_pysync/x", "must not start with _pysync, the server's own keys"),
@@ -185,6 +187,11 @@ def test_a_bundle_and_its_members_own_their_keys(other: dict[str, Any]) -> None:
         ),
         (
             {"name": "..", "bundle": "b"},
+            "name",
+            "a bundle member's name is a key segment, of A-Z a-z 0-9 . _ : @ -",
+        ),
+        (
+            {"name": "a..b", "bundle": "b"},
             "name",
             "a bundle member's name is a key segment, of A-Z a-z 0-9 . _ : @ -",
         ),

@@ -23,6 +23,7 @@ def test_each_parameter_is_replaced_by_its_value() -> None:
         (TEMPLATE, {"app": "a"}, "the parameter {batchId} has no value"),
         (TEMPLATE, {"app": "a", "batchId": "1", "id": "2"}, "'id' is no parameter of the template"),
         (TEMPLATE, {"app": "..", "batchId": "1"}, "{app} must be 1 to 255 of"),
+        (TEMPLATE, {"app": "a..b", "batchId": "1"}, "{app} must be 1 to 255 of"),
         (TEMPLATE, {"app": "a/b", "batchId": "1"}, "{app} must be 1 to 255 of"),
         (TEMPLATE, {"app": "", "batchId": "1"}, "{app} must be 1 to 255 of"),
         (TEMPLATE, {"app": "a\n", "batchId": "1"}, "{app} must be 1 to 255 of"),

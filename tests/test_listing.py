@@ -115,7 +115,9 @@ async def test_a_limit_that_is_no_canonical_positive_number_is_refused(
     assert answer.error == (400, "Invalid limit parameter")
 
 
-@pytest.mark.parametrize("after", ["", ".", "..", "a/b", "a%2Fb", "a%0A", "a%20b", "%C3%A9", "a" * 256])
+@pytest.mark.parametrize(
+    "after", ["", ".", "..", "a..b", "a/b", "a%2Fb", "a%0A", "a%20b", "%C3%A9", "a" * 256]
+)
 async def test_an_after_that_no_parameter_could_hold_is_refused(
     start: Start, session: aiohttp.ClientSession, after: str
 ) -> None:
@@ -129,7 +131,9 @@ async def test_only_names_that_can_be_asked_for_are_listed_and_they_fill_the_pag
 ) -> None:
     store = MemoryStore()
     browser = Browser(await start(SERVICE, store=store), session)
-    await fill(store, *(f"notes/a b{number}" for number in range(9)), "notes/é", "notes/" + "x" * 256)
+    await fill(
+        store, *(f"notes/a b{number}" for number in range(9)), "notes/é", "notes/" + "x" * 256, "notes/a..b"
+    )
     await fill(store, "notes/b", "notes/c")
     assert await listed(browser, "/list/notes?limit=1") == (["b"], True)
     assert await listed(browser, "/list/notes?limit=2") == (["b", "c"], False)

@@ -348,7 +348,8 @@ class BatchPlanner:
         scope counts; its `ttlMs`; the parameters whose values, beside `{identity}`, decide who may read; and
         None where it is no log, else how many elements a read returns at most (0: as many as it asks for).
 
-        `max_reads` bounds the names of a batch as well as its reads.
+        `max_reads` bounds the names of a batch as well as its reads. No batch may ask for a name, or a key's
+        last segment, that is one of `deny_suffixes`.
         """
     def plan(self, query: bytes, identity: str, scope: Scope | None = None) -> BatchPlan:
         """What the query of a batch pull asks for, as received. `identity` stands for an `{identity}` that is
@@ -357,7 +358,7 @@ class BatchPlanner:
         Raises:
             MissingCollections, InvalidParams, InvalidAppendParams: parameters that are not there or have
                 another shape.
-            BatchKeyDenied: a name or key with a denied suffix.
+            BatchKeyDenied: a name that is a denied suffix, or a key that ends in one.
             TooManyCollections, BatchAppendBudgetExceeded
         """
 

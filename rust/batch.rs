@@ -160,7 +160,8 @@ impl Planner {
     /// The plan of a request with this query, as received.
     pub fn plan(&self, query: &[u8], asker: &Asker<'_>) -> Result<Plan, CoreError> {
         let names = names(query)?;
-        if names.iter().any(|name| self.is_denied(name)) {
+        let suffixes = &self.limits.deny_suffixes;
+        if names.iter().any(|name| suffixes.contains(name)) {
             return Err(CoreError::BatchKeyDenied);
         }
         let params: Listed<ParamSet> = listed(query, "params").ok_or(CoreError::InvalidParams)?;
@@ -168,8 +169,8 @@ impl Planner {
             listed(query, "appendParams").ok_or(CoreError::InvalidAppendParams)?;
         let alone = [ParamSet::new()];
         let sets_of = |name: &String| match params.get(name) {
-            Some(sets) if !sets.is_empty() => sets.as_slice(),
-            _ => &alone,
+            Some(sets) => sets.as_slice(),
+            None => &alone,
         };
         let reads: usize = names.iter().map(|name| sets_of(name).len()).sum();
         if names.len() > self.limits.max_reads || reads > self.limits.max_reads {
@@ -211,11 +212,13 @@ impl Planner {
         named.iter().map(read).collect()
     }
 
-    fn is_denied(&self, text: &str) -> bool {
-        let suffixes = &self.limits.deny_suffixes;
-        suffixes
-            .iter()
-            .any(|suffix| text.ends_with(suffix.as_str()))
+    /// Whether the key is a denied suffix, or ends in `/` and one.
+    fn is_denied(&self, key: &str) -> bool {
+        let is_last = |suffix: &String| {
+            let rest = key.strip_suffix(suffix.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+        };
+        self.limits.deny_suffixes.iter().any(is_last)
     }
 }
 

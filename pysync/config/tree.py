@@ -318,7 +318,8 @@ class Config:
     max_batch_append_elements: int = member("Log elements of one batch.", 5000)
     max_batch_bytes: int = member("Bytes of documents and logs in one batch's answer.", 33_554_432)
     batch_key_deny_suffixes: tuple[str, ...] = member(
-        "Suffixes a batch may not name.", ("_keyring", "_members")
+        "Last segments of keys, and names of collections, that no batch may ask for.",
+        ("_keyring", "_members"),
     )
     rate_limit: RateLimit | None = member(
         "The numbers for members that collections leave out of their `rateLimit`. It meters nothing by "

@@ -82,7 +82,7 @@ class BatchPull:
             ],
             config.max_collections_per_batch,
             config.max_batch_append_elements,
-            list(config.batch_key_deny_suffixes),
+            [suffix.lstrip("/") for suffix in config.batch_key_deny_suffixes],
         )  # fmt: skip
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:

@@ -416,7 +416,7 @@ fn text_of(value: &Value) -> Result<Cow<'_, str>, CoreError> {
 fn is_parameter(value: &str) -> bool {
     (1..=MAX_VALUE_BYTES).contains(&value.len())
         && value != "."
-        && value != ".."
+        && !value.contains("..")
         && value
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"._:@-".contains(&byte))

@@ -147,7 +147,7 @@ def _actions(collection: Collection) -> Iterator[Action]:
 def _collection(collection: Collection) -> Iterator[Fault]:
     if not collection.name.isprintable() or "," in collection.name:
         yield "name", "must be printable and hold no comma"
-    is_segment = template.LITERAL.fullmatch(collection.name) and collection.name not in (".", "..")
+    is_segment = template.LITERAL.fullmatch(collection.name) and not any(template.faults(collection.name))
     if collection.bundle is not None and not is_segment:
         yield "name", "a bundle member's name is a key segment, of A-Z a-z 0-9 . _ : @ -"
     for message in template.faults(collection.storage_path):

@@ -14,7 +14,7 @@ RESERVED = "_pysync"
 MAX_KEY_BYTES = 1000
 MAX_PARAMETER_BYTES = 255
 
-is_parameter = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,255}").fullmatch
+is_parameter = re.compile(r"(?!\.$)(?!.*\.\.)[A-Za-z0-9._:@-]{1,255}").fullmatch
 """Whether a text may be the value of a path parameter (wire section 1)."""
 _PARAMETER_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@-"
 
@@ -71,8 +71,10 @@ def faults(template: str) -> Iterator[str]:
     if template.startswith(RESERVED):
         yield f"must not start with {RESERVED}, the server's own keys"
     for segment in filter(None, template.split("/")):
-        if segment in (".", ".."):
-            yield f"must not hold the segment {segment!r}"
+        if segment == ".":
+            yield "must not hold the segment '.'"
+        elif ".." in segment:
+            yield "must not hold '..'"
         elif not LITERAL.fullmatch(segment) and not PARAM.fullmatch(segment):
             yield f"segment {segment!r} is neither a {{name}} nor made of A-Z a-z 0-9 . _ : @ -"
     names = params(template)
@@ -83,7 +85,9 @@ def faults(template: str) -> Iterator[str]:
 def are_parameters(names: Sequence[str]) -> bool:
     """Whether all `names`, segments of keys as they are, may be values of a path parameter."""
     longest = len(max(names, key=len, default=""))
-    return longest <= MAX_PARAMETER_BYTES and not "".join(names).encode().translate(None, _PARAMETER_BYTES)
+    joined = "/".join(names)
+    is_plain = ".." not in joined and not joined.encode().translate(None, _PARAMETER_BYTES + b"/")
+    return is_plain and longest <= MAX_PARAMETER_BYTES
 
 
 def document_key(segments: Sequence[str], values: Mapping[str, str]) -> str:
@@ -100,7 +104,7 @@ def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
     wrong += [f"the parameter {{{name}}} has no value" for name in names if name not in values]
     wrong += [f"{name!a} is no parameter of the template" for name in values if name not in names]
     wrong += [
-        f"{{{name}}} must be 1 to {MAX_PARAMETER_BYTES} of A-Z a-z 0-9 . _ : @ -, and not . or .."
+        f"{{{name}}} must be 1 to {MAX_PARAMETER_BYTES} of A-Z a-z 0-9 . _ : @ -, not . and without .."
         for name in names
         if name in values and not (isinstance(values[name], str) and is_parameter(values[name]))
     ]

@@ -21,6 +21,7 @@ from test_limits import upload
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 OWN = {"readRoles": ["self"], "writeRoles": ["self"]}
+ONE: dict[str, Any] = {"storagePath": "metrics", **PUBLIC}
 ME = SUBJECT.user_id
 SERVICE: dict[str, Any] = {
     "server": {"trustedProxyHops": 1},
@@ -161,9 +162,57 @@ async def test_addresses_are_counted_apart_and_cannot_be_forged(me: Signed) -> N
         assert await pull_from("127.0.0.1", **{"X-Forwarded-For": forged}) == 429
 
 
-async def test_counters_are_not_shown_to_everybody(me: Signed) -> None:
-    assert (await Browser(me.base, me.session).request("GET", "/metrics")).status == 404
-    assert (await Browser(me.base, me.session).request("GET", "/health")).status == 200
+@pytest.mark.parametrize("mount", ["", "/v1", "/a/b"])
+async def test_counters_are_not_shown_to_everybody(
+    start: Start, start_nginx: StartNginx, session: aiohttp.ClientSession, mount: str
+) -> None:
+    served = {**SERVICE, "server": {**SERVICE["server"], "mountPath": mount}}
+    base = await start({**served, "namespaces": {"acme": {"collections": [{"name": "one", **ONE}]}}})
+    straight, through = Browser(base, session), Browser(front(start_nginx, base), session)
+    for target in ("/metrics", "/%6detrics", "/metric%73?x=1", "//metrics"):
+        assert (await through.request("GET", mount + target)).status == 404
+        assert (await through.request("HEAD", mount + target)).status == 404
+        assert (await through.request("GET", target)).status == 404
+    assert (await straight.request("GET", f"{mount}/metrics")).status == 200
+    assert (await through.request("GET", f"{mount}/health")).status == 200
+
+
+@pytest.mark.parametrize("mount", ["", "/v1"])
+async def test_what_is_only_called_metrics_passes(
+    start: Start, start_nginx: StartNginx, session: aiohttp.ClientSession, mount: str
+) -> None:
+    members = {
+        "server": {"mountPath": mount},
+        "collections": [{"name": "one", **ONE}, {"name": "deep", **ONE, "storagePath": "deep/{id}"}],
+        "namespaces": {"acme": {"collections": [{"name": "one", **ONE}]}},
+    }
+    through = Browser(front(start_nginx, await start(members)), session)
+    for place in ("", "/acme"):
+        pushed = await through.request("POST", f"{mount}{place}/push/metrics", {"data": {"n": 1}})
+        assert pushed.status == 200
+        assert (await through.request("GET", f"{mount}{place}/pull/metrics")).json["data"] == {"n": 1}
+    assert (await through.request("GET", f"{mount}/pull/deep/metrics")).status == 200
+
+
+def protocol_spoken(port: int, folder: Path, offered: list[str]) -> str | None:
+    """What nginx chooses of the protocols that a client offers in the TLS handshake (ALPN)."""
+    trusting = ssl.create_default_context(cafile=str(folder / "fullchain.pem"))
+    trusting.set_alpn_protocols(offered)
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        trusting.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        return connection.selected_alpn_protocol()
+
+
+async def test_a_site_with_tls_speaks_http2(start: Start, start_nginx: StartNginx, tmp_path: Path) -> None:
+    """A browser keeps six connections to a host over HTTP/1.1, and an open stream takes one each."""
+    certify(tmp_path)
+    port = free_port()
+    http = site("one.conf", port, await start(SERVICE))
+    start_nginx(http.replace("/etc/letsencrypt/live/sync.example.org", str(tmp_path)), port)
+    assert await asyncio.to_thread(protocol_spoken, port, tmp_path, ["h2", "http/1.1"]) == "h2"
+    assert await asyncio.to_thread(protocol_spoken, port, tmp_path, ["http/1.1"]) == "http/1.1"
 
 
 async def test_a_node_that_is_down_costs_nobody_an_answer(

@@ -285,6 +285,21 @@ async def test_requests_under_way_are_finished(
         assert not list(temporary.iterdir())
 
 
+async def test_a_hangup_is_logged_once_and_ends_nobody(tmp_path: Path) -> None:
+    async with workers(tmp_path) as service:
+        pids = service.pids()
+        for pid in (*pids.values(), service.process.pid):
+            os.kill(pid, signal.SIGHUP)
+        await until(lambda: any("SIGHUP" in entry["message"] for entry in service.entries()))
+        assert {reply.status for reply in await asked_everybody(service.base, health)} == {200}
+        assert all(map(runs, pids.values()))
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+        assert service.pids() == pids
+        (said,) = [entry for entry in service.entries() if "SIGHUP" in entry["message"]]
+        assert "there is no reload" in said["message"]
+
+
 async def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
     async with workers(tmp_path, server={"drainTimeoutMs": 3_600_000}) as service:
         _, writer = await unfinished(service)

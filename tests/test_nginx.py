@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -189,7 +190,7 @@ async def test_what_is_only_called_metrics_passes(
     through = Browser(front(start_nginx, await start(members)), session)
     for place in ("", "/acme"):
         pushed = await through.request("POST", f"{mount}{place}/push/metrics", {"data": {"n": 1}})
-        assert pushed.status == 200
+        assert pushed.status in (200, 409), "both are one document"
         assert (await through.request("GET", f"{mount}{place}/pull/metrics")).json["data"] == {"n": 1}
     assert (await through.request("GET", f"{mount}/pull/deep/metrics")).status == 200
 
@@ -282,3 +283,37 @@ async def test_a_site_with_tls_takes_what_was_signed_for_it(
         me = signer(f"https://localhost:{port}", session)
         assert (await me.push(f"u/{ME}/a", {"n": 1})).status == 200
         assert (await me.pull(f"u/{ME}/a")).json["data"] == {"n": 1}
+
+
+async def test_what_was_signed_passes_over_http2(
+    start: Start, start_nginx: StartNginx, tmp_path: Path
+) -> None:
+    if not await speaks_http2():
+        pytest.skip("curl without HTTP/2")
+    certify(tmp_path)
+    port = free_port()
+    http = site("one.conf", port, await start(SERVICE))
+    start_nginx(http.replace("/etc/letsencrypt/live/sync.example.org", str(tmp_path)), port)
+    base = f"https://localhost:{port}"
+    async with aiohttp.ClientSession() as session:
+        signed = signer(base, session).headers("GET", f"/pull/u/{ME}/a", b"")
+    longest = {"Authorization": "Cap " + "A" * (8192 - len("Cap "))}
+    for headers, status in ((signed, 200), (longest, 401)):
+        told = await curl(
+            "--http2", "--silent", "--show-error", "--cacert", str(tmp_path / "fullchain.pem"),
+            "--output", str(tmp_path / "answer"), "--write-out", "%{http_version} %{http_code}",
+            *(part for name, value in headers.items() for part in ("--header", f"{name}: {value}")),
+            f"{base}/pull/u/{ME}/a",
+        )  # fmt: skip
+        assert told == f"2 {status}"
+
+
+async def speaks_http2() -> bool:
+    return shutil.which("curl") is not None and "HTTP2" in await curl("--version")
+
+
+async def curl(*arguments: str) -> str:
+    """What curl prints."""
+    process = await asyncio.create_subprocess_exec("curl", *arguments, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    return output.decode()

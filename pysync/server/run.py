@@ -25,7 +25,7 @@ from pysync.server.address import reserved
 from pysync.server.app import App, Worker, create_app
 from pysync.server.banner import banner
 from pysync.server.connection import listen
-from pysync.server.supervisor import Post, Supervisor
+from pysync.server.supervisor import NO_RELOAD, Post, Supervisor
 from pysync.sqlite_file import quick_check
 
 _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "redis"}
@@ -162,5 +162,7 @@ def _listen_for_signals(stop: asyncio.Event) -> None:
             os._exit(1)
         stop.set()
 
+    loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, on_signal)
+        loop.add_signal_handler(name, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, log.warning, NO_RELOAD)

@@ -30,7 +30,12 @@ GRACE_S: Final = 2.0
 
 _READY: Final = b"\0"
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
-_TAKEN: Final = (*_ENDING, signal.SIGCHLD)
+_TAKEN: Final = (*_ENDING, signal.SIGHUP, signal.SIGCHLD)
+
+NO_RELOAD: Final = (
+    "SIGHUP is ignored: there is no reload; to apply another configuration restart the service "
+    "(SIGTERM drains it, then start it again)"
+)
 
 log = logging.getLogger("pysync.server")
 
@@ -213,7 +218,10 @@ class Supervisor:
                 if not worker.is_ready:
                     selector.register(worker.line, selectors.EVENT_READ)
             selector.select(at_most_s)
-        self._signals += sum(number in _ENDING for number in _read_all(self._signal_pipe[0]))
+        came = _read_all(self._signal_pipe[0])
+        self._signals += sum(number in _ENDING for number in came)
+        if signal.SIGHUP in came:
+            log.warning(NO_RELOAD)
         for worker in self._workers():
             worker.listen()
         return [worker for worker in self._workers() if self._has_ended(worker)]
@@ -253,8 +261,9 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            # A terminal sends it to everybody; it is the parent who passes it on.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # A terminal sends these to everybody; it is the parent who answers them.
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
             for fd in (line, *self._signal_pipe, self._parent_pipe[1]):
                 os.close(fd)
             for worker in self._workers():

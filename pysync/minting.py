@@ -17,6 +17,8 @@ from pysync.caps import CapError, Certificate, RevocationList
 from pysync.signing import Signer
 
 LIFETIME_S: Final = 30 * 24 * 3600
+DROPPED_AFTER_S: Final = 24 * 3600
+"""How long after its `exp` an entry of a revocation list is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +117,44 @@ def revocation_list(
     *,
     certificates: Iterable[Certificate] = (),
     subjects: Iterable[tuple[str, int]] = (),
+    earlier: RevocationList | None = None,
+    now_s: int = 0,
 ) -> RevocationList:
     """The list that takes back these certificates, and everything held by `subjects`: pairs of key and the
-    second from which the entry may be dropped. It replaces lists of a lower `generation`."""
+    second from which the entry may be dropped. It replaces lists of a lower `generation`.
+
+    What is in an `earlier` list stays, but for entries that expired more than a day before `now_s`. An `exp`
+    of 0 or less tells nothing: that entry stays as well."""
+    known = {} if earlier is None else orjson.loads(earlier.text)
+    own = [{"sub": cert.sub, "nonce": cert.nonce, "exp": cert.exp} for cert in certificates]
     members: dict[str, Any] = {
+        **{name: value for name, value in known.items() if name != "sig"},
         "v": 1,
         "iss": issuer.ed_pub,
         "issUserId": caps.user_id(issuer.ed_pub),
         "generation": generation,
-        "revoked": [{"sub": cert.sub, "nonce": cert.nonce, "exp": cert.exp} for cert in certificates],
+        "revoked": _merged(known.get("revoked", []), own, ("sub", "nonce"), now_s),
     }
-    if dropped := [{"sub": sub, "exp": exp} for sub, exp in subjects]:
+    held = [{"sub": sub, "exp": exp} for sub, exp in subjects]
+    if dropped := _merged(known.get("revokedSubjects", []), held, ("sub",), now_s):
         members["revokedSubjects"] = dropped
     return caps.read_revocation_list(_signed(issuer, caps.REVOCATION_TAG, members))
+
+
+def _merged(
+    earlier: list[dict[str, Any]], own: list[dict[str, Any]], names: tuple[str, ...], now_s: int
+) -> list[dict[str, Any]]:
+    """The entries of both, each once by the members `names`, without those that expired long ago."""
+    entries = {
+        tuple(entry[name] for name in names): entry
+        for entry in earlier
+        if entry["exp"] <= 0 or entry["exp"] + DROPPED_AFTER_S > now_s
+    }
+    for entry in own:
+        known = entries.setdefault(tuple(entry[name] for name in names), entry)
+        if 0 < known["exp"] < entry["exp"]:
+            known["exp"] = entry["exp"]
+    return list(entries.values())
 
 
 def _mint(

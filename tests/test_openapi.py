@@ -39,6 +39,7 @@ async def test_every_route_is_described_and_nothing_else(
     found = {(path, method) for path, item in document["paths"].items() for method in item}
     assert found == {(path, "get") for path in OPERATORS} | {
         ("/revocations", "post"),
+        ("/revocations/{issuer}", "get"),
         ("/batch/pull", "get"),
         ("/acme/batch/pull", "get"),
         ("/events", "get"),

@@ -346,15 +346,26 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
 
     show = commands.add_parser("show", help="print a certificate and whether it holds")
     show.add_argument("file", metavar="FILE", help="JSON or an Authorization header; - is stdin")
+    show.add_argument("--server", metavar="URL", type=_url, help="ask this server whether it was revoked")
     show.set_defaults(run=("caps", "show"))
 
-    revoke = commands.add_parser("revoke", help="print a signed list of certificates that are taken back")
-    revoke.add_argument(
-        "file", metavar="FILE", nargs="*", help="certificates: all, also those of earlier lists"
+    revoke = commands.add_parser(
+        "revoke",
+        help="take certificates and keys back: print the signed list, with --publish send it",
+        description="--publish keeps what is in the published list and adds to it.",
     )
+    revoke.add_argument("file", metavar="FILE", nargs="*", help="certificates")
+    revoke.add_argument(
+        "--subject", metavar="FILE", action="append", default=[],
+        help="everything that a key holds: its keys as `keys show` prints them; may be repeated",
+    )  # fmt: skip
     revoke.add_argument("--key", metavar="FILE", required=True, help="the issuer's key file")
     revoke.add_argument(
-        "--generation", metavar="N", type=int, required=True, help="larger than that of the list it replaces"
+        "--generation", metavar="N", type=int,
+        help="larger than that of the list it replaces (default with --publish: the next)",
+    )  # fmt: skip
+    revoke.add_argument(
+        "--replace", action="store_true", help="with --publish: whatever else was revoked holds again"
     )
     revoke.add_argument("--publish", action="store_true", help="send it to the server as well")
     _add_server(revoke)

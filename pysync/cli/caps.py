@@ -1,6 +1,7 @@
 """`pysync cap`: certificates, minted and looked at."""
 
 import argparse
+import asyncio
 import os
 import time
 from datetime import UTC, datetime
@@ -73,6 +74,12 @@ def audience(options: argparse.Namespace) -> int:
 def show(options: argparse.Namespace) -> int:
     certificate = read_certificate(options.file)
     verdict = _verdict(certificate)
+    if (
+        verdict == "ok"
+        and options.server is not None
+        and asyncio.run(_is_revoked(options.server, certificate))
+    ):
+        verdict = "revoked"
     print_json(
         {
             "verdict": verdict,
@@ -94,6 +101,15 @@ def _verdict(certificate: Certificate) -> str:
     except caps.CapError as error:
         return error.reason
     return "ok"
+
+
+async def _is_revoked(server: str, certificate: Certificate) -> bool:
+    """Whether the issuer has published there that the certificate is taken back."""
+    from pysync.client import Client  # heavy, and not needed without a server
+
+    async with Client(server) as client:
+        listed = await client.revocations(certificate.iss_user_id)
+    return listed is not None and listed.revokes(certificate)
 
 
 class _Lifetime(TypedDict):

@@ -1,22 +1,48 @@
-"""`pysync cap revoke`: certificates, taken back."""
+"""`pysync cap revoke`: certificates and keys, taken back."""
 
 import argparse
 import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
 
 from pysync import minting
 from pysync.caps import Certificate, RevocationList
-from pysync.cli.files import read_certificate, read_keys
+from pysync.cli.files import read_certificate, read_keys, read_public_keys
+from pysync.errors import StaleGeneration
 from pysync.keys import Keys
+
+SUBJECT_S: Final = 10 * 365 * 86_400
+"""How long a key stays in the list: nobody knows how long its certificates hold."""
+ATTEMPTS: Final = 8
+
+Make = Callable[[int, RevocationList | None], RevocationList]
+"""The list of a generation, which keeps what is in an earlier one."""
 
 
 def revoke(options: argparse.Namespace) -> int:
-    if options.generation < 0:
+    if options.generation is not None and options.generation < 0:
         raise ValueError("--generation must be 0 or more")
+    if options.replace and not options.publish:
+        raise ValueError("--replace needs --publish")
     issuer = read_keys(options.key)
     certificates = [_issued_by(issuer, name) for name in options.file]
-    revocations = minting.revocation_list(issuer, options.generation, certificates=certificates)
+    now_s = int(time.time())
+    subjects = [(read_public_keys(name)[0], now_s + SUBJECT_S) for name in options.subject]
+    if not certificates and not subjects and not options.replace:
+        raise ValueError("name certificates, or a key with --subject")
+
+    def make(generation: int, earlier: RevocationList | None) -> RevocationList:
+        return minting.revocation_list(
+            issuer, generation, certificates=certificates, subjects=subjects, earlier=earlier, now_s=now_s
+        )
+
     if options.publish:
-        asyncio.run(_publish(options.server, revocations))
+        revocations = asyncio.run(_publish(options, issuer, make))
+    elif options.generation is None:
+        raise ValueError("--generation is needed, or --publish, which asks the server for it")
+    else:
+        revocations = make(options.generation, None)
     print(revocations.text.decode())
     return 0
 
@@ -28,8 +54,27 @@ def _issued_by(issuer: Keys, name: str) -> Certificate:
     return certificate
 
 
-async def _publish(server: str, revocations: RevocationList) -> None:
+async def _publish(options: argparse.Namespace, issuer: Keys, make: Make) -> RevocationList:
+    """Publish a list of the next generation, or of the one that the options name, and return it. It keeps
+    what is in the published one, unless that is to be replaced. Raises StaleGeneration where the named one
+    is not larger."""
     from pysync.client import Client  # heavy, and not needed to print a list
 
-    async with Client(server) as client:
-        await client.revoke(revocations)
+    async with Client(options.server) as client:
+        for attempt in range(ATTEMPTS):
+            earlier = await client.revocations(issuer.user_id)
+            if earlier is not None and earlier.iss != issuer.ed_pub:
+                raise ValueError("the server answers with the revocation list of another issuer")
+            generation = options.generation
+            if generation is None:
+                generation = 1 if earlier is None else earlier.generation + 1
+            revocations = make(generation, None if options.replace else earlier)
+            try:
+                await client.revoke(revocations)
+            except StaleGeneration:
+                # Somebody else has published meanwhile.
+                if options.generation is not None or attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            return revocations
+    raise AssertionError("the last attempt returns or raises")

@@ -9,7 +9,7 @@ import orjson
 
 from pysync import signing
 from pysync._core import decode_push
-from pysync.caps import RevocationList
+from pysync.caps import RevocationList, read_revocation_list
 from pysync.client.blobs import Blobs
 from pysync.client.connection import document_key
 from pysync.client.encoding import encode
@@ -28,7 +28,7 @@ from pysync.client.results import (
 )
 from pysync.client.tails import Bounds, ParamSet, TailRequest, check_batch_bounds, pull_query
 from pysync.client.watch import IDLE_S, Stream, Watch
-from pysync.errors import PysyncError
+from pysync.errors import NotFound, PysyncError
 from pysync.signing import Signer
 
 MAX_PAGE = 1000
@@ -244,6 +244,18 @@ class Client(Blobs):
         return await self._attempt(
             "POST", "/revocations", lambda answer: int(answer["generation"]), revocations.text, headers
         )
+
+    async def revocations(self, issuer: str) -> RevocationList | None:
+        """The revocation list that an issuer (user id) has published, its signature checked; None where there
+        is none. Raises BadSignature or InvalidRevocation where the server answers with anything else."""
+
+        def read(answer: dict[str, Any]) -> RevocationList:
+            return read_revocation_list(orjson.dumps(answer))
+
+        try:
+            return await self._repeat("GET", f"/revocations/{issuer}", read, anonymous=True)
+        except NotFound:
+            return None
 
     async def health(self) -> dict[str, Any]:
         """What the server says of itself. Unsigned, and tried once."""

@@ -7,7 +7,7 @@ from pysync import _core, fields, wire
 from pysync.access import Access
 from pysync.config import Limit
 from pysync.documents import Documents, Known
-from pysync.errors import Conflict
+from pysync.errors import Conflict, NotFound
 from pysync.model import Caller, Written
 from pysync.revocation import Revocations
 from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches, wants_body
@@ -55,6 +55,13 @@ class Handlers:
         text = await read_body(request, MAX_REVOCATION_BYTES)
         generation = await self._revocations.publish(text)
         return Answer(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
+
+    async def revocations(self, request: web.BaseRequest, match: Match) -> Answer:
+        """`GET /revocations/<issuer>`: the list as it was published, for anybody."""
+        text = await self._revocations.published(match.values[0])
+        if text is None:
+            raise NotFound
+        return Answer(200, text, "Cache-Control: no-cache\r\n")
 
     async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
         """The answer to a pull that is allowed: `caller` is the `signer` with its roles for this document."""

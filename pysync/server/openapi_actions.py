@@ -326,6 +326,14 @@ def _revoke(service: Service, route: Route) -> Operation:
     )
 
 
+def _revocations(service: Service, route: Route) -> Operation:
+    return Operation(
+        "The revocation list that an issuer, by its user id, has published",
+        {"200": answer("The list.", component("schemas", "RevocationList"))},
+        _STORE | {404},
+    )
+
+
 def _alive(service: Service, route: Route) -> Operation:
     state = object_of({"ok": {"const": True}, "ts": component("schemas", "Timestamp")})
     if route.action == "health":
@@ -402,6 +410,7 @@ ACTIONS: Mapping[str, Callable[[Service, Route], Operation]] = {
     "config": _config,
     "example": _example,
     "revoke": _revoke,
+    "revocations": _revocations,
     "health": _alive,
     "ready": _alive,
     "metrics": _metrics,

@@ -253,6 +253,11 @@ class Wiring:
                 self.routes.add(["GET"], Route(handler, segments(prefix + path), action=action))
         revoke = Route(self.handlers.revoke, segments(f"{mount}/revocations"), action="revoke")
         self.routes.add(["POST"], revoke)
+        template = segments(f"{mount}/revocations/{{issuer}}")
+        issuer = Route(
+            self.handlers.revocations, template, ("issuer",), "revocations", key_from=len(template) - 1
+        )
+        self.routes.add(["GET"], issuer)
 
 
 def pull_rules(config: Config, hooks: Hooks) -> Iterator[Rule]:

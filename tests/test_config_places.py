@@ -1,0 +1,194 @@
+"""Where a configuration comes from: variables that reach each of its members, and paths beside its file."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configurations import ROOT, collection, config, faults
+from shell import Shell
+
+from pysync.config import Config, ConfigError, RateLimit, load, parse, tree
+from pysync.config.report import check
+from pysync.config.source import variables
+
+VALUES = {
+    "version": "1",
+    "auth.adminToken": "token-of-the-tests",
+    "auth.trustedIssuers": json.dumps(["ab" * 32]),
+    "auth.identityRoles": '{"u": ["editor"]}',
+    "auth.spaces.accessPath": "s/{sid}/_access",
+    "auth.spaces.param": "sid",
+    "store.url": "file:x",
+    "coordinator": "file:y",
+    "server.mountPath": "/v9",
+    "server.publicHosts": '["sync.example"]',
+    "server.cors.origins": '["https://app.example", "*"]',
+    "configEndpoint.auth": "role-filtered",
+    "batchKeyDenySuffixes": '["_x"]',
+    "collections": json.dumps([collection(ttlMs=5)]),
+    "namespaces": json.dumps({"acme": config(collection())}),
+    "restrictions": '{"mode": "deny", "identities": ["x"]}',
+    "plugins": '["audit:plugin"]',
+}
+"""Members that are no number and no boolean, as a variable spells them."""
+
+
+def environ() -> dict[str, str]:
+    """A value for every variable."""
+    found = {}
+    for name, path in variables().items():
+        default = "[]" if path in ("projections", "events") else "7"
+        if path.rpartition(".")[2] in ("trustOnFirstUse", "forcePathStyle"):
+            default = "true"
+        if path.endswith(".bucket"):
+            default = "ip"
+        found[name] = VALUES.get(path, default)
+    return found
+
+
+def leaves(kind: type, path: str = "") -> set[str]:
+    """Every member of the configuration that is no object of fixed members."""
+    found = set()
+    for name, inner in members(kind):
+        at = f"{path}.{name}" if path else name
+        found |= leaves(inner, at) if inner else {at}
+    return found
+
+
+def members(kind: Any) -> list[tuple[str, Any]]:
+    return [
+        (
+            tree.wire_name(name),
+            next((one for one in (field.type, *getattr(field.type, "__args__", ())) if one in OBJECTS), None),
+        )
+        for name, field in kind.__dataclass_fields__.items()
+    ]
+
+
+OBJECTS = (
+    tree.Server, tree.Cors, tree.StoreConfig, tree.Auth, tree.Spaces, tree.ConfigEndpoint, tree.ChangesKept,
+    tree.RateLimit, tree.RateRule, tree.Limit,
+)  # fmt: skip
+
+
+def test_a_variable_reaches_every_scalar_and_every_list() -> None:
+    assert leaves(Config) <= set(variables().values())
+    assert len(set(variables().values())) == len(variables())
+    read = parse({}, environ())
+    assert read.server.cors.origins == ("https://app.example", "*")
+    assert (read.server.public_hosts, read.server.port) == (("sync.example",), 7)
+    assert read.auth.trusted_issuers == ("ab" * 32,)
+    assert read.auth.identity_roles == {"u": ("editor",)}
+    assert read.auth.spaces == tree.Spaces(
+        access_path="s/{sid}/_access", param="sid", trust_on_first_use=True
+    )
+    assert read.config_endpoint == tree.ConfigEndpoint(auth="role-filtered")
+    assert read.collections == parse(config(collection(ttlMs=5))).collections
+    assert list(read.namespaces) == ["acme"]
+    assert read.restrictions == (tree.Restriction(mode="deny", identities=("x",)),)
+    assert (read.plugins, read.batch_key_deny_suffixes) == (("audit:plugin",), ("_x",))
+    assert isinstance(read.rate_limit, RateLimit)
+    assert read.rate_limit.window_ms == 7
+    assert read.changes.max_count == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("PYSYNC_SERVER_CORS_ORIGINS", "server.cors.origins"),
+        ("PYSYNC_AUTH_SPACES_ACCESS_PATH", "auth.spaces.accessPath"),
+        ("PYSYNC_RATE_LIMIT_PULL_IP_MAX_REQUESTS", "rateLimit.pull.ip.maxRequests"),
+        ("PYSYNC_PLUGINS", "plugins"),
+        ("PYSYNC_STORE", "store.url"),
+        ("PYSYNC_ADMIN_TOKEN", "auth.adminToken"),
+    ],
+)
+def test_the_name_of_a_variable_follows_from_the_path_of_its_member(name: str, path: str) -> None:
+    assert variables()[name] == path
+
+
+def test_a_list_that_is_no_json_is_refused_with_the_name_of_its_variable() -> None:
+    for text in ("a.example", '"a.example"', "{}"):
+        ((path, message),) = faults({}, {"PYSYNC_SERVER_PUBLIC_HOSTS": text})
+        assert path == "server.publicHosts"
+        assert message.startswith("must be a list")
+    assert faults({}, {"PYSYNC_SERVER_PUBLIC_HOSTS": "a.example"}) == [
+        (
+            "server.publicHosts",
+            "must be a list in JSON, not a string (environment variable PYSYNC_SERVER_PUBLIC_HOSTS)",
+        )
+    ]
+
+
+def test_what_a_list_of_the_environment_holds_is_not_substituted() -> None:
+    read = parse({}, {"PYSYNC_PLUGINS": '["a:b", "c:d"]', "PYSYNC_SERVER_PUBLIC_HOSTS": '["$x"]', "x": "y"})
+    assert (read.plugins, read.server.public_hosts) == (("a:b", "c:d"), ("$x",))
+    told = faults({}, {"PYSYNC_SERVER_CORS_ORIGINS": '["${X}"]', "X": "https://a.example"})
+    assert told[0][0] == "server.cors.origins[0]"
+
+
+def test_a_variable_adds_to_a_limit_that_is_spelled_shortly() -> None:
+    names = {"PYSYNC_RATE_LIMIT_WINDOW_MS": "5", "PYSYNC_RATE_LIMIT_MAX_REQUESTS": "6"}
+    for short in (True, False, "none", None):
+        assert parse({"rateLimit": short}, names).rate_limit == RateLimit(window_ms=5, max_requests=6)
+
+
+def test_a_folder_is_relative_to_the_file_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etc").mkdir()
+    path = tmp_path / "etc/c.json"
+    path.write_text('{"server": {"examples": "${WHERE}"}, "store": "file:data", "coordinator": "file:co"}')
+    read = load(path, {"WHERE": "pages"})
+    assert read.server.examples == str(tmp_path / "etc/pages")
+    assert (read.store.url, read.coordinator) == ("file:data", "file:co")
+    assert load(path, {"WHERE": "/srv/pages"}).server.examples == "/srv/pages"
+    monkeypatch.chdir(tmp_path)
+    assert load("etc/c.json", {"WHERE": "pages"}).server.examples == "etc/pages"
+    # A variable is set where the server is started.
+    assert load("etc/c.json", {"WHERE": "x", "PYSYNC_SERVER_EXAMPLES": "here"}).server.examples == "here"
+    assert parse({"server": {"examples": "pages"}}).server.examples == "pages"
+
+
+def test_check_and_serve_find_the_same_folder(tmp_path: Path) -> None:
+    seen: list[Config] = []
+    check(str(ROOT / "deploy/example.json"), {}, seen.append)
+    assert seen[0].server.examples == str(ROOT / "deploy/examples")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"server": {"port": "x"}}, ["c.json: server.port: must be an integer, not a string"]),
+        (
+            {"server": {"port": "x"}, "stor": 1},
+            [
+                "c.json: 2 problems",
+                "  server.port: must be an integer, not a string",
+                "  stor: unknown member; did you mean store?",
+            ],
+        ),
+        ({"plugins": ["nowhere:plugin"]}, ["c.json: plugins[0]: there is no module nowhere"]),
+    ],
+)
+def test_serve_names_the_file_that_is_wrong(tmp_path: Path, value: Any, told: list[str]) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(value))
+    ran = subprocess.run(
+        [sys.executable, "-m", "pysync", "serve", "--config", "c.json", "--store", "memory:", "--port", "0"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False,
+        env={name: item for name, item in os.environ.items() if not name.startswith("PYSYNC_")},
+    )  # fmt: skip
+    lines = ran.stderr.splitlines()
+    assert ran.returncode == 1
+    assert lines[0].startswith("pysync: " + told[0])
+    assert lines[1:] == told[1:]
+
+
+def test_a_file_that_cannot_be_read_is_named_once(shell: Shell) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load("none.json", {})
+    assert str(refused.value) == "none.json: No such file or directory"

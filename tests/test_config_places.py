@@ -163,12 +163,12 @@ def test_check_and_serve_find_the_same_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ({"server": {"port": "x"}}, ["c.json: server.port: must be an integer, not a string"]),
+        ({"server": {"workers": "x"}}, ["c.json: server.workers: must be an integer, not a string"]),
         (
-            {"server": {"port": "x"}, "stor": 1},
+            {"server": {"workers": "x"}, "stor": 1},
             [
                 "c.json: 2 problems",
-                "  server.port: must be an integer, not a string",
+                "  server.workers: must be an integer, not a string",
                 "  stor: unknown member; did you mean store?",
             ],
         ),

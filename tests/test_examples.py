@@ -1,6 +1,5 @@
 """The files of `server.examples`: served as they are, and nothing else of the host."""
 
-import json
 import os
 import re
 from html.parser import HTMLParser
@@ -12,7 +11,7 @@ import pytest
 from configurations import ROOT, collection, config, faults
 from conftest import Browser, Start
 
-from pysync.config import parse
+from pysync.config import load, parse
 from pysync.server.banner import banner
 from pysync.server.examples import MAX_BYTES
 
@@ -202,6 +201,7 @@ async def test_make_serve_serves_our_pages(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, page: Path
 ) -> None:
     monkeypatch.chdir(ROOT)
-    server = json.loads((ROOT / "deploy/example.json").read_text())["server"]
-    browser = await served(start, session, server["examples"])
+    folder = load("deploy/example.json", {}).server.examples
+    assert folder is not None
+    browser = await served(start, session, Path(folder))
     assert (await browser.request("GET", f"/examples/{page.name}")).body == page.read_bytes()

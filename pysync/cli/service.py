@@ -33,6 +33,8 @@ def serve(options: argparse.Namespace) -> int:
         loading.beside(options.config)
     try:
         return run.serve(settings, notice)
+    except config.ConfigError as error:
+        raise (error.of_file(options.config) if options.config else error) from None
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
@@ -38,11 +39,12 @@ class Converter:
     """One conversion: `problems` is what was found, `place` tells where an object of the tree was written.
 
     A member with a fault takes its default, and an object that lacks a required one is left out, so that the
-    rules can look at all the rest.
+    rules can look at all the rest. A relative path in the file is one from `folder`.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], folder: str) -> None:
         self.problems: list[Problem] = []
+        self._folder = folder
         self._environ = environ
         self._places: dict[int, str] = {}
 
@@ -101,6 +103,8 @@ class Converter:
             value = self._substituted(value, path)
             if value is INVALID:
                 return INVALID
+            if value and limits["is_path"]:
+                value = os.path.join(self._folder, value)
         if hint is Any:
             return self._json(value, path)
         or_list = ""
@@ -122,13 +126,13 @@ class Converter:
 
     def _list(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if not isinstance(value, list | tuple):
-            return self._expected("a list", value, path)
+            return self._expected("a list" + _in_json(value), value, path)
         items = [self._convert(item, hint, f"{path}[{at}]", limits) for at, item in enumerate(value)]
         return tuple(item for item in items if item is not INVALID)
 
     def _map(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if not isinstance(value, Mapping):
-            return self._expected("an object", value, path)
+            return self._expected("an object" + _in_json(value), value, path)
         items = {name: self._convert(item, hint, join(path, name), limits) for name, item in value.items()}
         for name in items:
             if not isinstance(name, str) or not name:
@@ -137,7 +141,9 @@ class Converter:
 
     def _choice(self, value: Any, choices: Sequence[Any], path: str, or_list: str) -> Any:
         for choice in choices:
-            if value == choice and (type(value) is type(choice) or isinstance(value, Text)):
+            if value == choice and type(value) is type(choice):
+                return choice
+            if isinstance(value, Text) and value == str(choice):
                 return choice
         return self._note(path, f"must be {' or '.join(map(_spelled, choices))}{or_list}" + _from(value))
 
@@ -274,6 +280,10 @@ def _kind(value: Any) -> str:
 
 def _spelled(choice: object) -> str:
     return f'"{choice}"' if isinstance(choice, str) else str(choice).lower()
+
+
+def _in_json(value: Any) -> str:
+    return " in JSON" if isinstance(value, Text) else ""
 
 
 def _from(value: Any) -> str:

@@ -1,5 +1,6 @@
 """What is wrong with a configuration, and where."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,12 +24,23 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration is refused. `problems` is all that was found, wrong types before broken rules."""
+    """The configuration is refused. `problems` is all that was found, wrong types before broken rules, in
+    `file` (`""`: not known, or named by the problems)."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(map(str, self.problems)))
+        self.file = file
+        lines = [*map(str, self.problems)]
+        if file:
+            many = [f"{file}: {len(lines)} problems", *(f"  {line}" for line in lines)]
+            lines = [f"{file}: {lines[0]}"] if len(lines) == 1 else many
+        super().__init__("\n".join(lines))
 
-    def __reduce__(self) -> tuple[type["ConfigError"], tuple[tuple[Problem, ...]]]:
+    def of_file(self, file: str | os.PathLike[str]) -> "ConfigError":
+        """The same, of a file that is named, unless it could not be read: then it is named already."""
+        is_named = self.file or not any(problem.path for problem in self.problems)
+        return self if is_named else ConfigError(self.problems, os.fspath(file))
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[tuple[Problem, ...], str]]:
         """A worker tells its parent what keeps it from starting."""
-        return ConfigError, (self.problems,)
+        return ConfigError, (self.problems, self.file)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import orjson
 
 from pysync.config.presets import ParquetPreset
-from pysync.config.source import variables
+from pysync.config.source import spelled_in_json, variables
 from pysync.config.tree import MAX_INT, Collection, Config, wire_name
 
 HEAD = """\
@@ -20,8 +20,10 @@ One file, JSON, YAML or TOML, told apart by its name. `pysync check FILE` prints
 warnings and the route table. Unknown members are refused. `null` is the same as leaving a member out.
 
 - `${NAME}` in any string is replaced by that environment variable, which must exist.
-- The environment variables named below override the file; an empty one counts as unset. The flags of
-  `pysync serve` override both.
+- [Environment variables](#environment-variables) override the file; an empty one counts as unset. The
+  flags of `pysync serve` override both.
+- Files and folders that the file names (`server.examples`) are relative to the file. The folders of `store`
+  and `coordinator` are relative to where the server is started, as is what a variable names.
 - A key template such as `users/{identity}/notes/{id}` has segments of letters, digits and `. _ : @ -`, and
   whole segments `{name}`. Keys that start with `_pysync` are the server's own.
 - Only requests that a collection's own `rateLimit` meters are limited. The nearest rule that names a limit
@@ -33,11 +35,27 @@ warnings and the route table. Unknown members are refused. `null` is the same as
 """
 
 
+VARIABLES = """\
+A variable sets the member at a path: `PYSYNC_`, then the path in capitals, with `_` between its words. So
+`server.trustedProxyHops` is `PYSYNC_SERVER_TRUSTED_PROXY_HOPS`; `store.url` and `auth.adminToken` have
+shorter names. A number or a boolean is spelled as in JSON, a text is taken as it is. A list, or an object
+whose members have names of your own, is JSON as a whole and replaces that of the file:
+
+    PYSYNC_SERVER_PUBLIC_HOSTS='["sync.example.org"]' pysync serve --config pysync.json
+
+`pysync check` warns about variables with this prefix that set nothing.
+"""
+
+
 def page() -> str:
     """The whole page, with a final line break."""
     sections = [_section(kind) for kind in _objects(Config, [])]
-    names = "".join(f"| `{variable}` | `{path}` |\n" for variable, path in variables().items())
-    environment = f"## Environment variables\n\n| Variable | Member |\n|---|---|\n{names}"
+    json = spelled_in_json()
+    names = "".join(
+        f"| `{variable}` | `{path}` |{' JSON |' if path in json else ' |'}\n"
+        for variable, path in variables().items()
+    )
+    environment = f"## Environment variables\n\n{VARIABLES}\n| Variable | Member | |\n|---|---|---|\n{names}"
     return "\n".join([HEAD, *sections, environment])
 
 

@@ -37,7 +37,7 @@ def check(
     except ConfigError as error:
         return False, str(error)  # which names the file
     try:
-        config = parse(value, environ)
+        config = parse(value, environ, folder=os.path.dirname(path))
         use(config)
     except ConfigError as error:
         return False, "\n".join([f"{path}: {count(error.problems, 'problem')}", "", *_told(error.problems)])

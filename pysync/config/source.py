@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pysync.config import rules
 from pysync.config.convert import Converter, Text, join
 from pysync.config.problem import ConfigError, Problem
-from pysync.config.tree import Auth, Config, Server, StoreConfig, wire_name
+from pysync.config.tree import Config, wire_name
 
 MAX_BYTES = 4 * 1024 * 1024
 _COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")
@@ -30,20 +30,26 @@ def load(
     `PYSYNC_...` variables of `environ` override it, `overrides` override both. Raises ConfigError with every
     problem found, also for a file that cannot be read.
     """
-    return parse(read(Path(path)), environ, overrides)
+    try:
+        return parse(read(Path(path)), environ, overrides, os.path.dirname(path))
+    except ConfigError as error:
+        raise error.of_file(path) from None
 
 
 def parse(
-    value: object, environ: Mapping[str, str] = _NOTHING, overrides: Mapping[str, object] = _NOTHING
+    value: object,
+    environ: Mapping[str, str] = _NOTHING,
+    overrides: Mapping[str, object] = _NOTHING,
+    folder: str = "",
 ) -> Config:
-    """The configuration that a file with this content would give. `value` is plain JSON values.
+    """The configuration that a file in `folder` with this content would give. `value` is plain JSON values.
 
     `overrides` are flags: the path of a scalar (`server.port`, `store`) -> its value, a string standing for
     the value it spells; None is no flag. Raises ConfigError; KeyError for a flag that is no scalar's path.
     """
     if not isinstance(value, Mapping):
         raise ConfigError([Problem("", "the configuration must be an object")])
-    converter = Converter(environ)
+    converter = Converter(environ, folder)
     config = converter.object(_overridden(value, environ, overrides), Config, "")
     assert config is not None, "no member of Config is required"
     problems = list(dict.fromkeys([*converter.problems, *rules.problems(config, converter.place)]))
@@ -75,19 +81,35 @@ def _naming_its_collection(problem: Problem, names: Mapping[str, str]) -> Proble
 
 @cache
 def variables() -> Mapping[str, str]:
-    """The environment variables that override scalars -> the scalars' paths."""
-    found = {"PYSYNC_STORE": "store.url", "PYSYNC_ADMIN_TOKEN": "auth.adminToken"}
-    sections: dict[str, type] = {"": Config, "server": Server, "store": StoreConfig, "auth": Auth}
-    for section, kind in sections.items():
-        for field in dataclasses.fields(kind):
-            path = f"{section}.{wire_name(field.name)}" if section else wire_name(field.name)
-            if _is_scalar(field.type) and path not in found.values():
-                found["_".join(filter(None, ("PYSYNC", section, field.name))).upper()] = path
-    return found
+    """The environment variables that override members -> the members' paths."""
+    short = {"PYSYNC_STORE": "store.url", "PYSYNC_ADMIN_TOKEN": "auth.adminToken"}
+    members = ((names, ".".join(map(wire_name, names))) for names, _ in _members(Config))
+    return short | {
+        "_".join(("PYSYNC", *names)).upper(): path for names, path in members if path not in short.values()
+    }
 
 
-def _is_scalar(hint: Any) -> bool:
-    return any(hint in (kind, kind | None) for kind in (str, int, bool))
+@cache
+def spelled_in_json() -> frozenset[str]:
+    """The paths of members whose variables hold JSON: lists, and objects whose members have free names."""
+    return frozenset(
+        ".".join(map(wire_name, names))
+        for names, hint in _members(Config)
+        if any(get_origin(one) in (tuple, Mapping) for one in (hint, *get_args(hint)))
+    )
+
+
+def _members(kind: type, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The members of an object and of those inside it that are no such objects: their names and types."""
+    for field in dataclasses.fields(kind):
+        names = (*above, field.name)
+        is_union = get_origin(field.type) in (UnionType, Union)
+        choices = get_args(field.type) if is_union else (field.type,)
+        inner = next((one for one in choices if dataclasses.is_dataclass(one)), None)
+        if isinstance(inner, type):
+            yield from _members(inner, names)
+        else:
+            yield names, field.type
 
 
 def _overridden(
@@ -101,6 +123,8 @@ def _overridden(
             inner = target.get(section)
             if isinstance(inner, str) and section == "store":
                 inner = {"url": inner}
+            if section == "rateLimit" and (isinstance(inner, bool) or inner == "none"):
+                inner = None
             if not isinstance(inner, Mapping | None):
                 break  # its own fault is reported
             target[section] = dict(inner or {})
@@ -114,11 +138,29 @@ def _settings(environ: Mapping[str, str], flags: Mapping[str, object]) -> Iterat
     """Paths and values, the stronger ones later. An empty variable counts as unset."""
     for variable, path in variables().items():
         if environ.get(variable):
-            yield path, Text(environ[variable], f"environment variable {variable}")
+            text = Text(environ[variable], f"environment variable {variable}")
+            yield path, _decoded(text) if path in spelled_in_json() else text
     known = {path: path for path in variables().values()} | {"store": "store.url"}
     for path, value in flags.items():
         if value is not None:
             yield known[path], Text(value, "command line") if isinstance(value, str) else value
+
+
+def _decoded(text: Text) -> object:
+    """The value that the text spells in JSON; itself where it spells none, which is told then."""
+
+    def marked(value: Any) -> Any:
+        """`value`, its strings marked as they are not to be substituted."""
+        if isinstance(value, str):
+            return Text(value, text.origin)
+        if isinstance(value, list):
+            return [marked(item) for item in value]
+        return {name: marked(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+    try:
+        return marked(_json(text))
+    except (ValueError, RecursionError):
+        return text
 
 
 def read(path: Path) -> object:

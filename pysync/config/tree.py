@@ -30,11 +30,12 @@ def member(
     at_most: int = MAX_INT,
     may_be_empty: bool = False,
     secret: bool = False,
+    is_path: bool = False,
 ) -> Any:
     """A field with its documentation; without a default the member is required.
 
     `at_least` and `at_most` bound an integer, `may_be_empty` admits an empty string, and a `secret` is kept
-    out of `repr`.
+    out of `repr`. One that `is_path` is relative to the file it is written in.
     """
     metadata = {
         "doc": doc,
@@ -42,6 +43,7 @@ def member(
         "at_most": at_most,
         "may_be_empty": may_be_empty,
         "secret": secret,
+        "is_path": is_path,
     }
     if default is ...:
         return field(metadata=metadata, repr=not secret)
@@ -198,9 +200,10 @@ class Server:
     trusted_proxy_hops: int = member("Proxies in front whose `X-Forwarded-For` is believed.", 0, at_least=0)
     cors: Cors = member("Cross-origin callers.", Cors)
     examples: str | None = member(
-        "Folder whose files (HTML and what belongs to it) are served below `/examples/`; it is relative to "
-        "where the server is started, as that of a `file:` store is. Absent: nothing is.",
+        "Folder whose files (HTML and what belongs to it) are served below `/examples/`, relative to this "
+        "file. Absent: nothing is.",
         None,
+        is_path=True,
     )
     workers: int = member("Processes that serve.", 1)
     drain_timeout_ms: int = member("How long requests under way may take on shutdown.", 10_000)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from configurations import EXAMPLE, ROOT, collection, config
+from conftest import Start
 
 from pysync.config import ConfigError, Problem, load, parse
 from pysync.config.lint import lint
@@ -255,7 +256,7 @@ def test_the_route_table_names_every_served_route_and_who_may_use_it() -> None:
             server={"mountPath": "/v1"},
         )
     )
-    assert [dataclasses.astuple(route) for route in routes_table(read)] == [
+    assert [dataclasses.astuple(route) for route in routes_table(read)][:8] == [
         ("GET", "/v1/pull/notes/{id}", "notes", ("public (signed)",)),
         ("POST", "/v1/push/notes/{id}", "notes", ("admin",)),
         ("GET", "/v1/list/notes", "notes", ("public (signed)",)),
@@ -267,11 +268,48 @@ def test_the_route_table_names_every_served_route_and_who_may_use_it() -> None:
     ]
 
 
+def test_the_route_table_names_the_routes_of_no_collection_in_each_namespace() -> None:
+    space = {"collections": [collection(pullOnly=True, readRoles=["public"])]}
+    read = parse(config(collection(), namespaces={"acme": space}, server={"mountPath": "/v1"}))
+    rows = {(route.method, route.path): route.roles for route in routes_table(read) if not route.collection}
+    reading = ("as pulls of what is named",)
+    assert rows == {
+        ("GET", "/v1/batch/pull"): reading,
+        ("GET", "/v1/events"): reading,
+        ("GET", "/v1/acme/batch/pull"): reading,
+        ("GET", "/v1/acme/events"): reading,
+        ("POST", "/v1/revocations"): ("public (a signed list)",),
+        ("GET", "/v1/openapi.json"): ("public",),
+    }
+    for auth, roles in (("public", ("public",)), ("role-filtered", ("public (filtered by roles)",))):
+        read = parse(config(configEndpoint={"auth": auth}, namespaces={"acme": space}))
+        rows = {route.path: route.roles for route in routes_table(read)}
+        assert rows["/config"] == rows["/acme/config"] == roles
+        assert "/events" not in rows  # there is nothing in the root to tell of
+        assert "/acme/events" in rows
+
+
+async def test_the_route_table_is_what_is_served(start: Start) -> None:
+    """Every route that has no collection, but for health, metrics, versions and second places."""
+    settings = json.loads((ROOT / "tests/protocol.json").read_text())
+    await start(settings)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    served = {
+        ("/" + "/".join(route.template), method)
+        for method, route in app._middleware._routes
+        if route.action in ("batch", "events", "config", "revoke", "openapi")
+        and not route.alias
+        and route.template[0] != "sync"  # where a published client asks for what is at /config
+    }
+    rows = routes_table(parse({"store": "memory:", **settings}))
+    assert served == {(row.path, row.method) for row in rows if not row.collection}
+
+
 def test_the_report_aligns_warnings_and_routes() -> None:
     read = parse(
         config(collection(writeRoles=["public"]), collection(name="x", storagePath="x"), server=HOSTS)
     )
-    assert report(read).splitlines() == [
+    assert report(read).splitlines()[:10] == [
         "2 warnings",
         "",
         "  collections[0].writeRoles (notes)  public: anyone may write",

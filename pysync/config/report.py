@@ -12,10 +12,13 @@ from pysync.config.problem import ConfigError, Problem
 from pysync.config.source import parse, read
 from pysync.config.tree import Collection, Config
 
+_READING = ("as pulls of what is named",)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route, whose it is, and the roles it asks for: of a bundle's pull, those of all its members."""
+    """One route, whose it is (`""`: no collection's), and the roles it asks for: of a bundle's pull, those of
+    all its members."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -68,13 +71,23 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def routes_table(config: Config) -> list[Row]:
-    """The routes that are served, in the order of the file, under the mount path and their namespace."""
+    """The routes that are served, in the order of the file, under the mount path and their namespace; last
+    those of the whole service. Probes and metrics are left out."""
     mount, batched = config.server.mount_path, {events.collection for events in config.events}
-    return [
-        route
-        for name, _, collections in config.each_namespace()
-        for route in _routes(f"{mount}/{name}" if name else mount, collections, batched)
-    ]
+    rows: list[Row] = []
+    for name, _, collections in config.each_namespace():
+        prefix = f"{mount}/{name}" if name else mount
+        rows += _routes(prefix, collections, batched)
+        rows.append(Row("GET", f"{prefix}/batch/pull", "", _READING))
+        if collections:
+            rows.append(Row("GET", f"{prefix}/events", "", _READING))
+        if config.config_endpoint is not None:
+            is_open = config.config_endpoint.auth == "public"
+            shown_to = "public" if is_open else "public (filtered by roles)"
+            rows.append(Row("GET", f"{prefix}/config", "", (shown_to,)))
+    rows.append(Row("POST", f"{mount}/revocations", "", ("public (a signed list)",)))
+    rows.append(Row("GET", f"{mount}/openapi.json", "", ("public",)))
+    return rows
 
 
 def _routes(prefix: str, collections: Iterable[Collection], batched: set[str]) -> Iterator[Row]:

@@ -123,7 +123,7 @@ def _overridden(
             inner = target.get(section)
             if isinstance(inner, str) and section == "store":
                 inner = {"url": inner}
-            if section == "rateLimit" and (isinstance(inner, bool) or inner == "none"):
+            if section in ("rateLimit", "scrub") and (isinstance(inner, bool) or inner == "none"):
                 inner = None
             if not isinstance(inner, Mapping | None):
                 break  # its own fault is reported

@@ -1,16 +1,26 @@
 """An append that is sent again under its Idempotency-Key is made once, whatever was lost on the way."""
 
 import asyncio
+import hashlib
+from contextlib import suppress
 
 import pytest
 import reference_log as twin
 from conftest import MakeNode
 from log_nodes import KEY, Node, keys_below, log_of, numbered, store_values
 
-from pysync.applog import LogRules
+from pysync.applog import LogRules, commit, tail
 from pysync.applog.heads import RECENT_MS
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
-from pysync.errors import DocumentCorrupt, NonMonotonicTimestamp, StoreUnavailable, TsTooFarAhead
+from pysync.errors import (
+    AppendLimitExceeded,
+    DocumentCorrupt,
+    IdempotencyKeyReused,
+    NonMonotonicTimestamp,
+    PysyncError,
+    StoreUnavailable,
+    TsTooFarAhead,
+)
 from pysync.store import Store
 from pysync.testing import MovedClock
 
@@ -30,8 +40,10 @@ async def test_a_repetition_is_answered_as_the_first_was(make_node: MakeNode, cl
 
 
 async def test_a_repetition_that_cannot_be_looked_for_fails_alone(node: Node, store: Store) -> None:
-    with pytest.raises(TsTooFarAhead):
-        await node.once(twin.Element(2**50, {"n": 0}), "k")
+    node.fail("put")
+    with pytest.raises(StoreUnavailable):
+        await node.once({"n": 0}, "k")
+    node.heal()
     await node.append(*numbered(60))
     for key in await keys_below(store, "_pysync/logs"):
         await store.delete(key)
@@ -154,6 +166,122 @@ async def test_a_refused_append_is_refused_again_and_made_once_it_may_be(node: N
         with pytest.raises(NonMonotonicTimestamp):
             await node.once(twin.Element(100, {"n": 1}), "k")
     assert (await node.once(twin.Element(101, {"n": 1}), "k")).timestamp_ms == 101
+
+
+@pytest.mark.parametrize(
+    ("element", "refused", "rules"),
+    [
+        (twin.Element(50, {"n": -1}), NonMonotonicTimestamp, LogRules()),
+        (twin.Element(2**50, {"n": -1}), TsTooFarAhead, LogRules()),
+        (twin.Element(None, {"n": -1}), AppendLimitExceeded, LogRules(max_items=1)),
+    ],
+)
+async def test_an_append_that_is_refused_is_not_looked_for_when_it_is_repeated(
+    node: Node, element: twin.Element, refused: type[PysyncError], rules: LogRules
+) -> None:
+    await node.append(twin.Element(100, {}))
+    with pytest.raises(refused):
+        await node.once(element, "k", rules)
+    await node.append(*numbered(400))
+    node.got.clear()
+    for _ in range(3):
+        with pytest.raises(refused):
+            await node.once(element, "k", rules)
+    assert len(node.got) <= 3
+    await node.once({"other": 1}, "k")  # the key is free
+    with pytest.raises(IdempotencyKeyReused):
+        await node.once({"n": -1}, "k")
+
+
+async def test_other_data_under_a_key_is_refused_by_every_node(make_node: MakeNode) -> None:
+    node, other = make_node(), make_node()
+    told = await node.once({"n": 0}, "k")
+    await node.append(*numbered(40, 1))
+    for again in (node, other):
+        with pytest.raises(IdempotencyKeyReused):
+            await again.once({"n": 99}, "k")
+    assert await other.once({"n": 0}, "k") == told
+    assert await node.datas() == numbered(41)
+
+
+async def test_other_data_under_a_key_is_refused_also_where_the_first_append_got_no_answer(
+    make_node: MakeNode,
+) -> None:
+    dying, other = make_node(), make_node()
+    dying.fail("put")
+    with pytest.raises(StoreUnavailable):
+        await dying.once({"n": 0}, "k")
+    with pytest.raises(IdempotencyKeyReused):
+        await other.once({"n": 1}, "k")
+    await other.once({"n": 0}, "k")
+    assert await other.datas() == numbered(1)
+
+
+async def test_a_refused_repetition_does_not_free_the_key_of_an_append_that_was_stored(
+    make_node: MakeNode,
+) -> None:
+    """The second attempt cannot know whether the first one, which got no answer, will still be written."""
+    slow, other = make_node(), make_node()
+    await slow.append(twin.Element(100, {}))
+    release = asyncio.Event()
+    arrived = slow.delay("put", release)
+    first = asyncio.ensure_future(slow.once({"n": 1}, "k"))
+    await arrived.wait()
+    with pytest.raises(NonMonotonicTimestamp):
+        await other.once(twin.Element(50, {"n": 1}), "k")
+    release.set()
+    told = await first
+    assert await other.once({"n": 1}, "k") == told
+    assert await other.datas() == [{}, {"n": 1}]
+
+
+async def test_what_one_attempt_looked_through_no_other_looks_through_again(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "PIECE_BYTES", 1)
+    dying, other = make_node(), make_node()
+    dying.fail("put")
+    with pytest.raises(StoreUnavailable):
+        await dying.once({"n": -1}, "k")
+    await other.append(*numbered(400))
+    other.got.clear()
+    told = await other.once({"n": -1}, "k")
+    assert len(other.got) > 40
+    await other.append(*numbered(40))
+    other.got.clear()
+    assert await other.once({"n": -1}, "k") == told
+    assert len(other.got) < 30
+
+
+async def test_an_attempt_looks_through_so_much_and_the_next_one_goes_on_from_there(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "PIECE_BYTES", 1)
+    monkeypatch.setattr(commit, "MAX_SEARCH_BYTES", 4_000)
+    dying, other = make_node(), make_node()
+    dying.fail("put")
+    with pytest.raises(StoreUnavailable):
+        await dying.once({"n": -1}, "k")
+    await other.append(*numbered(400))
+    looks = []
+    for _ in range(20):
+        other.got.clear()
+        with suppress(StoreUnavailable):
+            told = await other.once({"n": -1}, "k")
+            break
+        looks.append(len(other.got))
+    assert 2 < len(looks) < 10
+    assert max(looks) < 30
+    assert await other.once({"n": -1}, "k") == told
+    assert await other.datas() == [*numbered(400), {"n": -1}]
+
+
+async def test_a_claim_of_an_earlier_version_is_honoured(node: Node) -> None:
+    name = hashlib.sha256(b"append k").hexdigest()
+    await node.logs._coordinator.claim(name, b'["0011223344556677","",0]', IDEMPOTENCY_TTL_MS)
+    told = await node.once({"n": 0}, "k")
+    assert await node.once({"n": 0}, "k") == told
+    assert await node.datas() == numbered(1)
 
 
 async def test_a_node_that_slept_looks_only_through_what_came_since_the_key(

@@ -276,6 +276,23 @@ async def test_an_append_whose_reply_was_lost_is_made_once(
     assert len(await elements(browser, "log/a")) == 1
 
 
+async def test_an_append_is_never_answered_for_other_data_under_its_key(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    kept = {**LOG, "name": "kept", "storagePath": "kept/{id}"}
+    passing = {**kept, "name": "passing", "storagePath": "passing/{id}"}
+    passing["appendOnly"] = {**passing["appendOnly"], "persist": False}
+    browser = Browser(await start({"collections": [kept, passing]}), session)
+    once = {"Idempotency-Key": "order-0001"}
+    for key in ("kept/a", "passing/a"):
+        first = await append(browser, key, {"who": "a stranger"}, once)
+        reused = await append(browser, key, {"who": "me"}, once)
+        assert (reused.status, reused.json["code"]) == (422, "idempotency_key_reused")
+        assert (await append(browser, key, {"who": "a stranger"}, once)).json == first.json
+        assert (await append(browser, key, {"who": "me"}, {"Idempotency-Key": "mine"})).status == 200
+    assert [found["data"]["who"] for found in await elements(browser, "kept/a")] == ["a stranger", "me"]
+
+
 async def test_an_append_under_way_is_finished_when_the_service_stops(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

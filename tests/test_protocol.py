@@ -185,7 +185,21 @@ async def test_an_idempotency_key_belongs_to_one_document_and_one_body(
     key, once = unique("notes"), {"Idempotency-Key": os.urandom(8).hex()}
     first = await anyone.push(key, {"n": 1}, None, once)
     assert (await anyone.push(key + "x", {"n": 1}, None, once)).status == 200
-    assert (await anyone.push(key, {"n": 2}, first.json["hash"], once)).status == 200
+    other = await anyone.push(key, {"n": 2}, first.json["hash"], once)
+    assert (other.status, other.json["code"]) == (422, "idempotency_key_reused")
+    assert (await anyone.pull(key)).json["data"] == {"n": 1}
+    assert (await anyone.push(key, {"n": 1}, None, once)).json == first.json
+
+
+async def test_a_push_that_is_refused_leaves_its_idempotency_key_free(
+    anyone: Browser, unique: Unique
+) -> None:
+    key, once = unique("notes"), {"Idempotency-Key": os.urandom(8).hex()}
+    first = await anyone.push(key, {"n": 1}, None)
+    assert (await anyone.push(key, {"n": 2}, None, once)).status == 409
+    merged = await anyone.push(key, {"n": 3}, first.json["hash"], once)
+    assert merged.status == 200
+    assert (await anyone.push(key, {"n": 3}, first.json["hash"], once)).json == merged.json
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 129, "tab\there"])

@@ -97,6 +97,29 @@ class CoordinatorContract(ChangeLogContract):
         await advance(1 + self.slack_ms)
         assert await coordinator.claim("k", b"third", 60_000) == b"third"
 
+    async def test_a_claim_is_replaced_or_released_by_who_knows_what_it_holds(
+        self, coordinator: Coordinator, advance: Advance
+    ) -> None:
+        await coordinator.claim("k", b"first", 60_000)
+        for value in (b"other", None):
+            await coordinator.replace_claim("k", b"wrong", value)
+            await coordinator.replace_claim("unknown", b"first", value)
+        assert await coordinator.claim("k", b"second", 60_000) == b"first"
+        await coordinator.replace_claim("k", b"first", b"second")
+        assert await coordinator.claim("k", b"third", 60_000) == b"second"
+        await coordinator.replace_claim("k", b"second", None)
+        assert await coordinator.claim("k", b"third", 60_000) == b"third"
+        assert await coordinator.claim("unknown", b"mine", 60_000) == b"mine"
+
+    async def test_a_claim_that_is_replaced_is_held_no_longer_for_that(
+        self, coordinator: Coordinator, advance: Advance
+    ) -> None:
+        await coordinator.claim("k", b"first", 60_000)
+        await advance(30_000)
+        await coordinator.replace_claim("k", b"first", b"second")
+        await advance(30_000 + self.slack_ms)
+        assert await coordinator.claim("k", b"third", 60_000) == b"third"
+
     async def test_of_many_claims_at_once_one_wins(self, coordinator: Coordinator) -> None:
         held = await asyncio.gather(*(coordinator.claim("k", b"%d" % n, 60_000) for n in range(50)))
         assert len(set(held)) == 1

@@ -9,8 +9,8 @@ import orjson
 
 from pysync import _core
 from pysync.changes import Subject
-from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
-from pysync.errors import Conflict, DocumentCorrupt, StoreUnavailable
+from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
+from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
 from pysync.marks import bears, marked, new_mark
 from pysync.model import Written
 from pysync.outbox import Outbox
@@ -113,17 +113,25 @@ class Documents:
         """`push`, answered again where what is stored was written with this `request_key`.
 
         The hash and time of the write are claimed before it, with a mark that every attempt puts on what it
-        stores: whatever is lost after that, a repetition finds it there.
+        stores: whatever is lost after that, a repetition finds it there. A push that is refused leaves no
+        claim. Raises IdempotencyKeyReused where the key was claimed for other data, and as `push` does.
         """
         fresh = Written(body.hash, self.now_ms())
         name = hashlib.sha256(request_key.encode()).hexdigest()
         own = orjson.dumps([new_mark(), fresh.hash, fresh.timestamp_ms])
-        mark, *claimed = orjson.loads(await self._coordinator.claim(name, own, IDEMPOTENCY_TTL_MS))
+        held = await self._coordinator.claim(name, own, IDEMPOTENCY_TTL_MS)
+        mark, *claimed = orjson.loads(held)
         claim = Written(*claimed)
-        has_expired = ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms
-        if claim.hash != body.hash or has_expired:
+        if claim.hash != body.hash:
+            raise IdempotencyKeyReused
+        if ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms:
             return await self.push(key, body, ttl_ms, subject)
-        await self._write(key, body, claim, ttl_ms, subject, mark)
+        try:
+            await self._write(key, body, claim, ttl_ms, subject, mark)
+        except (Conflict, DocumentCorrupt):
+            if held == own:  # what an earlier attempt claimed, that one may have written
+                await withdraw_claim(self._coordinator, name, own)
+            raise
         return claim
 
     async def sweep(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:

@@ -9,7 +9,8 @@
     │   ├── InvalidData           ├── MethodNotAllowed 405     ├── PayloadTooLarge 413
     │   ├── InvalidBaseHash       ├── RequestTimeout 408       ├── UnsupportedMediaType 415
     │   │                                                      ├── RangeNotSatisfiable 416
-    │   │                                                      └── Misdirected 421, RateLimited 429
+    │   │                                                      ├── Misdirected 421, RateLimited 429
+    │   │                                                      └── IdempotencyKeyReused 422
     │   ├── AuthorProofMissing    ├── DocumentCorrupt 500
     │   ├── SchemaViolation       ├── AuthorizationError 500
     │   ├── InvalidLimit          ├── InternalError 500
@@ -279,6 +280,12 @@ class RangeNotSatisfiable(PysyncError):
 
 class Misdirected(PysyncError):
     status, code, text = 421, "misdirected_request", "Misdirected request"
+
+
+class IdempotencyKeyReused(PysyncError):
+    """The `Idempotency-Key` was used before for a write of other data."""
+
+    status, code, text = 422, "idempotency_key_reused", "Idempotency-Key was used for other data"
 
 
 class RateLimited(PysyncError):

@@ -40,6 +40,9 @@ MAX_WAITING: Final = 4096
 """Appends of all logs that may wait at once; one more is refused rather than queued."""
 MAX_DISCARDED: Final = 1024
 """Expired logs that are remembered as deleted; of others the next append looks again, and finds nothing."""
+MAX_SEARCH_BYTES: Final = 64 * 1024 * 1024
+"""How much of a log an attempt looks through for what an earlier one may have written: some 0.1 s of work, in
+pieces. It is that much only where the earlier one ended without an answer, and the log grew long since."""
 SEGMENT_BYTES: Final = 64 * 1024
 """Where a tail is cut that has become longer than this, in bytes."""
 
@@ -47,7 +50,8 @@ SEGMENT_BYTES: Final = 64 * 1024
 @dataclass(eq=False, slots=True)
 class Waiting:
     """An append that waits, and is announced as a change of `subject`. With a `mark` it recognises its
-    element: another attempt may have written that since the log had the id and count `claimed`."""
+    element: another attempt may have written that since the log had the id and count `claimed`, which moves
+    on where much was looked through in vain."""
 
     element: _core.Append
     rules: LogRules
@@ -234,15 +238,30 @@ class Commits:
         return open_
 
     async def _written(self, key: str, head: _core.LogHead, waiting: Waiting) -> tuple[str, int] | None:
-        """What another attempt was answered, if it has written the element."""
+        """What another attempt was answered, if it has written the element. Raises StoreUnavailable where
+        there is more to look through than one attempt may; the next one goes on from `waiting.claimed`."""
         found = head.written(waiting.mark, [])
         if found is not None:
             return found
         id_, count = waiting.claimed
         bounds = Bounds(newest=max(head.count - (count if id_ == head.id else 0), 0))
         nodes = Nodes(self._store, head, bounds, self._blame(key, waiting.rules.field))
-        while found is None and (segments := await nodes.next()):
+        reads = size = 0
+        at, is_cut = head.count, False
+        while segments := await nodes.next():
             found = head.written(waiting.mark, segments)
+            reads += 1
+            size += sum(len(stored) for _, stored in segments)
+            if found is not None:
+                at = segments[0][0].start
+                break
+            if size > MAX_SEARCH_BYTES:
+                at, is_cut = segments[-1][0].end, True
+                break
+        if reads > 1 or is_cut:  # else it costs less to look again than to say so
+            waiting.claimed = head.id, at
+        if is_cut:
+            raise StoreUnavailable
         return found
 
     def _without_discarded(self, head: _core.LogHead) -> _core.LogHead:

@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Self
 
 import orjson
 
@@ -14,11 +16,37 @@ from pysync.applog.rules import LogRules
 from pysync.applog.starfish import chunk_key, chunk_names, gathered
 from pysync.applog.tail import Bounds, Nodes, Tail
 from pysync.changes import Subject
-from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator
-from pysync.errors import DocumentCorrupt, PysyncError, StoreUnavailable, TsTooFarAhead
+from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
+from pysync.errors import (
+    AppendLimitExceeded,
+    CoordinatorUnavailable,
+    DocumentCorrupt,
+    IdempotencyKeyReused,
+    NonMonotonicTimestamp,
+    PysyncError,
+    StoreUnavailable,
+    TsTooFarAhead,
+)
 from pysync.model import Written
 from pysync.outbox import Outbox
 from pysync.store import Etag, EtagMismatch, Object, Store
+
+
+class Claim(NamedTuple):
+    """What the first append under an Idempotency-Key says for all of them: its mark, from which position of
+    which log that may be there, and the hash of its data (`""`: an earlier version did not say)."""
+
+    mark: str
+    id: str
+    position: int
+    hash: str = ""
+
+    def encoded(self) -> bytes:
+        return orjson.dumps(list(self))
+
+    @classmethod
+    def read(cls, text: bytes) -> Self:
+        return cls(*orjson.loads(text))
 
 
 class Logs:
@@ -74,23 +102,42 @@ class Logs:
     ) -> Written:
         """`append`, answered as the first append with this `request_key` was, for ten minutes.
 
-        Who comes first claims the key for a mark of its own. Every attempt appends under that mark, to a log
-        that did not have it: of two attempts at once one finds, on its turn, what the other has written.
-        Raises as `append` does.
+        Who comes first claims the key for the data, and for a mark of its own. Every attempt appends under
+        that mark, to a log that did not have it: of two attempts at once one finds, on its turn, what the
+        other has written. An append that is refused leaves no claim. How far a repetition has looked for the
+        mark stays with the claim, so that no other looks there again.
+
+        Raises IdempotencyKeyReused where the key was claimed for other data, StoreUnavailable where the mark
+        is still to be looked for (repeat it), and as `append` does.
         """
         name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
         if not rules.persist:
             fresh = self._unstored(element)
-            claimed = Written(*orjson.loads(await self._claim(name, [fresh.hash, fresh.timestamp_ms])))
-            return await self._tell(claimed, subject)
+            value = orjson.dumps([fresh.hash, fresh.timestamp_ms])
+            first = Written(*orjson.loads(await self._claim(name, value)))
+            if first.hash != fresh.hash:
+                raise IdempotencyKeyReused
+            return await self._tell(first, subject)
         # Repetitions look through all that came since: an older head would be right, and dear.
         held = await self._heads.recent(key, rules.field)
         id_, count = ("", 0) if held is None else (held.head.id, held.head.count)
-        own: list[str | int] = [os.urandom(8).hex(), id_, count]
-        mark, id_, count = orjson.loads(await self._claim(name, own))
-        return await self._commits.submit(
-            key, Waiting(element, rules, _future(), subject, mark, (id_, count))
-        )
+        own = Claim(os.urandom(8).hex(), id_, count, hashlib.sha256(element.canonical).hexdigest())
+        text = await self._claim(name, own.encoded())
+        claim = Claim.read(text)
+        if claim.hash not in ("", own.hash):
+            raise IdempotencyKeyReused
+        waiting = Waiting(element, rules, _future(), subject, claim.mark, (claim.id, claim.position))
+        try:
+            return await self._commits.submit(key, waiting)
+        except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead):
+            if claim == own:  # what an earlier attempt claimed, that one may have written
+                await withdraw_claim(self._coordinator, name, text)
+            raise
+        finally:
+            if waiting.claimed != (claim.id, claim.position):
+                now = claim._replace(id=waiting.claimed[0], position=waiting.claimed[1])
+                with suppress(CoordinatorUnavailable):
+                    await self._coordinator.replace_claim(name, text, now.encoded())
 
     async def read(self, key: str, bounds: Bounds, rules: LogRules) -> Tail:
         """The elements of the log at `key` within `bounds`, as it is now; none where nothing is stored or it
@@ -140,8 +187,8 @@ class Logs:
             await self._outbox.announce([subject.change(written.hash, written.timestamp_ms)])
         return written
 
-    async def _claim(self, name: str, value: list[str | int]) -> bytes:
-        return await self._coordinator.claim(name, orjson.dumps(value), IDEMPOTENCY_TTL_MS)
+    async def _claim(self, name: str, value: bytes) -> bytes:
+        return await self._coordinator.claim(name, value, IDEMPOTENCY_TTL_MS)
 
     async def _sweep_log(self, key: str, etag: str, rules: LogRules) -> int:
         """Delete the log whose head has this etag, if it has expired by what the head says."""

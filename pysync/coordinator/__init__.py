@@ -2,6 +2,7 @@
 the log of changes."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
@@ -86,6 +87,10 @@ class Coordinator(ChangeLog, Protocol):
         """The value that `key` holds: `value` from now on and for `ttl_ms`, unless an earlier claim still
         holds another. Of several claims at once one wins, and all of them return its value."""
 
+    async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
+        """Put `value` in the place of what `key` holds, for as long as that would have been held, or release
+        the key (None). Does nothing unless the key still holds `held`."""
+
     async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
         """`ChangeLog.announce`, which ends `intent` too, where there is one: both or neither."""
 
@@ -138,3 +143,10 @@ async def open_coordinator(
 
         return await RedisCoordinator.at(url, now_ms, retention)
     raise ValueError(f"{kind}: is no coordinator of this version: use memory:, file: or redis:")
+
+
+async def withdraw_claim(coordinator: Coordinator, key: str, value: bytes) -> None:
+    """Release a claim of a write that was refused. Where the coordinator does not answer it stays: that makes
+    a repetition dear, and nothing wrong."""
+    with suppress(CoordinatorUnavailable):
+        await coordinator.replace_claim(key, value, None)

@@ -91,6 +91,8 @@ _CLAIM = """
         value = CASE WHEN expires_ms > ? THEN value ELSE excluded.value END,
         expires_ms = CASE WHEN expires_ms > ? THEN expires_ms ELSE excluded.expires_ms END
     RETURNING value"""
+_REPLACE_CLAIM = "UPDATE claim SET value = ? WHERE key = ? AND value = ?"
+_RELEASE_CLAIM = "DELETE FROM claim WHERE key = ? AND value = ?"
 _SWEEP_CLAIMS = f"""
     DELETE FROM claim WHERE key IN (SELECT key FROM claim WHERE expires_ms <= ? LIMIT {SWEEP_ROWS})"""  # noqa: S608
 _INTEND = "INSERT INTO intent(at_ms, changes) VALUES(?, ?)"
@@ -158,6 +160,9 @@ class LocalCoordinator:
 
     async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         return await self._writer.submit(_claim, key, value, ttl_ms, self._now_ms)
+
+    async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
+        await self._writer.submit(_replace_claim, key, held, value)
 
     async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
         last = await self._writer.submit(_announce, self._log.rows_of(changes), intent)
@@ -261,6 +266,13 @@ def _claim(cursor: sqlite3.Cursor, key: str, value: bytes, ttl_ms: int, clock: C
     cursor.execute(_SWEEP_CLAIMS, (now_ms,))
     ((held,),) = cursor.execute(_CLAIM, (key, now_ms + ttl_ms, value, now_ms, now_ms)).fetchall()
     return bytes(held)
+
+
+def _replace_claim(cursor: sqlite3.Cursor, key: str, held: bytes, value: bytes | None) -> None:
+    if value is None:
+        cursor.execute(_RELEASE_CLAIM, (key, held))
+    else:
+        cursor.execute(_REPLACE_CLAIM, (value, key, held))
 
 
 def _intend(cursor: sqlite3.Cursor, told: bytes, now_ms: int) -> int:

@@ -100,6 +100,15 @@ class MemoryCoordinator:
         self._claims[key] = (now_ms + ttl_ms, value)
         return value
 
+    async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
+        expires_ms, current = self._claims.get(key, (0, b""))
+        if expires_ms <= self._now_ms() or current != held:
+            return
+        if value is None:
+            del self._claims[key]
+        else:
+            self._claims[key] = (expires_ms, value)
+
     async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
         now_ms = self._now_ms()
         for change in changes:

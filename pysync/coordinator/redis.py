@@ -43,6 +43,11 @@ LEEWAY_MS: Final = 2_000
 LATE_MS: Final = 60_000
 """How long a count may take from a node's clock to Redis, which is more than any reply is waited for."""
 
+_REPLACE_CLAIM: Final = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[2] then redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL') else redis.call('DEL', KEYS[1]) end
+return 1"""
+
 _NOTHING: Final = "0-0"
 """The place before all changes."""
 
@@ -110,6 +115,10 @@ class RedisCoordinator:
     async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         (held,) = await self._memory.ask(("SET", f"pysync:k:{key}", value, "NX", "GET", "PX", ttl_ms))
         return value if held is None else bytes(held)
+
+    async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
+        given = (held,) if value is None else (held, value)
+        await self._memory.ask(("EVAL", _REPLACE_CLAIM, 1, f"pysync:k:{key}", *given))
 
     async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
         add = ("XADD", CHANGES, "MAXLEN", "~", max(1, self._retention.count), "*")

@@ -12,6 +12,8 @@ from pysync.server.routes import Route
 
 _STORE = frozenset({503})
 _PUSH = frozenset({403, 409, 413, 415, 503})
+_ONCE = frozenset({422})
+"""What a write that takes an Idempotency-Key may be refused with beside that."""
 _FILE: Json = {"schema": {"type": "string", "format": "binary"}}
 _PROOF = ("authorPubkey", "authorSignature")
 
@@ -93,7 +95,7 @@ def _push(service: Service, route: Route) -> Operation:
     return Operation(
         f"Write a document of {_named(route)}, at most {_collection(route).max_body_bytes} bytes",
         {"200": answer("Written.", component("schemas", "Written"))},
-        _PUSH,
+        _PUSH | _ONCE,
         (component("parameters", "idempotencyKey"),),
         json_content(_document(route)),
     )
@@ -107,7 +109,7 @@ def _push_file(route: Route, files: FileRules) -> Operation:
     return Operation(
         f"Write {what} of {_named(route)}, at most {_collection(route).max_body_bytes} bytes",
         {"200": answer("Written.", component("schemas", "Written"))},
-        _PUSH,
+        _PUSH | _ONCE if files.documents else _PUSH,
         (component("parameters", "idempotencyKey"),) if files.documents else (),
         content,
     )
@@ -150,7 +152,7 @@ def _append(service: Service, route: Route) -> Operation:
     return Operation(
         f"Append an element to a log of {_named(route)}, at most {collection.max_body_bytes} bytes",
         {"200": answer("Appended.", component("schemas", "Written"))},
-        _PUSH,
+        _PUSH | _ONCE,
         (component("parameters", "idempotencyKey"),),
         json_content(body),
     )

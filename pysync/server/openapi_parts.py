@@ -162,7 +162,7 @@ PARAMETERS: Json = {
     "idempotencyKey": {
         "name": wire.HEADER_IDEMPOTENCY_KEY,
         "in": "header",
-        "description": "Makes the write safe to repeat for ten minutes.",
+        "description": "Makes the write safe to repeat for ten minutes, with the same data.",
         "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
     },
 }

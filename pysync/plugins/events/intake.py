@@ -10,7 +10,7 @@ from pysync.changes import Subject
 from pysync.clock import Tick
 from pysync.config.template import MAX_KEY_BYTES, document_key
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
-from pysync.errors import InvalidPathParameter, StoreUnavailable
+from pysync.errors import IdempotencyKeyReused, InvalidPathParameter, StoreUnavailable
 from pysync.model import Written
 from pysync.plugins import Push, Pushed, Services
 from pysync.plugins.events.batches import BATCH_ID, Batch, Tokens, received_at
@@ -59,7 +59,7 @@ class Intake:
 
     async def take(self, push: Push) -> Pushed:
         """Store the events of a push, or find them stored where it is repeated. Raises InvalidEvents,
-        InvalidPathParameter where nobody could pull them, Unavailable."""
+        InvalidPathParameter where nobody could pull them, IdempotencyKeyReused, Unavailable."""
         try:
             async with asyncio.timeout(GIVEN_UP_S):
                 return await self._take(push)
@@ -73,9 +73,10 @@ class Intake:
             _check_keys(push, self._batch(push, own))
             if push.request_key is not None:
                 claim = await self._first(push, push.request_key, own)
-            # Other data under the same key is another push, as it is of documents.
-            once = push.request_key is not None and claim.hash == own.hash
-            batch = self._batch(push, claim if once else own)
+            if claim.hash != own.hash:
+                raise IdempotencyKeyReused
+            once = push.request_key is not None
+            batch = self._batch(push, claim)
             until_ms = batch.received_ms + IDEMPOTENCY_TTL_MS + LEEWAY_MS if once else None
             id_, sha256 = await self._places.store(
                 batch,

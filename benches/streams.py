@@ -1,16 +1,21 @@
-"""Change streams: what idle ones cost, and how soon a write is heard.
+"""Change streams: what idle ones cost, how soon a write is heard, and what those cost that begin in the past.
 
     python -m benches.streams [--quick] [--streams N] [--seconds S] [--memory]
+    python -m benches.streams --resume [--quick] [--rounds N]
 
 The server has one worker, on core 0; whoever listens and writes is this process, on core 1. Idle streams say
 nothing but a comment every 4 s; each is of somebody else, signed with a key and certificate of their own, or
 of nobody. A write takes from the moment that its request is sent to the moment that a listener has read its
 event; it creates a document of 1 KB, 200 times a second, evenly, and all who listen are told of all of them.
 Documents lie in a folder on disk, and each write is flushed; with --memory nothing is.
+
+With --resume the log of changes is filled first, before the server starts; then streams begin in the past,
+all at once, while another client pulls one document after the other.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import resource
@@ -20,8 +25,9 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import uvloop
 
@@ -30,6 +36,9 @@ from benches.compare import machine
 from benches.load import cpu_s
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
+from pysync.changes import Subject
+from pysync.sqlite_changes import change_id
+from pysync.store.local import LocalStore
 
 STREAMS: Final = 2_000
 SECONDS: Final = 20.0
@@ -37,10 +46,36 @@ PER_SECOND: Final = 200
 LISTENERS: Final = (1, 100)
 WRITERS: Final = 8
 GOAL_KB, GOAL_CPU, GOAL_P99_MS = 20.0, 0.05, 25.0
+CHANGES: Final = 90_000
+CALM_S: Final = 0.3
+"""A server that uses next to nothing for so long has nothing left to do."""
 SETTLE_S: Final = 2.0
 """How long a server has to finish what opening and closing streams leave to do."""
 LATEST_S: Final = 10.0
 """When a write that was not heard never will be."""
+
+
+RESUMES: Final = (
+    ("a filter that matches nothing, from the oldest", 100, CHANGES, "nobody"),
+    ("a filter that matches nothing, from 15,000 back", 100, 15_000, "nobody"),
+    ("all of it, from the oldest", 20, CHANGES, None),
+    ("all of it, from 15,000 back", 20, 15_000, None),
+)
+"""What streams ask for that begin in the past: how many of them, how far back, and of which document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What it cost to serve streams that begin in the past: seconds of CPU, the time until nothing is left to
+    do, what came back, and how long another client's pulls took meanwhile."""
+
+    kind: str
+    streams: int
+    cpu_s: float
+    took_s: float
+    mb: float
+    p50_ms: float
+    most_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +222,94 @@ async def heard(server: Running, listeners: int, seconds: float) -> Heard:
     return Heard(listeners, times_ms[wanted // 2], times_ms[int(wanted * 0.99)], times_ms[-1], cpu)
 
 
+async def filled(folder: Path, changes: int) -> list[str]:
+    """Fill a log with the changes of as many notes: the places before the first and after each."""
+    store = await LocalStore.at(folder)
+    places = [await store.change_log.newest()]
+    for start in range(0, changes, 500):
+        notes = [Subject("notes", {"id": f"n{n}"}, key=f"notes/n{n}") for n in range(start, start + 500)]
+        last = int(await store.change_log.announce([note.change("f" * 64, 1) for note in notes]))
+        places += [change_id(last - 499 + n) for n in range(500)]
+    await store.close()
+    return places
+
+
+async def resumed(server: Running, kind: str, streams: int, place: str, only: str | None) -> Resumed:
+    """Begin so many streams at `place`, all at once."""
+    author, address = Author(server.url), urlsplit(server.url)
+    target = f"/events?collections=notes&lastEventId={place}"
+    if only is not None:
+        target += "&params=" + quote(json.dumps({"notes": {"id": only}}))
+    connect = partial(asyncio.open_connection, str(address.hostname), address.port or 80)
+    times_ms, size = [], 0
+    reader, writer = await connect()
+    connections = [await connect() for _ in range(streams)]
+
+    async def take(stream: asyncio.StreamReader) -> None:
+        nonlocal size
+        while block := await stream.read(1 << 20):
+            size += len(block)
+
+    async def pull() -> None:
+        while True:
+            asked = time.perf_counter()
+            writer.write(author.request("/pull/notes/n1"))
+            head = await reader.readuntil(b"\r\n\r\n")
+            found = re.search(rb"Content-Length: ([0-9]+)", head, re.IGNORECASE)
+            await reader.readexactly(int(found[1]) if found else 0)
+            times_ms.append((time.perf_counter() - asked) * 1e3)
+            await asyncio.sleep(0.005)
+
+    pulling = asyncio.create_task(pull())
+    await asyncio.sleep(CALM_S)
+    used, started = cpu_s(server.pid), time.perf_counter()
+    await asyncio.sleep(CALM_S)
+    pulls = (cpu_s(server.pid) - used) / (time.perf_counter() - started)
+    times_ms.clear()
+    used, started = cpu_s(server.pid), time.perf_counter()
+    for _, stream in connections:
+        stream.write(author.request(target))
+    taking = [asyncio.create_task(take(each)) for each, _ in connections]
+    before, calm = used, 0.0
+    while calm < CALM_S:
+        await asyncio.sleep(CALM_S / 6)
+        now = cpu_s(server.pid)
+        calm = calm + CALM_S / 6 if now - before < CALM_S / 6 * (pulls + 0.1) else 0.0
+        before = now
+    took_s = time.perf_counter() - started
+    cpu = before - used - pulls * took_s
+    for task in (pulling, *taking):
+        task.cancel()
+    await asyncio.gather(pulling, *taking, return_exceptions=True)
+    for _, each in [(reader, writer), *connections]:
+        each.close()
+    times_ms.sort()
+    return Resumed(
+        kind, streams, cpu, took_s - CALM_S, size / 1e6, times_ms[len(times_ms) // 2], times_ms[-1]
+    )
+
+
+async def measure_resumes(changes: int, rounds: int, core: int) -> str:
+    lines = [
+        "| streams that begin in the past | number | CPU s (least to most) | s until done | MB told "
+        "| others: p50 ms | most |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    with servers.fresh_folder() as folder:
+        places = await filled(folder, changes)
+        with servers.serving(folder, core) as server:
+            for kind, streams, back, only in RESUMES:
+                place = places[max(0, len(places) - 1 - back)]
+                runs = [await resumed(server, kind, streams, place, only) for _ in range(rounds)]
+                runs.sort(key=lambda run: run.cpu_s)
+                run = runs[rounds // 2]
+                lines.append(
+                    f"| {kind} | {streams} | {run.cpu_s:.2f} ({runs[0].cpu_s:.2f} to {runs[-1].cpu_s:.2f}) "
+                    f"| {run.took_s:.1f} | {run.mb:.1f} | {run.p50_ms:.1f} | {run.most_ms:.1f} |"
+                )
+    return "\n".join(lines)
+
+
 def idle_table(found: Iterable[Idle]) -> str:
     lines = [
         f"| idle streams | number | KB each (goal < {GOAL_KB:g}) | CPU of a core (goal < {GOAL_CPU:.0%}) |",
@@ -222,6 +345,8 @@ def main() -> None:
         "--quick", action="store_true", help="few streams, a short time: to see that it works"
     )
     parser.add_argument("--memory", action="store_true", help="keep documents in memory")
+    parser.add_argument("--resume", action="store_true", help="measure streams that begin in the past")
+    parser.add_argument("--rounds", type=int, default=3, help="of each measure, with --resume")
     parser.add_argument("--streams", type=int, default=STREAMS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     options = parser.parse_args()
@@ -230,6 +355,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the server inherits it
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
+    if options.resume:
+        changes, rounds = (2_000, 1) if options.quick else (CHANGES, options.rounds)
+        print(f"{machine()}; {changes} changes in the log, file: store.\n")
+        print(uvloop.run(measure_resumes(changes, rounds, cores[0])))
+        return
     with ExitStack() as stack:
         folder = None if options.memory else stack.enter_context(servers.fresh_folder())
         server = stack.enter_context(servers.serving(folder, cores[0]))

@@ -84,6 +84,31 @@ class ChangeLogContract(MovedTime):
         for near in (unknown, id_[:-1], id_ + "0", id_[:-1] + "x"):
             assert await log.changes(near, 10) is None
 
+    async def test_some_collections_changes_are_read_without_missing_any(self, log: ChangeLog) -> None:
+        start = await log.newest()
+        names = ["/a", "/b", "/c", "", "x/a"]
+        made = [change(f"{n}")._replace(origin=names[n * n % 7 % 5]) for n in range(60)]
+        ids = [await log.announce([one]) for one in made]
+        for wanted in ({"/a", ""}, {"/a", "/b", ""}, {"gone", ""}, {*names}):
+            for after in (start, ids[9], ids[-1]):
+                place, found = after, list[tuple[str, Change]]()
+                while True:
+                    page = await log.matching(place, 7, wanted.__contains__)
+                    assert page is not None
+                    assert page.last >= place
+                    found += page.changes
+                    if page.is_end:
+                        break
+                    place = page.last
+                assert page.last == ids[-1]
+                told = [each for each in found if each[1].origin in wanted]
+                told_of = zip(ids, made, strict=True)
+                assert told == [(id_, one) for id_, one in told_of if id_ > after and one.origin in wanted]
+                count = await log.count_after(after, 5, wanted.__contains__)
+                assert count is None or min(count, 6) >= min(len(told), 6)
+                assert count is None or wanted != {"gone", ""} or min(count, 6) == min(len(told), 6)
+        assert await log.matching("0", 7, bool) is None
+
     async def test_the_newest_id_is_between_what_was_and_what_will_be_announced(self, log: ChangeLog) -> None:
         empty = await log.newest()
         assert await log.changes(empty, 10) == []

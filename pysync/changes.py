@@ -3,7 +3,7 @@
 A change is encoded once, when its write is made; the text that is kept is the text that is sent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ import orjson
 
 CHANGES_KEPT: Final = 100_000
 CHANGES_KEPT_MS: Final = 86_400_000
+MAX_RESUMED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,20 @@ def read_change(change: Change) -> Told:
     return Told(subject, told["hash"], told["timestamp"])
 
 
+WrittenBy = Callable[[str], bool]
+"""Whether changes with this `origin` are asked for. Those of an unknown one are."""
+
+
+class Page(NamedTuple):
+    """Changes and their ids, oldest first. What was asked for up to the id `last` is among them; `is_end`:
+    that is all so far. `looked_at` changes were read to find them."""
+
+    changes: list[tuple[str, Change]]
+    last: str
+    is_end: bool
+    looked_at: int
+
+
 class ChangeLog(Protocol):
     """Changes in the order of their ids, which is the order in which the writes of one document were made.
     All processes on one store share it. What cannot be told is `Unavailable`."""
@@ -103,6 +118,14 @@ class ChangeLog(Protocol):
     async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         """The first `limit` changes after the id `after` and their ids, oldest first; for `""` from the
         oldest one kept. None where some after it are not kept any more, or nobody was given that id."""
+
+    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
+        """As `changes`, of some collections, at the cost of their changes where the log has an index; there
+        may be others among them. `after` is an id."""
+
+    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+        """How many such changes there are after an id, counted up to `most` and perhaps one more; None where
+        only reading them would tell."""
 
     async def newest(self) -> str:
         """An id that all changes so far are at or before, and none to come is; `changes` knows it, even of a

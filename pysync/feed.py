@@ -2,19 +2,19 @@
 
 A change is read once, and its text for the wire made once for each collection that could pull what was
 written, however many listen. Who listens is found by collection and parameters, so a write costs what its
-listeners do. Whoever begins in the past reads the log page by page, at its own pace, until it has reached the
-follower's place; from there on it is handed what the follower reads. As every event has its place in the log,
-none is missed and none is told twice where the two meet.
+listeners do. Whoever begins in the past is told of it by `pysync.catch_up` first, up to the follower's place;
+from there on it is handed what the follower reads. As every event has its place in the log, none is missed
+and none is told twice where the two meet.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import orjson
 
-from pysync.changes import Change, ChangeLog, Subject, Told, read_change
+from pysync.changes import Change, ChangeLog, Subject, Told, WrittenBy, read_change
 from pysync.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -60,14 +60,16 @@ class Event(NamedTuple):
 
 
 class Listener(Protocol):
-    """Who hears of changes. Everything up to `place` has been told, or was none of its business."""
+    """Who hears of changes. Everything up to `place` has been told, or was none of its business. `account` is
+    whose it is: an identity, or an address."""
 
     place: str
+    account: str
     interest: Interest
     asks: bool
     """Whether it may hear of an event depends on more than its interest."""
 
-    def hear(self, event: Event) -> None: ...
+    def hear(self, events: Sequence[Event]) -> None: ...
 
     def reset(self, place: str) -> None:
         """Changes are lost: go on from `place`."""
@@ -98,17 +100,25 @@ Permits = Callable[[Plan], Awaitable[Permit]]
 """Finds out who may hear of what is planned, as things are now. Who cannot be decided on is cut."""
 
 
-class Feed:
-    """The changes of `log`, for all listeners of this process. `matches` tells which collections could pull
-    what a change is of: one of a namespace at most, so that a stream, which is of one, is told of it once."""
+class Keys(Protocol):
+    """Which collections have which keys."""
 
-    def __init__(
-        self, log: ChangeLog, matches: Callable[[Subject], Sequence[KeyMatch]], permits: Permits
-    ) -> None:
-        self._log = log
-        self._matches = matches
-        self._permits = permits
-        self._index = _Index()
+    def matches(self, subject: Subject) -> Sequence[KeyMatch]:
+        """Which collections could pull what a change is of: one of a namespace at most, so that a stream,
+        which is of one, is told of it once."""
+
+    def may_write_to(self, topics: Iterable[Topic]) -> WrittenBy:
+        """Whether collections write what one of `topics` pulls."""
+
+
+class Feed:
+    """The changes of `log`, for all listeners of this process."""
+
+    def __init__(self, log: ChangeLog, keys: Keys, permits: Permits) -> None:
+        self.log = log
+        self.keys = keys
+        self.permits = permits
+        self._index = ListenerIndex()
         self._place = ""
         self._follower: asyncio.Task[None] | None = None
         self.settled = ""
@@ -117,36 +127,9 @@ class Feed:
     async def begin(self, after: str) -> Start:
         """Where to listen from: from `after` on where one is given (`""`: none), if what came after it is
         still known. Raises Unavailable."""
-        if after and await self._log.changes(after, 1) is not None:
+        if after and await self.log.changes(after, 1) is not None:
             return Start(after, is_resumed=True)
-        return Start(await self._log.newest(), is_reset=bool(after))
-
-    async def bring(self, listener: Listener) -> bool:
-        """Tell the listener what it has missed, and have it listen from then on. What cannot be told cuts
-        it. Whether it listens now."""
-        try:
-            while True:
-                page = await self._log.changes(listener.place, PAGE)
-                if page is None:
-                    listener.reset(await self._log.newest())
-                    continue
-                plan = self._plan(page, [listener])
-                while plan:
-                    if not await listener.ready():
-                        return False
-                    # Asked anew after each wait: they are told what they may hear of now.
-                    permit = await self._permits(plan) if listener.asks else _anybody
-                    while plan and listener.is_free:
-                        _hand(listener, plan.pop(0)[0], permit)
-                if page:
-                    listener.place = page[-1][0]
-                if len(page) < PAGE and self.join(listener):
-                    return True
-                await _turn()
-        except Unavailable as error:
-            log.warning("a change stream was cut, as changes cannot be read: %s", error.why)
-            listener.cut()
-            return False
+        return Start(await self.log.newest(), is_reset=bool(after))
 
     def join(self, listener: Listener) -> bool:
         """Have the listener hear of everything after its place. False where the follower is past that."""
@@ -174,13 +157,13 @@ class Feed:
             while True:
                 page = await self._read_on()
                 if page is None:
-                    self._place = await self._log.newest()
+                    self._place = await self.log.newest()
                     for listener in list(self._index.listeners):
                         listener.reset(self._place)
                 elif page:
                     # Whoever joins from now on is told of what comes after this page, and of it by `bring`.
                     self._place = page[-1][0]
-                    await self._tell(self._plan(page))
+                    await self._tell(self.plan(page, self._index))
                 self.settled = self._place
                 await _turn()
         except Exception:
@@ -193,22 +176,19 @@ class Feed:
         """What comes next, perhaps nothing yet."""
         while True:
             try:
-                await self._log.wait(self._place)
-                return await self._log.changes(self._place, PAGE)
+                await self.log.wait(self._place)
+                return await self.log.changes(self._place, PAGE)
             except Unavailable as error:
                 log.warning("changes cannot be read: %s", error.why)
                 await asyncio.sleep(RETRY_S)
 
-    def _plan(self, page: Sequence[tuple[str, Change]], only: Sequence[Listener] = ()) -> Plan:
-        """The events of a page that anybody listens for, or `only` these do, and who that is."""
+    def plan(self, page: Sequence[tuple[str, Change]], index: "ListenerIndex") -> Plan:
+        """The events of a page that anybody of an index listens for, and who that is."""
         plan: Plan = []
         for id_, change in page:
             told = read_change(change)
-            for match in self._matches(told.subject):
-                if only:
-                    listeners = [listener for listener in only if _concerns(listener, match)]
-                else:
-                    listeners = self._index.concerned(match)
+            for match in self.keys.matches(told.subject):
+                listeners = index.concerned(match)
                 if listeners:
                     frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _text(told, match))
                     plan.append((Event(id_, *match, frame), listeners))
@@ -220,14 +200,14 @@ class Feed:
         asking = [(event, [who for who in listeners if who.asks]) for event, listeners in plan]
         asking = [(event, listeners) for event, listeners in asking if listeners]
         if asking:
-            await _hand_out(asking, await self._permits(asking))
+            await _hand_out(asking, await self.permits(asking))
 
 
-def _anybody(listener: Listener, event: Event) -> bool:
+def anybody(listener: Listener, event: Event) -> bool:
     return True
 
 
-async def _hand_out(plan: Plan, permit: Permit = _anybody) -> None:
+async def _hand_out(plan: Plan, permit: Permit = anybody) -> None:
     writes = size = 0
     for event, listeners in plan:
         for listener in listeners:
@@ -246,7 +226,7 @@ async def _turn() -> None:
 
 def _hand(listener: Listener, event: Event, permit: Permit) -> None:
     if event.id > listener.place and permit(listener, event):
-        listener.hear(event)
+        listener.hear([event])
 
 
 def _text(told: Told, match: KeyMatch) -> bytes:
@@ -261,7 +241,7 @@ def _concerns(listener: Listener, match: KeyMatch) -> bool:
     return wanted is not None and wanted.items() <= match.params.items()
 
 
-class _Index:
+class ListenerIndex:
     """Listeners by what they listen for: a whole collection, or one of the values that they name."""
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ one of this.
 """
 
 import asyncio
+import json
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pysync.changes import Change, Retention
+from pysync.changes import Change, Page, Retention, WrittenBy
 from pysync.clock import is_settled
 from pysync.errors import Unavailable
 from pysync.sqlite import GroupCommit, TurnReader, refusal
@@ -60,6 +61,19 @@ _INSERT = "INSERT INTO change(at_ms, text, identity, origin) VALUES(?, ?, ?, ?)"
 _NEWEST = "SELECT max(id) FROM change"
 _BOUNDS = "SELECT (SELECT min(id) FROM change), (SELECT max(id) FROM change)"
 _AFTER = "SELECT id, text, identity, origin FROM change WHERE id > ? ORDER BY id LIMIT ?"
+_ORIGINS = """
+    WITH RECURSIVE found(origin) AS (
+        SELECT min(origin) FROM change
+        UNION ALL
+        SELECT (SELECT min(origin) FROM change WHERE origin > found.origin) FROM found
+        WHERE found.origin IS NOT NULL
+    )
+    SELECT origin FROM found WHERE origin IS NOT NULL"""
+_IDS_OF = "SELECT id FROM change WHERE origin = ? AND id > ? ORDER BY id LIMIT ?"
+_WITH_IDS = """
+    SELECT id, text, identity, origin FROM change
+    WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"""
+_COUNT_OF = "SELECT count(*) FROM (SELECT 1 FROM change WHERE origin = ? AND id > ? LIMIT ?)"
 _FIRST_SINCE = "SELECT id FROM change WHERE id > ? AND id <= ? AND at_ms >= ? ORDER BY id LIMIT 1"
 _FORGET = "DELETE FROM change WHERE id < ?"
 
@@ -113,15 +127,39 @@ class SqliteChanges:
         return change_id(last)
 
     async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        if after and not _is_id(after):
-            return None
         # Of one turn of the loop, and so of one snapshot.
-        ((oldest, newest),) = self.rows(_BOUNDS)
-        place = int(after) if after else oldest
-        if not oldest <= place <= newest:
+        place, newest = self._bounds(after)
+        if place is None:
             return None
-        found = self.rows(_AFTER, place, limit) if place < newest else []
-        return [(change_id(id_), Change(*told)) for id_, *told in found]
+        return _read(self.rows(_AFTER, place, limit) if place < newest else [])
+
+    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
+        place, newest = self._bounds(after)
+        if place is None:
+            return None
+        origins, others = self._origins(written_by)
+        if not others:
+            found = self.rows(_AFTER, place, limit)
+        else:
+            ids = sorted(id_ for origin in origins for (id_,) in self.rows(_IDS_OF, origin, place, limit))
+            found = self.rows(_WITH_IDS, json.dumps(ids[:limit]))
+        is_end = len(found) < limit
+        return Page(_read(found), change_id(newest if is_end else found[-1][0]), is_end, len(found))
+
+    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+        place, newest = self._bounds(after)
+        if place is None:
+            return 0
+        if newest - place <= most:
+            return newest - place
+        origins, others = self._origins(written_by)
+        if not others:
+            return most + 1
+        count = 0
+        for origin in origins:
+            ((some,),) = self.rows(_COUNT_OF, origin, place, most + 1 - count)
+            count += some
+        return count
 
     async def newest(self) -> str:
         return change_id(self._newest())
@@ -140,6 +178,17 @@ class SqliteChanges:
                 async with asyncio.timeout(POLL_S):
                     await self._arrival.wait()
 
+    def _bounds(self, after: str) -> tuple[int | None, int]:
+        """The row of the id `after`, None where changes after it are gone, and the newest."""
+        ((oldest, newest),) = self.rows(_BOUNDS)
+        place = oldest if not after else int(after) if _is_id(after) else -1
+        return (place if oldest <= place <= newest else None), newest
+
+    def _origins(self, written_by: WrittenBy) -> tuple[list[str], list[str]]:
+        """Which origins there are: those that are asked for, and others."""
+        origins = [origin for (origin,) in self.rows(_ORIGINS)]
+        return list(filter(written_by, origins)), [each for each in origins if not written_by(each)]
+
     def _newest(self) -> int:
         ((newest,),) = self.rows(_NEWEST)
         return int(newest)
@@ -156,6 +205,10 @@ class SqliteChanges:
             return self._reader.rows(statement, args)
         except sqlite3.Error as error:
             raise refusal(error, self._unavailable) from error
+
+
+def _read(rows: Sequence[Any]) -> list[tuple[str, Change]]:
+    return [(change_id(id_), Change(*told)) for id_, *told in rows]
 
 
 def append(cursor: sqlite3.Cursor, rows: Rows) -> int:

@@ -1,17 +1,19 @@
 """The feed of a process: each change reaches whoever listens for it, once and in order."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pysync import catch_up as catch_up_module
 from pysync import feed as feed_module
-from pysync.changes import Change, Retention, Subject
+from pysync.catch_up import CatchUp
+from pysync.changes import Change, Page, Retention, Subject, WrittenBy, origin
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
-from pysync.feed import Event, Feed, KeyMatch, Listener, Permit, Plan, Topic
+from pysync.feed import Event, Feed, KeyMatch, Listener, Permit, Permits, Plan, Topic
 
 NOTES: Topic = (None, "notes")
 
@@ -25,6 +27,7 @@ class Ear:
 
     def __init__(self, place: str, interest: Mapping[Topic, Mapping[str, str]] | None = None) -> None:
         self.place = place
+        self.account = ""
         self.interest = {NOTES: {}} if interest is None else interest
         self.asks = False
         self.slow = False
@@ -33,10 +36,11 @@ class Ear:
         self.is_cut = False
         self.resets = 0
 
-    def hear(self, event: Event) -> None:
-        assert event.id > self.place
-        self.place = event.id
-        self.heard.append(event.params["id"])
+    def hear(self, events: Sequence[Event]) -> None:
+        for event in events:
+            assert event.id > self.place
+            self.place = event.id
+            self.heard.append(event.params["id"])
         self.is_free = not self.slow
 
     def reset(self, place: str) -> None:
@@ -58,7 +62,7 @@ class Log(MemoryCoordinator):
     def __init__(self, turns: Sequence[int] = (), retention: Retention = Retention()) -> None:  # noqa: B008
         super().__init__(retention=retention)
         self._turns = iter(turns)
-        self.reads = 0
+        self.reads = self.found = 0
         self.fails = 0
         self._held: list[tuple[asyncio.Event, asyncio.Event]] = []
 
@@ -83,17 +87,38 @@ class Log(MemoryCoordinator):
             await asyncio.sleep(0)
         return found
 
+    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
+        if await self.changes(after, 0) is None:
+            return None
+        page = await super().matching(after, limit, written_by)
+        self.found += 0 if page is None else page.looked_at
+        return page
+
 
 async def anybody(plan: Plan) -> Permit:
     return lambda listener, event: True
 
 
-def matches(subject: Subject) -> list[KeyMatch]:
-    return [KeyMatch((subject.namespace, subject.collection), subject.params, "key")]
+class Keys:
+    """Every collection pulls what it writes, and nothing else."""
+
+    def matches(self, subject: Subject) -> list[KeyMatch]:
+        return [KeyMatch((subject.namespace, subject.collection), subject.params, "key")]
+
+    def may_write_to(self, topics: Iterable[Topic]) -> WrittenBy:
+        return {origin(*topic) for topic in topics}.__contains__
 
 
-def following(log: Log) -> Feed:
-    return Feed(log, matches, anybody)
+class Followed(Feed):
+    """A feed whose listeners may begin in the past."""
+
+    def __init__(self, log: Log, permits: Permits, most_missed: int = 20_000) -> None:
+        super().__init__(log, Keys(), permits)
+        self.bring = CatchUp(self, most_missed).bring
+
+
+def following(log: Log, most_missed: int = 20_000) -> Followed:
+    return Followed(log, anybody, most_missed)
 
 
 async def until(ear: Ear, count: int) -> list[str]:
@@ -152,11 +177,12 @@ def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
             assert await until(ear, len(told)) == told
         feed.close()
 
-    page, feed_module.PAGE = feed_module.PAGE, 3  # type: ignore[misc]
+    page = feed_module.PAGE
+    feed_module.PAGE = catch_up_module.PAGE = 3  # type: ignore[misc]
     try:
         asyncio.run(asyncio.wait_for(play(), 20))
     finally:
-        feed_module.PAGE = page  # type: ignore[misc]
+        feed_module.PAGE = catch_up_module.PAGE = page  # type: ignore[misc]
 
 
 async def test_what_is_told_while_somebody_reads_the_past_is_not_lost_on_them() -> None:
@@ -258,7 +284,7 @@ async def test_where_events_cannot_be_told_everybody_is_cut() -> None:
         raise RuntimeError("a bug")
 
     log = Log()
-    feed = Feed(log, matches, breaks)
+    feed = Followed(log, breaks)
     ear, other = Ear(await log.newest()), Ear(await log.newest())
     ear.asks = True
     assert feed.join(ear)
@@ -284,7 +310,7 @@ async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> 
         return lambda listener, event: event.params["id"] != "2"
 
     log = Log()
-    feed = Feed(log, matches, slowly)
+    feed = Followed(log, slowly)
     quick, asked = Ear(await log.newest()), Ear(await log.newest())
     asked.asks = True
     listeners: list[Listener] = [quick, asked]
@@ -301,7 +327,7 @@ async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> 
 async def test_others_have_their_turn_while_much_is_read_that_nobody_hears(is_past: bool) -> None:
     log = Log()
     feed = following(log)
-    ear = Ear(await log.newest(), {("elsewhere", "notes"): {}})
+    ear = Ear(await log.newest(), {NOTES: {"id": "nobody"}})
     if not is_past:
         assert feed.join(ear)
         await asyncio.sleep(0)

@@ -125,30 +125,33 @@ class TemplateIndex(Generic[T]):
     def __init__(self) -> None:
         self._next: dict[str, TemplateIndex[T]] = {}
         self._any: TemplateIndex[T] | None = None
-        self._here: list[tuple[list[str | None], T]] = []
+        self._here: list[tuple[list[tuple[int, str]], T]] = []
 
     def add(self, template: str, value: T) -> None:
-        node, names = self, list[str | None]()
-        for segment in template.split("/"):
+        node, names = self, list[tuple[int, str]]()
+        for at, segment in enumerate(template.split("/")):
             parameter = PARAM.fullmatch(segment)
-            names.append(parameter and parameter[1])
             if parameter is not None:
+                names.append((at, parameter[1]))
                 node._any = node = node._any or TemplateIndex()
             else:
                 node = node._next.setdefault(segment, TemplateIndex())
         node._here.append((names, value))
 
-    def find(self, key: str) -> Iterator[tuple[T, dict[str, str]]]:
+    def find(self, key: str) -> list[tuple[T, dict[str, str]]]:
         """What these templates stand for, each with the values of its parameters, in no order."""
-        segments = key.split("/")
-        nodes = [self]
+        segments, nodes = key.split("/"), [self]
         for segment in segments:
-            nodes = [
-                found for node in nodes for found in (node._next.get(segment), node._any) if found is not None
-            ]
-        for node in nodes:
-            for names, value in node._here:
-                yield (
-                    value,
-                    {name: text for name, text in zip(names, segments, strict=True) if name is not None},
-                )
+            found = []
+            for node in nodes:
+                literal = node._next.get(segment)
+                if literal is not None:
+                    found.append(literal)
+                if node._any is not None:
+                    found.append(node._any)
+            nodes = found
+        return [
+            (value, {name: segments[at] for at, name in names})
+            for node in nodes
+            for names, value in node._here
+        ]

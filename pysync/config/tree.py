@@ -265,6 +265,11 @@ class ConfigEndpoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangesKept:
     max_count: int = member("Changes that the change log keeps at least.", 100_000)
+    max_resumed: int = member(
+        "Changes of the collections that it follows which a stream that resumes may have missed; where there "
+        "are more it is reset.",
+        20_000,
+    )
     max_age_ms: int = member("How old they may get.", 86_400_000)
 
 

@@ -16,7 +16,7 @@ from typing import Final, Self
 import orjson
 
 from pysync import sqlite_changes
-from pysync.changes import Change, Retention
+from pysync.changes import Change, Page, Retention, WrittenBy
 from pysync.clock import Tick, elapsed_of, wall_clock_ms
 from pysync.coordinator import MAX_LIVE_NONCES, Intent, Standing, Window, window_end_ms
 from pysync.coordinator.leading import Leading
@@ -171,6 +171,12 @@ class LocalCoordinator:
 
     async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         return await self._log.changes(after, limit)
+
+    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
+        return await self._log.matching(after, limit, written_by)
+
+    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+        return await self._log.count_after(after, most, written_by)
 
     async def newest(self) -> str:
         return await self._log.newest()

@@ -4,13 +4,14 @@ import asyncio
 import itertools
 import os
 import re
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.changes import Change, Retention
+from pysync.changes import Change, Page, Retention, WrittenBy
 from pysync.clock import FIRST_TICK, Tick, elapsed_of, is_settled, wall_clock_ms
 from pysync.coordinator import (
     EPOCHS_KEPT,
@@ -54,7 +55,8 @@ class MemoryCoordinator:
         self._claims: dict[str, tuple[int, bytes]] = {}
         self._sweep_at_ms = 0
         self._retention = retention
-        self._changes: deque[tuple[str, int, Change]] = deque()
+        self._changes: dict[int, tuple[int, Change]] = {}
+        self._by_origin: dict[str, deque[int]] = {}
         # From the microsecond on: no id of an earlier process is taken for one of this.
         self._announced = self._forgotten = now_ms() * 1000
         self._arrival = asyncio.Event()
@@ -113,20 +115,37 @@ class MemoryCoordinator:
         now_ms = self._now_ms()
         for change in changes:
             self._announced += 1
-            self._changes.append((_change_id(self._announced), now_ms, change))
+            self._changes[self._announced] = now_ms, change
+            self._by_origin.setdefault(change.origin, deque()).append(self._announced)
         self._intents.pop(intent, None)
         self._forget_changes(now_ms)
         self._arrival.set()
         return _change_id(self._announced)
 
     async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        if after and not _is_id(after):
+        place = self._place(after)
+        if place is None:
             return None
-        # Ids have no gaps: how far a change is from the oldest one says where it is.
-        place = int(after) - self._forgotten if after else 0
-        if not 0 <= place <= len(self._changes):
+        return self._read(range(place + 1, min(place + limit, self._announced) + 1))
+
+    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
+        place = self._place(after)
+        if place is None:
             return None
-        return [(id_, change) for id_, _, change in itertools.islice(self._changes, place, place + limit)]
+        found = list[int]()
+        for numbers in self._numbers(written_by):
+            start = bisect_right(numbers, place)
+            found += (numbers[at] for at in range(start, min(start + limit, len(numbers))))
+        found = sorted(found)[:limit]
+        is_end = len(found) < limit
+        last = self._announced if is_end else found[-1]
+        return Page(self._read(found), _change_id(last), is_end, len(found))
+
+    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+        place = self._place(after)
+        if place is None:
+            return 0
+        return sum(len(each) - bisect_right(each, place) for each in self._numbers(written_by))
 
     async def newest(self) -> str:
         return _change_id(self._announced)
@@ -166,11 +185,33 @@ class MemoryCoordinator:
         self._counters.clear()
         self._claims.clear()
 
+    def _place(self, after: str) -> int | None:
+        """The number of the id `after`, None where changes after it are gone. Ids have no gaps."""
+        if after and not _is_id(after):
+            return None
+        place = int(after) if after else self._forgotten
+        return place if self._forgotten <= place <= self._announced else None
+
+    def _read(self, numbers: Iterable[int]) -> list[tuple[str, Change]]:
+        return [(_change_id(number), self._changes[number][1]) for number in numbers]
+
+    def _numbers(self, written_by: WrittenBy) -> list[deque[int]]:
+        return [numbers for origin, numbers in self._by_origin.items() if written_by(origin)]
+
     def _forget_changes(self, now_ms: int) -> None:
         kept, retention = self._changes, self._retention
         youngest_ms = now_ms - retention.age_ms if is_settled(self._now_ms) else 0
-        while kept and (len(kept) > retention.count or kept[0][1] < youngest_ms):
-            self._forgotten = int(kept.popleft()[0])
+        while kept:
+            oldest = self._forgotten + 1
+            at_ms, change = kept[oldest]
+            if len(kept) <= retention.count and at_ms >= youngest_ms:
+                break
+            del kept[oldest]
+            self._forgotten = oldest
+            numbers = self._by_origin[change.origin]
+            numbers.popleft()
+            if not numbers:
+                del self._by_origin[change.origin]
 
     def _sweep(self, now_ms: int) -> None:
         if now_ms < self._sweep_at_ms:

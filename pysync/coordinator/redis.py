@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from redis.asyncio import Connection
 
 from pysync._core import ReplayWindow
-from pysync.changes import Change, Retention
+from pysync.changes import Change, Page, Retention, WrittenBy
 from pysync.clock import LAST_NUMBER, Tick, wall_clock_ms
 from pysync.coordinator import EPOCH_MS, LEASE_MS, Intent, Standing, Window, window_end_ms
 from pysync.coordinator.redis_arrivals import Arrivals
@@ -147,6 +147,17 @@ class RedisCoordinator:
             return None
         self._arrivals.know(after)
         return self._read(found)
+
+    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
+        # A stream of Redis has no index: what is not asked for is read too, and not looked into.
+        found = await self.changes(after, limit)
+        if found is None:
+            return None
+        told = [(id_, change) for id_, change in found if not change.origin or written_by(change.origin)]
+        return Page(told, found[-1][0] if found else after, len(found) < limit, len(found))
+
+    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+        return None
 
     async def newest(self) -> str:
         (found,) = await self._memory.recall(("XREVRANGE", CHANGES, "+", "-", "COUNT", 1))

@@ -111,8 +111,8 @@ class App:
         handling = documents, access, callers, revocations, keyrings
         rules = list(pull_rules(config, hooks))
         hearing = Hearing(rules, access, roles, store, clock.wall_ms)
-        feed = Feed(outbox.log, KeyIndex(rules, hooks.stored_files).matches, hearing.permits)
-        self.subscribers = Subscribers(feed, hearing, tally)
+        feed = Feed(outbox.log, KeyIndex(rules, hooks.stored_files), hearing.permits)
+        self.subscribers = Subscribers(feed, hearing, tally, config.changes.max_resumed)
         routes = RouteTable()
         Wiring(
             config=config,

@@ -16,11 +16,12 @@ MAX_CACHED: Final = 1_000
 
 
 class _Reader(NamedTuple):
-    """A collection that is pulled: at `path`, whose parameters have these names."""
+    """A collection that is pulled at `path`, None: where its documents are stored. `names` are those of its
+    parameters."""
 
     rule: Rule
     topic: Topic
-    path: list[str]
+    path: list[str] | None
     names: frozenset[str]
 
 
@@ -40,7 +41,8 @@ class KeyIndex:
             self._stored_at[topic] = template, suffix
             self._writers[origin(*topic)] = topic
             if not rule.collection.push_only:
-                reader = _Reader(rule, topic, path.split("/"), frozenset(params(path)))
+                pulled_at = None if files is None else path.split("/")
+                reader = _Reader(rule, topic, pulled_at, frozenset(params(path)))
                 self._readers.setdefault(suffix, TemplateIndex()).add(template, reader)
 
     def matches(self, subject: Subject) -> list[KeyMatch]:
@@ -56,8 +58,8 @@ class KeyIndex:
                 namespace, _ = topic = reader.topic
                 own = values if topic != writer else subject.params
                 if own.keys() == reader.names and (namespace not in found or topic == writer):
-                    pulled = document_key(reader.path, own)
-                    if reader.rule.owns(pulled):
+                    pulled = key if reader.path is None else document_key(reader.path, own)
+                    if not reader.rule.rivals or reader.rule.owns(pulled):
                         found[namespace] = KeyMatch(topic, own, pulled)
         return list(found.values())
 

@@ -69,7 +69,8 @@ class Stream:
         await self._callers.meter(request, verified.caller, told)
         await self._access.consume(verified)
         start = await self._subscribers.feed.begin(_last_event_id(request))
-        subscriber = Subscriber(self._subscribers, grant, verified.caller, verified.proof, start)
+        account = verified.caller.identity or self._callers.address(request)
+        subscriber = Subscriber(self._subscribers, grant, verified.caller, verified.proof, start, account)
         return StreamAnswer(lambda connection, head: subscriber.begin(connection, head, start))
 
     def _wanted(self, query: Mapping[str, str]) -> tuple[list[Rule], Wanted]:

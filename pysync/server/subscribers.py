@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import random as random_module
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from pysync.catch_up import CatchUp
+from pysync.changes import MAX_RESUMED
 from pysync.feed import Event, Feed, Start
 from pysync.model import Caller
 from pysync.proofs import Proof
@@ -34,12 +36,18 @@ class Subscriber(asyncio.Protocol):
     no task."""
 
     __slots__ = (
-        "_hub", "_is_live", "_resumed", "_task", "_transport", "asked", "asks", "caller", "held_at_ms",
-        "interest", "place", "proof", "slot",
+        "_hub", "_is_live", "_resumed", "_task", "_transport", "account", "asked", "asks", "caller",
+        "held_at_ms", "interest", "place", "proof", "slot",
     )  # fmt: skip
 
     def __init__(
-        self, hub: "Subscribers", grant: Grant, caller: Caller, proof: Proof | None, start: Start
+        self,
+        hub: "Subscribers",
+        grant: Grant,
+        caller: Caller,
+        proof: Proof | None,
+        start: Start,
+        account: str = "",
     ) -> None:
         self._hub = hub
         self._transport: asyncio.Transport | None = None
@@ -48,6 +56,7 @@ class Subscriber(asyncio.Protocol):
         self._is_live = False
         self.interest, self.asked = grant
         self.asks = bool(grant.asked) or proof is not None
+        self.account = account
         self.caller = caller
         self.proof = proof
         self.held_at_ms = 0
@@ -68,10 +77,11 @@ class Subscriber(asyncio.Protocol):
         if not self._is_live:
             self._task = asyncio.get_running_loop().create_task(self._catch_up())
 
-    def hear(self, event: Event) -> None:
-        self.place = event.id
-        if self._write(event.frame):
-            self._hub.tally.count("pysync_events", event.collection)
+    def hear(self, events: Sequence[Event]) -> None:
+        self.place = events[-1].id
+        if self._write(b"".join(event.frame for event in events)):
+            for event in events:
+                self._hub.tally.count("pysync_events", event.collection)
 
     def reset(self, place: str) -> None:
         self.place = place
@@ -123,7 +133,7 @@ class Subscriber(asyncio.Protocol):
 
     async def _catch_up(self) -> None:
         try:
-            self._is_live = await self._hub.feed.bring(self)
+            self._is_live = await self._hub.catch_up.bring(self)
         except Exception:
             log.exception("a change stream was cut")
             self.cut()
@@ -145,9 +155,15 @@ class Subscribers:
     """The open streams of one process. `chance` is random, from 0.0 to 1.0."""
 
     def __init__(
-        self, feed: Feed, hearing: Hearing, tally: Tally, chance: Callable[[], float] = random_module.random
+        self,
+        feed: Feed,
+        hearing: Hearing,
+        tally: Tally,
+        most_missed: int = MAX_RESUMED,
+        chance: Callable[[], float] = random_module.random,
     ) -> None:
         self.feed = feed
+        self.catch_up = CatchUp(feed, most_missed)
         self.tally = tally
         self._hearing = hearing
         self._chance = chance
@@ -191,6 +207,7 @@ class Subscribers:
             check.cancel()
         if self._beating is not None:
             self._beating.cancel()
+        self.catch_up.close()
         self.feed.close()
 
     def _all(self) -> list[Subscriber]:

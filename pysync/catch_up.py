@@ -1,0 +1,170 @@
+"""Listeners who begin in the past are told what they have missed, until they listen (wire section 9).
+
+They are taken through the log together, so what several have missed is read once, and the time that all of
+them take together is bounded. Only what their collections may have written is read. Who comes when others are
+further on already waits for the next time, unless it is no further back than they are.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Final
+
+from pysync.changes import MAX_RESUMED
+from pysync.errors import Unavailable
+from pysync.feed import Event, Feed, Listener, ListenerIndex, Plan, anybody
+
+log = logging.getLogger(__name__)
+
+PAGE: Final = 128
+"""Changes that are read at a time."""
+MAX_TOGETHER: Final = 512
+MAX_OF_ACCOUNT: Final = 128
+"""Listeners who are taken through the past at a time, of all and of one account; others wait."""
+HELD_S: Final = 0.002
+"""How long they are handed events before others have their turn."""
+
+
+@dataclass(eq=False, slots=True)
+class _Behind:
+    """A listener who is told of the past: `joined` says whether it listens now, False where its connection
+    holds back what it was told. `left` changes may be read for it, where only reading tells how many it has
+    missed."""
+
+    listener: Listener
+    left: int | None
+    joined: asyncio.Future[bool]
+
+    def is_over(self, looked_at: int) -> bool:
+        """Whether it has missed too much, now that so many more were read."""
+        if self.left is not None:
+            self.left -= looked_at
+        return self.left is not None and self.left < 0
+
+
+class CatchUp:
+    """Brings the listeners of `feed` up to date. Who has missed more than `most_missed` of what may concern
+    it is reset."""
+
+    def __init__(self, feed: Feed, most_missed: int = MAX_RESUMED) -> None:
+        self._feed = feed
+        self._most_missed = most_missed
+        self._waiting: deque[_Behind] = deque()
+        self._behind: list[_Behind] = []
+        self._aboard = ListenerIndex()
+        self._task: asyncio.Task[None] | None = None
+
+    async def bring(self, listener: Listener) -> bool:
+        """Tell the listener what it has missed, and have it listen from then on. What cannot be told cuts
+        it. Whether it listens now."""
+        try:
+            while await listener.ready():
+                written_by = self._feed.keys.may_write_to(listener.interest)
+                count = await self._feed.log.count_after(listener.place, self._most_missed, written_by)
+                if count is not None and count > self._most_missed:
+                    listener.reset(await self._feed.log.newest())
+                left = self._most_missed if count is None else None
+                behind = _Behind(listener, left, asyncio.get_running_loop().create_future())
+                self._waiting.append(behind)
+                if self._task is None:
+                    self._task = asyncio.create_task(self._run())
+                if await behind.joined:
+                    return True
+        except Unavailable as error:
+            log.warning("a change stream was cut, as changes cannot be read: %s", error.why)
+            listener.cut()
+        return False
+
+    async def _run(self) -> None:
+        """Take those through the past who are behind, as long as there are any. Half of the time is left to
+        others, however many they are."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting or self._behind:
+                began = loop.time()
+                self._board()
+                if self._behind:
+                    await self._read_past()
+                self._behind = [each for each in self._behind if self._is_behind(each)]
+                await asyncio.sleep(loop.time() - began)
+        except Exception as error:
+            for each in (*self._behind, *self._waiting):
+                self._aboard.discard(each.listener)
+                if not each.joined.done():
+                    each.joined.set_exception(error)
+            self._behind.clear()
+            self._waiting.clear()
+        finally:
+            self._task = None
+
+    def _board(self) -> None:
+        """Take along those who wait, where they are not behind the others: these would wait for them."""
+        earliest = min((each.listener.place for each in self._behind), default="")
+        accounts = Counter(each.listener.account for each in self._behind)
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            account = each.listener.account
+            fits = len(self._behind) < MAX_TOGETHER and accounts[account] < MAX_OF_ACCOUNT
+            if each.joined.done():
+                continue
+            if fits and each.listener.place >= earliest:
+                accounts[account] += 1
+                self._behind.append(each)
+                self._aboard.add(each.listener)
+            else:
+                self._waiting.append(each)
+
+    def _is_behind(self, each: _Behind) -> bool:
+        if each.joined.done():
+            self._aboard.discard(each.listener)
+        return not each.joined.done()
+
+    async def _read_past(self) -> None:
+        """Tell those who are behind the next page, from the place of the last of them."""
+        place = min(each.listener.place for each in self._behind)
+        topics = {topic for each in self._behind for topic in each.listener.interest}
+        page = await self._feed.log.matching(place, PAGE, self._feed.keys.may_write_to(topics))
+        if page is not None:
+            await self._tell_together(self._feed.plan(page.changes, self._aboard))
+        for each in self._behind:
+            listener = each.listener
+            if each.joined.done():
+                continue
+            if page is None or each.is_over(page.looked_at):
+                if page is not None or listener.place == place:
+                    listener.reset(await self._feed.log.newest())
+                    each.left = each.left and self._most_missed
+                continue
+            listener.place = max(listener.place, page.last)
+            if page.is_end and self._feed.join(listener):
+                each.joined.set_result(True)
+            elif not listener.is_free:
+                each.joined.set_result(False)
+
+    async def _tell_together(self, plan: Plan) -> None:
+        """Hand each listener its events of a page in one piece, first to those about whom there is no
+        question."""
+        plan = [(event, [who for who in found if event.id > who.place]) for event, found in plan]
+        asking = [(event, [who for who in found if who.asks]) for event, found in plan]
+        asking = [(event, found) for event, found in asking if found]
+        loop = asyncio.get_running_loop()
+        for some in (False, True) if asking else (False,):
+            permit = await self._feed.permits(asking) if some else anybody
+            events: dict[Listener, list[Event]] = {}
+            for event, found in plan:
+                for who in found:
+                    if who.asks == some and permit(who, event):
+                        events.setdefault(who, []).append(event)
+            began = loop.time()
+            for who, told in events.items():
+                who.hear(told)
+                if loop.time() - began > HELD_S:
+                    await asyncio.sleep(0)
+                    began = loop.time()
+
+    def close(self) -> None:
+        """Tell nobody anything more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None

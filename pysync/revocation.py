@@ -145,9 +145,6 @@ class Revocations:
         dropped, after = 0, None
         if not is_settled(self._now_ms):
             return dropped
-        self._now_ms()
-        if not is_settled(self._now_ms):
-            return 0
         while names := await self._store.list(PREFIX, after, _PAGE):
             after = names[-1]
             for issuer in names:

@@ -54,7 +54,9 @@ class Schema(NamedTuple):
 
 def create_folder(path: Path) -> None:
     """Make `path` and its parents, closed to other users. Raises OSError."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.is_dir():
+        create_folder(path.parent)  # `parents` of mkdir would leave them open to others
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 class Database(NamedTuple):
@@ -121,8 +123,9 @@ def _check_is_new(path: Path, traces: Sequence[Path]) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file that other users cannot read, whatever its folder. SQLite gives its own the same mode."""
-    return os.open(path, flags, 0o600)
+    """Open a file, but no symbolic link, that other users cannot read, whatever its folder. SQLite gives its
+    own the same mode."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def sync_folder(path: str | Path) -> None:

@@ -35,13 +35,16 @@ LOCK_TIMEOUT_S: Final = 1.0
 """The lock is held for some microseconds; only a stopped process holds it longer."""
 
 
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
 class Ledger:
     """The nonces of one epoch: the file, and what of it is in memory."""
 
     def __init__(self, path: Path) -> None:
         self.seen = ReplayWindow()
         self.closed = False
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, _FLAGS | os.O_APPEND, 0o600)
         self._offset = 0
 
     def catch_up(self) -> None:
@@ -86,7 +89,7 @@ class ReplayLedgers:
         self._max_live = max_live
         self._ledgers: dict[int, Ledger] = {}
         create_folder(folder)
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(folder / "lock", _FLAGS, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
             self._ahead = self._joined(boot or "-")

@@ -53,7 +53,6 @@ class Expiry:
     async def sweep(self) -> int:
         """Delete what has expired; how many documents, logs and files there were. None within ten minutes of
         a step of the clock."""
-        self._clock()
         if not is_settled(self._clock):
             return 0
         return sum([await self._sweep_route(*expiring) for expiring in self._expiring])

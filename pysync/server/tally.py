@@ -115,6 +115,7 @@ class SharedTally:
         beside = self._file.with_name(f".{self._file.name}")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
+            beside.touch(0o600)
             beside.write_bytes(text)
             os.replace(beside, self._file)
         except OSError as error:

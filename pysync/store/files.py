@@ -2,6 +2,9 @@
 
 Nothing here waits for the event loop: `in_thread` is how the store calls what takes long. Which files exist
 is the database's word; this module only knows how they lie on disk.
+
+No symbolic link below the folder is followed. Folders on the way are looked at before something is written or
+removed, and before a file is adopted that is not the one of its row.
 """
 
 import asyncio
@@ -70,8 +73,8 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, file: int | str) -> Self:
-        """That of an open file, or of the one at a path. Raises OSError."""
-        found = os.stat(file)
+        """That of an open file, or of what lies at a path, be it a symbolic link. Raises OSError."""
+        found = os.fstat(file) if isinstance(file, int) else os.lstat(file)
         return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
@@ -104,7 +107,7 @@ class FileTree:
         oldest = time.time() - ABANDONED_S
         for path in self._incoming.iterdir():
             with suppress(FileNotFoundError):
-                if path.name not in named and path.stat().st_mtime < oldest:
+                if path.name not in named and path.lstat().st_mtime < oldest:
                     path.unlink()
 
     def path(self, key: str) -> str:
@@ -112,6 +115,18 @@ class FileTree:
         if key.partition("/")[0] == INCOMING:
             raise ValueError(f"reserved key {key!r}")
         return f"{self.root}/{key}"
+
+    def check_folders(self, key: str) -> None:
+        """Raise OSError where one of the folders that lead to a key is a symbolic link."""
+        path = str(self.root)
+        for name in key.split("/")[:-1]:
+            path += "/" + name
+            try:
+                found = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            if stat.S_ISLNK(found.st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
     def stamp(self, key: str) -> Stamp | None:
         """That of the file of a key; None where there is none. Raises OSError."""
@@ -141,8 +156,9 @@ class FileTree:
         """Make the folders that lead to a key, so that a file can be moved there. Raises KeyConflict where
         another file lies above or below. The caller keeps other writers out."""
         path = self.path(key)
+        self.check_folders(key)
         try:
-            found = os.stat(path)
+            found = os.lstat(path)
         except FileNotFoundError:
             if not os.path.isdir(os.path.dirname(path)):
                 self._check_names(key)
@@ -161,11 +177,14 @@ class FileTree:
         source, path = f"{self._incoming}/{name}", self.path(key)
         while True:
             try:
+                self.check_folders(key)
                 os.replace(source, path)
                 return
-            except FileNotFoundError:
+            except OSError as error:
                 if not os.path.exists(source):
                     return
+                if not isinstance(error, FileNotFoundError):
+                    raise
                 self._create_folders(path)  # they were empty, and another's removal took them
 
     def take(self, name: str, path: Path) -> None:
@@ -177,6 +196,7 @@ class FileTree:
         keeps other writers out."""
         path = Path(self.path(key))
         try:
+            self.check_folders(key)
             path.unlink(missing_ok=True)
             for folder in path.parents:
                 if folder == self.root:
@@ -185,7 +205,8 @@ class FileTree:
         except (NotADirectoryError, IsADirectoryError):
             return  # another file lies above or below: this key's is long gone
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+            # A symbolic link in the way leads to nothing that is ours.
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ELOOP):
                 raise
 
     def folders(self, key: str) -> Iterator[str]:
@@ -233,7 +254,7 @@ class Incoming:
     def append(self, pieces: list[bytes]) -> None:
         """Write the pieces, joined. The disk begins with many of them while they are hashed."""
         if self._fd is None:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         data = b"".join(pieces)
         rest = memoryview(data)
         while rest:
@@ -269,8 +290,9 @@ class Outgoing:
     It holds the file that it opened, whatever is written at the key meanwhile. Exhaust it or `aclose` it.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, follows_links: bool = False) -> None:
         self._path = path
+        self._flags = 0 if follows_links else os.O_NOFOLLOW
         self._file: BinaryIO | None = None
         self._at = self._end = 0
 
@@ -278,10 +300,13 @@ class Outgoing:
         """Open what lies at the path now; None where there is no file. Raises OSError."""
         self.close()
         try:
-            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 - closed by close
+            self._file = open(self._path, "rb", buffering=0, opener=self._open)  # noqa: SIM115 - closed by close
         except (FileNotFoundError, NotADirectoryError):
             return None
         return Stamp.of(self._file.fileno())
+
+    def _open(self, path: str, flags: int) -> int:
+        return os.open(path, flags | self._flags)
 
     def sha256(self) -> str:
         """Hex digest of the whole file, read anew."""

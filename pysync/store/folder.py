@@ -39,7 +39,7 @@ class FolderSource:
         content_type = await in_thread(_content_type, path)
         if content_type is None:
             return None
-        outgoing = Outgoing(path)
+        outgoing = Outgoing(path, follows_links=True)
         try:
             stamp = await in_thread(outgoing.open)
             if stamp is None:

@@ -1,11 +1,12 @@
 """The files of the embedded store: what their rows say, and what lies on disk."""
 
 import asyncio
+import errno
 import hashlib
 import logging
 import sqlite3
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync.sqlite import GroupCommit
@@ -50,6 +51,19 @@ def _placed(
         raise  # the group is undone, and `arrivals` knows what becomes of the file
     except Exception:
         incoming.discard()
+        raise
+
+
+@contextmanager
+def _told_of_links(key: str) -> Iterator[None]:
+    """Tell the operator where a symbolic link was met on the way to a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            log.critical(
+                "a symbolic link in the way of the file of %r is not followed: %s", key, error.filename
+            )
         raise
 
 
@@ -201,9 +215,10 @@ class LocalFiles:
         """The row, beginning with `row`, of the file that `outgoing` now holds open; None where it is gone.
         A row that fits no file is corrected: whoever restores files gives them other stamps."""
         while row is not None:
-            with disk_errors():
+            with disk_errors(), _told_of_links(key):
                 if outgoing.open() == row.stamp:
                     return row
+                self._tree.check_folders(key)
             # Written or deleted this very moment; or the one who did it was killed, or works slowly.
             unfitting = await self._writer.submit(merges.look, self._arrivals, self._tree, key)
             if unfitting is not None:
@@ -211,7 +226,7 @@ class LocalFiles:
                 if stamp is None:
                     self._tree.check()
                     raise DamagedFile(LOST, row.etag)
-                with disk_errors():
+                with disk_errors(), _told_of_links(key):
                     is_same = outgoing.open() == stamp
                 if is_same:
                     return await self._correct(key, row, stamp, outgoing)

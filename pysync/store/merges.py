@@ -196,6 +196,7 @@ def _build(files: FileTree, incoming: Incoming, plan: Plan) -> None:
     """Make the new folder: the merged file, and links to all that stays. The merged file comes first, as
     where it lies tells what a crash has left."""
     source, folder = Path(files.path(plan.parent)), _folder(files) / plan.id
+    files.check_folders(plan.key)
     folder.mkdir(mode=0o700)
     _take(files, incoming, folder / plan.name)
     with os.scandir(source) as entries:
@@ -304,7 +305,7 @@ def _link(path: Path, target: Path) -> None:
 def _locked(folder: Path) -> int | None:
     """The lock of those who merge in a store; None while another has it."""
     create_folder(folder)
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -141,6 +141,10 @@ class BatchKeyDenied(BadRequest):
     code, text = "batch_key_denied", "batch_key_denied"
 
 
+class DataNotSealed(BadRequest):
+    code, text = "not_sealed", "Data is not sealed"
+
+
 class AppendProofMissing(BadRequest):
     code, text = "append_proof_missing", "append requires authorPubkey and authorSignature"
 

@@ -9,7 +9,7 @@ from pysync.config import template
 from pysync.config.convert import join
 from pysync.config.effective import effective_coordinator, is_metered, resolve
 from pysync.config.events import events_faults, repeated_collections
-from pysync.config.media import holds_documents
+from pysync.config.media import file_types, holds_documents
 from pysync.config.overlaps import takeovers
 from pysync.config.place import is_store_url, s3_place
 from pysync.config.problem import Problem
@@ -165,6 +165,10 @@ def _collection(collection: Collection) -> Iterator[Fault]:
                 yield member, "rootOnly cannot be used with the role public"
     if collection.bundle is not None and not holds_documents(collection):
         yield "bundle", "bundle needs application/json in allowedMimeTypes"
+    if collection.enforce_sealed and collection.encryption != "delegated":
+        yield "enforceSealed", "enforceSealed needs encryption: delegated"
+    if collection.enforce_sealed and file_types(collection):
+        yield "enforceSealed", "enforceSealed is for documents and logs: sealed files look like any others"
     yield from _append_only(collection)
     yield from _listable(collection)
     yield from _keyring(collection)

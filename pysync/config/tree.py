@@ -141,6 +141,11 @@ class Collection:
         None,
     )
     encryption: Encryption = member("`delegated`: clients encrypt, the server cannot read.", "none")
+    enforce_sealed: bool = member(
+        "Documents and log elements that are not sealed are refused, but for keyrings; needs "
+        "`encryption: delegated`, and is not for files.",
+        False,
+    )
     max_body_bytes: int = member("Largest push body, in bytes, also after inflation.", 1_048_576)
     allowed_mime_types: tuple[str, ...] = member(
         "Media types accepted on push; parameters (`; charset=utf-8`) do not count. `application/json`, "

@@ -24,7 +24,7 @@ from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches
 from pysync.server.callers import Callers
 from pysync.server.routes import Match
 from pysync.server.streamed import streamed
-from pysync.server.writes import apply, aside, check_author, receive, request_key
+from pysync.server.writes import apply, aside, check_author, check_sealed, receive, request_key
 
 STRIP_IN_THREAD_ABOVE = 64 * 1024
 MAX_BOUND = 2**63 - 1
@@ -65,6 +65,8 @@ class LogHandlers:
             await aside(len(text), check_author, "append", element, caller, match.key)
         if permissions:
             fields.check_appended(permissions, rule.roles_of(caller, match.identity), element.data)
+        if match.route.keyrings is not None:
+            await check_sealed(match, element.data)
         if match.route.check is not None:
             await apply(match.route.check, element.data)
         return caller, element

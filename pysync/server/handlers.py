@@ -15,7 +15,7 @@ from pysync.server.body import read_body
 from pysync.server.callers import Callers
 from pysync.server.keyrings import Keyrings
 from pysync.server.routes import Match
-from pysync.server.writes import apply, aside, check_author, receive, request_key
+from pysync.server.writes import apply, aside, check_author, check_sealed, receive, request_key
 
 MAX_REVOCATION_BYTES = 262_144
 REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
@@ -113,6 +113,8 @@ class Handlers:
         caller, text = await receive(request, match, self._access, self._callers, pushes=True)
         body = await aside(len(text), _core.decode_push, text)
         await aside(len(text), check_author, "document", body, caller, match.key)
+        if match.route.keyrings is not None:
+            await check_sealed(match, body.data)
         if rule.collection.field_permissions:
             body = await self._guarded(match, caller, body)
         if match.route.check is not None:

@@ -40,6 +40,8 @@ class Route:
     """Header lines of every read: how it may be cached."""
     check: Check | None = None
     """What pushed data must satisfy."""
+    keyrings: tuple[str, ...] | None = None
+    """Of a collection that takes sealed data alone: the templates of keyrings, which are not sealed."""
     files: FileRules | None = None
     """How the collection has files; None where it has none."""
     alias: bool = False

@@ -136,10 +136,16 @@ class Wiring:
                 len(head),
                 _read_headers([rule]),
                 check,
+                self._keyrings() if collection.enforce_sealed else None,
                 files=files,
                 alias=prefix != _prefix(self.config, namespace),
             )
             self.routes.add([method], route)
+
+    def _keyrings(self) -> tuple[str, ...]:
+        """The templates of keyrings that lie elsewhere than below what they open."""
+        everything = (found for _, _, collections in self.config.each_namespace() for found in collections)
+        return tuple(found.keyring_path for found in everything if found.keyring_path is not None)
 
     def _add_bundles(self, namespace: str | None, collections: Sequence[Collection]) -> None:
         bundles: dict[str, list[Rule]] = {}

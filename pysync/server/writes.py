@@ -7,8 +7,9 @@ from typing import Literal, ParamSpec, TypeVar
 
 from aiohttp import web
 
-from pysync import _core, wire
+from pysync import _core, sealed, wire
 from pysync.access import Access
+from pysync.config import template
 from pysync.errors import BadRequest, Forbidden, UnsupportedMediaType
 from pysync.model import Caller
 from pysync.schema import Check
@@ -72,6 +73,16 @@ def check_author(kind: Authored, body: _core.PushBody | _core.Append, caller: Ca
         raise Forbidden(f"{kind} author must be the request presenter")
     if not _core.verify_author(_TAGS[kind], key, body.canonical, body.author_pubkey, body.author_signature):
         raise Forbidden(f"invalid {kind} author signature")
+
+
+async def check_sealed(match: Match, data: bytes) -> None:
+    """Refuse data that is not sealed, where the collection takes no other; a keyring is plaintext. Raises
+    DataNotSealed."""
+    keyrings = match.route.keyrings
+    if keyrings is None or match.key.rpartition("/")[2] == sealed.KEYRING:
+        return
+    if not any(template.matches(keyring, match.key) for keyring in keyrings):
+        await apply(sealed.check_sealed, data)
 
 
 async def apply(check: Check, data: bytes) -> None:

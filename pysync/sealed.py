@@ -1,0 +1,63 @@
+"""Whether data is sealed, told by its form: the server has no keys (protocol.md, "Sealed data")."""
+
+from typing import Any, Final
+
+import orjson
+
+from pysync.caps import base64_bytes
+from pysync.errors import DataNotSealed
+
+KEYRING: Final = "_keyring"
+_OVERHEAD_BYTES: Final = 28
+"""Of AES-256-GCM: the iv and the tag."""
+_ENTRY_TEXTS: Final = {"subKem": 32, "ephKem": 32, "addedBy": 32}
+"""Keys in hex digits, by how many bytes they have."""
+
+
+def check_sealed(data: bytes) -> None:
+    """Raise DataNotSealed unless `data` (JSON text) is what clients seal: a document or log element under a
+    keyring, or an envelope for one recipient, and nothing beside it."""
+    value = orjson.loads(data)
+    if not (_is_document(value) or _is_envelope(value)):
+        raise DataNotSealed
+
+
+def _is_document(value: dict[str, Any]) -> bool:
+    """`{"_encrypted", "_epoch"?}`."""
+    epoch = value.get("_epoch", 1)
+    return (
+        value.keys() <= {"_encrypted", "_epoch"}
+        and type(epoch) is int
+        and epoch >= 0
+        and _is_ciphertext(value.get("_encrypted"))
+    )
+
+
+def _is_envelope(value: dict[str, Any]) -> bool:
+    """`{"entry", "ct", "v"?}`, whose ciphertext the spaces library writes in hex."""
+    entry, text = value.get("entry"), value.get("ct")
+    return (
+        value.keys() <= {"entry", "ct", "v"}
+        and value.get("v", 1) == 1
+        and isinstance(entry, dict)
+        and entry.keys() == {*_ENTRY_TEXTS, "ct", "addedSig", "addedAt"}
+        and all(_is_hex(entry[name], size) for name, size in _ENTRY_TEXTS.items())
+        and _is_ciphertext(entry["ct"])
+        and isinstance(entry["addedSig"], str)
+        and len(base64_bytes(entry["addedSig"]) or b"") == 64
+        and type(entry["addedAt"]) is int
+        and (_is_ciphertext(text) or _is_hex(text))
+    )
+
+
+def _is_ciphertext(text: object) -> bool:
+    return isinstance(text, str) and len(base64_bytes(text) or b"") >= _OVERHEAD_BYTES
+
+
+def _is_hex(text: object, size: int | None = None) -> bool:
+    """Whether the text is hex digits of so many bytes, or of a ciphertext."""
+    try:
+        found = len(bytes.fromhex(text)) if isinstance(text, str) and text.isalnum() else 0
+    except ValueError:
+        return False
+    return found == size if size is not None else found >= _OVERHEAD_BYTES

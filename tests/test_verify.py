@@ -1,11 +1,14 @@
 """`pysync verify`: everything that a store holds is read, and what is damaged is named."""
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace as replace_members
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import reference_log as twin
 from buckets import another_program, new_prefix, opened
@@ -20,9 +23,10 @@ from test_rot import damages, rot
 from pysync import _core
 from pysync.copy import Damage
 from pysync.errors import StoreUnavailable
-from pysync.store import DamagedFile, Object, Store
+from pysync.store import DamagedFile, FileStat, Object, Store
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
+from pysync.store.s3.damaged import KEY, MOST, READ_EVERY_S, DamagedFiles
 from pysync.testing import FaultyStore, chunks_of, read_file
 
 CHUNKED = {
@@ -191,8 +195,26 @@ class TestBuckets:
             for look in (store.open, store.stat):
                 with pytest.raises(DamagedFile):
                     await look("files/b/c")
-            await store.write("files/b/c", chunks_of(b"c"), "text/plain")
-            assert (await read_file(store, "files/b/c"))[1] == b"c"
+            async with opened(server, prefix) as other:
+                with pytest.raises(DamagedFile):
+                    await other.open("files/b/c")
+            assert {*await damages(store)} == {*listed.values()}
+            await store.write("files/b/c", chunks_of(b"C"), "text/plain")
+            assert (await read_file(store, "files/b/c"))[1] == b"C", "it is what was pushed now"
+            assert {damage.key for damage in await damages(store)} == {"top"}
+
+    async def test_a_file_in_a_bucket_that_is_right_again_is_served_again(self, server: S3Server) -> None:
+        prefix = new_prefix()
+        async with opened(server, prefix) as store, another_program(server) as client:
+            await store.write("a", chunks_of(b"a"), "text/plain")
+            at = {"Bucket": server.bucket, "Key": f"{prefix}/a"}
+            found = await client.head_object(**at)
+            kept = {name: found[name] for name in ("Metadata", "ContentType")}
+            await client.put_object(**at, Body=b"b", **kept)
+            assert len(await damages(store)) == 1
+            await client.put_object(**at, Body=b"a", **kept)
+            assert await damages(store) == []
+            assert (await read_file(store, "a"))[1] == b"a"
 
     async def test_the_command_verifies_a_bucket(
         self, server: S3Server, shell: Shell, monkeypatch: pytest.MonkeyPatch
@@ -214,3 +236,50 @@ class TestBuckets:
 async def _put_some(store: Store) -> None:
     await store.put("top", flipped(document(b'{"text":"one"}')))
     await store.write("files/a", chunks_of(b"a"), "text/plain")
+
+
+class TestDamagedFiles:
+    """What a process knows of the files that others found damaged in a bucket."""
+
+    STAT = FileStat(1, "5" * 64, "text/plain", 0, etag="e1")
+
+    async def test_another_process_knows_within_a_minute(self) -> None:
+        objects, now_s = MemoryStore(), 0.0
+        one, other = DamagedFiles(objects), DamagedFiles(objects, lambda: now_s)
+        await other.load()
+        await one.note("a", self.STAT, is_damaged=True)
+        assert await one.holds("a", self.STAT)
+        assert not await other.holds("a", self.STAT)
+        now_s = READ_EVERY_S
+        assert await other.holds("a", self.STAT)
+        await other.note("a", self.STAT, is_damaged=False)
+        assert not await other.holds("a", self.STAT)
+
+    async def test_what_processes_note_at_once_is_all_kept(self) -> None:
+        objects = MemoryStore()
+        processes = [DamagedFiles(objects) for _ in range(5)]
+        notes = (one.note(f"{n}", self.STAT, is_damaged=True) for n, one in enumerate(processes))
+        await asyncio.gather(*notes)
+        fresh = DamagedFiles(objects)
+        assert [await fresh.holds(f"{n}", self.STAT) for n in range(5)] == [True] * 5
+
+    async def test_another_version_of_the_file_is_not_held_for_damaged(self) -> None:
+        files = DamagedFiles(MemoryStore())
+        await files.note("a", self.STAT, is_damaged=True)
+        assert not await files.holds("a", replace_members(self.STAT, etag="e2"))
+        assert not await files.holds("a", replace_members(self.STAT, sha256="6" * 64))
+        assert not await files.holds("b", self.STAT)
+
+    async def test_so_many_are_listed_and_a_list_that_cannot_be_read_is_empty(self) -> None:
+        objects = FaultyStore(MemoryStore())
+        files = DamagedFiles(objects)
+        await objects.put(KEY, orjson.dumps({"files": {f"{n}": ["e", "s"] for n in range(MOST)}}))
+        await files.note("a", self.STAT, is_damaged=True)
+        found = await objects.get(KEY)
+        assert isinstance(found, Object)
+        assert len(orjson.loads(found.body)["files"]) == MOST
+        assert await files.holds("a", self.STAT)
+        await objects.put(KEY, b"not JSON")
+        objects.fail("get")
+        assert not await DamagedFiles(objects).holds("a", self.STAT), "the store does not answer"
+        assert not await DamagedFiles(objects).holds("a", self.STAT)

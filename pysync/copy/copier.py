@@ -43,9 +43,17 @@ AT_ONCE: Final = 32
 """Objects that are read and written at one time."""
 FILES_AT_ONCE: Final = 4
 
-_LEFT_OUT: Final = (folder(""), "_pysync/probe/", "_pysync/projections/", SCRUBBED, "__sync__/config.json")
+_LEFT_OUT: Final = (
+    folder(""),
+    "_pysync/probe/",
+    "_pysync/projections/",
+    "_pysync/damaged",
+    SCRUBBED,
+    "__sync__/config.json",
+)
 """The objects of logs, which their heads bring along; what asking a store has left; places in a log of
-changes that is not copied; when the source was scrubbed; what Starfish keeps of its configuration."""
+changes that is not copied; which files are damaged, and when that was looked for; what Starfish keeps of its
+configuration."""
 _IN_THE_WAY: Final = "another file lies above or below it, and this store keeps folders"
 _OTHER_HASH: Final = "its sha256 is not that of its bytes"
 

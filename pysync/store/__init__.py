@@ -130,6 +130,10 @@ class AlreadyWritten(Exception):
         self.sha256 = sha256
 
 
+ROTTEN: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
+"""Why a file is refused that was found damaged before."""
+
+
 class DamagedFile(DocumentCorrupt):
     """A file that is lost, or whose bytes are not those that were stored; `why` says which. `etag` is that of
     the version it was: what replaces the damaged file expects it."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync.sqlite import GroupCommit
-from pysync.store import DamagedFile, File, FileStat, Pace, merges, split_key, within, writes
+from pysync.store import ROTTEN, DamagedFile, File, FileStat, Pace, merges, split_key, within, writes
 from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
 from pysync.store.writes import GET_FILE, FileRow, file_row
@@ -22,7 +22,6 @@ Ts = TypeVarTuple("Ts")
 
 PART_BYTES: Final = 1_048_576
 """How much of a file that comes in is gathered before a thread takes it to the disk: most files at once."""
-ROTTEN: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
 LOST: Final = "the file is lost: push it again, or copy it from a backup"
 RECENT_ROWS: Final = 1_024
 """Rows that are kept while nobody writes."""

@@ -9,13 +9,13 @@ import aiohttp
 from aiohttp import ClientResponse
 
 from pysync.errors import StoreUnavailable
-from pysync.store import DamagedFile, File, FileStat, Pace, within
+from pysync.store import File, FileStat, Pace, within
 from pysync.store.s3.bucket import Bucket
 from pysync.store.s3.requests import Answer, Attempts, Call, Refused, Requests
 from pysync.store.s3.versions import Version, plain_etag
 
 MAX_HASHES: Final = 1_024
-"""Hashes remembered of files that others wrote, which do not carry them, and of files that are damaged."""
+"""Hashes remembered of files that others wrote, which do not carry them."""
 
 
 class Downloads:
@@ -25,36 +25,9 @@ class Downloads:
         self._requests = requests
         self._bucket = bucket
         self._hashes: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._damaged: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def open(self, key: str, start: int, end: int | None) -> File | None:
-        """As `Store.open`. A file that another process found damaged is opened all the same."""
-        file = await self._opened(key, start, end)
-        if file is not None and (key, file.etag) in self._damaged:
-            await file.chunks.aclose()
-            raise DamagedFile(f"its bytes are not those of its sha256, {file.sha256}", file.etag)
-        return file
-
-    async def verify(self, key: str, pace: Pace) -> FileStat | None:
-        """As `Store.verify`. What others wrote carries no hash to compare with."""
-        file = await self._opened(key, 0, None)
-        if file is None:
-            return None
-        digest = hashlib.sha256()
-        try:
-            async for chunk in file.chunks:
-                await asyncio.to_thread(digest.update, chunk)
-                await pace(len(chunk))
-        finally:
-            await file.chunks.aclose()
-        self._damaged.pop((key, file.etag), None)
-        if digest.hexdigest() != file.sha256:
-            _keep(self._damaged, (key, file.etag), digest.hexdigest())
-            why = f"its sha256 is {digest.hexdigest()} and should be {file.sha256}"
-            raise DamagedFile(why, file.etag)
-        return file.stat
-
-    async def _opened(self, key: str, start: int, end: int | None) -> File | None:
+        """As `Store.open`, whatever is known of the file."""
         if end is not None and end <= start >= 0:
             return await self._opened_empty(key)
         ranged = {"Range": _range(start, end)} if start or end is not None else {}
@@ -76,6 +49,20 @@ class Downloads:
         except BaseException:
             got.close()
             raise
+
+    async def digest(self, key: str, pace: Pace) -> tuple[FileStat, str] | None:
+        """What is known of the file at `key`, and the sha256 (hex) of its bytes; None where there is none."""
+        file = await self.open(key, 0, None)
+        if file is None:
+            return None
+        digest = hashlib.sha256()
+        try:
+            async for chunk in file.chunks:
+                await asyncio.to_thread(digest.update, chunk)
+                await pace(len(chunk))
+        finally:
+            await file.chunks.aclose()
+        return file.stat, digest.hexdigest()
 
     async def _opened_empty(self, key: str) -> File | None:
         """The file at `key`, of which no bytes are wanted."""
@@ -102,8 +89,9 @@ class Downloads:
             digest = hashlib.sha256()
             async for chunk in Download(self._requests, key, etag, self._bucket, 0, size):
                 digest.update(chunk)
-            known = digest.hexdigest()
-            _keep(self._hashes, (key, etag), known)
+            known = self._hashes[key, etag] = digest.hexdigest()
+            if len(self._hashes) > MAX_HASHES:
+                self._hashes.popitem(last=False)
         return known
 
 
@@ -159,13 +147,6 @@ class Download:
             got.close()
             raise StoreUnavailable from Refused(Answer(got.status, got.headers, b""))
         return got
-
-
-def _keep(known: OrderedDict[tuple[str, str], str], key: tuple[str, str], value: str) -> None:
-    """Remember it, and no more than so many."""
-    known[key] = value
-    if len(known) > MAX_HASHES:
-        known.popitem(last=False)
 
 
 def _range(start: int, end: int | None) -> str:

@@ -14,6 +14,8 @@ from pysync.store import (
     ANY,
     JSON_TYPE,
     NOT_MODIFIED,
+    ROTTEN,
+    DamagedFile,
     Expect,
     File,
     FileStat,
@@ -30,6 +32,7 @@ from pysync.store import (
 )
 from pysync.store.s3.account import Account
 from pysync.store.s3.bucket import Bucket
+from pysync.store.s3.damaged import DamagedFiles
 from pysync.store.s3.downloads import Downloads
 from pysync.store.s3.listing import PROBES, Listings
 from pysync.store.s3.probe import examine
@@ -66,6 +69,7 @@ class S3Store:
         self._listings = Listings(account, name, requests.root, self._writes)
         self._uploads = Uploads(account, name, requests, self._writes, now_ms)
         self._downloads = Downloads(requests, bucket)
+        self._damaged = DamagedFiles(self)
         self._under_way = UnderWay()
 
     @classmethod
@@ -92,8 +96,10 @@ class S3Store:
             )
             opened.push_async_callback(requests.close)
             bucket = await examine(account, requests, place, shared)
+            store = cls(account, requests, place.bucket, bucket, now_ms)
+            await store._damaged.load()
             opened.pop_all()
-        return cls(account, requests, place.bucket, bucket, now_ms)
+        return store
 
     async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
         split_key(key)
@@ -127,7 +133,11 @@ class S3Store:
     async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
         split_key(key)
         with self._under_way.read():
-            return await self._downloads.open(key, start, end)
+            file = await self._downloads.open(key, start, end)
+            if file is not None and await self._damaged.holds(key, file):
+                await file.chunks.aclose()
+                raise DamagedFile(ROTTEN, file.etag)
+            return file
 
     async def stat(self, key: str) -> FileStat | None:
         file = await self.open(key, 0, 0)
@@ -136,7 +146,15 @@ class S3Store:
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
         split_key(key)
         with self._under_way.read():
-            return await self._downloads.verify(key, pace)
+            found = await self._downloads.digest(key, pace)
+        if found is None:
+            return None
+        stat, sha256 = found
+        is_damaged = sha256 != stat.sha256
+        await self._damaged.note(key, stat, is_damaged=is_damaged)
+        if is_damaged:
+            raise DamagedFile(f"its sha256 is {sha256} and should be {stat.sha256}", stat.etag)
+        return stat
 
     async def write(
         self,

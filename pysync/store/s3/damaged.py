@@ -1,0 +1,87 @@
+"""The files of a bucket that were found damaged, as all processes on it know them.
+
+    _pysync/damaged    {"files": {key: [etag, sha256]}}: their versions
+
+What is stored cannot be marked by itself: that would write the whole file anew. So one object lists them.
+Every process reads it when it starts, and when it opens a file a minute later or more.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+import orjson
+
+from pysync.errors import StoreUnavailable
+from pysync.store import ABSENT, JSON_TYPE, Etag, EtagMismatch, Expect, FileStat, NotModified, Object
+
+KEY: Final = "_pysync/damaged"
+READ_EVERY_S: Final = 60.0
+MOST: Final = 1_000
+"""Files that are listed. Where more are damaged the oldest findings are forgotten."""
+_ATTEMPTS: Final = 8
+
+log = logging.getLogger(__name__)
+
+
+class _Objects(Protocol):
+    """The verbs of a store that are used."""
+
+    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None: ...
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = "any"
+    ) -> str: ...
+
+
+class DamagedFiles:
+    """The list, in `objects`. A version is told by its etag and the sha256 that it carries."""
+
+    def __init__(self, objects: _Objects, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._objects = objects
+        self._clock_s = clock_s
+        self._files: dict[str, list[str]] = {}
+        self._read_at: float | None = None
+
+    async def load(self) -> None:
+        """Read the list. Raises StoreUnavailable."""
+        await self._read()
+
+    async def holds(self, key: str, stat: FileStat) -> bool:
+        """Whether this version of the file at `key` was found damaged, a minute ago or earlier."""
+        if self._read_at is None or self._clock_s() - self._read_at >= READ_EVERY_S:
+            with suppress(StoreUnavailable):
+                await self._read()
+        return self._files.get(key) == [stat.etag, stat.sha256]
+
+    async def note(self, key: str, stat: FileStat, *, is_damaged: bool) -> None:
+        """Have every process know whether this version of the file at `key` is damaged."""
+        version = [stat.etag, stat.sha256]
+        if await self.holds(key, stat) == is_damaged:
+            return
+        for _ in range(_ATTEMPTS):
+            etag = await self._read()
+            if (self._files.get(key) == version) == is_damaged:
+                return
+            files = {other: found for other, found in self._files.items() if other != key}
+            if is_damaged:
+                files[key] = version
+            files = dict(list(files.items())[-MOST:])
+            body = orjson.dumps({"files": files})
+            with suppress(EtagMismatch):
+                await self._objects.put(KEY, body, expect=ABSENT if etag is None else Etag(etag))
+                self._files = files
+                return
+        log.error("the damaged file at %r could not be listed at %s: too many others write there", key, KEY)
+
+    async def _read(self) -> str | None:
+        """Read the list, and return its etag; None where there is none."""
+        found = await self._objects.get(KEY)
+        self._read_at = self._clock_s()
+        self._files = {}
+        if not isinstance(found, Object):
+            return None
+        with suppress(ValueError, KeyError, TypeError):
+            self._files = dict(orjson.loads(found.body)["files"])
+        return found.etag

@@ -204,10 +204,15 @@ class Access:
                 raise
             return await remember(Standing.OWNER)
 
+    def has_expired(self, proof: Proof) -> bool:
+        """Whether the certificate has, by this clock: what goes on and on is not given the time by which
+        clocks may differ."""
+        return self._now_ms() > proof.exp * 1000
+
     async def holds(self, proof: Proof) -> bool:
         """Whether the certificate of somebody who was admitted holds still: it has neither expired nor been
         taken back. Raises StoreUnavailable where nobody can tell."""
-        if self._now_ms() // 1000 > proof.exp + SKEW_S:
+        if self.has_expired(proof):
             return False
         return not await self._revocations.revoked(proof)
 

@@ -60,6 +60,8 @@ class Stream:
         examines = any(rule.examines for rule in named)
         credentials = self._access.credentials(request.headers) if examines else NOBODY
         verified = await self._callers.verified(request, credentials, b"", self._gate)
+        if verified.proof is not None and self._access.has_expired(verified.proof):
+            raise Unauthorized("expired: a stream would end at once")
         grant = self._hearing.grant(wanted, verified.caller)
         if not grant.interest:
             if credentials is NOBODY:

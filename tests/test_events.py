@@ -226,15 +226,22 @@ async def test_a_batch_of_very_many_events_keeps_their_order(browser: Browser) -
     assert set(read["extra"].to_pylist()) == {""}
 
 
+@pytest.mark.parametrize("name", ["batchId", "upload"])
 async def test_plugins_and_followers_are_told_of_the_id_that_was_given(
-    start: Start, session: aiohttp.ClientSession, store: Store, clock: MovedClock
+    start: Start, session: aiohttp.ClientSession, store: Store, clock: MovedClock, name: str
 ) -> None:
     told, coordinator = Told(), MemoryCoordinator(clock)
-    base = await start(SERVICE, store, coordinator=coordinator, plugins=[told], now_ms=clock)
+    service = {
+        "collections": [EVENTS | {"storagePath": f"events/{{app}}/{{{name}}}"}],
+        "events": [SECTION | {"storagePath": f"lake/{{app}}/{{{name}}}"}],
+    }
+    base = await start(service, store, coordinator=coordinator, plugins=[told], now_ms=clock)
     someone = Signed(base, session, ISSUER, root_device(ISSUER))
     answer = await pushed(someone, {"event": "a"})
+    assert await listed(someone) == [answer["batchId"]]
+    assert (await table(someone, answer["batchId"])).num_rows == 1
     (event,) = told.events
-    params = {"app": "web", "batchId": answer["batchId"]}
+    params = {"app": "web", name: answer["batchId"]}
     assert (event.params, event.hash, event.timestamp) == (params, answer["hash"], answer["timestamp"])
     log = store.change_log or coordinator
     ((_, change),) = await log.changes("", 10) or []

@@ -27,7 +27,12 @@ def test_the_collection_and_the_files_may_lie_apart_or_at_one_path() -> None:
     [
         ({"collection": "none"}, "collection", "there is no collection 'none'"),
         ({"storagePath": "/{app}/{batchId}"}, "storagePath", "must not start or end with a slash"),
-        ({"storagePath": "lake/{batchId}/{app}"}, "storagePath", "must end in {batchId}"),
+        ({"storagePath": "lake/{batchId}/x"}, "storagePath", "must end in a path parameter"),
+        (
+            {"storagePath": "lake/{app}/{id}"},
+            "storagePath",
+            "must end in {batchId}, as the collection's storagePath does",
+        ),
         (
             {"storagePath": "lake/{app}/{day}/{batchId}"},
             "storagePath",
@@ -59,7 +64,7 @@ JSON_ONLY = "its allowedMimeTypes must be application/json, and nothing else: ba
         ({"encryption": "delegated"}, "cannot have encryption"),
         (
             {"storagePath": "events/{app}/{id}/x"},
-            "its storagePath must end in {batchId}, which the server chooses",
+            "its storagePath must end in a path parameter, which the server chooses",
         ),
     ],
 )
@@ -70,8 +75,14 @@ def test_a_collection_that_takes_no_batches_is_refused(members: Any, message: st
 def test_json_is_json_however_it_is_spelled_and_an_id_that_is_not_last_is_one_fault() -> None:
     assert parse(config(batches(allowedMimeTypes=["Application/JSON"]), events=[EVENTS])).events
     found = faults(config(batches(storagePath="events/{app}/x"), events=[EVENTS]))
-    message = "its storagePath must end in {batchId}, which the server chooses"
+    message = "its storagePath must end in a path parameter, which the server chooses"
     assert found == [("events[0].collection", message)]
+
+
+def test_the_id_of_a_batch_may_have_any_name() -> None:
+    named = batches(storagePath="events/{app}/{upload}")
+    events = {**EVENTS, "storagePath": "lake/{app}/{upload}"}
+    assert parse(config(named, events=[events])).events[0].storage_path == "lake/{app}/{upload}"
 
 
 def test_a_collection_of_a_namespace_is_held_to_the_same() -> None:

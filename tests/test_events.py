@@ -350,7 +350,7 @@ async def test_a_plugin_does_not_start_where_the_collection_does_not_fit(
         )
 
 
-@pytest.mark.parametrize("path", ["events/{app}", "{batchId}/x", "/e/{batchId}", "e/{batchId}/{batchId}"])
+@pytest.mark.parametrize("path", ["events/web", "{batchId}/x", "/e/{batchId}", "e/{batchId}/{batchId}"])
 def test_a_template_ends_in_the_id(path: str) -> None:
     with pytest.raises(ValueError, match="storagePath"):
         create_events_plugin("events", path)

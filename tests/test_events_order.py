@@ -37,8 +37,8 @@ class Folder:
         self._stack = stack
 
     async def worker(self, clock: MovedClock) -> Browser:
-        coordinator: Coordinator = await LocalCoordinator.at(self._path, clock)
         store = await LocalStore.at(self._path, clock)
+        coordinator: Coordinator = await LocalCoordinator.at(self._path, clock)
         self._stack.push_async_callback(store.close)
         self._stack.push_async_callback(coordinator.close)
         base = await self._start(SERVICE, store, coordinator=coordinator, now_ms=clock)

@@ -1,7 +1,6 @@
 """What is refused of an `events` section, and what is probably not meant (service, Events plugin)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
 
 from pysync.config import template
 from pysync.config.effective import document_path
@@ -10,8 +9,6 @@ from pysync.media import JSON_TYPE
 
 Fault = tuple[str, str]
 """The member at fault, relative to its object, and the message."""
-
-BATCH_ID: Final = "{batchId}"
 
 
 def events_faults(plugin: EventsPlugin, known: Mapping[str, list[Collection]]) -> Iterator[Fault]:
@@ -28,8 +25,8 @@ def events_faults(plugin: EventsPlugin, known: Mapping[str, list[Collection]]) -
 def path_faults(storage_path: str) -> Iterator[str]:
     """What keeps the text from being the template of files of events, nothing for a good one."""
     yield from template.faults(storage_path)
-    if storage_path.rpartition("/")[2] != BATCH_ID:
-        yield f"must end in {BATCH_ID}"
+    if not template.PARAM.fullmatch(_last(storage_path)):
+        yield "must end in a path parameter"
 
 
 def repeated_collections(plugins: Sequence[EventsPlugin]) -> Iterator[tuple[EventsPlugin, Fault]]:
@@ -65,18 +62,28 @@ def _unfit(collection: Collection) -> Iterator[Fault]:
     ):
         if is_set:
             yield "collection", f"cannot have {member}"
-    if collection.storage_path.rpartition("/")[2] != BATCH_ID:
-        yield "collection", f"its storagePath must end in {BATCH_ID}, which the server chooses"
+    if not template.PARAM.fullmatch(_last(collection.storage_path)):
+        yield "collection", "its storagePath must end in a path parameter, which the server chooses"
 
 
 def _parameters(plugin: EventsPlugin, collection: Collection) -> Iterator[Fault]:
+    id_ = _last(collection.storage_path)
     own, theirs = template.params(plugin.storage_path), template.params(collection.storage_path)
+    if not (template.PARAM.fullmatch(id_) and template.PARAM.fullmatch(_last(plugin.storage_path))):
+        return
+    if _last(plugin.storage_path) != id_:
+        yield "storagePath", f"must end in {id_}, as the collection's storagePath does"
+        own, theirs = own[:-1], theirs[:-1]
     for name in own:
-        if name not in theirs and f"{{{name}}}" != BATCH_ID:
+        if name not in theirs:
             yield "storagePath", f"{{{name}}} is not a parameter of the collection's storagePath"
     for name in theirs:
-        if name not in own and f"{{{name}}}" != BATCH_ID:
+        if name not in own:
             yield (
                 "storagePath",
                 f"must have the collection's parameters: without {{{name}}} batches are mixed",
             )
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]

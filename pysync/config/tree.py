@@ -305,7 +305,7 @@ class Projection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventsPlugin:
     collection: str = member("Collection whose pushes become Parquet files.")
-    storage_path: str = member("Key template ending in `{batchId}`.")
+    storage_path: str = member("Key template whose last segment is a path parameter: the id of the batch.")
     compact_every_ms: int | None = member(
         "How often small files are merged into larger ones; absent: only by `pysync events compact`.", None
     )

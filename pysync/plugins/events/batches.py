@@ -8,6 +8,7 @@ from pysync.changes import Change, Subject
 from pysync.clock import Tick
 
 BATCH_ID: Final = "batchId"
+"""The member of an answer that holds the id. The path parameter that stands for it may have another name."""
 SUFFIX: Final = ".parquet"
 
 
@@ -38,13 +39,15 @@ def received_at(ms: int) -> str:
 
 class Batch(NamedTuple):
     """A batch that is to be stored in `folder`, under an id that ends in `token` (12 hex digits); and of what
-    it is a change, whose `batchId` is still the client's. `tick` is what its push remembers of the order."""
+    it is a change, whose parameter `id_name` is still the client's. `tick` is what its push remembers of the
+    order."""
 
     folder: str
     subject: Subject
     token: str
     received_ms: int
     tick: Tick
+    id_name: str = BATCH_ID
 
     @property
     def ending(self) -> str:
@@ -61,7 +64,7 @@ class Batch(NamedTuple):
 
     def params(self, id_: str) -> dict[str, str]:
         """The parameters of the path at which it is pulled."""
-        return {**self.subject.params, BATCH_ID: id_}
+        return {**self.subject.params, self.id_name: id_}
 
     def change(self, tick: Tick, sha256: str) -> Change:
         """What is told of it, in that place."""

@@ -34,7 +34,7 @@ class Events:
     A push is answered `503` where its batch is not stored after `patience_s`, which is less than plugins are
     given.
 
-    Raises ValueError for a `storage_path` that is no template or does not end in `{batchId}`; the service
+    Raises ValueError for a `storage_path` that is no template or ends in no path parameter; the service
     does not start where the collection does not fit.
     """
 

@@ -54,7 +54,8 @@ class Intake:
         self._coordinator = services.coordinator
         self._places = places
         self._encoder = encoder
-        self._folder = storage_path.split("/")[:-1]
+        *self._folder, last = storage_path.split("/")
+        self._id_name = last[1:-1]
         self._tokens = tokens
 
     async def take(self, push: Push) -> Pushed:
@@ -101,13 +102,13 @@ class Intake:
         request = push.request
         subject = Subject(request.collection, request.params, request.namespace, request.caller.identity)
         folder = document_key(self._folder, request.params)
-        return Batch(folder, subject, claim.token, claim.received_ms, claim.tick)
+        return Batch(folder, subject, claim.token, claim.received_ms, claim.tick, self._id_name)
 
 
 def _check_keys(push: Push, batch: Batch) -> None:
     """Raise InvalidPathParameter for a batch whose file no store need take, or that nobody could pull: the
     id that is given is longer than the one that the client wrote there."""
     request = push.request
-    pulled_at = len(request.key) - len(request.params[BATCH_ID]) + len(batch.id(batch.tick))
+    pulled_at = len(request.key) - len(request.params[batch.id_name]) + len(batch.id(batch.tick))
     if max(pulled_at, len(batch.key(batch.tick))) > MAX_KEY_BYTES:
         raise InvalidPathParameter

@@ -53,7 +53,7 @@ async def test_a_json_log_line_names_the_request_and_the_cause(
     entry = json.loads(line)
     assert entry["requestId"] == "find-me"
     assert (entry["level"], entry["logger"]) == ("warning", "pysync.server")
-    assert entry["message"] == "503 store_unavailable"
+    assert entry["message"] == "503 store_unavailable: pull notes 'notes/a': disk gone"
     assert entry["error"].endswith("OSError: disk gone")
 
 

@@ -49,6 +49,9 @@ def canonicalize(text: bytes) -> bytes:
 def content_hash(text: bytes) -> str:
     """Hex SHA-256 of `canonicalize(text)`. Raises as it does."""
 
+class PanicException(BaseException):
+    """The core has met a case that it is not made for. Its state is as it was; nobody else is affected."""
+
 @final
 class PushBody:
     """A push body, decoded, sanitised and hashed in one pass."""
@@ -71,8 +74,11 @@ class PushBody:
     @property
     def canonical(self) -> bytes:
         """The canonical text of `data`, sanitised: what is hashed, and what an author signs."""
-    def stored(self, ts_ms: int) -> bytes:
-        """The object to store: `{"v":1,"ts":..,"hash":"..","authorPubkey"?,"authorSignature"?,"data":..}`."""
+    def rebased(self, base_hash: str) -> PushBody:
+        """The same push over another base."""
+    def stored(self, ts_ms: int, mark: bytes = ...) -> bytes:
+        """The object to store: `{"v":1,"ts":..,"hash":"..","authorPubkey"?,"authorSignature"?,"data":..,
+        "xxh3":".."}` and `mark`, which is white space. The checksum covers all else, `mark` too."""
 
 def decode_push(body: bytes) -> PushBody:
     """Decode a push body (wire sections 2 and 4). Unknown members are ignored; the five unsafe keys are
@@ -100,18 +106,28 @@ class Document:
     @property
     def data(self) -> bytes:
         """The text of `data` as it is stored."""
+    def verify(self) -> bool:
+        """Whether `hash` is the SHA-256 of the canonical `data`: a checksum says that nothing has changed
+        since the document was stored, this says what it is."""
+    def redacted(self, data: bytes, hash: str) -> bytes:
+        """The object that would store a document with this `data` and `hash`, of the same time and without
+        an author."""
     def answer(self, timestamp_ms: int, keyring: bytes | None = None) -> bytes:
         """The pull answer `{"data","hash","timestamp","authorPubkey"?,"authorSignature"?,"keyring"?}`.
         `keyring` is the JSON text of that member."""
 
 def read_document(stored: bytes) -> Document:
-    """Locate the parts of a stored document: in our own layout by offsets, its data checked against its hash;
-    in any other (as Starfish wrote it), or where the hash is not of that text (it is of the canonical one,
-    which rounds integers beyond 2^53), by parsing it.
+    """Locate the parts of a stored document, verified by the rules of its layout: by its checksum; where it
+    has none, as earlier versions wrote it, by its hash, and nothing around may differ from how they wrote
+    it; in Starfish's, members in any order, by its hash, which is that of the log where `data` holds one.
+    (The hash in the head of a log in chunks says nothing of that head.)
 
     Raises:
-        DocumentCorrupt: not JSON, no `hash` that is a string and not empty, or no `data` that is an object.
+        DocumentCorrupt: not verified, or no document at all.
     """
+
+def is_document(stored: bytes) -> bool:
+    """Whether these bytes were meant to be a document in a layout of ours, damaged or not."""
 
 @final
 class Append:
@@ -414,6 +430,9 @@ class BatchAnswer:
     @property
     def versions(self) -> list[tuple[str, int] | None]:
         """Hash and time of each document that was read."""
+    @property
+    def corrupt(self) -> list[str]:
+        """The keys of `reads` at which the bytes are no document."""
     def body(self) -> bytes:
         """`{"collections":{name:[entry..]}}`, an entry being a pull's answer or `{"error":text}`. Raises
         ValueError where the bytes of a document are missing."""

@@ -10,8 +10,9 @@ import orjson
 from pysync import _core
 from pysync.changes import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
+from pysync.corruption import CorruptionReporter
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
-from pysync.marks import bears, marked, new_mark
+from pysync.marks import bears, blank, new_mark
 from pysync.model import Written
 from pysync.outbox import Outbox
 from pysync.store import ABSENT, DamagedFile, Etag, EtagMismatch, Expect, NotModified, Object, Store
@@ -39,10 +40,12 @@ class Documents:
         coordinator: Coordinator,
         now_ms: Callable[[], int],
         outbox: Outbox | None = None,
+        corruption: CorruptionReporter | None = None,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._outbox = outbox or Outbox(store, coordinator)
+        self._corruption = corruption or CorruptionReporter()
         self.now_ms = now_ms
         self._latest: OrderedDict[str, Known] = OrderedDict()
 
@@ -50,13 +53,13 @@ class Documents:
         """The document at `key`, None where nothing is stored or what is has outlived `ttl_ms`.
 
         Raises:
-            DocumentCorrupt: something is stored that does not read as a document.
+            DocumentCorrupt: something is stored that is no document, or not the one that was written.
             StoreUnavailable: nobody can tell.
         """
         found = await self._store.get(key)
         if found is None or isinstance(found, NotModified):
             return None
-        document = _core.read_document(found.body)
+        document = self._read(key, found)
         if self._store.reads_wait:
             self.remember(key, Known(document.hash, found.etag, document.ts_ms))
         return None if self._expired(document, ttl_ms) else document
@@ -69,7 +72,7 @@ class Documents:
             return None
         if isinstance(found, NotModified):
             return None if known is None or self._is_old(known.ts_ms, ttl_ms) else known
-        document = _core.read_document(found.body)
+        document = self._read(key, found)
         self.remember(key, Known(document.hash, found.etag, document.ts_ms))
         return None if self._expired(document, ttl_ms) else document
 
@@ -157,16 +160,14 @@ class Documents:
     ) -> None:
         """Store `body` where its base is what is there, and under a `mark` unless that is there. Raises as
         `push`."""
-        stored = body.stored(written.timestamp_ms)
+        stored = body.stored(written.timestamp_ms, b"" if mark is None else blank(mark))
         changes = [] if subject is None else [subject.change(written.hash, written.timestamp_ms)]
-        if mark is not None:
-            stored = marked(stored, mark)
         expect: Expect | None = ABSENT if body.base_hash is None else self._known(key, body.base_hash, ttl_ms)
         for _ in range(_ATTEMPTS):
             if expect is None:
                 found = await self._store.get(key)
                 # By this very read: at the next one another push may have replaced it.
-                if mark is not None and isinstance(found, Object) and bears(found.body, mark):
+                if mark is not None and self._is_written(key, found, mark):
                     await self._outbox.repeat(changes)
                     return
                 expect = await self._expectation(key, found, body.base_hash, ttl_ms)
@@ -178,6 +179,23 @@ class Documents:
                 self.remember(key, Known(body.hash, etag, written.timestamp_ms))
                 return
         raise StoreUnavailable
+
+    def _read(self, key: str, found: Object) -> _core.Document:
+        try:
+            return _core.read_document(found.body)
+        except DocumentCorrupt as error:
+            self._corruption.meet(error, "document", key)
+            raise
+
+    def _is_written(self, key: str, found: Object | NotModified | None, mark: str) -> bool:
+        """Whether what is there is what another attempt has written under `mark`, undamaged."""
+        if not (isinstance(found, Object) and bears(found.body, mark)):
+            return False
+        try:
+            self._read(key, found)
+        except DocumentCorrupt:
+            return False
+        return True
 
     def _known(self, key: str, base_hash: str, ttl_ms: int | None) -> Expect | None:
         """What the store must hold for `base_hash` to be right, where this process knows that version: it
@@ -209,7 +227,7 @@ class Documents:
                 raise Conflict(current_hash)
             return ABSENT if file is None else Etag(file.etag)
         try:
-            document = _core.read_document(found.body)
+            document = self._read(key, found)
         except DocumentCorrupt:
             if _core.is_log(found.body):
                 raise  # what heals a document would end a log

@@ -307,9 +307,11 @@ class InternalError(PysyncError):
 
 
 class DocumentCorrupt(PysyncError):
-    """Bytes are stored under the key, and they do not read as a document."""
+    """Bytes are stored under the key, and they are not those of a document or log that was stored. `key` is
+    None until it has been reported."""
 
     status, code, text = 500, "document_corrupt", "document_corrupt"
+    key: str | None = None
 
 
 class Unavailable(PysyncError):

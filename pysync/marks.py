@@ -19,12 +19,12 @@ def new_mark() -> str:
 
 def marked(body: bytes, mark: str) -> bytes:
     """`body`, and the mark after it."""
-    return body + _blank(mark)
+    return body + blank(mark)
 
 
 def bears(body: bytes, mark: str) -> bool:
     """Whether `marked` made `body` with this mark."""
-    return body.endswith(_blank(mark))
+    return body.endswith(blank(mark))
 
 
 def unmarked(body: bytes) -> bytes:
@@ -32,5 +32,6 @@ def unmarked(body: bytes) -> bytes:
     return body[:-_BLANK_BYTES] if _is_blank(body[-_BLANK_BYTES:]) else body
 
 
-def _blank(mark: str) -> bytes:
+def blank(mark: str) -> bytes:
+    """What `marked` adds."""
     return f"\n{int(mark, 16):064b}".translate(_DIGITS).encode()

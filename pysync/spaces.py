@@ -15,7 +15,14 @@ import orjson
 
 from pysync import _core
 from pysync.config import Spaces as Settings
-from pysync.errors import AuthorizationError, PysyncError, RolesUnavailable, StoreUnavailable
+from pysync.corruption import CorruptionReporter
+from pysync.errors import (
+    AuthorizationError,
+    DocumentCorrupt,
+    PysyncError,
+    RolesUnavailable,
+    StoreUnavailable,
+)
 from pysync.model import Caller
 from pysync.rule import Rule
 from pysync.store import NotModified, Store
@@ -51,8 +58,11 @@ _FIRST_COMES: Final = Membership(None, frozenset(), frozenset({OWNER, MEMBER}))
 class Spaces:
     """The spaces of one service; `settings` None: it has none."""
 
-    def __init__(self, settings: Settings | None, store: Store) -> None:
+    def __init__(
+        self, settings: Settings | None, store: Store, corruption: CorruptionReporter | None = None
+    ) -> None:
         self._store = store
+        self._corruption = corruption or CorruptionReporter()
         self._param = "" if settings is None else settings.param
         self._template = () if settings is None else tuple(settings.access_path.split("/"))
         self._trusts_first = settings is not None and settings.trust_on_first_use
@@ -74,21 +84,21 @@ class Spaces:
         except KeyError:
             return None
 
-    def membership(self, stored: bytes | None) -> Membership:
-        """Who belongs to a space, by its stored access document; None: there is none. One that names no owner
-        gives nobody a role."""
+    def membership(self, key: str, stored: bytes | None) -> Membership | None:
+        """Who belongs to a space, by its access document, stored at `key` (None: there is none); None where
+        that is corrupt. One that names no owner gives nobody a role."""
         if stored is None:
             return _FIRST_COMES if self._trusts_first else _NOBODY
-        data = _data(stored)
+        try:
+            data = _data(stored)
+        except DocumentCorrupt as error:
+            self._corruption.meet(error, "document", key)
+            return None
         owner, members = data.get("owner"), data.get("members")
         if not isinstance(owner, str):
             return _NOBODY
         named = members if isinstance(members, list) else []
         return Membership(owner, frozenset(name for name in named if isinstance(name, str)))
-
-    def roles(self, stored: bytes | None, identity: str) -> frozenset[str]:
-        """The roles of `identity`, which is not empty, by the stored access document; None: there is none."""
-        return self.membership(stored).roles(identity)
 
     async def enriched(self, rule: Rule, caller: Caller, params: Mapping[str, str]) -> Caller:
         """`caller` with its roles in the space of `params`, as far as `rule` asks for such roles.
@@ -99,7 +109,8 @@ class Spaces:
         key = self.key(params) if rule.by_space and caller.identity else None
         if key is None:
             return caller
-        return with_roles(caller, self.roles(await self._read(key), caller.identity))
+        _, roles = await self._roles(key, caller.identity)
+        return with_roles(caller, roles)
 
     async def pushing(
         self, rule: Rule, caller: Caller, params: Mapping[str, str], key: str, text: bytes
@@ -109,11 +120,18 @@ class Spaces:
         access_key = self.key(params) if rule.by_space and caller.identity else None
         if access_key is None:
             return caller
-        stored = await self._read(access_key)
-        roles = self.roles(stored, caller.identity)
+        stored, roles = await self._roles(access_key, caller.identity)
         if stored is None and key == access_key and _founds(text, caller.identity):
             roles |= {OWNER}
         return with_roles(caller, roles)
+
+    async def _roles(self, key: str, identity: str) -> tuple[bytes | None, frozenset[str]]:
+        """The access document at `key`, and the roles that it gives. Raises as `enriched`."""
+        stored = await self._read(key)
+        membership = self.membership(key, stored)
+        if membership is None:
+            raise AuthorizationError
+        return stored, membership.roles(identity)
 
     async def _read(self, key: str) -> bytes | None:
         try:
@@ -132,15 +150,24 @@ def with_roles(caller: Caller, roles: frozenset[str]) -> Caller:
 
 
 def _data(stored: bytes) -> dict[str, object]:
-    """The data of an access document, wrapped or bare; `{}` where it is neither."""
+    """The data of an access document, wrapped or, as others may have put it there, bare; `{}` where it is
+    neither. Raises DocumentCorrupt where it carries a hash, which is not its own."""
     try:
-        members = orjson.loads(stored)
-    except ValueError:
-        return {}
-    if not isinstance(members, dict):
-        return {}
-    data = members.get("data")
-    return data if isinstance(data, dict) else members
+        found: dict[str, object] = orjson.loads(_core.read_document(stored).data)
+        return found
+    except DocumentCorrupt:
+        if _core.is_document(stored):
+            raise
+        try:
+            members = orjson.loads(stored)
+        except ValueError:
+            return {}
+        if not isinstance(members, dict):
+            return {}
+        data = members.get("data")
+        if isinstance(data, dict) and "hash" in members:
+            raise
+        return data if isinstance(data, dict) else members
 
 
 def _founds(text: bytes, identity: str) -> bool:

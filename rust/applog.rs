@@ -8,7 +8,7 @@ use crate::canonical::{hex, sha256};
 use crate::envelope::{Author, Content, Member, decode_body, write_author};
 use crate::error::CoreError;
 use crate::log_index::{self, Index, Node, Object, select};
-use crate::log_text::{self, Entry, Lines, SEPARATOR};
+use crate::log_text::{self, Entry, Lines};
 use std::fmt::Write;
 
 /// How far ahead of the clock an element may be dated.
@@ -86,7 +86,8 @@ pub struct Head {
 impl Head {
     pub fn read(stored: &[u8]) -> Result<Self, CoreError> {
         log_text::read(stored, |header, elements| {
-            let tail_count = header.to.checked_sub(header.from)?;
+            let index = Index(header.index);
+            index.is_ordered(header.from).then_some(())?;
             Some(Self {
                 id: header.log.into(),
                 previous: header.previous.map(Into::into),
@@ -95,10 +96,10 @@ impl Head {
                 written_ms: header.at,
                 hash: header.hash.into(),
                 beside: header.beside.map_or("", |text| text.get()).into(),
-                index: Index(header.index),
+                index,
                 marks: header.marks,
                 tail: elements.into(),
-                tail_count,
+                tail_count: header.to - header.from,
             })
         })
     }
@@ -312,13 +313,18 @@ impl Head {
 
 /// The hash of a log of `count` elements, `last` being the canonical text of the last one's data.
 pub fn hash(count: u64, last: &[u8]) -> String {
+    hex(&sha256(&hashed(count, last)))
+}
+
+/// The text that is hashed.
+pub fn hashed(count: u64, last: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(last.len() + 40);
     text.extend_from_slice(b"{\"last\":");
     text.extend_from_slice(last);
     text.extend_from_slice(b",\"n\":");
     text.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
     text.push(b'}');
-    hex(&sha256(&text))
+    text
 }
 
 /// The text without its first `skip` elements, and those that are not after `since`.
@@ -341,20 +347,20 @@ fn after(text: &[u8], skip: u64, since: Option<u64>) -> &[u8] {
 /// allowed; how many they are; and the rest.
 fn cut(text: &[u8], max_bytes: usize, max_count: u64) -> (&[u8], u64, &[u8]) {
     let mut lines = Lines::of(text);
-    let (mut end, mut count) = (0, 0);
+    let (mut end, mut count, mut rest) = (0, 0, text);
     while count < max_count {
+        let start = text.len() - lines.rest().len();
         let Some(line) = lines.next() else {
             break;
         };
-        let start = if count == 0 { 0 } else { end + SEPARATOR.len() };
         if count > 0 && start + line.len() > max_bytes {
             break;
         }
         end = start + line.len();
+        rest = lines.rest();
         count += 1;
     }
-    let rest = text.get(end + SEPARATOR.len()..).unwrap_or(b"");
-    (&text[..end], count, if count == 0 { text } else { rest })
+    (&text[..end], count, rest)
 }
 
 /// What became of the element with this mark, among `elements`, of which the first is at `start`.

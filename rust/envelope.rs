@@ -1,12 +1,19 @@
 //! Push bodies and stored documents (wire section 4): what lies around `data`.
+//!
+//! A stored document is `{"v":1,"ts":..,"hash":"..",<author>,"data":..,"xxh3":"<32 hex digits>"}`, perhaps with a
+//! mark after it, the checksum being of all else in the object, the mark too. Earlier versions wrote none.
 
-use crate::canonical::{self, Integers, Keys, Writer, canonicalize, hex, sha256, write_string};
+use crate::canonical::{
+    self, Integers, Keys, Writer, canonicalize, hex, is_hash_of, sha256, write_string,
+};
 use crate::error::CoreError;
+use crate::starfish;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Who vouches for a document, unverified.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +23,7 @@ pub struct Author {
 }
 
 /// The `data` of a request body.
+#[derive(Clone)]
 pub struct Content {
     /// What is stored and sent back: sanitised, canonical but for its integers of 64 bits, which are exact.
     pub data: Vec<u8>,
@@ -31,6 +39,7 @@ impl Content {
 }
 
 /// A push body, decoded.
+#[derive(Clone)]
 pub struct Push {
     pub content: Content,
     /// SHA-256 of the canonical text.
@@ -60,18 +69,64 @@ impl Push {
         })
     }
 
-    /// The text of the stored object up to its `data`, which is followed by `}`.
-    pub fn stored_head(&self, ts_ms: u64) -> Vec<u8> {
-        let mut head = Vec::with_capacity(384);
-        head.extend_from_slice(OWN_START);
-        head.extend_from_slice(itoa::Buffer::new().format(ts_ms).as_bytes());
-        head.extend_from_slice(OWN_HASH);
-        head.extend_from_slice(self.hash.as_bytes());
-        head.push(b'"');
-        write_author(&mut head, self.author.as_ref());
-        head.extend_from_slice(OWN_DATA);
-        head
+    /// The same push over another base.
+    pub fn rebased(&self, base_hash: &str) -> Self {
+        Self {
+            base_hash: Some(base_hash.into()),
+            ..self.clone()
+        }
     }
+
+    /// The pieces of the object to store that lie before and after its `data`; it ends with `mark`.
+    pub fn stored_frame(&self, ts_ms: u64, mark: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        stored_frame(
+            ts_ms,
+            &self.hash,
+            self.author.as_ref(),
+            &self.content.data,
+            mark,
+        )
+    }
+}
+
+fn stored_frame(
+    ts_ms: u64,
+    hash: &str,
+    author: Option<&Author>,
+    data: &[u8],
+    mark: &[u8],
+) -> (Vec<u8>, Vec<u8>) {
+    let head = stored_head(ts_ms, hash, author);
+    let mut end = Vec::with_capacity(SEAL + mark.len());
+    end.extend_from_slice(SEAL_START);
+    end.extend_from_slice(&checksum(&[&head, data, mark]));
+    end.extend_from_slice(SEAL_END);
+    end.extend_from_slice(mark);
+    (head, end)
+}
+
+/// The text of a stored document up to its `data`.
+fn stored_head(ts_ms: u64, hash: &str, author: Option<&Author>) -> Vec<u8> {
+    let mut head = Vec::with_capacity(384);
+    head.extend_from_slice(OWN_START);
+    head.extend_from_slice(itoa::Buffer::new().format(ts_ms).as_bytes());
+    head.extend_from_slice(OWN_HASH);
+    head.extend_from_slice(hash.as_bytes());
+    head.push(b'"');
+    write_author(&mut head, author);
+    head.extend_from_slice(OWN_DATA);
+    head
+}
+
+/// XXH3 of 128 bits of what `parts` are together, in hex digits.
+fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM] {
+    let mut state = Xxh3::new();
+    for part in parts {
+        state.update(part);
+    }
+    let mut digits = [0; CHECKSUM];
+    digits.copy_from_slice(hex(&state.digest128().to_be_bytes()).as_bytes());
+    digits
 }
 
 /// The `data` of a push or append body, and its other members that count.
@@ -171,6 +226,10 @@ const OWN_HASH: &[u8] = b",\"hash\":\"";
 const OWN_PUBKEY: &[u8] = b",\"authorPubkey\":\"";
 const OWN_SIGNATURE: &[u8] = b",\"authorSignature\":\"";
 const OWN_DATA: &[u8] = b",\"data\":";
+const SEAL_START: &[u8] = b",\"xxh3\":\"";
+const SEAL_END: &[u8] = b"\"}";
+const CHECKSUM: usize = 32;
+const SEAL: usize = SEAL_START.len() + CHECKSUM + SEAL_END.len();
 
 /// Appends the members of an author proof, each with the comma before it.
 pub fn write_author(out: &mut Vec<u8>, author: Option<&Author>) {
@@ -191,21 +250,46 @@ pub struct Document {
     pub data: Range<usize>,
 }
 
+/// Whether these bytes were meant to be a document of ours, so far as one that is damaged can still be told.
+pub fn is_own(stored: &[u8]) -> bool {
+    begins_as_own(stored) || unseal(stored.trim_ascii_end()).is_some()
+}
+
+/// Whether a text begins as ours do, but for a damaged byte before its time.
+fn begins_as_own(text: &[u8]) -> bool {
+    let begins = || {
+        let (start, rest) = text.split_at_checked(OWN_START.len())?;
+        let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
+        Some(start.ends_with(b":") && digits > 0 && rest[digits..].starts_with(OWN_HASH))
+    };
+    begins().unwrap_or(false)
+}
+
+/// The text of a stored document before its checksum, and that; None where it has none.
+fn unseal(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (body, seal) = text.split_at_checked(text.len().checked_sub(SEAL)?)?;
+    let digits = seal.strip_prefix(SEAL_START)?.strip_suffix(SEAL_END)?;
+    let is_hex = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    digits.iter().all(is_hex).then_some((body, digits))
+}
+
 impl Document {
+    /// The document that `stored` holds, verified by the rules of its layout.
     pub fn locate(stored: &[u8]) -> Result<Self, CoreError> {
-        Self::locate_own(stored)
-            .or_else(|| Self::locate_any(stored))
-            .ok_or(CoreError::DocumentCorrupt)
+        let text = stored.trim_ascii_end();
+        let found = match unseal(text) {
+            Some((body, digits)) => (checksum(&[body, &stored[text.len()..]]) == digits)
+                .then(|| Self::slice(body).or_else(|| Self::parse(stored)))
+                .flatten(),
+            None if begins_as_own(text) => Self::without_checksum(text),
+            None => Self::foreign(stored),
+        };
+        found.ok_or(CoreError::DocumentCorrupt)
     }
 
-    /// In the layout of `Push::stored_head`, perhaps with white space after it. The hash vouches for `data`, so
-    /// that nothing has to be parsed.
-    ///
-    /// None, too, where `data` holds an integer that the canonical text, which was hashed, rounds. Such
-    /// documents are rare enough to be parsed on each pull.
-    fn locate_own(stored: &[u8]) -> Option<Self> {
-        let stored = stored.trim_ascii_end();
-        let rest = stored.strip_prefix(OWN_START)?;
+    /// The parts of a text of ours up to the end of its `data`. None, too, where a string holds an escape.
+    fn slice(body: &[u8]) -> Option<Self> {
+        let rest = body.strip_prefix(OWN_START)?;
         let (digits, rest) = rest.split_at(rest.iter().position(|byte| !byte.is_ascii_digit())?);
         let ts_ms = str::from_utf8(digits).ok()?.parse().ok()?;
         let (hash, rest) = quoted(rest.strip_prefix(OWN_HASH)?)?;
@@ -223,22 +307,42 @@ impl Document {
                 )
             }
         };
-        let data = rest.strip_prefix(OWN_DATA)?.strip_suffix(b"}")?;
-        if hex(&sha256(data)) != hash {
-            return None;
-        }
-        let end = stored.len() - 1;
+        let data = rest.strip_prefix(OWN_DATA)?;
         Some(Self {
             hash: hash.into(),
             ts_ms,
             author,
-            data: end - data.len()..end,
+            data: body.len() - data.len()..body.len(),
         })
     }
 
-    /// In any layout, as Starfish writes documents, and where `data` holds a rounded integer: the hash is of
-    /// the canonical `data`, not of its text.
-    fn locate_any(stored: &[u8]) -> Option<Self> {
+    /// As earlier versions of ours wrote it, or Starfish in the same order: the hash vouches for `data`.
+    fn without_checksum(text: &[u8]) -> Option<Self> {
+        let found = Self::slice(text.strip_suffix(b"}")?).or_else(|| Self::parse(text))?;
+        let head = stored_head(found.ts_ms, &found.hash, found.author.as_ref());
+        let is_whole = text[..found.data.start] == head && text[found.data.end..] == *b"}";
+        (is_whole && found.is_vouched_for(text)).then_some(found)
+    }
+
+    /// Whether the hash is that of `data`, or of the log that it holds.
+    fn is_vouched_for(&self, stored: &[u8]) -> bool {
+        let data = &stored[self.data.clone()];
+        is_hash_of(&self.hash, data) || starfish::is_hash_of_log(&self.hash, data)
+    }
+
+    /// As Starfish writes documents, members in any order: the hash vouches for `data`, or for the newest
+    /// element where that is a log. Of a log in chunks it does not say anything of what is here.
+    fn foreign(stored: &[u8]) -> Option<Self> {
+        let found = Self::parse(stored)?;
+        (starfish::is_chunked(stored) || found.is_vouched_for(stored)).then_some(found)
+    }
+
+    /// Whether the hash is that of `data` indeed, whatever else vouches for it. `locate` found it in `stored`.
+    pub fn verify(&self, stored: &[u8]) -> bool {
+        starfish::is_chunked(stored) || self.is_vouched_for(stored)
+    }
+
+    fn parse(stored: &[u8]) -> Option<Self> {
         let members: HashMap<String, &RawValue> = serde_json::from_slice(stored).ok()?;
         let text = |name| serde_json::from_str::<String>(members.get(name)?.get()).ok();
         // It goes into a header: nothing but what a hash looks like may.
@@ -258,6 +362,12 @@ impl Document {
             author: author.map(|(pubkey, signature)| Author { pubkey, signature }),
             data: start..start + data.len(),
         })
+    }
+
+    /// The pieces around `data`, as `Push::stored_frame`, of a document that differs from this one in `data`
+    /// and `hash`, and has no author.
+    pub fn redacted_frame(&self, data: &[u8], hash: &str) -> (Vec<u8>, Vec<u8>) {
+        stored_frame(self.ts_ms, hash, None, data, b"")
     }
 
     /// The members of a pull answer that follow its `data`, each with the comma before it.

@@ -85,6 +85,7 @@ pub mod _core {
     use crate::envelope;
     use crate::replay::{self, DIGEST};
     use crate::{canonical, scope, signing};
+    use pyo3::panic::PanicException;
     use pyo3::prelude::*;
 
     #[pymodule_export]
@@ -98,6 +99,11 @@ pub mod _core {
 
     #[pymodule_export]
     use crate::py_revocation::{RevocationList, Revoked};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("PanicException", module.py().get_type::<PanicException>())
+    }
 
     #[pymodule_export]
     const SOURCE_DIGEST: &str = env!("PYSYNC_SOURCE_DIGEST");
@@ -153,11 +159,20 @@ pub mod _core {
             PyBytes::new(py, self.0.content.canonical())
         }
 
-        fn stored<'py>(&self, py: Python<'py>, ts_ms: u64) -> PyResult<Bound<'py, PyBytes>> {
-            join(
-                py,
-                &[&self.0.stored_head(ts_ms), &self.0.content.data, b"}"],
-            )
+        fn rebased(&self, base_hash: &str) -> Self {
+            Self(self.0.rebased(base_hash))
+        }
+
+        #[pyo3(signature = (ts_ms, mark=b"" as &[u8]))]
+        fn stored<'py>(
+            &self,
+            py: Python<'py>,
+            ts_ms: u64,
+            mark: &[u8],
+        ) -> PyResult<Bound<'py, PyBytes>> {
+            let data = &self.0.content.data;
+            let (head, end) = over(py, data.len(), || self.0.stored_frame(ts_ms, mark));
+            join(py, &[&head, data, &end])
         }
     }
 
@@ -213,6 +228,21 @@ pub mod _core {
             PyBytes::new(py, self.data_text(py))
         }
 
+        fn verify(&self, py: Python<'_>) -> bool {
+            let stored = self.stored.as_bytes(py);
+            over(py, stored.len(), || self.parts.verify(stored))
+        }
+
+        fn redacted<'py>(
+            &self,
+            py: Python<'py>,
+            data: &[u8],
+            hash: &str,
+        ) -> PyResult<Bound<'py, PyBytes>> {
+            let (head, end) = self.parts.redacted_frame(data, hash);
+            join(py, &[&head, data, &end])
+        }
+
         #[pyo3(signature = (timestamp_ms, keyring=None))]
         fn answer<'py>(
             &self,
@@ -246,6 +276,11 @@ pub mod _core {
             stored: stored.unbind(),
             parts,
         })
+    }
+
+    #[pyfunction]
+    fn is_document(stored: &[u8]) -> bool {
+        envelope::is_own(stored)
     }
 
     #[pyclass(frozen, module = "pysync._core")]

@@ -196,6 +196,16 @@ impl BatchAnswer {
         self.outcomes.reads.iter().map(version).collect()
     }
 
+    #[getter]
+    fn corrupt(&self, py: Python<'_>) -> Vec<String> {
+        let reads = self.outcomes.reads.iter().zip(&self.stored);
+        let reads = reads.zip(&self.plan.get().0.reads);
+        let corrupt = reads.filter(|((found, stored), _)| {
+            matches!(found, joined::Found::Failed(_)) && stored.bind(py).is_instance_of::<PyBytes>()
+        });
+        corrupt.map(|(_, read)| read.key.clone()).collect()
+    }
+
     fn body<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let is_known = |found| matches!(found, &joined::Found::Known(_));
         if self.outcomes.reads.iter().any(is_known) {

@@ -1,9 +1,9 @@
 //! Append-only logs as Starfish stores them: one document whose `data` holds all elements, or a head with
 //! `"seg":true` and chunks, which are arrays of elements.
 
-use crate::applog::{Head, hash};
-use crate::canonical::{self, Integers, Keys, Writer};
-use crate::envelope::{Author, is_hash, write_author};
+use crate::applog::{Head, hash, hashed};
+use crate::canonical::{self, Integers, Keys, Writer, is_hash_of};
+use crate::envelope::{self, Author, Document, is_hash, write_author};
 use crate::error::CoreError;
 use crate::log_text::{Lines, data_of, ts_of, write_element};
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 #[derive(Deserialize)]
 struct Stored<'a> {
     #[serde(borrow)]
-    data: BTreeMap<String, &'a RawValue>,
+    data: &'a RawValue,
     #[serde(default)]
     seg: bool,
     /// How many elements a head of chunks knows of; `ts` is that of the newest.
@@ -39,22 +39,54 @@ pub struct Chunked {
     ts_ms: u64,
 }
 
+/// Whether these bytes are the head of a log in chunks.
+pub fn is_chunked(stored: &[u8]) -> bool {
+    serde_json::from_slice(stored).is_ok_and(|stored: Stored<'_>| stored.seg)
+}
+
+/// Whether `data` holds a log whose hash this is, under whatever name.
+pub fn is_hash_of_log(hash: &str, data: &[u8]) -> bool {
+    let members: BTreeMap<String, &RawValue> = serde_json::from_slice(data).unwrap_or_default();
+    members.values().any(|elements| {
+        let elements: Result<Vec<Element<'_>>, _> = serde_json::from_str(elements.get());
+        elements.is_ok_and(|elements| is_hash_after(hash, &elements))
+    })
+}
+
+fn is_hash_after(hash: &str, elements: &[Element<'_>]) -> bool {
+    let count = elements.len() as u64;
+    let last = elements.last();
+    last.is_some_and(|last| is_hash_of(hash, &hashed(count, last.data.get().as_bytes())))
+}
+
 /// A log whose elements are in `data.<field>`, or what its head knows of them where they are in chunks instead.
 pub fn read(stored: &[u8], field: &str) -> Result<(Head, Option<Chunked>), CoreError> {
-    let mut stored: Stored<'_> =
+    if envelope::is_own(stored) {
+        Document::locate(stored)?; // whose collection has logs now
+    }
+    let stored: Stored<'_> =
         serde_json::from_slice(stored).map_err(|_| CoreError::DocumentCorrupt)?;
-    let elements = match stored.data.remove(field) {
+    let mut members: BTreeMap<String, &RawValue> =
+        serde_json::from_str(stored.data.get()).map_err(|_| CoreError::DocumentCorrupt)?;
+    let elements = match members.remove(field) {
         Some(text) if !stored.seg => text.get(),
         _ => "[]",
     };
+    let elements: Vec<Element<'_>> =
+        serde_json::from_str(elements).map_err(|_| CoreError::DocumentCorrupt)?;
     let mut head = Head::default();
-    head.beside = beside(&stored.data)?;
+    head.beside = beside(&members)?;
     head.written_ms = said(stored.ts).unwrap_or(0);
+    let hash = said(stored.hash).filter(|hash: &String| is_hash(hash));
+    if let Some(hash) = hash.as_ref().filter(|_| !stored.seg) {
+        let data = stored.data.get().as_bytes();
+        if !is_hash_after(hash, &elements) && !is_hash_of(hash, data) {
+            return Err(CoreError::DocumentCorrupt);
+        }
+    }
     let last = add(&mut head, elements)?;
     if stored.seg || head.count > 0 {
-        head.hash = said(stored.hash)
-            .filter(|hash: &String| is_hash(hash))
-            .unwrap_or(last);
+        head.hash = hash.unwrap_or(last);
     }
     let chunked = Chunked {
         count: said(stored.n).unwrap_or(0),
@@ -71,7 +103,7 @@ fn said<T: serde::de::DeserializeOwned>(member: Option<&RawValue>) -> Option<T> 
 /// The log of a head of `read` with the elements of these chunks, in order; the newest chunk is among them, and
 /// `whole` says that all are: then they hold at least what the head knows of.
 ///
-/// A crash may have kept the head from knowing the newest elements. Then its hash is not the log's.
+/// A crash may have kept the head from knowing the newest elements. Then its hash is not the log's; else it is.
 pub fn gather(
     mut head: Head,
     chunked: Chunked,
@@ -79,8 +111,8 @@ pub fn gather(
     whole: bool,
 ) -> Result<Head, CoreError> {
     for chunk in chunks {
-        let text = str::from_utf8(chunk).map_err(|_| CoreError::DocumentCorrupt)?;
-        add(&mut head, text)?;
+        let elements = serde_json::from_slice(chunk).map_err(|_| CoreError::DocumentCorrupt)?;
+        add(&mut head, elements)?;
     }
     if whole && head.count < chunked.count {
         return Err(CoreError::DocumentCorrupt);
@@ -90,14 +122,20 @@ pub fn gather(
         let data = data_of(newest).ok_or(CoreError::DocumentCorrupt)?;
         let count = chunked.count + at as u64 + 1;
         head.hash = hash(count, &canonical::canonicalize(data)?);
+    } else if let Some(newest) = Lines::of(&head.tail)
+        .last()
+        .filter(|_| !head.hash.is_empty())
+    {
+        let data = data_of(newest).ok_or(CoreError::DocumentCorrupt)?;
+        if !is_hash_of(&head.hash, &hashed(chunked.count, data)) {
+            return Err(CoreError::DocumentCorrupt);
+        }
     }
     Ok(head)
 }
 
-/// Adds an array of elements, and returns the log's hash after it.
-fn add(head: &mut Head, elements: &str) -> Result<String, CoreError> {
-    let elements: Vec<Element<'_>> =
-        serde_json::from_str(elements).map_err(|_| CoreError::DocumentCorrupt)?;
+/// Adds elements, and returns the log's hash after it.
+fn add(head: &mut Head, elements: Vec<Element<'_>>) -> Result<String, CoreError> {
     let mut after = String::new();
     let last = elements.len().saturating_sub(1);
     for (at, element) in elements.into_iter().enumerate() {

@@ -62,6 +62,12 @@ RULES = {
 COUNT = 30
 
 
+def hash_of(elements: list[dict[str, Any]]) -> str:
+    """The hash of a log with these elements."""
+    after = {"n": len(elements), "last": elements[-1]["data"]}
+    return _core.content_hash(json.dumps(after).encode())
+
+
 def element(n: int) -> dict[str, Any]:
     """Element `n` of every log, as it is read back: their times are 10, 20, ..."""
     return {"ts": 10 * n + 10, "data": {"n": n}}
@@ -308,7 +314,7 @@ async def test_elements_are_in_the_member_that_the_configuration_names(
 
 
 async def test_a_log_of_starfish_is_read_as_it_lies(anyone: Browser, store: FaultyStore) -> None:
-    document = {"v": 1, "data": {"items": ALL}, "ts": 300, "hash": "ab" * 32}
+    document = {"v": 1, "data": {"items": ALL}, "ts": 300, "hash": hash_of(ALL)}
     await store.put("log/a", json.dumps(document).encode())
     [entry] = await tails(anyone, "log", {"since": 280})
     assert items(entry) == ALL[-2:]
@@ -547,9 +553,13 @@ async def test_hidden_members_of_what_starfish_wrote_are_left_out(
     anyone: Browser, store: FaultyStore
 ) -> None:
     """Beside the elements too; what is no object has none."""
-    odd = [{"ts": 1, "data": ["pay"]}, {"ts": 2, "data": None}, {"ts": 3, "data": {"pay": 1, "n": 1}}]
+    odd: list[dict[str, Any]] = [
+        {"ts": 1, "data": ["pay"]},
+        {"ts": 2, "data": None},
+        {"ts": 3, "data": {"pay": 1, "n": 1}},
+    ]
     data = {"pay": 1, "title": "T", "items": odd}
-    document = {"v": 1, "data": data, "ts": 3, "hash": "ab" * 32}
+    document = {"v": 1, "data": data, "ts": 3, "hash": hash_of(odd)}
     await store.put("cards/a", json.dumps(document).encode())
     [entry] = await tails(anyone, "cards", {"last": 3})
     visible = [*odd[:2], {"ts": 3, "data": {"n": 1}}]

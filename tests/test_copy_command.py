@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from shell import Shell
-from test_copy import DOCUMENTS, contents, document, fill, flipped, replace
+from test_copy import DOCUMENTS, UNREAD, contents, document, fill, flipped, replace
 
 from pysync.errors import StoreUnavailable
 from pysync.store.local import LocalStore
@@ -45,11 +45,11 @@ async def test_it_tells_what_became_of_each_object(shell: Shell, tmp_path: Path)
     assert json.loads(output) == told
     *said, heading, listed = errors.splitlines()
     assert sorted(said) == [
-        "pysync: notes/large: corrupt: its hash is not that of its data",
+        f"pysync: notes/large: corrupt: {UNREAD}",
         "pysync: top: different: another object is there already",
     ]
     assert heading == "pysync: 1 object is damaged or cannot be read:"
-    assert listed == "pysync: notes/large: corrupt: its hash is not that of its data"
+    assert listed == f"pysync: notes/large: corrupt: {UNREAD}"
     for flag, member in (("--overwrite", "different"), ("--keep-corrupt", "corrupt")):
         _, output, _ = await shell.ask("copy", "file:from", "file:to", flag)
         assert json.loads(output)[member] == (1 if flag == "--keep-corrupt" else 0)
@@ -124,7 +124,7 @@ async def test_what_cannot_be_read_is_listed_at_the_end_and_makes_the_status_1(
     assert sorted(said) == sorted([first, second])
     assert sorted(said) == [
         "pysync: b: unreadable: [Errno 21] Is a directory: 'from/b.__meta__'",
-        "pysync: e: corrupt: it does not read as a document",
+        f"pysync: e: corrupt: {UNREAD}",
     ]
 
 

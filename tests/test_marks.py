@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysync._core import decode_push, read_document
-from pysync.marks import bears, marked, new_mark, unmarked
+from pysync.marks import bears, blank, marked, new_mark, unmarked
 
 
 @given(st.binary(max_size=200))
@@ -28,7 +28,8 @@ def test_what_others_wrote_is_taken_as_it_is(body: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b'{"n":1}', b'{"n":9007199254740993}'])
 def test_a_marked_document_reads_as_before(data: bytes) -> None:
-    stored = decode_push(b'{"data":%b}' % data).stored(7)
-    plain, read = read_document(stored), read_document(marked(stored, new_mark()))
+    push, mark = decode_push(b'{"data":%b}' % data), new_mark()
+    plain, read = read_document(push.stored(7)), read_document(push.stored(7, blank(mark)))
+    assert bears(push.stored(7, blank(mark)), mark)
     assert (read.data, read.hash, read.ts_ms) == (plain.data, plain.hash, 7)
     assert read.answer(9) == plain.answer(9)

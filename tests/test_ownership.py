@@ -9,6 +9,7 @@ from conftest import SUBJECT, Browser, Signed, Start, root_device
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pysync import _core
 from pysync.config.template import matches, wins_over
 from pysync.store.memory import MemoryStore
 
@@ -18,7 +19,7 @@ ADMIN = {"Authorization": "Bearer token-of-the-tests"}
 
 
 def stored(data: dict[str, Any]) -> bytes:
-    return json.dumps({"v": 1, "ts": 1, "hash": "ab" * 32, "data": data}).encode()
+    return _core.decode_push(json.dumps({"data": data}).encode()).stored(1)
 
 
 async def service(
@@ -114,7 +115,7 @@ async def test_a_batch_filled_in_with_the_caller_is_not_cached_for_all(
     base = (await service(start, session, store, own)).base
     caller = Signed(base, session, SUBJECT, root_device(SUBJECT))
     answer = await caller.request("GET", "/batch/pull?collections=own")
-    assert answer.json["collections"]["own"][0]["hash"] == "ab" * 32
+    assert answer.json["collections"]["own"][0]["data"] == {}
     assert answer.headers["Cache-Control"] == "private, max-age=60"
 
 

@@ -241,7 +241,10 @@ fn a_stored_push_reads_back_with_its_author() {
     let body =
         br#" {"authorSignature":"s\"","data":{"a":0},"authorPubkey":"p","data":{"b":1,"a":2}} "#;
     let push = Push::decode(body).expect("a push");
-    let stored = [&push.stored_head(12)[..], &push.content.data, b"}"].concat();
+    let (head, end) = push.stored_frame(12, b"");
+    let stored = [&head, &push.content.data, &end]
+        .map(|part| &part[..])
+        .concat();
     let document = Document::locate(&stored).expect("a document");
     assert_eq!(&stored[document.data.clone()], br#"{"a":2,"b":1}"#);
     assert_eq!(
@@ -279,7 +282,10 @@ fn integers_of_64_bits_are_stored_exactly_and_hashed_as_doubles() {
             std::ptr::eq(push.content.canonical(), &push.content.data[..])
         );
 
-        let stored = [&push.stored_head(12)[..], &push.content.data, b"}"].concat();
+        let (head, end) = push.stored_frame(12, b"");
+        let stored = [&head, &push.content.data, &end]
+            .map(|part| &part[..])
+            .concat();
         let document = Document::locate(&stored).expect("a document");
         assert_eq!(
             String::from_utf8_lossy(&stored[document.data.clone()]),

@@ -15,6 +15,7 @@ from pysync.applog.rules import LogRules
 from pysync.applog.starfish import adopted, gathered
 from pysync.applog.tail import Bounds, Nodes, folder, object_key
 from pysync.changes import Subject
+from pysync.corruption import CorruptionReporter
 from pysync.errors import (
     AppendLimitExceeded,
     NonMonotonicTimestamp,
@@ -73,6 +74,7 @@ class Commits:
         now_ms: Callable[[], int],
         head_bytes: int,
         blame: Callable[[str, str], Callable[[_core.LogHead], Awaitable[PysyncError]]],
+        corruption: CorruptionReporter,
         random: Callable[[int], bytes] = os.urandom,
         chance: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -83,6 +85,7 @@ class Commits:
         self._now_ms = now_ms
         self._head_bytes = head_bytes
         self._blame = blame
+        self._corruption = corruption
         self._random = random
         self._chance = chance
         self._sleep = sleep
@@ -121,10 +124,11 @@ class Commits:
                 group = _take(queue)
                 self._waiting -= len(group)
                 try:
-                    await self._commit(key, group)
+                    with self._corruption.meeting("log", key):
+                        await self._commit(key, group)
                 except PysyncError as error:
                     _refuse(group, error)
-                except Exception as error:
+                except (Exception, _core.PanicException) as error:
                     log.exception("an append to %r failed", key)
                     _refuse(group, error)
         finally:
@@ -224,7 +228,8 @@ class Commits:
                 continue
             if waiting.mark:
                 try:
-                    found = await self._written(key, head, waiting)
+                    with self._corruption.meeting("log", key):
+                        found = await self._written(key, head, waiting)
                 except PysyncError as error:
                     _refuse([waiting], error)  # the others ask for nothing that lies there
                     continue
@@ -328,7 +333,7 @@ def _tell_both(first: Waiting, other: Waiting) -> None:
     first.done.add_done_callback(tell)
 
 
-def _refuse(group: list[Waiting], error: Exception) -> None:
+def _refuse(group: list[Waiting], error: BaseException) -> None:
     for waiting in group:
         if not waiting.done.done():
             waiting.done.set_exception(error)

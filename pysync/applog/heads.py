@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pysync._core import LogHead
+from pysync.corruption import CorruptionReporter
 from pysync.store import NotModified, Store
 
 HELD_BYTES: Final = 16 * 1024 * 1024
@@ -29,8 +30,9 @@ class Held(NamedTuple):
 class Heads:
     """The heads of a store. Those read or written last are kept, so that an append need not read."""
 
-    def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
+    def __init__(self, store: Store, now_ms: Callable[[], int], corruption: CorruptionReporter) -> None:
         self._store = store
+        self._corruption = corruption
         self._now_ms = now_ms
         self._held: OrderedDict[tuple[str, str], Held] = OrderedDict()
         self._bytes = 0
@@ -45,10 +47,11 @@ class Heads:
         if found is None:
             self.forget(key, field)
             return None
-        if len(found.body) > _IN_THREAD_ABOVE:
-            head = await asyncio.to_thread(LogHead.read, found.body, field)
-        else:
-            head = LogHead.read(found.body, field)
+        with self._corruption.meeting("log", key):
+            if len(found.body) > _IN_THREAD_ABOVE:
+                head = await asyncio.to_thread(LogHead.read, found.body, field)
+            else:
+                head = LogHead.read(found.body, field)
         return self.keep(key, field, head, found.etag)
 
     def known(self, key: str, field: str) -> Held | None:

@@ -17,6 +17,7 @@ from pysync.applog.starfish import chunk_key, chunk_names, gathered
 from pysync.applog.tail import Bounds, Nodes, Tail
 from pysync.changes import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
+from pysync.corruption import CorruptionReporter
 from pysync.errors import (
     AppendLimitExceeded,
     CoordinatorUnavailable,
@@ -62,11 +63,13 @@ class Logs:
         *,
         head_bytes: int | None = None,
         outbox: Outbox | None = None,
+        corruption: CorruptionReporter | None = None,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self.now_ms = now_ms
-        self._heads = Heads(store, now_ms)
+        self._corruption = corruption or CorruptionReporter()
+        self._heads = Heads(store, now_ms, self._corruption)
         self._outbox = outbox or Outbox(store, coordinator)
         self._commits = Commits(
             store,
@@ -75,6 +78,7 @@ class Logs:
             now_ms,
             store.light_put_bytes if head_bytes is None else head_bytes,
             self._blame,
+            self._corruption,
         )
 
     async def append(
@@ -149,16 +153,17 @@ class Logs:
         """`read` within each of these bounds, of the log as it is at one moment."""
         held = await self._heads.read(key, rules.field) if rules.persist else None
         if held is None or rules.expired(held.head, self.now_ms()):
-            return [Tail(None, bounds, None) for bounds in each]
+            return [Tail(key, None, bounds, None, self._corruption) for bounds in each]
         # What several of them need is read once.
         shelf: dict[str, bytes] | None = {} if len(each) > 1 else None
         tails = []
         for bounds in each:
             head = held.head
             if head.is_chunked:
-                head = await gathered(self._store, key, head, bounds.since, bounds.newest)
+                with self._corruption.meeting("log", key):
+                    head = await gathered(self._store, key, head, bounds.since, bounds.newest)
             nodes = Nodes(self._store, head, bounds, self._blame(key, rules.field), shelf)
-            tails.append(Tail(head, bounds, nodes))
+            tails.append(Tail(key, head, bounds, nodes, self._corruption))
         return tails
 
     async def sweep(self, prefix: str, is_log: Callable[[str], bool], rules: LogRules) -> int:
@@ -196,7 +201,8 @@ class Logs:
         if not isinstance(found, Object) or found.etag != etag:
             return 0
         try:
-            head = _core.LogHead.read(found.body, rules.field)
+            with self._corruption.meeting("log", key):
+                head = _core.LogHead.read(found.body, rules.field)
         except DocumentCorrupt:
             return 0
         if not rules.expired(head, self.now_ms()):

@@ -9,6 +9,7 @@ from typing import Final
 import orjson
 
 from pysync import _core
+from pysync.corruption import CorruptionReporter
 from pysync.errors import PysyncError
 from pysync.store import READS_AT_ONCE, Store
 
@@ -136,7 +137,16 @@ class Nodes:
 class Tail:
     """Elements of a log as it was at one moment: whatever is appended meanwhile is not among them."""
 
-    def __init__(self, head: _core.LogHead | None, bounds: Bounds, nodes: Nodes | None) -> None:
+    def __init__(
+        self,
+        key: str,
+        head: _core.LogHead | None,
+        bounds: Bounds,
+        nodes: Nodes | None,
+        corruption: CorruptionReporter,
+    ) -> None:
+        self._key = key
+        self._corruption = corruption
         self._head = head
         self._bounds = bounds
         self._nodes = nodes
@@ -144,21 +154,24 @@ class Tail:
 
     async def is_long(self) -> bool:
         """Whether it is better sent piece by piece."""
-        return self._nodes is not None and await self._nodes.more_than(LONG)
+        with self._corruption.meeting("log", self._key):
+            return self._nodes is not None and await self._nodes.more_than(LONG)
 
     async def least_bytes(self) -> int:
         """How many bytes `text` has at least, as far as the store can tell without reading segments; 0 where
         they are few and small."""
-        return 0 if self._nodes is None else await self._nodes.least_bytes()
+        with self._corruption.meeting("log", self._key):
+            return 0 if self._nodes is None else await self._nodes.least_bytes()
 
     async def text(self) -> bytes:
         """The elements, with commas between them. Raises DocumentCorrupt, StoreUnavailable."""
         if self._head is None or self._nodes is None:
             return b""
         segments: list[Segment] = []
-        while more := await self._nodes.next():
-            segments += more
-        return _slice(self._head, segments, self._bounds, with_tail=True)
+        with self._corruption.meeting("log", self._key):
+            while more := await self._nodes.next():
+                segments += more
+            return _slice(self._head, segments, self._bounds, with_tail=True)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """`text` in pieces, each of some segments."""
@@ -168,9 +181,10 @@ class Tail:
         comma = b""
         is_last = False
         while not is_last:
-            segments = await self._nodes.next()
-            is_last = not await self._nodes.more_than(0)
-            text = _slice(self._head, segments, bounds, with_tail=is_last)
+            with self._corruption.meeting("log", self._key):
+                segments = await self._nodes.next()
+                is_last = not await self._nodes.more_than(0)
+                text = _slice(self._head, segments, bounds, with_tail=is_last)
             if text and bounds.oldest is not None:
                 bounds = replace(bounds, oldest=bounds.oldest - 1 - text.count(b"\n"))
             del segments  # while a slow client takes the text, there is nothing else

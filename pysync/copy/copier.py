@@ -178,7 +178,7 @@ class Copier:
             return
         try:
             if head.is_chunked:
-                is_whole = await self._copy_chunks(key, stored, head)
+                is_whole = await self._copy_chunks(key, head)
             else:
                 is_whole = await self._copy_nodes(head)
         except Corrupt as error:
@@ -234,7 +234,7 @@ class Copier:
                 is_there = await self._put(key, found)
             return below if is_there else None
 
-    async def _copy_chunks(self, key: str, stored: Object, head: _core.LogHead) -> bool:
+    async def _copy_chunks(self, key: str, head: _core.LogHead) -> bool:
         """Copy the chunks of a log of Starfish's; whether all are there now. Raises Corrupt where they are
         not what the head says."""
         async with self._chunked:
@@ -243,7 +243,7 @@ class Copier:
             keys = [chunk_key(key, name) for name in names]
             chunks = [chunk for chunk in await _all(map(self._copy_chunk, keys)) if chunk is not None]
             if len(chunks) == len(keys):
-                check_chunks(stored.body, head, chunks)
+                check_chunks(head, chunks)
             return len(chunks) == len(keys)
 
     async def _copy_chunk(self, key: str) -> bytes | None:

@@ -16,7 +16,7 @@ from pysync.copy.reading import Reader, Unreadable, failing, for_each_key
 from pysync.copy.sound import Corrupt, check_chunks, check_object
 from pysync.errors import DocumentCorrupt
 from pysync.revocation import PREFIX as REVOCATIONS
-from pysync.store import DamagedFile, Object, Pace, Store, no_pace
+from pysync.store import DamagedFile, Pace, Store, no_pace
 
 AT_ONCE: Final = 8
 """Objects that are verified at one time."""
@@ -93,7 +93,7 @@ class Verifier:
             yield Damage(key, kind, str(error))
             return
         if head is not None and head.is_chunked:
-            async for damage in self._damages_of_chunks(key, found, head):
+            async for damage in self._damages_of_chunks(key, head):
                 yield damage
         elif head is not None:
             async for damage in self._damages_of_nodes(key, head):
@@ -124,16 +124,14 @@ class Verifier:
             except Corrupt as error:
                 yield Damage(at, "log", f"{error}; it is a part of the log at {key}")
 
-    async def _damages_of_chunks(
-        self, key: str, stored: Object, head: _core.LogHead
-    ) -> AsyncIterator[Damage]:
+    async def _damages_of_chunks(self, key: str, head: _core.LogHead) -> AsyncIterator[Damage]:
         """What is damaged of a log that Starfish keeps in chunks. Each chunk is also verified by itself."""
         async with self._chunked:
             try:
                 with failing(f"listing the chunks of {key}"):
                     names = await chunk_names(self._store, key)
                 with _blamed():
-                    check_chunks(stored.body, head, [await self._get(chunk_key(key, name)) for name in names])
+                    check_chunks(head, [await self._get(chunk_key(key, name)) for name in names])
             except Corrupt as error:
                 yield Damage(key, "log", str(error))
 

@@ -24,6 +24,7 @@ from pysync.applog import Logs
 from pysync.caps import Certificate
 from pysync.config import Action, Config
 from pysync.coordinator import Coordinator
+from pysync.corruption import CorruptionReporter
 from pysync.documents import Documents
 from pysync.files import Files
 from pysync.model import Caller, WriteEvent, Written
@@ -149,6 +150,8 @@ class Services:
     now_ms: Callable[[], int]
     sweeps: bool
     count: Callable[..., None]
+    corruption: CorruptionReporter = field(default_factory=CorruptionReporter)
+    """Is told of stored objects that are corrupt."""
 
 
 CapValidator = Callable[[Certificate], str | None]

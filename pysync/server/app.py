@@ -6,7 +6,6 @@ where.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pysync.clock import SteadyClock, wall_clock_ms
 from pysync.config import Config, effective_coordinator, every_trusted_issuer, is_shared
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.copy import Damage
+from pysync.corruption import CorruptionReporter
 from pysync.documents import Documents
 from pysync.feed import Feed
 from pysync.files import Files
@@ -54,11 +54,9 @@ from pysync.server.routes import RouteTable
 from pysync.server.scrub import Scrub
 from pysync.server.subscribers import Subscribers
 from pysync.server.tally import SharedTally, Tally
-from pysync.server.wiring import Wiring, owners, pull_rules
+from pysync.server.wiring import Wiring, owners, owners_of, pull_rules
 from pysync.spaces import Spaces
 from pysync.store import Store, open_store
-
-log = logging.getLogger("pysync.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +95,18 @@ class App:
         self.ops = Ops(store, coordinator, Metrics(__version__, counted), clock.wall_ms)
         self._hooks = hooks = Hooks(plugins, partial(tally.count, "pysync_plugin_failures"), hook_s)
         outbox = Outbox(store, coordinator)
-        documents = Documents(store, coordinator, clock, outbox)
+        tables = owners(config, hooks)
+        corruption = CorruptionReporter(tally.count, partial(owners_of, tables))
+        documents = Documents(store, coordinator, clock, outbox, corruption)
         files = Files(store, clock, outbox)
-        self._logs = Logs(store, coordinator, clock, outbox=outbox)
+        self._logs = Logs(store, coordinator, clock, outbox=outbox, corruption=corruption)
         ownership = Ownership(config, store)
         revocations = Revocations(store, clock, every_trusted_issuer(config), ownership.owns)
         refusal = hooks.refusal if hooks.validates else None
         access = Access(config, coordinator, revocations, ownership.owns, clock.wall_ms, refusal)
-        roles = Roles(Spaces(config.auth.spaces, store), hooks)
+        roles = Roles(Spaces(config.auth.spaces, store, corruption), hooks)
         callers = Callers(access, roles, server.mount_path, server.trusted_proxy_hops)
-        keyrings = Keyrings(documents, roles, hooks, owners(config, hooks))
+        keyrings = Keyrings(documents, roles, hooks, tables)
         plugs = Plugs(hooks, outbox)
         handling = documents, access, callers, revocations, keyrings
         rules = list(pull_rules(config, hooks))
@@ -133,6 +133,7 @@ class App:
             hearing=hearing,
             subscribers=self.subscribers,
             ops=self.ops,
+            corruption=corruption,
         ).add_all()
         told = request_id if hooks.asks else None
         self._middleware = Middleware(routes, tally, server.cors.origins, server.public_hosts, told)
@@ -143,8 +144,7 @@ class App:
         self._sweeping = loop.create_task(revocations.keep_sweeping()) if sweeps else None
 
         def report(damage: Damage) -> None:
-            tally.count("pysync_corrupt_objects", damage.kind, "scrub")
-            log.error("the %s at %r is corrupt: %s", damage.kind, damage.key, damage.why)
+            corruption.report(damage.kind, damage.key, damage.why, "scrub")
 
         self.scrub: Scrub | None = None
         if config.scrub is not False and config.store.url != "memory:":
@@ -161,6 +161,7 @@ class App:
             now_ms=clock,
             sweeps=sweeps,
             count=tally.count,
+            corruption=corruption,
         )
 
     async def open(self) -> None:

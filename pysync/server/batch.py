@@ -12,6 +12,7 @@ from pysync.applog import Logs
 from pysync.batch import Outcome, read_each
 from pysync.config import Config
 from pysync.config.template import document_key, params
+from pysync.corruption import CorruptionReporter
 from pysync.documents import Documents
 from pysync.errors import (
     AuthorizationError,
@@ -55,6 +56,7 @@ class BatchPull:
         roles: Roles,
         hooks: Hooks,
         now_ms: Callable[[], int],
+        corruption: CorruptionReporter,
         reads_at_once: int = READS_AT_ONCE,
     ) -> None:
         self._namespace = namespace
@@ -69,6 +71,7 @@ class BatchPull:
         self._hooks = hooks
         self._asks = hooks.authorizes or hooks.pulls
         self._now_ms = now_ms
+        self._corruption = corruption
         self._reads_at_once = reads_at_once
         self._deciding = [
             list(params(rule.collection.storage_path)) if self._asks else self._spaces.params(rule)
@@ -108,7 +111,7 @@ class BatchPull:
             return await self._answer(request, query, ANYBODY)
         reads = Reads(
             self._store, self._documents, self._tails, plan, verdicts, self._foreign(plan), known,
-            self._max_bytes, self._reads_at_once,
+            self._max_bytes, self._reads_at_once, self._corruption,
         )  # fmt: skip
         await reads.begin()
         if not wants_body(request):
@@ -179,9 +182,10 @@ class BatchPull:
             and (key := self._access_key(group)) is not None
         ):
             stored = access[key]
-            if isinstance(stored, str):
+            membership = None if isinstance(stored, str) else self._spaces.membership(key, stored)
+            if membership is None:
                 return None
-            return with_roles(caller, self._spaces.roles(stored, caller.identity))
+            return with_roles(caller, membership.roles(caller.identity))
         return caller
 
     def _foreign(self, plan: _core.BatchPlan) -> frozenset[tuple[str, int]]:

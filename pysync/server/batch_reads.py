@@ -9,6 +9,7 @@ import orjson
 from pysync import _core, fields
 from pysync.applog import Bounds
 from pysync.batch import Budget, Outcome, Read, read_each
+from pysync.corruption import CorruptionReporter
 from pysync.documents import Documents, Known
 from pysync.errors import DocumentCorrupt, Forbidden
 from pysync.server.tails import Asked, LogReads, Tails, Told
@@ -46,6 +47,7 @@ class Reads:
         access: Mapping[str, Outcome],
         max_bytes: int,
         at_once: int,
+        corruption: CorruptionReporter,
     ) -> None:
         self._store = store
         self._documents = documents
@@ -55,6 +57,7 @@ class Reads:
         self._foreign = foreign
         self._access = access
         self._at_once = at_once
+        self._corruption = corruption
         self._found: dict[str, Outcome] = dict(access)
         document_times, tail_times = plan.times
         self._times: dict[str, int] = {}
@@ -145,7 +148,10 @@ class Reads:
             hidden = orjson.dumps([sorted(verdict.hidden) for verdict in self._verdicts])
             return self._plan.answer(stored, now_ms, hidden, self._told)
 
-        return await self._beside(answer)
+        made = await self._beside(answer)
+        for key in made.corrupt if made.failed else ():
+            self._corruption.meet(DocumentCorrupt(), "document", key)
+        return made
 
     async def _beside(self, work: Callable[[], _T]) -> _T:
         return await asyncio.to_thread(work) if self._budget.sent > IN_THREAD_ABOVE else work()
@@ -162,13 +168,9 @@ def _visible(
     try:
         return _without(_core.read_document(stored), hidden)
     except DocumentCorrupt:
-        return DocumentCorrupt.text
+        return stored  # the answer finds it out, too
 
 
 def _without(document: _core.Document, hidden: frozenset[str]) -> bytes:
     """The document as it would be stored without these members of its data."""
-    members: dict[str, object] = {"ts": document.ts_ms, "hash": document.hash}
-    if document.author_pubkey is not None and document.author_signature is not None:
-        members |= {"authorPubkey": document.author_pubkey, "authorSignature": document.author_signature}
-    data = fields.without(document.data, hidden)
-    return orjson.dumps(members | {"data": orjson.Fragment(data)})
+    return document.redacted(fields.without(document.data, hidden), document.hash)

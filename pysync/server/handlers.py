@@ -165,8 +165,6 @@ def _variant(
         return Answer(200, document.answer(now_ms, keyring and keyring[0]), headers)
     data = orjson.Fragment(fields.without(document.data, hidden))
     members = {"data": data, "hash": document.hash, "timestamp": now_ms}
-    if document.author_pubkey is not None and document.author_signature is not None:
-        members |= {"authorPubkey": document.author_pubkey, "authorSignature": document.author_signature}
     if keyring is not None:
         members["keyring"] = orjson.Fragment(keyring[0])
     return Answer(200, orjson.dumps(members), headers)

@@ -132,7 +132,7 @@ class Hearing:
                 hearer.cut()
             return _nobody
         known = {
-            key: None if isinstance(stored, str) else self._spaces.membership(stored)
+            key: None if isinstance(stored, str) else self._spaces.membership(key, stored)
             for key, stored in found.items()
         }
         by_plugins = await self._by_plugins(plan, known)

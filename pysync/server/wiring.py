@@ -1,6 +1,7 @@
 """Which routes a configuration makes: collections, bundles, batches and manifests, each at its place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -11,8 +12,9 @@ from pysync.bundles import Bundle
 from pysync.config import Action, Collection, Config
 from pysync.config.media import holds_documents
 from pysync.config.template import params
+from pysync.corruption import CorruptionReporter
 from pysync.documents import Documents
-from pysync.errors import NotFound
+from pysync.errors import NotFound, PysyncError
 from pysync.files import FileRules
 from pysync.plugins.hooks import Hooks
 from pysync.rule import Rule
@@ -61,6 +63,7 @@ class Wiring:
     hearing: Hearing
     subscribers: Subscribers
     ops: Ops
+    corruption: CorruptionReporter
 
     def add_all(self) -> None:
         """Fill the table."""
@@ -199,6 +202,7 @@ class Wiring:
             self.roles,
             self.hooks,
             self.documents.now_ms,
+            self.corruption,
         )
         for prefix in _prefixes(config, namespace):
             template = segments(f"{prefix}/batch/pull")
@@ -286,6 +290,16 @@ def owners(config: Config, hooks: Hooks) -> list[RouteTable]:
             table.add(["GET"], Route(_unserved, tuple(path.split("/")), params(path), rule=rule))
         tables.append(table)
     return tables
+
+
+def owners_of(tables: Iterable[RouteTable], key: str) -> list[str]:
+    """The collections that a key belongs to, by the tables of `owners`."""
+    found = []
+    for table in tables:
+        with suppress(PysyncError):
+            rule = table.match("GET", f"/{key}").rule
+            found.append(_qualified(rule.namespace, rule.collection.name))
+    return found
 
 
 def segments(path: str) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ class Lists:
             if change is None:
                 return Outcome()
             try:
-                held = self._current(found if isinstance(found, Object) else None, owners, heals)
+                held = self._current(key, found if isinstance(found, Object) else None, owners, heals)
                 data = held.data
                 is_long = data is not None and len(data) >= LONG_BYTES
                 folded = await asyncio.to_thread(change, data) if is_long else change(data)
@@ -199,13 +199,14 @@ class Lists:
                     work.append(Work(projection, step, event.timestamp, since_ms))
         return work
 
-    def _current(self, found: Object | None, owners: Sequence[Place], heals: bool) -> _Held:
+    def _current(self, key: str, found: Object | None, owners: Sequence[Place], heals: bool) -> _Held:
         """The list as it is, empty where there is none yet or it has expired. Raises DocumentCorrupt."""
         if found is None:
             return _Held(None, ABSENT, "")
         try:
             document = _core.read_document(found.body)
-        except DocumentCorrupt:
+        except DocumentCorrupt as error:
+            self._services.corruption.meet(error, "document", key)
             if heals and not _core.is_log(found.body):
                 return _Held(None, Etag(found.etag), "")
             raise

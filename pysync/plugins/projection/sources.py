@@ -39,6 +39,7 @@ class Sources:
         self._store = services.store
         self._logs = services.logs
         self._now_ms = services.now_ms
+        self._corruption = services.corruption
 
     async def events(
         self, touched: Sequence[Touched]
@@ -66,6 +67,7 @@ class Sources:
         try:
             document = _core.read_document(stored.body)
         except DocumentCorrupt as error:
+            self._corruption.meet(error, "document", place.key)
             return error
         ttl_ms = place.collection.ttl_ms
         if ttl_ms is not None and document.ts_ms + ttl_ms < self._now_ms():

@@ -1,0 +1,49 @@
+"""Stored objects that are corrupt: whoever meets one reports it here, to be named in the log and counted."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from pysync.errors import DocumentCorrupt
+
+log = logging.getLogger("pysync.corruption")
+
+METRIC: Final = "pysync_corrupt_objects"
+
+Kind = Literal["document", "log", "file"]
+FoundBy = Literal["request", "scrub"]
+
+
+class CorruptionReporter:
+    """Reports of one process. `count(metric, *labels)` counts them, and `collections_of` names the
+    collections that a key belongs to."""
+
+    def __init__(
+        self,
+        count: Callable[..., None] = lambda *labels: None,
+        collections_of: Callable[[str], Sequence[str]] = lambda key: (),
+    ) -> None:
+        self._count = count
+        self._collections_of = collections_of
+
+    def report(self, kind: Kind, key: str, why: str, found_by: FoundBy = "request") -> None:
+        """The object at `key` is corrupt."""
+        self._count(METRIC, kind, found_by)
+        names = ", ".join(self._collections_of(key)) or "no collection"
+        log.error("the %s at %r (%s) is corrupt: %s", kind, key, names, why)
+
+    def meet(self, error: DocumentCorrupt, kind: Kind, key: str) -> None:
+        """Report what a request has met at `key`, once for each `error`, which knows the key from then on."""
+        if error.key is None:
+            error.key = key
+            self.report(kind, key, "its bytes are not those of a sound object; restore it, or push it anew")
+
+    @contextmanager
+    def meeting(self, kind: Kind, key: str) -> Iterator[None]:
+        """`meet` what is raised."""
+        try:
+            yield
+        except DocumentCorrupt as error:
+            self.meet(error, kind, key)
+            raise

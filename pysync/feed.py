@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 import orjson
 
+from pysync._core import PanicException
 from pysync.changes import Change, ChangeLog, Subject, Told, WrittenBy, read_change
 from pysync.errors import Unavailable
 
@@ -166,7 +167,7 @@ class Feed:
                     await self._tell(self.plan(page, self._index))
                 self.settled = self._place
                 await _turn()
-        except Exception:
+        except (Exception, PanicException):
             log.exception("changes could not be told")
             self._follower = None
             for listener in list(self._index.listeners):

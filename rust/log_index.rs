@@ -44,6 +44,12 @@ impl Index {
         self.0.is_empty()
     }
 
+    /// Whether the entries follow each other from the log's beginning, the last ending at `end`.
+    pub fn is_ordered(&self, end: u64) -> bool {
+        let entries: Vec<Entry> = self.0.iter().rev().flatten().copied().collect();
+        is_ordered(&entries, 0, end)
+    }
+
     /// How many entries there are, on all levels.
     pub fn count(&self) -> usize {
         self.0.iter().map(Vec::len).sum()
@@ -115,10 +121,22 @@ pub fn expand(block: &[u8], id: &str, node: &Node) -> Result<Vec<Node>, CoreErro
     log_text::read(block, |header, _| {
         let is_it = header.log == id
             && (header.level, header.from, header.to) == (node.level, node.start, node.end);
+        let is_it = is_it && is_ordered(&header.entries, node.start, node.end);
         let below = node.level.checked_sub(1).filter(|_| is_it)?;
         let entries = header.entries.into_iter().map(|entry| (below, entry));
         Some(nodes(entries, node.end, node.next_ts_ms))
     })
+}
+
+/// Whether entries lie one after another between `start`, where the first is, and `end`; there are none of nothing.
+fn is_ordered(entries: &[Entry], start: u64, end: u64) -> bool {
+    let follow = |pair: &[Entry]| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1;
+    match (entries.first(), entries.last()) {
+        (Some(first), Some(last)) => {
+            first.0 == start && last.0 < end && entries.windows(2).all(follow)
+        }
+        _ => start == end,
+    }
 }
 
 /// Those of the nodes, which follow each other, that may hold elements from position `first` on within `bounds`.

@@ -113,9 +113,27 @@ pub fn read<'a, T>(
             read_entries(entries)?;
         }
         read_entries(&mut header.entries)?;
-        with(header, elements)
+        let count = header.to.checked_sub(header.from)?;
+        let is_whole = header.level > 0 || count_of(elements)? == count;
+        is_whole.then(|| with(header, elements))?
     };
     found().ok_or(CoreError::DocumentCorrupt)
+}
+
+/// How many elements a text holds; None where that is no text of elements.
+fn count_of(text: &[u8]) -> Option<u64> {
+    let (mut rest, mut count) = (text, 0);
+    while !rest.is_empty() {
+        rest.starts_with(ELEMENT_START).then_some(())?;
+        count += 1;
+        let Some(end) = memchr::memchr(b'\n', rest) else {
+            return Some(count);
+        };
+        rest[..end].ends_with(b",").then_some(())?;
+        rest = &rest[end + 1..];
+        (!rest.is_empty()).then_some(())?;
+    }
+    Some(count)
 }
 
 /// Appends `[[12,1763740000000],[14,95],..]`: each entry but the first as what it lies after the one before.

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from itertools import takewhile
 
+from pysync._core import PanicException
 from pysync.applog import LogRules, Logs
 from pysync.clock import is_settled
 from pysync.config import Collection
@@ -84,3 +85,5 @@ class Expiry:
                 await self.sweep()
             except PysyncError as error:
                 log.warning("sweeping what has expired: %s", error)
+            except (Exception, PanicException):
+                log.exception("sweeping what has expired failed, and is tried again")

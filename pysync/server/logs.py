@@ -1,4 +1,4 @@
-"""Logs: text on a terminal, one JSON object a line elsewhere. Never a body, a key or a token."""
+"""Logs: text on a terminal, one JSON object a line elsewhere. Never a body, a secret or a token."""
 
 import logging
 import sys

@@ -11,9 +11,18 @@ from contextvars import ContextVar
 from aiohttp import web
 
 from pysync import wire
-from pysync.errors import ForeignOrigin, InternalError, MethodNotAllowed, Misdirected, PysyncError
+from pysync._core import PanicException
+from pysync.errors import (
+    DocumentCorrupt,
+    ForeignOrigin,
+    InternalError,
+    MethodNotAllowed,
+    Misdirected,
+    PysyncError,
+    Unavailable,
+)
 from pysync.server.answer import NO_STORE, Answer, error_answer
-from pysync.server.routes import Route, RouteTable
+from pysync.server.routes import Match, RouteTable
 from pysync.server.tally import Tally
 from pysync.server.writes import media_type
 from pysync.signing import host_of_header
@@ -77,22 +86,21 @@ class Middleware:
             request_id = f"{self._id_prefix}-{next(self._ids):x}"
         if self._told is not None:
             self._told.set(request_id)
-        route: Route | None = None
+        match: Match | None = None
         try:
             if self._hosts:
                 self._check_host(request)
             method = request.method
             match = self._routes.match("GET" if method == "HEAD" else method, _path(request.raw_path))
-            route = match.route
             if method == "POST" and "Origin" in request.headers:
                 self._check_origin(request)
-            answer = await route.handler(request, match)
+            answer = await match.route.handler(request, match)
         except PysyncError as error:
-            answer = self._refuse(request, error, request_id)
+            answer = self._refuse(request, match, error, request_id)
         except ConnectionError:
             raise
-        except Exception:
-            log.exception("unhandled error", extra={"request_id": request_id})
+        except (Exception, PanicException, BaseExceptionGroup):
+            log.exception("unhandled error: %s", _named(request, match), extra={"request_id": request_id})
             unforeseen = InternalError(extras={"requestId": request_id})
             answer = error_answer(unforeseen, close=not request.content.is_eof())
         answer.request_id = request_id
@@ -101,7 +109,9 @@ class Middleware:
             answer.close = True
         if self._origins:
             answer.header_text += self._cors_lines(request)
-        self._tally.observe(route, answer.status, time.perf_counter() - started)
+        self._tally.observe(
+            None if match is None else match.route, answer.status, time.perf_counter() - started
+        )
         return answer
 
     def _check_host(self, request: web.BaseRequest) -> None:
@@ -125,13 +135,15 @@ class Middleware:
         if not host or host not in {own, *self._hosts}:
             raise ForeignOrigin
 
-    def _refuse(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> Answer:
+    def _refuse(
+        self, request: web.BaseRequest, match: Match | None, error: PysyncError, request_id: str
+    ) -> Answer:
         if isinstance(error, MethodNotAllowed) and request.method == "OPTIONS" and self._origins:
             return self._preflight(error)
         if error.status >= 500:
-            log.warning(
-                "%s %s", error.status, error.code, extra={"request_id": request_id}, exc_info=error.__cause__
-            )
+            told = error.status, error.code, _named(request, match), _cause(error)
+            extra = {"request_id": request_id}
+            log.warning("%s %s: %s: %s", *told, extra=extra, exc_info=error.__cause__)
         return error_answer(error, close=not request.content.is_eof())
 
     def _preflight(self, error: MethodNotAllowed) -> Answer:
@@ -155,6 +167,22 @@ class Middleware:
             f"Access-Control-Allow-Origin: {allowed}\r\nVary: Origin\r\n"
             f"Access-Control-Expose-Headers: {CORS_EXPOSED}\r\n"
         )
+
+
+def _named(request: web.BaseRequest, match: Match | None) -> str:
+    """What a request asks for, to find it by: the action, the collection and the key."""
+    if match is None:
+        return repr(_path(request.raw_path))
+    route = match.route
+    return f"{route.action} {route.collection or 'of no collection'} {match.key!r}"
+
+
+def _cause(error: PysyncError) -> str:
+    if isinstance(error, Unavailable):
+        return error.why
+    if isinstance(error, DocumentCorrupt) and error.key is not None:
+        return f"{error.key!r} is corrupt"
+    return str(error.__cause__ or error.message)
 
 
 def _path(target: str) -> str:

@@ -6,6 +6,7 @@ import random as random_module
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from pysync._core import PanicException
 from pysync.catch_up import CatchUp
 from pysync.changes import MAX_RESUMED
 from pysync.feed import Event, Feed, Start
@@ -134,7 +135,7 @@ class Subscriber(asyncio.Protocol):
     async def _catch_up(self) -> None:
         try:
             self._is_live = await self._hub.catch_up.bring(self)
-        except Exception:
+        except (Exception, PanicException):
             log.exception("a change stream was cut")
             self.cut()
         self._task = None

@@ -65,18 +65,18 @@ class Encoder:
             return
         self._loop.call_soon_threadsafe(self._ready.set_result, None)
         while (job := self._jobs.get()) is not None:
-            made: bytes | Exception
+            made: bytes | BaseException
             try:
                 made = b"" if job.future.cancelled() else encode(*job[1:])
-            except Exception as error:
+            except BaseException as error:  # a panic of the core is no Exception
                 made = error
             self._loop.call_soon_threadsafe(self._end, job, made)
 
-    def _end(self, job: _Job, made: bytes | Exception) -> None:
+    def _end(self, job: _Job, made: bytes | BaseException) -> None:
         self._waiting_bytes -= len(job.data)
         if job.future.done():
             return  # nobody waits for it any more
-        if isinstance(made, Exception):
+        if isinstance(made, BaseException):
             job.future.set_exception(made)
         else:
             job.future.set_result(made)

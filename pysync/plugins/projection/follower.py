@@ -9,6 +9,7 @@ from typing import Final
 
 import orjson
 
+from pysync._core import PanicException
 from pysync.changes import read_change
 from pysync.errors import Unavailable
 from pysync.plugins import Services
@@ -84,7 +85,7 @@ class Follower:
                     await self._lead()
             except Unavailable as error:
                 log.warning("projections wait: %s", error.why)
-            except Exception:
+            except (Exception, PanicException):
                 log.exception("projections failed, and go on from where they were a moment ago")
             if not self._closing:
                 with self._idle():

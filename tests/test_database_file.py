@@ -4,13 +4,15 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import Browser, Start
+from conftest import Browser, Reply, Start
+from test_workers import asked_everybody, gone, on_fresh_connection, until, workers
 
 from pysync import sqlite
 from pysync.coordinator.local import LocalCoordinator
@@ -261,3 +263,28 @@ async def test_a_service_without_its_database_answers_503(
     assert (await browser.pull("notes/a")).status == 503
     assert (await browser.request("GET", "/health/ready")).status == 503
     assert (await browser.request("GET", "/health")).status == 200
+
+
+async def test_workers_whose_database_is_deleted_acknowledge_nothing_and_begin_no_other(
+    tmp_path: Path, folder: Path
+) -> None:
+    async def push(browser: Browser) -> Reply:
+        return await browser.push(f"notes/{os.urandom(4).hex()}", {"n": 1})
+
+    async with workers(tmp_path, server={"workers": 2}) as service:
+        assert (await on_fresh_connection(service.base, push)).status == 200
+        delete(folder)
+        replies = await asked_everybody(service.base, push, 2)
+        assert {reply.status for reply in replies} == {503}
+        killed = service.pids()[2]
+        os.kill(killed, signal.SIGKILL)
+        await gone([killed])
+        ends = [f"worker 2 {how}" for how in ("was ended by SIGKILL", "ended with status 1")]
+        for end in ends:
+            await until(lambda end=end: any(end in entry["message"] for entry in service.entries()))  # type: ignore[misc]
+        for _ in range(5):
+            assert (await on_fresh_connection(service.base, push)).status == 503
+        assert not (folder / "pysync.db").exists()
+        told = [entry for entry in service.entries() if entry["level"] == "critical"]
+        stored = [entry["worker"] for entry in told if "pysync.db" in entry["message"]]
+        assert sorted(stored) == [1, 2], "each says so once"

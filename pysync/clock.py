@@ -5,9 +5,11 @@ affect uses `elapsed_of(clock)`, which only measures how much time has passed, o
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 log = logging.getLogger(__name__)
@@ -20,6 +22,10 @@ DISBELIEF_MS: Final = 600_000
 
 LAST_NUMBER: Final = 999_999
 """Of the ticks of one millisecond. Written with six digits they have as text the order that they have."""
+
+
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+"""What names the time since the machine was started; no file elsewhere than on Linux."""
 
 
 class Tick(NamedTuple):
@@ -51,6 +57,11 @@ def boot_clock_ms() -> int:
 _BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former on Linux alone
 
 
+def boot_id() -> str:
+    """The name of this start of the machine; empty where it has none."""
+    return BOOT.read_text().strip() if BOOT.exists() else ""
+
+
 def elapsed_of(clock: Callable[[], int]) -> Callable[[], int]:
     """The clock beside `clock` that no step moves: its `elapsed_ms`. One without is believed not to step."""
     if clock is wall_clock_ms:
@@ -80,12 +91,38 @@ class SteadyClock:
         self._step_ms = 0
         self._stepped_at_ms = 0
         self._lock = threading.Lock()
+        self._kept_ms = self._ahead_ms
+        self._keep: Callable[[], None] = lambda: None
+
+    def resume(self, path: Path, boot: str) -> None:
+        """Go on from what other processes of this start of the machine, which `boot` names, believed and kept
+        at `path`: so a process that is started after a step knows of it."""
+
+        def keep() -> None:
+            self._kept_ms = self._ahead_ms
+            try:
+                beside = path.with_name(f"{path.name}~{os.getpid()}")
+                beside.touch(0o600)
+                beside.write_text(f"{boot} {self._ahead_ms}\n")
+                beside.replace(path)
+            except OSError as error:
+                log.warning("cannot keep the time at %s: %s", path, error)
+
+        known = path.read_text().split() if path.exists() else []
+        if len(known) == 2 and known[0] == boot:
+            self._ahead_ms = int(known[1])
+        self()
+        self._keep = keep
+        keep()
 
     def __call__(self) -> int:
         elapsed_ms = self.elapsed_ms()
         ahead_ms = self.wall_ms() - elapsed_ms
         if self.is_settled and -STEP_MS <= ahead_ms - self._ahead_ms <= STEP_MS:
             self._ahead_ms = ahead_ms
+            if abs(ahead_ms - self._kept_ms) > STEP_MS // 4:
+                self._kept_ms = ahead_ms
+                self._keep()
             return elapsed_ms + ahead_ms
         with self._lock:
             self._judge(ahead_ms, elapsed_ms)
@@ -104,3 +141,4 @@ class SteadyClock:
             self._step_ms, self._stepped_at_ms, self.is_settled = step_ms, elapsed_ms, False
         elif elapsed_ms - self._stepped_at_ms >= DISBELIEF_MS:
             self._step_ms, self._ahead_ms, self.is_settled = 0, ahead_ms, True
+            self._keep()

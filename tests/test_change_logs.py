@@ -357,7 +357,7 @@ class TestAfterAStartOfTheMachine:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         boot = tmp_path / "boot_id"
-        monkeypatch.setattr("pysync.coordinator.local.BOOT", boot)
+        monkeypatch.setattr("pysync.clock.BOOT", boot)
         boot.write_text("one\n")
         place = ""
         for _ in range(2):

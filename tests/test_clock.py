@@ -10,7 +10,7 @@ from conftest import SUBJECT, Browser, Signed, Start, root_device
 from pysync import minting
 from pysync.changes import Retention
 from pysync.clock import DISBELIEF_MS, SteadyClock, boot_clock_ms, elapsed_of, is_settled, wall_clock_ms
-from pysync.coordinator import EPOCH_MS, local
+from pysync.coordinator import EPOCH_MS
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.revocation import Revocations
@@ -173,7 +173,7 @@ async def test_nonces_survive_a_start_of_the_machine_whatever_its_clock_says(
     clock: MovedClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_ms: int, up_ms: int
 ) -> None:
     boot = tmp_path / "boot"
-    monkeypatch.setattr(local, "BOOT", boot)
+    monkeypatch.setattr("pysync.clock.BOOT", boot)
     boot.write_text("one\n")
     clock.booted_ms = clock.now_ms - 50 * EPOCH_MS
     before = await LocalCoordinator.at(tmp_path / "data", SteadyClock(clock))
@@ -259,6 +259,42 @@ async def test_nothing_expires_or_is_swept_by_a_step_before_ten_minutes(
     clock.now_ms += 1
     assert (await browser.pull("notes/a")).json["hash"] == ""
     assert await app.expiry.sweep() == 1
+
+
+@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
+async def test_a_process_that_starts_after_a_step_knows_of_it(
+    start: Start, session: aiohttp.ClientSession, clock: MovedClock, tmp_path: Path, step_ms: int
+) -> None:
+    members = {"store": f"file:{tmp_path}/data", "collections": [NOTES | {"ttlMs": HOUR_MS // 2}]}
+    first = Browser(await start(members, now_ms=clock), session)
+    pushed = (await first.push("notes/a", {"n": 1})).json["hash"]
+    clock.step(step_ms)
+    second = Browser(await start(members, now_ms=clock), session)
+    app = start.apps[-1]  # type: ignore[attr-defined]
+    assert (await second.pull("notes/a")).json["hash"] == pushed
+    assert await app.expiry.sweep() == 0
+    clock.now_ms += DISBELIEF_MS
+    assert await app.expiry.sweep() == (step_ms > 0)
+    third = Browser(await start(members, now_ms=clock), session)
+    await third.push("notes/b", {"n": 1})
+    stored = await start.apps[-1].store.get("notes/b")  # type: ignore[attr-defined]
+    assert stored.modified_ms == clock(), "what lasts is taken over by all"
+    assert (tmp_path / "data/clock").stat().st_mode & 0o777 == 0o600
+
+
+async def test_another_start_of_the_machine_is_no_step(
+    clock: MovedClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    SteadyClock(clock).resume(tmp_path / "clock", "one")
+    clock.booted_ms = clock.now_ms
+    steady = SteadyClock(clock)
+    steady.resume(tmp_path / "clock", "two")
+    assert steady() == clock()
+    assert steady.is_settled
+    (tmp_path / "clock").write_text("two x y")
+    SteadyClock(clock).resume(tmp_path / "clock", "two")
+    SteadyClock(clock).resume(tmp_path / "nowhere/clock", "two")
+    assert [told for told in logged(caplog) if "stepped" in told] == []
 
 
 async def test_what_has_expired_is_not_swept_within_ten_minutes_of_a_step(

@@ -17,7 +17,7 @@ import orjson
 
 from pysync import sqlite_changes
 from pysync.changes import Change, Page, Retention, WrittenBy
-from pysync.clock import Tick, elapsed_of, wall_clock_ms
+from pysync.clock import Tick, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator import MAX_LIVE_NONCES, Intent, Standing, Window, window_end_ms
 from pysync.coordinator.leading import Leading
 from pysync.coordinator.replay import ReplayLedgers
@@ -65,9 +65,6 @@ SCHEMA: Final = Schema(
         sqlite_changes.BY_ORIGIN,
     )
 )
-
-BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-"""What names the time since the machine was started; no file elsewhere than on Linux."""
 
 MAX_PAGES: Final = 262_144
 CHANGES_A_PAGE: Final = 4
@@ -239,7 +236,7 @@ def _prepare(
     # NORMAL: the file stays whole, and what the loss of power takes of it is only missed where noted.
     database = open_database(path, SCHEMA, "NORMAL")
     database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + changes_kept // CHANGES_A_PAGE}")
-    boot = BOOT.read_text().strip() if BOOT.exists() else ""
+    boot = boot_id()
     _note_boot(database.writer, boot)
     elapsed_ms = elapsed_of(now_ms)
     nonces = ReplayLedgers(folder / "nonces", elapsed_ms, max_live_nonces, boot)

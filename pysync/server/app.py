@@ -19,8 +19,14 @@ from pysync import __version__
 from pysync.access import Access
 from pysync.applog import Logs
 from pysync.changes import Retention
-from pysync.clock import SteadyClock, wall_clock_ms
-from pysync.config import Config, effective_coordinator, every_trusted_issuer, is_shared
+from pysync.clock import SteadyClock, boot_id, wall_clock_ms
+from pysync.config import (
+    Config,
+    database_paths,
+    effective_coordinator,
+    every_trusted_issuer,
+    is_shared,
+)
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.copy import Damage
 from pysync.corruption import CorruptionReporter
@@ -234,6 +240,9 @@ async def create_app(
             folder = url.removeprefix("file:") if url.startswith("file:") else None
             coordinator = await open_coordinator(effective_coordinator(config), folder, clock, retention)
             opened.push_async_callback(coordinator.close)
+        for _, database in database_paths(config)[:1]:
+            if database.exists() and (boot := boot_id()):
+                clock.resume(database.with_name("clock"), boot)
         app = App(config, store, coordinator, clock, worker, hooked, hook_s)
         opened.pop_all()
         opened.push_async_callback(app.close)

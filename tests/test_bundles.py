@@ -176,10 +176,20 @@ async def test_a_member_expires_alone(start: Start, session: aiohttp.ClientSessi
     browser = Browser(base, session)
     for name in ("brief", "lasting"):
         assert (await browser.push(f"boards/b1/{name}", {"n": 1})).status == 200
+    clock[0] += 1000
+    both = await browser.pull("boards/b1")
+    assert [both.json["collections"][name]["data"] for name in ("brief", "lasting")] == [{"n": 1}] * 2
+    known = {"If-None-Match": both.headers["ETag"]}
+    assert (await browser.pull("boards/b1", known)).status == 304
+    clock[0] += 1
+    for headers in ({}, known):
+        members = (await browser.pull("boards/b1", headers)).json["collections"]
+        assert members["brief"] == {"data": {}, "hash": ""}
+        assert members["lasting"]["data"] == {"n": 1}
+    head = await browser.request("HEAD", "/pull/boards/b1")
+    assert head.headers["ETag"] == (await browser.pull("boards/b1")).headers["ETag"] != both.headers["ETag"]
+    assert (await browser.push("boards/b1/brief", {"n": 2})).status == 200, "as over nothing"
     clock[0] += 1001
-    members = await pulled(browser, "boards/b1")
-    assert members["brief"] == {"data": {}, "hash": ""}
-    assert members["lasting"]["data"] == {"n": 1}
     (app,) = start.apps  # type: ignore[attr-defined]
     assert await app.expiry.sweep() == 1
     assert await store.list("boards/b1", None, 10) == ["lasting"]

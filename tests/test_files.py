@@ -578,6 +578,7 @@ async def test_an_expired_file_is_missing_and_is_swept(
     for key in ("photos/a", "mixed/a"):
         for headers in ({}, {"If-None-Match": f'"{HASH}"'}, {"Range": "bytes=0-1"}):
             assert (await browser.pull(key, headers)).json["hash"] == ""
+        assert "ETag" not in (await browser.request("HEAD", f"/pull/{key}")).headers
     assert (await browser.push("mixed/a", {"n": 1})).status == 200
     await put(browser, "photos/new")
     (app,) = start.apps  # type: ignore[attr-defined]

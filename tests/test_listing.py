@@ -1,5 +1,6 @@
 """Lists: who may see which names, page by page (wire section 7)."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import aiohttp
@@ -8,7 +9,7 @@ from conftest import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysync import listing, minting
+from pysync import _core, listing, minting
 from pysync.config.template import are_parameters, is_parameter
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
@@ -289,3 +290,99 @@ async def test_a_page_is_the_first_admitted_names_after_the_given_one(
     wanted = [name for name in admitted(sorted(names)) if name > (after or "")]
     found = await listing.page(store, "p", after, limit, admitted)
     assert found == (wanted[:limit], len(wanted) > limit)
+
+
+ROOMS = [f"r{n:04}" for n in range(40)]
+
+
+async def lister(
+    start: Start, session: aiohttp.ClientSession, *paths: str, names: Iterable[str] = ROOMS
+) -> tuple[Signed, Counting]:
+    """Who may list `rooms`, but for what its certificate denies, and the store."""
+    store = Counting()
+    collection = {
+        "name": "rooms",
+        "storagePath": "rooms/{room}",
+        "readRoles": ["cap:read:rooms"],
+        "writeRoles": ["cap:write:rooms"],
+        "listable": True,
+    }
+    base = await start({"collections": [collection]}, store=store)
+    await fill(store, *(f"rooms/{name}" for name in names))
+    return member(base, session, ("read", "list"), "rooms", "rooms/**", "!rooms/_members", *paths), store
+
+
+@pytest.mark.parametrize(
+    ("denied", "left"),
+    [
+        ("!rooms/r0003", [name for name in ROOMS if name != "r0003"]),
+        ("!rooms/r0003/**", ROOMS),
+        ("!rooms/r000*", ROOMS[10:]),
+        ("!rooms/*5", [name for name in ROOMS if name[-1] != "5"]),
+        ("!**/r003?", ROOMS),
+        ("!other/**", ROOMS),
+    ],
+)
+async def test_names_that_the_certificate_denies_are_not_listed(
+    start: Start, session: aiohttp.ClientSession, denied: str, left: list[str]
+) -> None:
+    caller, _ = await lister(start, session, "!rooms/none", denied)
+    assert await listed(caller, "/list/rooms") == (left, False)
+    for name in ROOMS:
+        is_denied = (await caller.pull(f"rooms/{name}")).status == 403
+        assert is_denied is (name not in left), "as a pull has it"
+
+
+async def test_pages_are_full_and_continue_where_names_are_denied(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    caller, store = await lister(
+        start, session, "!rooms/r00[x", "!rooms/r000*", "!rooms/r0015", "!rooms/r003*"
+    )
+    store.asked.clear()
+    assert await listed(caller, "/list/rooms?limit=4") == (ROOMS[10:14], True)
+    assert len(store.asked) == 2, "a page of its own size, then one that is as large as any"
+    assert await listed(caller, "/list/rooms?limit=4&after=r0013") == (
+        ["r0014", "r0016", "r0017", "r0018"],
+        True,
+    )
+    assert await listed(caller, "/list/rooms?limit=11&after=r0018") == (ROOMS[19:30], False)
+    assert await listed(caller, "/list/rooms?limit=11&after=r0029") == ([], False)
+    store.asked.clear()
+    assert await listed(caller, "/list/rooms?limit=10&after=r0019") == (ROOMS[20:30], False)
+
+
+async def test_a_list_looks_at_a_bounded_number_of_denied_names(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    names = [f"a{n:05}" for n in range(2 * listing.MOST_DENIED)]
+    caller, store = await lister(start, session, "!rooms/a*", names=["Z", *names, "b"])
+    assert await listed(caller, "/list/rooms?limit=5") == (["Z"], True)
+    refused = await caller.request("GET", "/list/rooms?limit=5&after=Z")
+    assert refused.error == (403, "Forbidden")
+    assert sum(size for _, _, size in store.asked) < 3 * listing.MOST_DENIED
+    assert await listed(caller, "/list/rooms?after=a09500") == (["b"], False)
+
+
+async def test_who_needs_no_certificate_is_denied_no_names(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    base = await start(SERVICE)
+    caller = member(base, session, ("read", "list"), "notes/**", "!notes/secret")
+    assert (await caller.push("notes/secret", {"n": 1})).status == 200
+    assert (await caller.pull("notes/secret")).status == 200
+    assert await listed(caller, "/list/notes") == (["secret"], False)
+
+
+@given(
+    st.lists(st.text("ab*/{}", max_size=5), max_size=3),
+    st.sets(st.text("ab.", min_size=1, max_size=4)),
+    st.sampled_from(["", "a/", "b/a/"]),
+)
+def test_what_is_left_of_names_is_what_no_deny_covers(
+    denies: list[str], names: set[str], prefix: str
+) -> None:
+    scope = _core.Scope(["**", *(f"!{deny}" for deny in denies)], "ab")
+    left = [name for name in sorted(names) if scope.allows(prefix + name)]
+    assert scope.undenied(prefix, sorted(names)) == left
+    assert scope.has_denies is bool(denies)

@@ -350,6 +350,11 @@ class Scope:
     def allows(self, document_key: str) -> bool:
         """Whether an allow entry matches and no deny entry does: denies cover descendants and are read
         widely. No entries allow everything. The key comes decoded; empty and `.` segments do not count."""
+    @property
+    def has_denies(self) -> bool:
+        """Whether any entry denies."""
+    def undenied(self, prefix: str, names: list[str]) -> list[str]:
+        """Those of the names whose keys, `prefix` and the name, no deny entry covers."""
 
 @final
 class BatchPlanner:

@@ -398,6 +398,22 @@ pub mod _core {
         fn allows(&self, document_key: &str) -> bool {
             self.0.allows(document_key)
         }
+
+        #[getter]
+        fn has_denies(&self) -> bool {
+            self.0.has_denies()
+        }
+
+        fn undenied(&self, prefix: &str, names: Vec<String>) -> Vec<String> {
+            let mut names = names;
+            let mut key = String::from(prefix);
+            names.retain(|name| {
+                key.truncate(prefix.len());
+                key.push_str(name);
+                !self.0.denies(&key)
+            });
+            names
+        }
     }
 
     #[pyclass(module = "pysync._core")]

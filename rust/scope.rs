@@ -31,16 +31,23 @@ impl Scope {
         }
         let key = plain_segments(key);
         let key = key.as_bytes();
-        if !self
-            .allows
-            .iter()
-            .any(|glob| matches_narrowly(glob.as_bytes(), key))
-        {
-            return false;
-        }
+        let mut allows = self.allows.iter();
+        allows.any(|glob| matches_narrowly(glob.as_bytes(), key)) && !self.denies_plain(key)
+    }
+
+    pub fn has_denies(&self) -> bool {
+        !self.denies.is_empty()
+    }
+
+    /// Whether a deny entry matches, whatever is allowed.
+    pub fn denies(&self, key: &str) -> bool {
+        self.denies_plain(plain_segments(key).as_bytes())
+    }
+
+    fn denies_plain(&self, key: &[u8]) -> bool {
         let mut positions = None;
         let mut denies = self.denies.iter().filter(|deny| deny.may_cover(key));
-        !denies.any(|deny| deny.covers_at(positions.get_or_insert_with(|| Positions::new(key))))
+        denies.any(|deny| deny.covers_at(positions.get_or_insert_with(|| Positions::new(key))))
     }
 }
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
-from pysync import listing
+from pysync import _core, listing
 from pysync.config.template import are_parameters, document_key, is_parameter
 from pysync.errors import InvalidAfter, InvalidLimit
 from pysync.plugins import StoredFiles
@@ -28,23 +28,28 @@ class Lists:
     async def list(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
         rule = match.rule
-        limit, after = await self._asked(request, match)
+        limit, after, scope = await self._asked(request, match)
         prefix = f"{match.key}/" if match.key else ""
 
         def admitted(names: list[str]) -> list[str]:
-            if not rule.rivals and are_parameters(names):
-                return names
-            return [name for name in names if is_parameter(name) and rule.owns(prefix + name)]
+            if rule.rivals or not are_parameters(names):
+                names = [name for name in names if is_parameter(name) and rule.owns(prefix + name)]
+            return names if scope is None else scope.undenied(prefix, names)
 
-        items, has_more = await listing.page(self._store, match.key, after, limit, admitted)
+        most = None if scope is None else listing.MOST_DENIED
+        items, has_more = await listing.page(self._store, match.key, after, limit, admitted, most)
         return json_answer(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
 
-    async def _asked(self, request: web.BaseRequest, match: Match) -> tuple[int, str | None]:
-        """The limit of a list that is allowed, and the name that it is to begin after."""
-        await self._callers.reader(request, match)
+    async def _asked(
+        self, request: web.BaseRequest, match: Match
+    ) -> tuple[int, str | None, _core.Scope | None]:
+        """The limit of a list that is allowed, the name that it is to begin after, and the caller's scope if
+        that denies any names."""
+        _, caller = await self._callers.reader(request, match)
+        scope = caller.scope if caller.scope is not None and caller.scope.has_denies else None
         if "?" not in request.raw_path:
-            return listing.DEFAULT_LIMIT, None
-        return _limit(request.query.get("limit")), _after(request.query.get("after"))
+            return listing.DEFAULT_LIMIT, None, scope
+        return _limit(request.query.get("limit")), _after(request.query.get("after")), scope
 
 
 class StoredLists(Lists):
@@ -58,15 +63,18 @@ class StoredLists(Lists):
 
     async def list(self, request: web.BaseRequest, match: Match) -> Answer:
         """`Lists.list`: the names of the files, without their suffix."""
-        limit, after = await self._asked(request, match)
+        limit, after, scope = await self._asked(request, match)
         suffix, hidden = self._suffix, [self._hidden_from()]
 
         def admitted(names: list[str]) -> list[str]:
             bare = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
-            return [name for name in bare if is_parameter(name)]
+            bare = [name for name in bare if is_parameter(name)]
+            return bare if scope is None else scope.undenied(f"{match.key}/", bare)
 
         folder = document_key(self._folder, match.params)
-        items, has_more = await listing.page(self._store, folder, after and after + suffix, limit, admitted)
+        most = None if scope is None else listing.MOST_DENIED
+        after = after and after + suffix
+        items, has_more = await listing.page(self._store, folder, after, limit, admitted, most)
         hidden.append(self._hidden_from())  # what has begun meanwhile may be missing, too
         end = min((name for name in hidden if name is not None), default=None)
         if end is not None and items and items[-1] >= end:

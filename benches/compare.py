@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benches import servers
-from benches.load import CONNECTIONS, Measured
 from benches.servers import CHECKOUT, Memory, Running
 from benches.workloads import LISTED, LOGGED
+from pysync.load import CONNECTIONS, Measured
 
 SERVER_CORE, LOAD_CORE = 0, 1
 

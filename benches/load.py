@@ -1,184 +1,20 @@
-"""An HTTP load generator that stays out of the server's way: a process of its own, raw connections.
+"""The load generator of `pysync bench` with the workloads of the comparisons.
 
-    python -m benches.load --url http://127.0.0.1:8080 --workload pull
-
-Every request is made, and signed, before the clock starts. Of an answer only the status and the length are
-read. Each connection has one request under way and sends the next as soon as the last is answered.
+python -m benches.load --url http://127.0.0.1:8080 --workload pull
 """
 
 import argparse
-import asyncio
 import dataclasses
 import gc
 import json
 import os
-import re
 import sys
-import time
-from array import array
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import cast
-from urllib.parse import urlsplit
 
 import uvloop
 
 from benches.workloads import WORKLOADS, Author, Workload
-
-CONNECTIONS = 32
-_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
-_BODYLESS = (204, 304)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One run. `answers` had the expected status and length, `errors` counts the others by what they had
-    instead, and connections that broke. `generator_busy` is the share of time that it had answers to read:
-    near 1, it was the one measured. `server_cpu_us` is the server's CPU time per answer over the run, all
-    threads, None where its process is not known."""
-
-    workload: str
-    answers: int
-    errors: dict[str, int]
-    seconds: float
-    per_second: float
-    mb_per_second: float
-    p50_ms: float
-    p99_ms: float
-    generator_busy: float
-    server_cpu_us: float | None
-
-
-class Run:
-    """Requests dealt out to connections, and what became of them."""
-
-    def __init__(self, requests: Iterable[bytes], expect: int, at_least: int, seconds: float) -> None:
-        self.requests = iter(requests)
-        self.expect = expect
-        self.at_least = at_least
-        self.ends = time.perf_counter() + seconds
-        self.latencies = array("d")
-        self.errors: Counter[str] = Counter()
-        self.sent_bytes = 0
-        self.polling = True
-        self.idle_s = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._polled_at = time.perf_counter()
-        self._polled_answers = 0
-
-    def poll(self) -> None:
-        """Keep the loop turning instead of sleeping: a server would pay for waking this process, and the more
-        the slower it is. A turn that brought no answer was idle."""
-        now = time.perf_counter()
-        answers = len(self.latencies)
-        if answers == self._polled_answers:
-            self.idle_s += now - self._polled_at
-        self._polled_at, self._polled_answers = now, answers
-        if self.polling:
-            self._loop.call_soon(self.poll)
-
-
-class Connection(asyncio.Protocol):
-    """One keep-alive connection that works off its run. `closed` is done when it has nothing left to do."""
-
-    def __init__(self) -> None:
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def begin(self, run: Run) -> None:
-        self.run = run
-        self.head = b""
-        self.missing = 0
-        self.done = False
-        self.sent_at = time.perf_counter()
-        self._send_next(self.sent_at)
-
-    def data_received(self, data: bytes) -> None:
-        if self.missing == 0:
-            data = self.head + data
-            end = data.find(b"\r\n\r\n")
-            if end < 0:
-                self.head = data
-                return
-            self.head = b""
-            self.status, self.length = read_head(data[: end + 2])
-            self.missing = end + 4 + self.length
-        self.missing -= len(data)
-        if self.missing == 0:
-            self._answered()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done:
-            self.run.errors["connection lost"] += 1
-        self.closed.set_result(None)
-
-    def _answered(self) -> None:
-        now = time.perf_counter()
-        run = self.run
-        if self.status != run.expect:
-            run.errors[str(self.status)] += 1
-        elif self.length < run.at_least:
-            run.errors["too short"] += 1
-        else:
-            run.latencies.append(now - self.sent_at)
-        self.sent_at = now
-        self._send_next(now)
-
-    def _send_next(self, now: float) -> None:
-        request = next(self.run.requests, None) if now < self.run.ends else None
-        if request is None:
-            self.done = True
-            self.transport.close()
-            return
-        self.run.sent_bytes += len(request)
-        self.transport.write(request)
-
-
-def read_head(head: bytes) -> tuple[int, int]:
-    """Status and body length of an answer to GET or POST; `head` ends with the CRLF of its last line. Raises
-    ValueError where the answer does not say how long it is."""
-    status = int(head[9:12])
-    if status in _BODYLESS:
-        return status, 0
-    length = _CONTENT_LENGTH.search(head)
-    if length is None:
-        raise ValueError(f"an answer without Content-Length: {head!r}")
-    return status, int(length[1])
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used, all its threads. Linux names a process's CPU clock by its id; it
-    counts nanoseconds, where /proc counts hundredths of a second."""
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-async def drive(
-    base_url: str,
-    requests: Iterable[bytes],
-    expect: int,
-    *,
-    connections: int,
-    seconds: float,
-    at_least: int = 0,
-) -> tuple[Run, float]:
-    """Send all requests, or as many as go into `seconds`; the run and how long it took."""
-    url = urlsplit(base_url)
-    loop = asyncio.get_running_loop()
-    opened = [
-        (await loop.create_connection(Connection, str(url.hostname), url.port or 80))[1]
-        for _ in range(connections)
-    ]
-    run = Run(requests, expect, at_least, seconds)
-    started = time.perf_counter()
-    for connection in opened:
-        connection.begin(run)
-    run.poll()
-    await asyncio.wait_for(asyncio.gather(*(connection.closed for connection in opened)), seconds + 30)
-    run.polling = False
-    return run, time.perf_counter() - started
+from pysync import load
+from pysync.load import CONNECTIONS, HEADER, Measured, row
 
 
 async def measure(
@@ -192,50 +28,17 @@ async def measure(
 ) -> Measured:
     """Run one workload. Raises RuntimeError when the documents it needs cannot be made."""
     author = Author(base_url)
-    prepared, _ = await drive(base_url, workload.prepare(author), 200, connections=connections, seconds=60)
-    if prepared.errors:
-        raise RuntimeError(f"{workload.name} cannot be prepared: {dict(prepared.errors)}")
-    requests = workload.requests(author, count)
-    server_before = cpu_s(server_pid) if server_pid else 0.0
-    run, took = await drive(
+    return await load.measure(
         base_url,
-        requests,
-        workload.expect,
-        connections=connections,
+        workload.name,
+        lambda: workload.requests(author, count),
+        workload.prepare(author),
         seconds=seconds,
+        expect=workload.expect,
         at_least=workload.at_least,
+        connections=connections,
+        server_pid=server_pid,
     )
-    server_cpu = cpu_s(server_pid) - server_before if server_pid else None
-    latencies = sorted(run.latencies) or [0.0]
-    answers = len(run.latencies)
-    return Measured(
-        workload=workload.name,
-        answers=answers,
-        errors=dict(run.errors),
-        seconds=took,
-        per_second=answers / took,
-        mb_per_second=run.sent_bytes / took / 1e6,
-        p50_ms=latencies[len(latencies) // 2] * 1e3,
-        p99_ms=latencies[len(latencies) * 99 // 100] * 1e3,
-        generator_busy=1 - run.idle_s / took,
-        server_cpu_us=None if server_cpu is None or not answers else server_cpu / answers * 1e6,
-    )
-
-
-def row(run: Measured) -> str:
-    """A line of the table under `HEADER`."""
-    cpu = "" if run.server_cpu_us is None else f"{run.server_cpu_us:.1f}"
-    errors = " ".join(f"{status}:{count}" for status, count in run.errors.items())
-    columns = (
-        f"{run.workload:16} {run.per_second:9,.0f} {run.mb_per_second:8.1f}",
-        f"{run.p50_ms:8.2f} {run.p99_ms:8.2f} {cpu:>8} {run.generator_busy:6.0%}  {errors}",
-    )
-    return " ".join(columns).rstrip()
-
-
-HEADER = (
-    f"{'workload':16} {'per s':>9} {'MB/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'busy':>6}  errors"
-)
 
 
 def arguments() -> argparse.Namespace:

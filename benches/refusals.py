@@ -25,11 +25,11 @@ import orjson
 
 from benches import servers
 from benches.compare import machine
-from benches.load import cpu_s, read_head
 from benches.servers import Running
 from pysync import minting, signing
 from pysync.caps import SCHEME
 from pysync.keys import Keys
+from pysync.load import cpu_s, read_head
 from pysync.minting import EVERYTHING, Grant
 
 ROUNDS: Final = 5

@@ -33,10 +33,10 @@ import uvloop
 
 from benches import servers
 from benches.compare import machine
-from benches.load import cpu_s
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
 from pysync.changes import Subject
+from pysync.load import cpu_s
 from pysync.sqlite_changes import change_id
 from pysync.store.local import LocalStore
 

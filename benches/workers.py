@@ -27,9 +27,9 @@ from urllib.parse import urlsplit
 
 from benches import servers
 from benches.compare import machine, spread
-from benches.load import cpu_s, drive, read_head
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, WORKLOADS, Author
+from pysync.load import cpu_s, drive, read_head
 
 GOAL = 1.6
 CONNECTIONS = 32

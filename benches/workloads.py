@@ -6,22 +6,20 @@ The paths belong to the collections of `service.json`, that of `events` to the o
 """
 
 import http.client
-import os
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import cycle, islice
 from typing import Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import orjson
 
 from benches.batches import event_batches
-from pysync import minting, signing
+from pysync import load
 from pysync._core import content_hash
-from pysync.keys import Keys
+from pysync.load import filled
 
 DOCUMENTS: Final = 1_000
 DOCUMENT_BYTES: Final = 1_024
@@ -47,64 +45,9 @@ LOGGED: Final = 1_000_000
 FULL: Final = 100_000
 TAIL: Final = 20
 
-_WORDS: Final = "Sow the peas, turn the compost, mend the gate before the frost comes back. "
 
-
-class Author:
-    """Makes the bytes of requests to the server at `base_url`, in the name of a device of its own.
-
-    `tag` is in the name of every document, so that two runs on one server never meet. A signed request is
-    good for one use within 300 seconds (clients-and-crypto section 2.4).
-    """
-
-    def __init__(self, base_url: str) -> None:
-        url = urlsplit(base_url)
-        self.tag = os.urandom(6).hex()
-        self._mount = url.path.rstrip("/")
-        self._netloc = url.netloc
-        self._host_header = f"Host: {url.netloc}\r\n"
-        self._signed_host = signing.host_of(base_url)
-        self._keys = Keys.generate()
-        self.identity = self._keys.user_id
-        self._authorization = minting.device(
-            self._keys,
-            self._keys.ed_pub,
-            self._keys.kem_pub,
-            now_s=int(time.time()),
-            nonce=os.urandom(16),
-        ).authorization
-
-    def request(
-        self,
-        path: str,
-        body: bytes | None = None,
-        headers: str = "",
-        content_type: str = "application/json",
-    ) -> bytes:
-        """A GET, or with a body a POST of it. `headers` are lines that end in CRLF."""
-        method = "GET" if body is None else "POST"
-        if body is not None:
-            headers += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-        head = f"{method} {self._mount}{path} HTTP/1.1\r\n{self._host_header}{headers}\r\n"
-        return head.encode() + (body or b"")
-
-    def signed(self, path: str, body: bytes | None = None) -> bytes:
-        """As `request`, signed now."""
-        signature = signing.sign_request(
-            self._keys,
-            "GET" if body is None else "POST",
-            path,
-            body or b"",
-            self._signed_host,
-            int(time.time() * 1000),
-            os.urandom(16),
-        )
-        lines = "".join(f"{name}: {value}\r\n" for name, value in signature.items())
-        return self.request(path, body, f"Authorization: {self._authorization}\r\n{lines}")
-
-    def proof(self, key: str, data: bytes) -> dict[str, str]:
-        """The members of an append to the log at `key` that prove who wrote `data`."""
-        return signing.sign_author(self._keys, signing.APPEND_AUTHOR, key, data)
+class Author(load.Author):
+    """An author who can ask as well."""
 
     def etag(self, path: str) -> str:
         """The ETag of the server's answer to a GET of `path` now. Raises RuntimeError where it has none."""
@@ -150,18 +93,12 @@ class Workload:
 def note(name: str, revision: int = 0) -> bytes:
     """A document of 1 KB, as canonical text."""
     head = f'{{"done":false,"id":"{name}","revision":{revision},"tags":["garden","spring"],"text":"'
-    return _filled(head, DOCUMENT_BYTES)
+    return filled(head, DOCUMENT_BYTES)
 
 
 def element_data(number: int) -> bytes:
     """`data` of an element of a log, 200 bytes, as canonical text."""
-    return _filled(f'{{"n":{number},"text":"', ELEMENT_DATA_BYTES)
-
-
-def _filled(head: str, size: int) -> bytes:
-    """An object whose last member, a text that `head` opens, makes it `size` bytes long."""
-    room = size - len(head) - len('"}')
-    return (head + (_WORDS * (room // len(_WORDS) + 1))[:room] + '"}').encode()
+    return filled(f'{{"n":{number},"text":"', ELEMENT_DATA_BYTES)
 
 
 def big_document(seed: int) -> bytes:

@@ -1,6 +1,8 @@
 """`pysync bench`: loads any service with a manifest, in the collections that it is told."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +10,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from configurations import ROOT
 from conftest import STRANGER, Browser, Start
 from shell import Shell
+
+from pysync import cli
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 COLLECTIONS: list[dict[str, Any]] = [
@@ -128,6 +133,12 @@ async def test_what_cannot_be_loaded_is_told(
     status, _, errors = await shell.ask("bench", "--server", await start(SERVICE), *FEW, *arguments)
     assert status == 1
     assert told in errors
+
+
+def test_the_documentation_shows_a_command_that_is_understood() -> None:
+    (line,) = re.findall(r"^    pysync (bench .*)", (ROOT / "docs/operations.md").read_text(), re.M)
+    options = cli._parser().parse_args(shlex.split(line))
+    assert (options.run, len(options.collection)) == (("bench", "bench"), 2)
 
 
 async def test_a_service_without_a_manifest_is_told_of(start: Start, shell: Shell) -> None:

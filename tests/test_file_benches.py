@@ -13,8 +13,9 @@ from test_load import BASE, parts
 from benches import compaction, events, files, servers
 from benches.batches import EVENTS, event_batches
 from benches.files import Long, LongFile, Pushes
-from benches.load import Measured, measure
+from benches.load import measure
 from benches.workloads import FILE_BYTES, FILES, WORKLOADS, Author
+from pysync.load import Measured
 
 BATCHES = 12
 

@@ -69,7 +69,7 @@ def test_heavy_dependencies_have_one_home() -> None:
         "botocore": ("store/s3/",),
         "hiredis": ("coordinator/redis_link.py",),
         "redis": ("coordinator/redis",),
-        "uvloop": ("server/run.py",),
+        "uvloop": ("server/run.py", "cli/bench.py"),
         "prometheus_client": ("server/metrics.py",),
         "duckdb": ("parquet/", "cli/"),
     }

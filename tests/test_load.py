@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from benches import bare, servers
-from benches.load import drive, measure, read_head
+from benches.load import measure
 from benches.workloads import (
     BATCH,
     BIG_BYTES,
@@ -26,6 +26,7 @@ from benches.workloads import (
 )
 from pysync import caps, config, signing
 from pysync._core import PublicKey, canonicalize, content_hash, decode_push, verify_request
+from pysync.load import drive, read_head
 
 BASE = "http://127.0.0.1:8080"
 

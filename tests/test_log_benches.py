@@ -14,7 +14,7 @@ import pytest
 from test_load import BASE, parts
 
 from benches import applog, servers
-from benches.load import Measured, measure
+from benches.load import measure
 from benches.workloads import (
     ELEMENT_BYTES,
     ELEMENT_DATA_BYTES,
@@ -27,6 +27,7 @@ from benches.workloads import (
 )
 from pysync import signing
 from pysync._core import canonicalize, verify_author
+from pysync.load import Measured
 from pysync.sqlite import Schema, connect_writer, create_database
 
 NOW_MS = 1_763_700_000_000

@@ -250,13 +250,31 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_events(commands.add_parser("events", help="work on the files of events"))
 
-    # No character starts an option here: everything is for the load test to understand.
-    bench = commands.add_parser(
-        "bench", help="load-test a server (in a checkout)", add_help=False, prefix_chars="\0"
-    )
-    bench.add_argument("rest", nargs="*")
-    bench.set_defaults(run=("service", "bench"))
+    _add_bench(commands.add_parser(
+        "bench",
+        help="load-test a server that tells of its collections",
+        description="Pushes new documents, then pulls some; of a log, appends and pulls the newest elements. "
+        "The manifest of the server says what a collection holds. What is written stays: name collections "
+        "that are made for it.",
+    ))  # fmt: skip
     return parser
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument(
+        "collection",
+        metavar="NAME[=KEY]",
+        nargs="+",
+        help="a collection and the template of its keys (default: NAME/{id}); {identity} is your user id",
+    )
+    bench.add_argument("--action", choices=("push", "pull"), help="only this (default: both)")
+    bench.add_argument("--seconds", type=float, default=3.0, help="how long each lasts (default: 3)")
+    bench.add_argument("--count", type=int, default=20_000, help="requests of each at most (default: 20000)")
+    bench.add_argument("--connections", type=int, default=32, help="requests under way at once (default: 32)")
+    bench.add_argument("--bytes", type=int, default=1_024, help="size of what is written (default: 1024)")
+    bench.add_argument("--json", action="store_true", help="a JSON object for each, one a line")
+    _add_client(bench)
+    bench.set_defaults(run=("bench", "bench"))
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 from pysync import minting
+from pysync.caps import Certificate
 from pysync.cli.files import print_json, read_certificate, read_keys, read_object
 from pysync.client import Client, PullResult, PushResult, SyncDocument
+from pysync.keys import Keys
 
 
 def pull(options: argparse.Namespace) -> int:
@@ -53,21 +55,22 @@ async def _push(options: argparse.Namespace, data: dict[str, Any]) -> PushResult
 
 def client_of(options: argparse.Namespace) -> Client:
     """Who speaks: the key, under its certificate or for itself; else the admin token; else nobody."""
+    keys, certificate, token = credentials_of(options)
+    return Client(
+        options.server, keys=keys, certificate=certificate, admin_token=token, namespace=options.namespace
+    )
+
+
+def credentials_of(options: argparse.Namespace) -> tuple[Keys | None, Certificate | None, str | None]:
+    """The key with its certificate, and the admin token."""
     if options.key is None:
         if options.cap is not None:
             raise ValueError("--cap needs --key")
-        token = options.admin_token or os.environ.get("PYSYNC_ADMIN_TOKEN")
-        return Client(options.server, admin_token=token, namespace=options.namespace)
+        return None, None, options.admin_token or os.environ.get("PYSYNC_ADMIN_TOKEN")
     keys = read_keys(options.key)
     if options.cap is None:
         now_s, nonce = int(time.time()), os.urandom(16)
         certificate = minting.device(keys, keys.ed_pub, keys.kem_pub, now_s=now_s, nonce=nonce)
     else:
         certificate = read_certificate(options.cap)
-    return Client(
-        options.server,
-        keys=keys,
-        certificate=certificate,
-        admin_token=options.admin_token,
-        namespace=options.namespace,
-    )
+    return keys, certificate, options.admin_token

@@ -1,12 +1,10 @@
-"""`pysync serve`, `pysync check` and `pysync bench`."""
+"""`pysync serve` and `pysync check`."""
 
 import argparse
 import asyncio
 import errno
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 from pysync import config
@@ -83,11 +81,3 @@ def _probe(settings: config.Config) -> int:
             lines += ["", *told(found, noun)]
     print("\n".join(lines))
     return 1 if findings.problems else 0
-
-
-def bench(options: argparse.Namespace) -> int:
-    checkout = Path(__file__).resolve().parents[2]
-    if not (checkout / "benches" / "load.py").exists():
-        raise ValueError("the load test is part of a checkout, not of an installed package")
-    command = [sys.executable, "-m", "benches.load", *options.rest]
-    return subprocess.run(command, cwd=checkout, check=False).returncode  # noqa: S603 - our own module

@@ -1,0 +1,191 @@
+"""`pysync bench`: loads a service in the collections that it is told, by what the service's manifest says of
+them."""
+
+import argparse
+import dataclasses
+import gc
+import json
+from collections.abc import Callable, Iterable
+from itertools import cycle, islice
+from typing import Final, NamedTuple
+
+import orjson
+import uvloop
+
+from pysync import load
+from pysync.cli.documents import client_of, credentials_of
+from pysync.client import CollectionInfo, ServerConfig
+from pysync.config import template
+from pysync.errors import NotFound
+from pysync.load import Author
+from pysync.media import JSON_TYPE
+
+READ: Final = 1_000
+"""Documents, or files, that are made to be pulled."""
+TAIL: Final = 20
+"""Elements of a log that one pull asks for."""
+
+
+class _Workload(NamedTuple):
+    name: str
+    requests: Callable[[], Iterable[bytes]]
+    prepare: list[bytes]
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Exit status 1 where any answer was not 200."""
+    gc.disable()  # nothing here makes cycles, and a pause would be taken for the server's
+    try:
+        return uvloop.run(_bench(options))
+    except RuntimeError as error:  # what was to be read cannot be made
+        raise ValueError(str(error)) from None
+    finally:
+        gc.enable()
+
+
+async def _bench(options: argparse.Namespace) -> int:
+    known = {found.name: found for found in await _told(options)}
+    workloads: list[_Workload] = []
+    for argument in options.collection:
+        name, _, key = argument.partition("=")
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise ValueError(f"the server tells of no collection {name}; it tells of: {names}")
+        workloads += _Load(options, known[name], key or f"{name}/{{id}}").workloads()
+    if not options.json:
+        print(load.HEADER)
+    failed = False
+    for workload in workloads:
+        run = await load.measure(
+            options.server,
+            *workload,
+            seconds=options.seconds,
+            connections=options.connections,
+        )
+        print(json.dumps(dataclasses.asdict(run)) if options.json else load.row(run), flush=True)
+        failed = failed or bool(run.errors)
+    return int(failed)
+
+
+async def _told(options: argparse.Namespace) -> tuple[CollectionInfo, ...]:
+    """The collections that the server tells of."""
+    async with client_of(options) as client:
+        try:
+            manifest: ServerConfig = await client.server_config()
+        except NotFound:
+            raise ValueError("the server does not tell of its collections (configEndpoint)") from None
+    return manifest.collections
+
+
+class _Load:
+    """What one collection is loaded with. `key` is the template of its keys: `{identity}` stands for the
+    caller's user id, the last parameter for a new name each time, any other for one that all share."""
+
+    def __init__(self, options: argparse.Namespace, collection: CollectionInfo, key: str) -> None:
+        faults = ", ".join(template.faults(key))
+        if faults:
+            raise ValueError(f"{key} is no key template: it {faults}")
+        self._options = options
+        self._collection = collection
+        keys, certificate, self._token = credentials_of(options)
+        self._signs = keys is not None
+        self._author = Author(options.server, keys, certificate)
+        self._prefix = "" if options.namespace is None else f"/v1/{options.namespace}"
+        names = template.params(key)
+        if "identity" in names and not self._signs:
+            raise ValueError("{identity} stands for the key's user id: name a --key")
+        self._key = key
+        self._free = [name for name in names if name != "identity"]
+
+    def workloads(self) -> list[_Workload]:
+        """Raises ValueError where nothing can be done."""
+        found, action = self._collection, self._options.action
+        made = []
+        if action != "pull" and not found.pull_only:
+            made.append(self._append() if found.append_only is not None else self._push())
+        if action != "push" and not found.push_only:
+            made.append(self._tail() if found.append_only is not None else self._pull())
+        if not made:
+            raise ValueError(
+                f"nothing to do: {found.name} is not {'pushed to' if action == 'push' else 'pulled'}"
+            )
+        return made
+
+    def _push(self) -> _Workload:
+        if not self._free:
+            raise ValueError(f"each push is of a new name: {self._key} has no parameter for one")
+        return self._workload("push", lambda: [self._pushed(f"p{n}") for n in range(self._options.count)], [])
+
+    def _pull(self) -> _Workload:
+        if self._collection.pull_only and self._free:
+            name = self._collection.name
+            raise ValueError(f"{name} is only pulled: name a document that is there, as {name}=KEY")
+        names = [f"r{n}" for n in range(min(READ, self._options.count))] if self._free else [""]
+
+        def pulls() -> Iterable[bytes]:
+            return [self._sent("pull", name) for name in islice(cycle(names), self._options.count)]
+
+        return self._workload("pull", pulls, [self._pushed(name) for name in names if self._free])
+
+    def _append(self) -> _Workload:
+        return self._workload("append", lambda: self._appends(self._options.count), [])
+
+    def _tail(self) -> _Workload:
+        def tails() -> Iterable[bytes]:
+            return [self._sent("pull", "log", f"?last={TAIL}") for _ in range(self._options.count)]
+
+        return self._workload("tail", tails, [] if self._collection.pull_only else self._appends(TAIL))
+
+    def _workload(
+        self, verb: str, requests: Callable[[], Iterable[bytes]], prepare: list[bytes]
+    ) -> _Workload:
+        return _Workload(f"{self._collection.name} {verb}", requests, prepare)
+
+    def _appends(self, count: int) -> list[bytes]:
+        needs_proof = (self._collection.append_only or {}).get("requireAuthorSignature") is not False
+        if needs_proof and not self._signs:
+            raise ValueError(f"appends to {self._collection.name} carry an author proof: name a --key")
+        made = []
+        for n in range(count):
+            data = self._data(f"e{n}")
+            proof = self._author.proof(self._named("log"), data) if needs_proof else {}
+            body = orjson.dumps({"data": orjson.Fragment(data), **proof})
+            made.append(self._sent("push", "log", body=body))
+        return made
+
+    def _pushed(self, name: str) -> bytes:
+        types = self._collection.allowed_mime_types
+        if JSON_TYPE in types:
+            return self._sent("push", name, body=b'{"data":%b,"baseHash":null}' % self._data(name))
+        content_type = next((one for one in types if "*" not in one), types[0].replace("*", "x-bench"))
+        return self._sent("push", name, body=self._data(name), content_type=content_type)
+
+    def _data(self, name: str) -> bytes:
+        size, most = self._options.bytes, self._collection.max_body_bytes
+        if size > most:
+            raise ValueError(
+                f"{self._collection.name} takes bodies of {most} bytes at most; --bytes N makes them smaller"
+            )
+        return load.filled(f'{{"id":"{name}","text":"', size)
+
+    def _named(self, name: str) -> str:
+        """The key of a document."""
+        values = dict.fromkeys(self._free, f"bench-{self._author.tag}")
+        if self._free:
+            values[self._free[-1]] += f"-{name}"
+        values["identity"] = self._author.identity
+        return template.document_key(self._key.split("/"), values)
+
+    def _sent(
+        self,
+        action: str,
+        name: str,
+        query: str = "",
+        body: bytes | None = None,
+        content_type: str = JSON_TYPE,
+    ) -> bytes:
+        path = f"{self._prefix}/{action}/{self._named(name)}{query}"
+        if self._signs:
+            return self._author.signed(path, body, content_type)
+        bearer = f"Authorization: Bearer {self._token}\r\n" if self._token else ""
+        return self._author.request(path, body, bearer, content_type)

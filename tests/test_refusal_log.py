@@ -1,0 +1,195 @@
+"""What operators are told of refusals and requests: which check failed, and no more to the client."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import orjson
+import pytest
+from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
+
+from pysync import minting
+from pysync.clock import wall_clock_ms
+from pysync.server import logs
+from pysync.testing import MovedClock
+
+MINE = {
+    "name": "mine",
+    "storagePath": "u/{identity}/{id}",
+    "readRoles": ["self"],
+    "writeRoles": ["self"],
+    "listable": True,
+}
+TEAM = {"name": "team", "storagePath": "team/{id}", "readRoles": ["cap:read:team"], "pullOnly": True}
+KEY = f"u/{SUBJECT.user_id}/a"
+LOGGED = {"collections": [MINE, TEAM], "server": {"logRefusals": True}}
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str]) -> Iterator[Lines]:
+    """What was logged since the last call, and nothing of what other tests log."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    root.handlers = []
+
+    def logged() -> list[dict[str, Any]]:
+        if not any(isinstance(handler.formatter, logs.JsonFormatter) for handler in root.handlers):
+            logs.configure(human=False)
+        return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+    yield logged
+    root.handlers = handlers
+    root.setLevel(level)
+    logging.getLogger("pysync").setLevel(logging.NOTSET)
+
+
+def told(line: dict[str, Any]) -> tuple[Any, ...]:
+    return line["message"], line["status"], line["check"].partition(":")[0], line["requestId"]
+
+
+async def test_each_refusal_says_which_check_failed(
+    start: Start, session: aiohttp.ClientSession, lines: Lines
+) -> None:
+    clock = MovedClock(wall_clock_ms())
+    base = await start(LOGGED, now_ms=clock)
+    clock.now_ms = wall_clock_ms()
+    own = root_device(SUBJECT)
+    foreign = minting.audience(ISSUER, "team", aud=(ISSUER.ed_pub,), now_s=clock.now_ms // 1000,
+                               nonce=os.urandom(16))  # fmt: skip
+    narrow = root_device(SUBJECT, grant=minting.Grant(("read",), ("other/*",)))
+    past_s = clock.now_ms // 1000 - 9_000
+    past = minting.device(SUBJECT, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=past_s, nonce=os.urandom(16),
+                          expires_at_s=past_s + 60)  # fmt: skip
+    replayed = Signed(base, session, SUBJECT, own, nonce=b"n" * 16, ts_ms=clock.now_ms)
+    assert (await replayed.pull(KEY)).status == 200
+    spoilt = Signed(base, session, SUBJECT, own)
+    spoilt.tamper = lambda headers: headers.update({"X-Starfish-Sig": "A" * 86 + "=="})
+    forged = Signed(base, session, SUBJECT, own)
+    forged.tamper = lambda headers: headers.update(Authorization="Cap e30=")
+    late = Signed(base, session, SUBJECT, own, ts_ms=clock.now_ms - 412_000)
+    cases: list[tuple[Browser, str, int, str]] = [
+        (Browser(base, session), KEY, 401, "no credentials"),
+        (late, KEY, 401, "clock"),
+        (Signed(base, session, SUBJECT, past), KEY, 401, "expired"),
+        (forged, KEY, 401, "certificate"),
+        (spoilt, KEY, 401, "signature"),
+        (replayed, KEY, 401, "replay"),
+        (Signed(base, session, SUBJECT, foreign, presenter=True), "team/a", 403, "audience"),
+        (Signed(base, session, SUBJECT, narrow), KEY, 403, "scope"),
+        (Signed(base, session, STRANGER, root_device(STRANGER)), KEY, 403, "roles"),
+    ]
+    lines()
+    for caller, key, status, check in cases:
+        answer = await caller.pull(key, {"X-Request-Id": f"find-{check.split()[0]}"})
+        assert answer.status == status, check
+        assert answer.json["error"] in ("Unauthorized", "Forbidden"), "the client is told no more than before"
+        assert set(answer.json) == {"error", "code"}
+        (line,) = lines()
+        assert told(line) == ("refused a request", status, check, f"find-{check.split()[0]}")
+        assert (line["method"], line["path"], line["level"]) == ("GET", f"/pull/{key}", "info")
+        if check == "clock":
+            assert "-412 s" in line["check"]
+        if check == "signature":
+            assert base.removeprefix("http://") in line["check"], "the host that it was checked for"
+    listed = minting.revocation_list(SUBJECT, 1, certificates=[own]).text
+    assert (await Browser(base, session).request("POST", "/revocations", listed)).status == 200
+    lines()
+    await Signed(base, session, SUBJECT, own).pull(KEY, {"X-Request-Id": "r"})
+    assert [told(line) for line in lines()] == [("refused a request", 401, "revoked", "r")]
+
+
+async def test_a_host_that_is_not_served_is_logged(
+    start: Start, session: aiohttp.ClientSession, lines: Lines
+) -> None:
+    base = await start({**LOGGED, "server": {"logRefusals": True, "publicHosts": ["notes.example"]}})
+    lines()
+    assert (await Browser(base, session).pull(KEY)).status == 421
+    (line,) = lines()
+    assert (line["status"], line["check"]) == (421, f"host: {base.removeprefix('http://')}")
+
+
+async def test_a_batch_whose_credentials_do_not_hold_is_logged(
+    start: Start, session: aiohttp.ClientSession, lines: Lines
+) -> None:
+    base = await start(LOGGED)
+    caller = Signed(base, session, SUBJECT, root_device(SUBJECT), ts_ms=wall_clock_ms() - 999_000)
+    params = quote(orjson.dumps({"mine": [{"id": "a"}]}))
+    lines()
+    headers = {"X-Request-Id": "b"}
+    target = f"/batch/pull?collections=mine&params={params}"
+    assert (await caller.request("GET", target, headers=headers)).status == 200
+    (line,) = lines()
+    assert told(line) == ("refused the credentials of a batch", 401, "clock", "b")
+
+
+@pytest.mark.parametrize(("level", "count"), [("info", 0), ("debug", 1)])
+async def test_refusals_are_logged_at_the_level_debug_alone_unless_asked_for(
+    start: Start, session: aiohttp.ClientSession, lines: Lines, level: str, count: int
+) -> None:
+    logs.configure(human=False, level=level)
+    base = await start({"collections": [MINE]})
+    lines()
+    assert (await Browser(base, session).pull(KEY)).status == 401
+    refused = [line for line in lines() if line["logger"] == "pysync.refusals"]
+    assert [line["level"] for line in refused] == ["debug"] * count
+
+
+async def test_an_access_log_has_a_line_for_each_request(
+    start: Start, session: aiohttp.ClientSession, lines: Lines
+) -> None:
+    base = await start({"collections": [MINE], "server": {"accessLog": True}})
+    lines()
+    caller, anyone = Signed(base, session, SUBJECT, root_device(SUBJECT)), Browser(base, session)
+    pushed = await caller.push(KEY, {"n": 1}, headers={"X-Request-Id": "p"})
+    await anyone.pull(f"{KEY}?secret=1", {"X-Request-Id": "q"})
+    pulled = await caller.pull(KEY, {"X-Request-Id": "r"})
+    found = lines()
+    shown = [
+        (line["method"], line["path"], line["status"], line["bytes"], line["requestId"]) for line in found
+    ]
+    assert shown == [
+        ("POST", f"/push/{KEY}", 200, len(pushed.body), "p"),
+        ("GET", f"/pull/{KEY}", 401, len(b'{"error":"Unauthorized","code":"unauthorized"}'), "q"),
+        ("GET", f"/pull/{KEY}", 200, len(pulled.body), "r"),
+    ]
+    assert [line.get("identity") for line in found] == [SUBJECT.user_id, None, SUBJECT.user_id]
+    assert {line["logger"] for line in found} == {"pysync.access"}
+    assert all(line["ms"] >= 0 for line in found)
+
+
+async def test_no_access_log_is_kept_unless_asked_for(
+    start: Start, session: aiohttp.ClientSession, lines: Lines
+) -> None:
+    base = await start({"collections": [MINE]})
+    lines()
+    assert (await Browser(base, session).pull(KEY)).status == 401
+    assert lines() == []
+
+
+@pytest.mark.usefixtures("lines")
+async def test_a_line_of_text_has_the_same_fields(
+    start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(human=True)
+    base = await start({"collections": [MINE], "server": {"logRefusals": True, "accessLog": True}})
+    capsys.readouterr()
+    await Browser(base, session).pull(KEY, {"X-Request-Id": "find-me"})
+    refused, request = capsys.readouterr().err.splitlines()
+    assert refused.endswith(
+        f'refused a request status=401 check="no credentials" method=GET path=/pull/{KEY} [find-me]'
+    )
+    assert f"request method=GET path=/pull/{KEY} status=401 bytes=" in request
+
+
+@pytest.mark.usefixtures("lines")
+async def test_only_the_service_itself_tells_more_at_the_level_debug() -> None:
+    logs.configure(human=False, level="debug")
+    assert logging.getLogger("pysync.server").isEnabledFor(logging.DEBUG)
+    assert not logging.getLogger("botocore.auth").isEnabledFor(logging.DEBUG)
+    logs.configure(human=False, level="warning")
+    assert not logging.getLogger("pysync.server").isEnabledFor(logging.INFO)

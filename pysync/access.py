@@ -392,7 +392,9 @@ def _check_signature(key: _core.PublicKey, credentials: Credentials, request: In
         credentials.timestamp_ms,
         credentials.nonce,
     ):
-        raise Unauthorized("signature: not of this request, or of another host or path")
+        raise Unauthorized(
+            f"signature: not of {request.method} {request.targets[0]} at {request.host}, or of another body"
+        )
 
 
 def _counters(rule: Rule, identity: str, address: str) -> list[tuple[Limit, str]]:

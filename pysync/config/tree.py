@@ -12,6 +12,7 @@ from typing import Any, Literal
 Encryption = Literal["none", "delegated"]
 Bucket = Literal["identity", "ip", "identity+ip"]
 Action = Literal["pull", "push", "list"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 MAX_INT = 2**53 - 1
@@ -212,6 +213,12 @@ class Server:
     )
     workers: int = member("Processes that serve.", 1)
     drain_timeout_ms: int = member("How long requests under way may take on shutdown.", 10_000)
+    log_level: LogLevel = member("The least serious records that are logged.", "info")
+    log_refusals: bool = member(
+        "Logs which check each 401, 403 and 421 failed; without it they are logged at the level `debug`.",
+        False,
+    )
+    access_log: bool = member("Logs a line for each request: what was asked, by whom, and the answer.", False)
     quick_check_max_bytes: int = member(
         "SQLite databases up to this size are checked for damage (`quick_check`, which reads all of one) "
         "before the server starts; 0: none is.",

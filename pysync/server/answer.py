@@ -58,6 +58,11 @@ class Answer(web.StreamResponse):
         self.close = close
         self.request_id = ""
 
+    @property
+    def size(self) -> int | None:
+        """Bytes of the body; None where nobody knows yet."""
+        return len(self.content)
+
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write head and body to the connection of `request`."""
         if self._eof_sent:

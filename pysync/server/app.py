@@ -55,6 +55,7 @@ from pysync.server.metrics import Metrics
 from pysync.server.middleware import Middleware
 from pysync.server.ops import Ops
 from pysync.server.plugged import PluggedFiles, PluggedHandlers, Plugs
+from pysync.server.request_log import RequestLog
 from pysync.server.roles import Roles
 from pysync.server.routes import RouteTable
 from pysync.server.scrub import Scrub
@@ -111,7 +112,10 @@ class App:
         refusal = hooks.refusal if hooks.validates else None
         access = Access(config, coordinator, revocations, ownership.owns, clock.wall_ms, refusal)
         roles = Roles(Spaces(config.auth.spaces, store, corruption), hooks)
-        callers = Callers(access, roles, server.mount_path, server.trusted_proxy_hops)
+        request_log = RequestLog(
+            request_id, logs_refusals=server.log_refusals, logs_requests=server.access_log
+        )
+        callers = Callers(access, roles, request_log, server.mount_path, server.trusted_proxy_hops)
         keyrings = Keyrings(documents, roles, hooks, tables)
         plugs = Plugs(hooks, outbox)
         handling = documents, access, callers, revocations, keyrings
@@ -141,8 +145,10 @@ class App:
             ops=self.ops,
             corruption=corruption,
         ).add_all()
-        told = request_id if hooks.asks else None
-        self._middleware = Middleware(routes, tally, server.cors.origins, server.public_hosts, told)
+        told = request_id if hooks.asks or request_log.needs_id else None
+        self._middleware = Middleware(
+            routes, tally, server.cors.origins, server.public_hosts, told, request_log
+        )
         sweeps = worker is None or worker.sweeps
         self.expiry = Expiry(documents, self._logs, routes, clock, sweeps=sweeps)
         self._healing = Healing(outbox, sweeps=sweeps)

@@ -102,12 +102,12 @@ class BatchPull:
         plan = self._planner.plan(query, caller.identity, caller.scope)
         named = [self._rules[row] for row in plan.collections]
         await self._callers.meter(request, caller, named)
-        if self._hooks.pulls and not await self._callers.holds(verified):
+        if self._hooks.pulls and not await self._callers.holds(request, verified):
             return await self._answer(request, query, ANYBODY)
         known = await self._read_access(plan, caller)
         verdicts = await self._verdicts(plan, caller, known)
         is_taken = self._hooks.pulls or all(verdict.refusal is not None for verdict in verdicts)
-        if not is_taken and not await self._callers.holds(verified):
+        if not is_taken and not await self._callers.holds(request, verified):
             return await self._answer(request, query, ANYBODY)
         reads = Reads(
             self._store, self._documents, self._tails, plan, verdicts, self._foreign(plan), known,

@@ -9,6 +9,7 @@ from pysync.access import ANYBODY, NOBODY, Access, Credentials, Inbound, Verifie
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import Caller
 from pysync.rule import Rule
+from pysync.server.request_log import RequestLog
 from pysync.server.roles import Roles
 from pysync.server.routes import Match
 from pysync.signing import host_of_header
@@ -22,9 +23,12 @@ class Callers:
     nothing that is refused takes any of the replay memory.
     """
 
-    def __init__(self, access: Access, roles: Roles, mount: str, proxy_hops: int) -> None:
+    def __init__(
+        self, access: Access, roles: Roles, request_log: RequestLog, mount: str, proxy_hops: int
+    ) -> None:
         self._access = access
         self._roles = roles
+        self._log = request_log
         self._mount = mount
         self._proxy_hops = proxy_hops
 
@@ -69,6 +73,8 @@ class Callers:
             return ANYBODY
         inbound = self.inbound(request, rule.namespace)
         verified = await self._access.verify(credentials, inbound, body)
+        if verified.proof is not None:
+            self._log.identify(verified.caller.identity)
         if is_metered:
             await self._access.meter(verified.caller.identity, self.address(request), (rule, *others))
         return verified
@@ -80,20 +86,24 @@ class Callers:
             credentials = self._access.credentials(request.headers)
             if credentials is NOBODY:
                 return ANYBODY
-            return await self._access.verify(credentials, self.inbound(request, namespace), b"")
-        except (Unauthorized, Forbidden):
+            verified = await self._access.verify(credentials, self.inbound(request, namespace), b"")
+        except (Unauthorized, Forbidden) as error:
+            self._log.degrade(request, error)
             return ANYBODY
+        self._log.identify(verified.caller.identity)
+        return verified
 
     async def meter(self, request: web.BaseRequest, caller: Caller, rules: list[Rule]) -> None:
         """Count a request once for each of `rules` that has a limit. Raises as `Access.meter`."""
         if _is_metered(*rules):
             await self._access.meter(caller.identity, self.address(request), rules)
 
-    async def holds(self, verified: Verified) -> bool:
+    async def holds(self, request: web.BaseRequest, verified: Verified) -> bool:
         """Take the nonce of a request that anybody may send; False where its credentials do not hold."""
         try:
             await self._access.consume(verified)
-        except Unauthorized:
+        except Unauthorized as error:
+            self._log.degrade(request, error)
             return False
         return True
 

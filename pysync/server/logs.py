@@ -7,26 +7,31 @@ from datetime import UTC, datetime
 import orjson
 
 
-def configure(*, human: bool | None = None, worker: int | None = None) -> None:
-    """Send everything to standard error, in the form that suits it unless `human` says which. Every line
-    names the `worker`, where there are several."""
+def configure(*, human: bool | None = None, worker: int | None = None, level: str = "info") -> None:
+    """Send what is at least of this `level` to standard error, in the form that suits it unless `human` says
+    which. Every line names the `worker`, where there are several."""
     handler = logging.StreamHandler(sys.stderr)
     if sys.stderr.isatty() if human is None else human:
         who = "" if worker is None else f"worker {worker}: "
         handler.setFormatter(HumanFormatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", "%H:%M:%S"))
     else:
         handler.setFormatter(JsonFormatter(worker))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    own = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(own, logging.INFO), handlers=[handler], force=True)
+    # Libraries tell more than belongs in a log at that level, such as headers with signatures.
+    logging.getLogger("pysync").setLevel(own if own < logging.INFO else logging.NOTSET)
     # It tells of each process where it found its credentials, again whenever a role renews them.
     logging.getLogger("aiobotocore").setLevel(logging.WARNING)
 
 
 class HumanFormatter(logging.Formatter):
-    """A record as text, with the id of the request that it is about."""
+    """A record as text, with its fields and the id of the request that it is about."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         request_id = getattr(record, "request_id", None)
         text = super().formatMessage(record)
+        for name, value in getattr(record, "fields", {}).items():
+            text += f" {name}={_shown(value)}"
         return text if request_id is None else f"{text} [{request_id}]"
 
 
@@ -49,6 +54,14 @@ class JsonFormatter(logging.Formatter):
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
             entry["requestId"] = request_id
+        entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
         return orjson.dumps(entry).decode()
+
+
+def _shown(value: object) -> str:
+    """A field as text: in quotes, where it could be taken for several."""
+    text = str(value)
+    is_plain = text.isprintable() and text.isascii() and not {" ", '"', "="} & set(text)
+    return text if is_plain and text else orjson.dumps(text).decode()

@@ -22,6 +22,7 @@ from pysync.errors import (
     Unavailable,
 )
 from pysync.server.answer import NO_STORE, Answer, error_answer
+from pysync.server.request_log import RequestLog
 from pysync.server.routes import Match, RouteTable
 from pysync.server.tally import Tally
 from pysync.server.writes import media_type
@@ -59,7 +60,7 @@ class Middleware:
     """The way from a request to the answer of its handler. `origins` are the pages that may call, and
     `hosts` the names this service answers to (empty: any). While `draining` every answer is a connection's
     last. `told` is where the id of each request is left for those who log what plugins do; None: nobody
-    asks for it."""
+    asks for it. `request_log` is told of refusals and answers."""
 
     def __init__(
         self,
@@ -68,12 +69,14 @@ class Middleware:
         origins: Sequence[str],
         hosts: Sequence[str],
         told: ContextVar[str | None] | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self._routes = routes
         self._tally = tally
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
         self._told = told
+        self._log = request_log or RequestLog(ContextVar("request_id", default=None))
         self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
@@ -86,6 +89,8 @@ class Middleware:
             request_id = f"{self._id_prefix}-{next(self._ids):x}"
         if self._told is not None:
             self._told.set(request_id)
+        if self._log.logs_requests:
+            self._log.begin()
         match: Match | None = None
         try:
             if self._hosts:
@@ -109,9 +114,10 @@ class Middleware:
             answer.close = True
         if self._origins:
             answer.header_text += self._cors_lines(request)
-        self._tally.observe(
-            None if match is None else match.route, answer.status, time.perf_counter() - started
-        )
+        seconds = time.perf_counter() - started
+        self._tally.observe(None if match is None else match.route, answer.status, seconds)
+        if self._log.logs_requests:
+            self._log.answer(request, answer, seconds)
         return answer
 
     def _check_host(self, request: web.BaseRequest) -> None:
@@ -119,7 +125,7 @@ class Middleware:
         if request.raw_path in ("/health", "/health/ready"):
             return
         if host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:
-            raise Misdirected
+            raise Misdirected(reason=f"host: {request.headers.get('Host', '')}")
 
     def _check_origin(self, request: web.BaseRequest) -> None:
         """Refuse what a page of another site can have sent without being asked: a browser sends a body of
@@ -140,6 +146,7 @@ class Middleware:
     ) -> Answer:
         if isinstance(error, MethodNotAllowed) and request.method == "OPTIONS" and self._origins:
             return self._preflight(error)
+        self._log.refuse(request, error, request_id)
         if error.status >= 500:
             told = error.status, error.code, _named(request, match), _cause(error)
             extra = {"request_id": request_id}

@@ -41,7 +41,7 @@ def serve(config: Config, notice: str = "") -> int:
     Raises ValueError for a configuration that cannot be served and for a damaged database, OSError for an
     address that is taken, StoreUnavailable for a store that does not open.
     """
-    logs.configure()
+    logs.configure(level=config.server.log_level)
     check_databases(config)
     _allow_connections()
     if config.server.workers > 1:
@@ -63,7 +63,7 @@ def _serve_with_workers(config: Config, notice: str) -> int:
     with reserved(server.host, server.port) as port, TemporaryDirectory(prefix="pysync-") as tallies:
 
         def work(post: Post) -> None:
-            logs.configure(worker=post.number)
+            logs.configure(worker=post.number, level=server.log_level)
             uvloop.run(_work(config, port, post, Path(tallies)))
 
         def tell() -> None:

@@ -47,6 +47,11 @@ class StreamedAnswer(Answer):
         self._pieces = pieces
         self._size = size
 
+    @property
+    def size(self) -> int | None:
+        """`Answer.size`."""
+        return self._size
+
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write head and body to the connection of `request`."""
         if self._eof_sent:

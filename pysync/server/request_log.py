@@ -1,0 +1,82 @@
+"""What operators are told of each request, beside the metrics: why it was refused, and an access log."""
+
+import logging
+from contextvars import ContextVar
+from typing import Final
+
+from aiohttp import web
+
+from pysync.errors import PysyncError
+from pysync.server.answer import Answer
+
+REFUSALS: Final = logging.getLogger("pysync.refusals")
+REQUESTS: Final = logging.getLogger("pysync.access")
+EXPLAINED: Final = frozenset({401, 403, 421})
+"""Statuses whose reason is the operator's to know."""
+
+identity_var: ContextVar[str] = ContextVar("identity", default="")
+"""Whose signature, or token, the request being answered carries. Set where there is an access log."""
+
+
+class RequestLog:
+    """The lines that a service logs of its requests. `logs_refusals`: at the level `info`, else `debug`;
+    `logs_requests`: there is an access log. `request_id` is the variable in which the id of a request is
+    kept while it is answered."""
+
+    def __init__(
+        self, request_id: ContextVar[str | None], *, logs_refusals: bool = False, logs_requests: bool = False
+    ) -> None:
+        self._request_id = request_id
+        self._level = logging.INFO if logs_refusals else logging.DEBUG
+        self.logs_requests = logs_requests
+
+    @property
+    def needs_id(self) -> bool:
+        """Whether handlers may log, and so must know the id of their request."""
+        return self._level == logging.INFO or REFUSALS.isEnabledFor(self._level)
+
+    def begin(self) -> None:
+        """Forget who sent the last request of this connection."""
+        identity_var.set("")
+
+    def identify(self, identity: str) -> None:
+        """Note who sends the request that is being answered."""
+        if self.logs_requests:
+            identity_var.set(identity)
+
+    def refuse(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> None:
+        """Log which check a request failed, where refusals are logged and this one is to be explained."""
+        self._explain("refused a request", request, error, request_id)
+
+    def degrade(self, request: web.BaseRequest, error: PysyncError) -> None:
+        """Log why a batch is answered as if it had no credentials."""
+        self._explain("refused the credentials of a batch", request, error, self._request_id.get())
+
+    def _explain(
+        self, message: str, request: web.BaseRequest, error: PysyncError, request_id: str | None
+    ) -> None:
+        if error.status in EXPLAINED and REFUSALS.isEnabledFor(self._level):
+            fields = {
+                "status": error.status,
+                "check": error.reason or error.message,
+                "method": request.method,
+                "path": _path(request),
+            }
+            REFUSALS.log(self._level, message, extra={"request_id": request_id, "fields": fields})
+
+    def answer(self, request: web.BaseRequest, answer: Answer, seconds: float) -> None:
+        """Log a request and its answer. `seconds` is how long the answer took to begin."""
+        fields: dict[str, object] = {
+            "method": request.method,
+            "path": _path(request),
+            "status": answer.status,
+            "bytes": 0 if request.method == "HEAD" else answer.size,
+            "ms": round(seconds * 1000, 2),
+        }
+        if identity := identity_var.get():
+            fields["identity"] = identity
+        REQUESTS.info("request", extra={"request_id": answer.request_id, "fields": fields})
+
+
+def _path(request: web.BaseRequest) -> str:
+    return request.raw_path.partition("?")[0]

@@ -31,11 +31,11 @@ IDS = {"target": "lists/{space}", "id": "{id}"}
 def hashed(event: WriteEvent) -> dict[str, Any]:
     """A project function that needs no body."""
     assert event.body is None
-    return {"id": next(reversed(event.params.values())), "value": {"hash": event.hash}}
+    return {"id": event.params["id"], "value": {"hash": event.hash}}
 
 
 def site(*collections: dict[str, Any], source: str, store: MemoryStore | None = None) -> Site:
-    settings = members(events=[EVENTS]) | {"collections": [NOTES, JOURNAL, LISTS, *collections]}
+    settings = members() | {"collections": [NOTES, JOURNAL, LISTS, *collections]}
     return Site(settings, [Projection(source, "lists/{space}", hashed)], store)
 
 

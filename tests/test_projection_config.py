@@ -181,13 +181,6 @@ INDEX = {"name": "index", "storagePath": "notes/{space}/index"}
 @pytest.mark.parametrize(
     ("changed", "path", "message"),
     [
-        (
-            {"source": "files"},
-            "source",
-            "files holds no documents: its allowedMimeTypes lack application/json",
-        ),
-        ({"source": "told"}, "source", "told stores nothing: its appendOnly says persist=false"),
-        ({"source": "batches"}, "source", "batches holds no documents: events stores its pushes as Parquet"),
         ({"target": "notes/{space}/all"}, "target", "belongs to notes, one of its sources"),
         ({"target": "notes/{space}/{id}"}, "target", "belongs to notes, one of its sources"),
         ({"target": "journals/{space}"}, "target", "belongs to journal, which is append-only"),

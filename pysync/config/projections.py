@@ -34,12 +34,14 @@ def projection_faults(projection: Projection, config: Config) -> Iterator[Fault]
         found = list(_named(name, config))
         if not found:
             yield "source", f"there is no collection {name!r}"
-        for _, collection in found:
-            yield from _source(collection, config)
-            sources.append(collection)
+        sources += [collection for _, collection in found]
     yield from _project(projection, sources)
     yield from _target(projection, sources, config)
     for member, pointers in (("value", projection.value.values()), ("removeWhen", projection.remove_when)):
+        for collection in sources if pointers else ():
+            reason = bodiless(collection, config)
+            if reason is not None:
+                yield member, f"{collection.name} has no body to point into: {reason}"
         for pointer in pointers:
             if not pointer.startswith("/"):
                 yield member, "JSON pointers start with a slash"
@@ -101,14 +103,15 @@ def owners_of(projection: Projection, config: Config) -> list[Place]:
     ]
 
 
-def _source(collection: Collection, config: Config) -> Iterator[Fault]:
-    name = collection.name
-    if not holds_documents(collection):
-        yield "source", f"{name} holds no documents: its allowedMimeTypes lack application/json"
+def bodiless(collection: Collection, config: Config) -> str | None:
+    """Why what is pushed to the collection has no body that a projection could read; None where it has."""
+    if any(events.collection == collection.name for events in config.events):
+        return "events stores its pushes as Parquet"
     if collection.append_only is not None and collection.append_only.persist is False:
-        yield "source", f"{name} stores nothing: its appendOnly says persist=false"
-    if any(events.collection == name for events in config.events):
-        yield "source", f"{name} holds no documents: events stores its pushes as Parquet"
+        return "its appendOnly says persist=false, so nothing is stored"
+    if not holds_documents(collection):
+        return "it holds files: its allowedMimeTypes lack application/json"
+    return None
 
 
 def _project(projection: Projection, sources: list[Collection]) -> Iterator[Fault]:

@@ -3,23 +3,30 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Literal
 
 from pysync.changes import Subject
 from pysync.config import Collection, Config, template
 from pysync.config.effective import document_path, owner
+from pysync.config.media import holds_documents
+from pysync.plugins.events.batches import SUFFIX
 from pysync.plugins.projection.definition import Projection
 from pysync.store import JSON_TYPE
+
+Kind = Literal["document", "log", "file", "nothing"]
+"""What is stored of a write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A document, or a log, of a collection."""
+    """What a collection has at a key."""
 
     namespace: str | None
     name: str
     key: str
     params: dict[str, str] = field(compare=False)
     collection: Collection = field(compare=False, repr=False)
+    kind: Kind = field(compare=False)
 
     @property
     def subject(self) -> Subject:
@@ -37,33 +44,43 @@ class Keys:
             for namespace, collections in self._by_namespace
             for collection in collections
         }
-        self._index = template.TemplateIndex[tuple[str | None, Collection]]()
+        self._batches = {events.collection: events.storage_path for events in config.events}
+        self._index: dict[str, template.TemplateIndex[tuple[str | None, Collection]]] = {}
         for (namespace, _), collection in self._by_name.items():
-            self._index.add(document_path(collection), (namespace, collection))
+            path, suffix = self.stored_at(collection)
+            self._index.setdefault(suffix, template.TemplateIndex()).add(path, (namespace, collection))
+
+    def stored_at(self, collection: Collection) -> tuple[str, str]:
+        """The template of the keys at which a collection has what it stores, and what follows it."""
+        batches = self._batches.get(collection.name)
+        return (document_path(collection), "") if batches is None else (batches, SUFFIX)
 
     def written(self, subject: Subject) -> Place | None:
         """Where a write of `subject` went; None where the configuration has changed since."""
         collection = self._by_name.get((subject.namespace, subject.collection))
         if collection is None or set(template.params(collection.storage_path)) != set(subject.params):
             return None
-        key = template.document_key(document_path(collection).split("/"), subject.params)
-        return Place(subject.namespace, subject.collection, key, dict(subject.params), collection)
+        path, suffix = self.stored_at(collection)
+        key = template.document_key(path.split("/"), subject.params) + suffix
+        kind = self._kind(collection)
+        return Place(subject.namespace, subject.collection, key, dict(subject.params), collection, kind)
 
     def shared(self, subject: Subject) -> list[Place]:
         """All collections that the written key is among, that of the writer first."""
         own = self.written(subject)
         key = subject.key or (own.key if own is not None else "")
         found = [] if own is None else [own]
-        for (namespace, collection), _ in self._index.find(key) if key else ():
-            place = self.place(namespace, collection, key)
-            if place is not None and place != own:
-                found.append(place)
+        for suffix, index in self._index.items():
+            for (namespace, collection), _ in index.find(key.removesuffix(suffix)):
+                place = self.place(namespace, collection, key)
+                if place is not None and place != own:
+                    found.append(place)
         return found
 
     def owners(self, key: str) -> list[Place]:
         """The collection of each namespace that the key belongs to, at this key."""
         return [
-            _place(namespace, found, key)
+            self._place(namespace, found, key)
             for namespace, collections in self._by_namespace
             if (found := owner(collections, key)) is not None
         ]
@@ -89,15 +106,16 @@ class Keys:
 
     def place(self, namespace: str | None, collection: Collection, key: str) -> Place | None:
         """The document of the collection at `key`, None where that is another's, or nobody's."""
-        path = document_path(collection)
-        if key.startswith(template.RESERVED) or not template.matches(path, key):
+        path, suffix = self.stored_at(collection)
+        bare = key.removesuffix(suffix)
+        if not key.endswith(suffix) or key.startswith(template.RESERVED) or not template.matches(path, bare):
             return None
         for own, collections in self._by_namespace:
-            if own == namespace:
+            if own == namespace and not suffix:
                 found = owner(collections, key)
                 if found is None or template.shape(document_path(found)) != template.shape(path):
                     return None
-        return _place(namespace, collection, key)
+        return self._place(namespace, collection, key)
 
     def is_list(self, target: str, key: str) -> bool:
         """Whether a template of lists stands for `key`, and for no other collection's keys there."""
@@ -105,19 +123,29 @@ class Keys:
             owner(collections, key) is owner(collections, target) for _, collections in self._by_namespace
         )
 
+    def forgets(self, projection: Projection) -> bool:
+        """Whether it has entries of what is stored nowhere: nobody can tell which of them are left over."""
+        return any(self._kind(collection) == "nothing" for _, collection in self.sources(projection))
+
+    def _kind(self, collection: Collection) -> Kind:
+        if collection.append_only is not None:
+            return "nothing" if collection.append_only.persist is False else "log"
+        is_file = collection.name in self._batches or not holds_documents(collection)
+        return "file" if is_file else "document"
+
+    def _place(self, namespace: str | None, collection: Collection, key: str) -> Place:
+        path, suffix = self.stored_at(collection)
+        params = {
+            name[1]: segment
+            for part, segment in zip(path.split("/"), key.removesuffix(suffix).split("/"), strict=True)
+            if (name := template.PARAM.fullmatch(part))
+        }
+        return Place(namespace, collection.name, key, params, collection, self._kind(collection))
+
 
 def folder(path: str) -> str:
     """What all keys of a template are below, or the key of one without parameters."""
     return "/".join(takewhile(lambda part: not part.startswith("{"), path.split("/")))
-
-
-def _place(namespace: str | None, collection: Collection, key: str) -> Place:
-    params = {
-        name[1]: segment
-        for part, segment in zip(document_path(collection).split("/"), key.split("/"), strict=True)
-        if (name := template.PARAM.fullmatch(part))
-    }
-    return Place(namespace, collection.name, key, params, collection)
 
 
 def _is_key(key: str) -> bool:

@@ -108,14 +108,16 @@ class Lists:
         self._count("drops", projections)
         return None
 
-    async def stored(self, path: str) -> AsyncIterator[str]:
-        """The keys of this template at which something is stored. Raises StoreUnavailable."""
+    async def stored(self, path: str, suffix: str = "") -> AsyncIterator[str]:
+        """The keys of this template, with `suffix` behind it, at which something is stored. Raises
+        StoreUnavailable."""
         if not template.params(path):
             if await self._services.store.get(path) is not None:
                 yield path
             return
         async for listed in self._services.store.walk(folder(path)):
-            if template.matches(path, listed.key) and not listed.key.startswith(template.RESERVED):
+            is_one = listed.key.endswith(suffix) and template.matches(path, listed.key.removesuffix(suffix))
+            if is_one and not listed.key.startswith(template.RESERVED):
                 yield listed.key
 
     def list_of(self, projection: Projection, event: WriteEvent) -> str | None:
@@ -194,7 +196,7 @@ class Lists:
                 step = self.step(projection, event) if self.list_of(projection, event) == key else None
                 if step is not None:
                     since_ms = event.timestamp
-                    if one.place.collection.append_only is None and one.since_ms is not None:
+                    if one.place.kind in ("document", "file") and one.since_ms is not None:
                         since_ms = one.since_ms
                     work.append(Work(projection, step, event.timestamp, since_ms))
         return work

@@ -7,7 +7,6 @@ from typing import Final
 
 from pysync.changes import ChangeLog, read_change
 from pysync.config import template
-from pysync.config.effective import document_path
 from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.definition import Projection
 from pysync.plugins.projection.folding import Change, without_others
@@ -112,10 +111,23 @@ async def _rebuild_list(
     async def prune() -> Change:
         return without_others(wanted.ids)
 
+    if any(lists.keys.forgets(projection) and _may_keep(projection, key) for projection in related):
+        return Outcome(*_sums(folded))
     pruned = await lists.write(key, related, prune, heals=True)
     if pruned is None:
         return None
-    return Outcome(pruned.entries, sum(one.changed for one in (*folded, pruned) if one is not None))
+    return Outcome(*_sums([*folded, pruned]))
+
+
+def _sums(outcomes: Sequence[Outcome | None]) -> tuple[int, int]:
+    """How many entries a list has after the last of these, and how many all of them have changed."""
+    known = [one for one in outcomes if one is not None]
+    return known[-1].entries if known else 0, sum(one.changed for one in known)
+
+
+def _may_keep(projection: Projection, key: str) -> bool:
+    target = projection.target
+    return not isinstance(target, str) or template.matches(target, key)
 
 
 async def _sources(lists: Lists, projections: Sequence[Projection]) -> AsyncIterator[Touched]:
@@ -126,7 +138,7 @@ async def _sources(lists: Lists, projections: Sequence[Projection]) -> AsyncIter
         for namespace, collection in lists.keys.sources(projection)
     }
     for (namespace, _), collection in collections.items():
-        async for key in lists.stored(document_path(collection)):
+        async for key in lists.stored(*lists.keys.stored_at(collection)):
             place = lists.keys.place(namespace, collection, key)
             if place is not None:
                 yield Touched(place)

@@ -46,8 +46,9 @@ class Sources:
     ) -> AsyncIterator[tuple[Touched, WriteEvent | DocumentCorrupt]]:
         """Of each document its last write, of each log the elements since the first write that was told of,
         in order. What is missing or has expired gives none, what cannot be read the error. `identity` is
-        known of a write that was told of. Raises StoreUnavailable."""
-        documents = [one for one in touched if one.place.collection.append_only is None]
+        known of a write that was told of. Of a file its last write too, and of what is stored nowhere all
+        that was told of, without a body. Raises StoreUnavailable."""
+        documents = [one for one in touched if one.place.kind == "document"]
         for start in range(0, len(documents), _AT_ONCE):
             some = documents[start : start + _AT_ONCE]
             keys = list(dict.fromkeys(one.place.key for one in some))
@@ -58,9 +59,27 @@ class Sources:
                 if event is not None:
                     yield one, event
         for one in touched:
-            if one.place.collection.append_only is not None:
+            if one.place.kind == "log":
                 async for element in self._elements(one):
                     yield one, element
+            elif one.place.kind == "file":
+                file = await self._file(one)
+                if file is not None:
+                    yield one, file
+            elif one.place.kind == "nothing":
+                for told in one.told:
+                    yield one, _bodiless(one.place, told.hash, told.timestamp_ms, told.subject.identity)
+
+    async def _file(self, one: Touched) -> WriteEvent | DocumentCorrupt | None:
+        try:
+            stat = await self._store.stat(one.place.key)
+        except DocumentCorrupt as error:
+            return error
+        ttl_ms = one.place.collection.ttl_ms
+        if stat is None or (ttl_ms is not None and stat.modified_ms + ttl_ms < self._now_ms()):
+            return None
+        writers = {told.hash: told.subject.identity for told in one.told}
+        return _bodiless(one.place, stat.sha256, stat.modified_ms, writers.get(stat.sha256, ""))
 
     def _event(self, one: Touched, stored: Object) -> WriteEvent | DocumentCorrupt | None:
         place = one.place
@@ -103,3 +122,14 @@ class Sources:
                     )
         except DocumentCorrupt as error:
             yield error
+
+
+def _bodiless(place: Place, hash_: str, timestamp_ms: int, identity: str) -> WriteEvent:
+    return WriteEvent(
+        place.name,
+        place.params,
+        hash_,
+        timestamp_ms,
+        identity=identity or None,
+        namespace=place.namespace,
+    )

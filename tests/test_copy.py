@@ -258,6 +258,49 @@ async def test_a_log_that_lacks_a_part_gets_no_head(
     assert await target.get(LOG) is None
 
 
+async def grown(backup: Store, store: Store) -> Node:
+    """A node of `store`, whose log has grown since all of it was copied to `backup`."""
+    await fill(store)
+    await copy(store, backup)
+    node = Node(store, MemoryCoordinator(), MovedClock())
+    await node.append_at_once(numbered(40, ELEMENTS), key=LOG)
+    return node
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+async def test_what_is_damaged_of_a_log_is_healed_by_a_backup_though_the_log_has_grown(
+    source: Store, target: Store, damage: str
+) -> None:
+    node = await grown(source, target)
+    parts = await keys_below(source, "_pysync/logs")
+    damaged = [next(key for key in parts if ("/index1-" in key) == is_block) for is_block in (False, True)]
+    for key in damaged:
+        await (target.delete(key) if damage == "missing" else replace(target, key, flipped))
+    assert (await copy(source, target, quick=True))[0].healed == 0
+    outcomes, told = await copy(source, target)
+    assert sorted(told) == sorted(
+        [
+            *((key, "healed: what was there was damaged") for key in damaged),
+            (LOG, "different: another object is there already"),
+        ]
+    )
+    assert outcomes.healed == 2
+    assert await node.datas(key=LOG) == numbered(ELEMENTS + 40)
+    await node.logs.close()
+
+
+async def test_a_log_is_not_healed_by_what_is_damaged_too(source: Store, target: Store) -> None:
+    node = await grown(source, target)
+    segment = next(key for key in await keys_below(source, "_pysync/logs") if "/index" not in key)
+    await replace(target, segment, flipped)
+    before = await contents(target)
+    await replace(source, segment, lambda body: flipped(flipped(body)[:-1]) + b"x")
+    outcomes, _ = await copy(source, target)
+    assert outcomes.healed == 0
+    assert await contents(target) == before
+    await node.logs.close()
+
+
 async def test_a_file_that_changed_on_the_way_is_not_written(target: Store) -> None:
     class Rotten(MemoryStore):
         async def open(self, key: str, start: int = 0, end: int | None = None):  # type: ignore[no-untyped-def]

@@ -4,13 +4,13 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 from pysync import _core
 from pysync.applog.commit import discard
 from pysync.applog.starfish import chunk_key, chunk_names
 from pysync.applog.tail import folder, object_key
+from pysync.copy.outcomes import Outcome, Outcomes
 from pysync.copy.reading import SCRUBBED, Reader, Unreadable, as_object, failing, for_each_key
 from pysync.copy.sound import (
     Corrupt,
@@ -19,6 +19,7 @@ from pysync.copy.sound import (
     check_document,
     check_object,
     check_revocations,
+    expanded,
     log_of_chunk,
 )
 from pysync.errors import DocumentCorrupt, KeyConflict
@@ -56,30 +57,6 @@ changes that is not copied; which files are damaged, and when that was looked fo
 configuration."""
 _IN_THE_WAY: Final = "another file lies above or below it, and this store keeps folders"
 _OTHER_HASH: Final = "its sha256 is not that of its bytes"
-
-Outcome = Literal["copied", "healed", "already_there", "corrupt", "different", "refused", "unreadable"]
-
-
-@dataclass(slots=True)
-class Outcomes:
-    """How many objects met which end, and the bytes of those that were put. The `healed` took the place of a
-    damaged object. Of the `different` another lies at the key already; the `refused` have a key that the
-    store does not take, or name what is not there; the `unreadable` are lost, or the disk or server does not
-    return them."""
-
-    copied: int = 0
-    healed: int = 0
-    already_there: int = 0
-    corrupt: int = 0
-    different: int = 0
-    refused: int = 0
-    unreadable: int = 0
-    bytes: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether everything is there now."""
-        return not (self.corrupt or self.different or self.refused or self.unreadable)
 
 
 class Copier:
@@ -196,8 +173,36 @@ class Copier:
         there = await self._look(key)
         if there is None or there.body == stored.body or _is_damaged(key, there.body):
             return False
+        if not self._quick and _core.is_log(there.body):
+            await self._heal_nodes(_core.LogHead.read(there.body, ""))
         self._count(key, "different")
         return True
+
+    async def _heal_nodes(self, head: _core.LogHead) -> None:
+        """Put what the target lacks of its own log, or has damaged, where the source has it still."""
+        waiting = head.nodes()
+        while waiting:
+            nodes, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+            below = await _all(self._heal_node(head, node) for node in nodes)
+            waiting = [node for found in below for node in found] + waiting
+
+    async def _heal_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode]:
+        """Heal one object of a log; the nodes below it, as far as they are known."""
+        key = object_key(head.id, node.name)
+        async with self._slots:
+            there = await self._look(key)
+            with suppress(Corrupt):
+                if there is not None:
+                    return expanded(head, node, there.body)
+            with suppress(Corrupt, Unreadable):
+                found = await self._reader.get(key)
+                if found is not None:
+                    below = expanded(head, node, found.body)
+                    with failing(f"writing {key}"):
+                        await self._target.put(key, found.body, found.content_type)
+                    self._count_put(key, len(found.body), heals=True)
+                    return below
+        return []
 
     async def _copy_nodes(self, head: _core.LogHead) -> bool:
         """Copy the segments of a log of ours and the blocks of its index; whether all are there now."""
@@ -224,12 +229,9 @@ class Copier:
                 return [] if self._keep_corrupt else None
             below: list[_core.LogNode] = []
             try:
-                if node.level == 0:
-                    head.slice([(node, found.body)], False)
-                else:
-                    below = head.expand(found.body, node)
-            except DocumentCorrupt:
-                is_there = await self._put_corrupt(key, found, "it is not what the head of its log names")
+                below = expanded(head, node, found.body)
+            except Corrupt as error:
+                is_there = await self._put_corrupt(key, found, str(error))
             else:
                 is_there = await self._put(key, found)
             return below if is_there else None

@@ -34,6 +34,18 @@ def check_object(key: str, stored: bytes) -> _core.LogHead | None:
     return None
 
 
+def expanded(head: _core.LogHead, node: _core.LogNode, stored: bytes) -> list[_core.LogNode]:
+    """The nodes below a segment (none) or a block of the index of a log. Raises Corrupt unless `stored` is
+    what the head, or the block above it, names."""
+    try:
+        if node.level:
+            return head.expand(stored, node)
+        head.slice([(node, stored)], False)
+    except DocumentCorrupt:
+        raise Corrupt("it is not what the head of its log names") from None
+    return []
+
+
 def log_of_chunk(key: str, stored: bytes) -> str | None:
     """The key of the log of Starfish's that this object is a chunk of; None where it is none."""
     found = _CHUNK.fullmatch(key)

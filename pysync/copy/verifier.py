@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -13,8 +12,7 @@ from pysync import _core
 from pysync.applog.starfish import chunk_key, chunk_names
 from pysync.applog.tail import folder, object_key
 from pysync.copy.reading import Reader, Unreadable, failing, for_each_key
-from pysync.copy.sound import Corrupt, check_chunks, check_object
-from pysync.errors import DocumentCorrupt
+from pysync.copy.sound import Corrupt, check_chunks, check_object, expanded
 from pysync.revocation import PREFIX as REVOCATIONS
 from pysync.store import DamagedFile, Pace, Store, no_pace
 
@@ -115,13 +113,8 @@ class Verifier:
             node = waiting.popleft()
             at = object_key(head.id, node.name)
             try:
-                with _blamed():
-                    body = await self._get(at)
-                    if node.level == 0:
-                        head.slice([(node, body)], False)
-                    else:
-                        waiting.extendleft(reversed(head.expand(body, node)))
-            except Corrupt as error:
+                waiting.extendleft(reversed(expanded(head, node, await self._get(at))))
+            except (Corrupt, Unreadable) as error:
                 yield Damage(at, "log", f"{error}; it is a part of the log at {key}")
 
     async def _damages_of_chunks(self, key: str, head: _core.LogHead) -> AsyncIterator[Damage]:
@@ -130,9 +123,8 @@ class Verifier:
             try:
                 with failing(f"listing the chunks of {key}"):
                     names = await chunk_names(self._store, key)
-                with _blamed():
-                    check_chunks(head, [await self._get(chunk_key(key, name)) for name in names])
-            except Corrupt as error:
+                check_chunks(head, [await self._get(chunk_key(key, name)) for name in names])
+            except (Corrupt, Unreadable) as error:
                 yield Damage(key, "log", str(error))
 
     async def _get(self, key: str) -> bytes:
@@ -158,14 +150,3 @@ async def _check(key: str, body: bytes) -> _core.LogHead | None:
     if len(body) >= _LARGE:
         return await asyncio.to_thread(check_object, key, body)
     return check_object(key, body)
-
-
-@contextmanager
-def _blamed() -> Iterator[None]:
-    """Have a part of a log that cannot be read, or is not what the head names, raise Corrupt."""
-    try:
-        yield
-    except Unreadable as error:
-        raise Corrupt(str(error)) from error
-    except DocumentCorrupt:
-        raise Corrupt("it is not what the head of its log names") from None

@@ -37,7 +37,7 @@ class CorruptionReporter:
         """Report what a request has met at `key`, once for each `error`, which knows the key from then on."""
         if error.key is None:
             error.key = key
-            self.report(kind, key, "its bytes are not those of a sound object; restore it, or push it anew")
+            self.report(kind, key, error.why)
 
     @contextmanager
     def meeting(self, kind: Kind, key: str) -> Iterator[None]:

@@ -308,10 +308,11 @@ class InternalError(PysyncError):
 
 class DocumentCorrupt(PysyncError):
     """Bytes are stored under the key, and they are not those of a document or log that was stored. `key` is
-    None until it has been reported."""
+    None until it has been reported; `why` is for the log."""
 
     status, code, text = 500, "document_corrupt", "document_corrupt"
     key: str | None = None
+    why: str = "its bytes are not those of a sound object; restore it, or push it anew"
 
 
 class Unavailable(PysyncError):

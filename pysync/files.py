@@ -8,6 +8,7 @@ from pysync.changes import Subject
 from pysync.config import Collection
 from pysync.config.media import admits, file_types, holds_documents, is_parquet
 from pysync.config.template import matches
+from pysync.corruption import CorruptionReporter
 from pysync.media import PARQUET_TYPE
 from pysync.model import Written
 from pysync.outbox import Outbox
@@ -58,25 +59,35 @@ def has_outlived(stat: FileStat, ttl_ms: int | None, now_ms: int) -> bool:
 
 
 class Files:
-    """Files on top of a store. `now_ms` is the clock of every timestamp."""
+    """Files on top of a store. `now_ms` is the clock of every timestamp. `corruption` hears of each file that
+    is damaged."""
 
-    def __init__(self, store: Store, now_ms: Callable[[], int], outbox: Outbox) -> None:
+    def __init__(
+        self,
+        store: Store,
+        now_ms: Callable[[], int],
+        outbox: Outbox,
+        corruption: CorruptionReporter | None = None,
+    ) -> None:
         self._store = store
         self._outbox = outbox
+        self._corruption = corruption or CorruptionReporter()
         self.now_ms = now_ms
 
     async def stat(self, key: str, ttl_ms: int | None = None) -> FileStat | None:
         """What is known of the file at `key`; None where there is none, or it has outlived `ttl_ms`. Raises
-        StoreUnavailable."""
-        stat = await self._store.stat(key)
+        DocumentCorrupt where it is damaged, StoreUnavailable."""
+        with self._corruption.meeting("file", key):
+            stat = await self._store.stat(key)
         return None if stat is None or has_outlived(stat, ttl_ms, self.now_ms()) else stat
 
     async def open(
         self, key: str, start: int = 0, end: int | None = None, ttl_ms: int | None = None
     ) -> File | None:
         """The file at `key` with the chunks of its bytes [start, end), as `Store.open`; None likewise. Who
-        opened it closes the chunks."""
-        file = await self._store.open(key, start, end)
+        opened it closes the chunks. Raises as `stat`."""
+        with self._corruption.meeting("file", key):
+            file = await self._store.open(key, start, end)
         if file is not None and has_outlived(file, ttl_ms, self.now_ms()):
             await file.chunks.aclose()
             return None

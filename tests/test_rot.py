@@ -14,6 +14,7 @@ from test_copy import contents, copy, document
 from pysync.copy import Damage, Verifier
 from pysync.store import DamagedFile, Store
 from pysync.store.local import LocalStore
+from pysync.store.local_files import LOST
 from pysync.store.memory import MemoryStore
 from pysync.testing import chunks_of, read_file
 
@@ -144,6 +145,19 @@ BOTH = {
 @pytest.fixture
 async def browser(start: Start, session: aiohttp.ClientSession, store: LocalStore) -> Browser:
     return Browser(await start({"collections": [BOTH]}, store), session)
+
+
+async def test_a_damaged_file_that_is_asked_for_is_named_and_counted(
+    browser: Browser, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.unlink()
+    for count, method in enumerate(("GET", "HEAD"), 1):
+        assert (await browser.request(method, f"/pull/{KEY}")).status == 500
+        metrics = (await browser.request("GET", "/metrics")).body.decode()
+        counter = 'pysync_corrupt_objects_total{found_by="request",kind="file"}'
+        assert f"{counter} {count}.0" in metrics
+    named = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert named[0] == f"the file at '{KEY}' (photos) is corrupt: {LOST}"
 
 
 async def test_a_push_of_the_file_heals_it(browser: Browser, store: LocalStore, path: Path) -> None:

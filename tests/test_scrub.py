@@ -215,7 +215,7 @@ async def test_the_service_names_counts_and_refuses_what_its_scrub_finds(
     assert (await browser.pull("photos/a")).error == (500, "document_corrupt")
     metrics = (await browser.request("GET", "/metrics")).body.decode()
     assert 'pysync_corrupt_objects_total{found_by="scrub",kind="file"} 1.0' in metrics
-    (named,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    named, _of_the_request = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert "photos/a" in named
     assert "its sha256 is" in named
 

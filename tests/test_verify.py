@@ -20,7 +20,6 @@ from test_copy_starfish import LOG as STARFISH_LOG
 from test_copy_starfish import stored as starfish_document
 from test_rot import damages, rot
 
-from pysync import _core
 from pysync.copy import Damage
 from pysync.errors import StoreUnavailable
 from pysync.store import DamagedFile, FileStat, Object, Store
@@ -46,7 +45,7 @@ async def test_a_sound_store_is_found_sound() -> None:
     assert await damages(store) == []
 
 
-async def test_every_flipped_byte_of_a_document_a_head_and_its_parts_is_found_or_changes_no_data() -> None:
+async def test_every_flipped_byte_of_a_document_a_head_and_its_parts_is_found() -> None:
     objects = {"notes/a": document(b'{"text":"one","n":[1,2.5]}'), **log_objects(30)}
     for key, body in objects.items():
         for at in range(len(body)):
@@ -54,12 +53,7 @@ async def test_every_flipped_byte_of_a_document_a_head_and_its_parts_is_found_or
             await put_all(store, objects)
             changed = body[:at] + bytes([body[at] ^ 1 << at % 8]) + body[at + 1 :]
             await store.put(key, changed)
-            found = [damage.key for damage in await damages(store)]
-            if not found:
-                before, after = _core.read_document(body), _core.read_document(changed)
-                assert (before.data, before.hash) == (after.data, after.hash), at
-            else:
-                assert found == [key]
+            assert [damage.key for damage in await damages(store)] == [key], at
 
 
 async def test_what_is_damaged_of_a_log_is_named_and_so_is_its_log() -> None:

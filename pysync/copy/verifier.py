@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -13,6 +13,7 @@ from pysync.applog.starfish import chunk_key, chunk_names
 from pysync.applog.tail import folder, object_key
 from pysync.copy.reading import Reader, Unreadable, failing, for_each_key
 from pysync.copy.sound import Corrupt, check_chunks, check_object, expanded
+from pysync.corruption import Kind
 from pysync.revocation import PREFIX as REVOCATIONS
 from pysync.store import DamagedFile, Pace, Store, no_pace
 
@@ -24,8 +25,6 @@ _LEFT_OUT: Final = (folder(""), "_pysync/probe/", "__sync__/config.json")
 its configuration."""
 _LARGE: Final = 65_536
 """Bytes that are better checked beside the event loop."""
-
-Kind = Literal["document", "log", "file"]
 
 
 class Damage(NamedTuple):

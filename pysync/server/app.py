@@ -105,7 +105,7 @@ class App:
         tables = owners(config, hooks)
         corruption = CorruptionReporter(tally.count, partial(owners_of, tables))
         documents = Documents(store, coordinator, clock, outbox, corruption)
-        files = Files(store, clock, outbox)
+        files = Files(store, clock, outbox, corruption)
         self._logs = Logs(store, coordinator, clock, outbox=outbox, corruption=corruption)
         ownership = Ownership(config, store)
         revocations = Revocations(store, clock, every_trusted_issuer(config), ownership.owns)

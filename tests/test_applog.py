@@ -6,7 +6,7 @@ import json
 import pytest
 import reference_log as twin
 from conftest import MakeNode
-from log_nodes import KEY, RULES, Node, element, keys_below, numbered, parsed
+from log_nodes import KEY, RULES, Node, element, keys_below, log_of, numbered, parsed, store_values
 
 from pysync.applog import Bounds, LogRules, commit
 from pysync.errors import (
@@ -413,3 +413,29 @@ async def test_the_text_of_an_element_is_what_was_hashed(node: Node) -> None:
     tail = await node.logs.read(KEY, Bounds(), RULES)
     assert b'"data":{"a":"\xc3\xa9","b":1}' in await tail.text()
     assert json.loads(await tail.text())["data"] == {"a": "é", "b": 1}
+
+
+@pytest.mark.parametrize("written", ["here", "starfish", "starfish in chunks"])
+async def test_a_read_knows_whether_newer_elements_were_left_out(
+    node: Node, store: Store, written: str
+) -> None:
+    log = log_of(numbered(50), 1000)
+    if written == "here":
+        await node.append(*(twin.Element(1000 + n, {"n": n}) for n in range(50)))
+    else:
+        is_chunked = written == "starfish in chunks"
+        document = {KEY: twin.starfish_document(log)}
+        await store_values(store, twin.starfish_chunks(log, KEY, 8) if is_chunked else document)
+    for since, oldest, newest, has_more in (
+        (None, 49, None, True),
+        (None, 50, None, False),
+        (1008, 40, None, True),
+        (1009, 40, None, False),
+        (2000, 1, None, False),
+        (1000, None, None, False),
+        (1000, None, 3, False),
+    ):
+        for in_pieces in (False, True):
+            tail = await node.logs.read(KEY, Bounds(since, newest, oldest), LogRules())
+            text = b"".join([chunk async for chunk in tail.chunks()]) if in_pieces else await tail.text()
+            assert tail.has_more is has_more, (since, oldest, text)

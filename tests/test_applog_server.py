@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 import orjson
@@ -112,6 +113,71 @@ async def test_a_checkpoint_may_be_too_old(start: Start, session: aiohttp.Client
     assert (await tail(browser, "log/a", "checkpoint=0&full=1")).error == (400, "full_with_bounds")
     assert len(await elements(browser, "log/a", "last=9")) == 5
     assert len(await elements(browser, "log/a", "full=1")) == 10, "the whole log is asked for by name"
+
+
+async def test_a_checkpoint_read_that_was_cut_says_so(start: Start, session: aiohttp.ClientSession) -> None:
+    log = {**LOG, "appendOnly": {**PLAIN, "maxPullLimit": 5}}
+    browser = Browser(await start({"collections": [log]}), session)
+    for n in range(1, 11):
+        await append(browser, "log/a", {"n": n}, ts=n)
+    cut = dict.fromkeys(("checkpoint=0", "since=4"), True)
+    whole = ("checkpoint=5", "checkpoint=9", "checkpoint=10", "last=5", "checkpoint=0&last=5", "full=1")
+    for query, has_more in {**cut, **dict.fromkeys(whole, False)}.items():
+        answer = await tail(browser, "log/a", query)
+        wanted = {"data", "hash", "timestamp"} | ({"hasMore"} if has_more else set())
+        assert answer.json.keys() == wanted, query
+        assert answer.json.get("hasMore", False) is has_more
+        assert answer.headers["ETag"] == f'"{answer.json["hash"]}"'
+        head = await browser.request("HEAD", f"/pull/log/a?{query}")
+        assert (head.status, head.body, head.headers["ETag"]) == (200, b"", answer.headers["ETag"])
+    assert "hasMore" not in (await tail(browser, "log/none", "checkpoint=0")).json
+
+
+async def test_a_long_answer_that_was_cut_says_so_at_its_end(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    permissions = {"secret": {"readRoles": ["admin"]}}
+    log = {**LOG, "appendOnly": {**PLAIN, "maxPullLimit": 90}}
+    hiding = {**log, "name": "hiding", "storagePath": "hiding/{id}", "fieldPermissions": permissions}
+    browser = Browser(await start({"collections": [log, hiding]}), session)
+    for key in ("log/a", "hiding/a"):
+        found = await long_log(browser, key, 100)
+        answer = await tail(browser, key, "checkpoint=0")
+        assert answer.headers["Transfer-Encoding"] == "chunked"
+        assert answer.json["data"]["items"] == found[:90]
+        assert answer.json["hasMore"] is True
+        rest = await tail(browser, key, f"checkpoint={found[89]['ts']}")
+        assert rest.json["data"]["items"] == found[90:]
+        assert "hasMore" not in rest.json
+
+
+async def test_a_checkpoint_is_ignored_where_a_log_is_always_sent_whole(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    rules = {**PLAIN, "allowFull": False, "maxPullLimit": 5, "maxCheckpointAgeMs": 1000}
+    whole = {**LOG, "appendOnly": rules, "forceFullFetch": True}
+    browser = Browser(await start({"collections": [whole]}), session)
+    for n in range(1, 5):
+        await append(browser, "log/a", {"n": n}, ts=n)
+
+    async def pulled(query: str) -> tuple[list[int], bool]:
+        answer = (await tail(browser, "log/a", query)).json
+        return [element["ts"] for element in answer["data"]["items"]], "hasMore" in answer
+
+    for query in ("checkpoint=0", "checkpoint=3", "since=99"):
+        assert await pulled(query) == ([1, 2, 3, 4], False)
+    await append(browser, "log/a", {"n": 5}, ts=5)
+    assert await pulled("checkpoint=3") == ([1, 2, 3, 4, 5], False)
+    await append(browser, "log/a", {"n": 6}, ts=6)
+    assert await pulled("checkpoint=3") == ([1, 2, 3, 4, 5], True)
+    assert await pulled("last=2") == ([5, 6], False)
+    params = {"collections": "log", "params": '{"log":[{"id":"a"},{"id":"a"}]}'}
+    params["appendParams"] = '{"log":[{"since":3},{"last":2}]}'
+    batch = (await browser.request("GET", f"/batch/pull?{urlencode(params)}")).json["collections"]["log"]
+    assert [element["ts"] for element in batch[0]["data"]["items"]] == [1, 2, 3, 4, 5]
+    assert batch[0]["hasMore"] is True
+    assert [element["ts"] for element in batch[1]["data"]["items"]] == [5, 6]
+    assert "hasMore" not in batch[1]
 
 
 # Who may do what

@@ -275,6 +275,14 @@ async def test_after_a_checkpoint_come_the_oldest_elements(anyone: Browser, stor
     assert pages == 5
 
 
+async def test_an_entry_that_was_cut_says_so(anyone: Browser, store: FaultyStore) -> None:
+    await append(store, "short", "short/a", ALL[:9])
+    asked = [*({"since": since} for since in (0, 20, 10, 90)), {"last": 7}, {"since": 0, "last": 3}]
+    found = await tails(anyone, "short", *asked)
+    assert [entry.get("hasMore", False) for entry in found] == [True, False, True, False, False, False]
+    assert items(found[1]) == ALL[2:9]
+
+
 async def test_a_larger_tail_than_max_pull_limit_is_clamped(anyone: Browser, store: FaultyStore) -> None:
     await append(store, "short", "short/a", ALL)
     found = await tails(

@@ -62,10 +62,6 @@ TRUSTED = {"trustedIssuers": ["ab" * 32]}
             ),
         ),
         (
-            {"appendOnly": {"allowFull": False, "maxPullLimit": 9}, "forceFullFetch": True},
-            ("forceFullFetch", "tells clients to ask for what appendOnly.allowFull refuses"),
-        ),
-        (
             {"allowedMimeTypes": ["*/*"], "objectSchema": {}},
             ("objectSchema", "is for documents: no media type is application/json, so all are files"),
         ),

@@ -52,7 +52,7 @@ def asked(collections: str, **members: object) -> str:
 def entries(query: str, identity: str, paths: list[str]) -> dict[str, list[tuple[str, str]]]:
     """What the core plans, told by answering each read with its own key and bounds."""
     plan = PLANNER.plan(query.encode(), identity, core.Scope(paths, identity))
-    tails: list[tuple[str, bytes] | str] = [
+    tails: list[tuple[str, bytes, bool] | str] = [
         f"tail:{key} {since} {newest} {oldest}" for key, _, since, newest, oldest in plan.tails
     ]
     body = plan.answer([f"read:{key}" for key, _ in plan.reads], 0, tails=tails).body()
@@ -222,13 +222,13 @@ def test_a_log_is_read_once_for_each_of_its_bounds() -> None:
     plan = core.BatchPlanner(ROWS, 9, 5000, []).plan(tailing([*named]).encode(), "")
     assert plan.reads == []
     assert plan.tails == [("log/a", 0, None, 3, None), ("log/a", 0, 5, None, 1000), ("log/a", 0, 5, 3, None)]
-    tails: list[tuple[str, bytes] | str] = [
-        ("h", b'{"items":[1]}'),
+    tails: list[tuple[str, bytes, bool] | str] = [
+        ("h", b'{"items":[1]}', True),
         "store_unavailable",
-        ('"', b'{"items":[]}'),
+        ('"', b'{"items":[]}', False),
     ]
     answer = plan.answer([], 7, tails=tails)
-    first = b'{"data":{"items":[1]},"hash":"h","timestamp":7}'
+    first = b'{"data":{"items":[1]},"hash":"h","timestamp":7,"hasMore":true}'
     failed = b'{"error":"store_unavailable"}'
     third = b'{"data":{"items":[]},"hash":"\\"","timestamp":7}'
     entries = (first, failed, first, third, first)
@@ -247,7 +247,7 @@ def test_logs_and_documents_are_answered_side_by_side() -> None:
     assert plan.reads == [("notes/a", 1)]
     assert plan.tails == [("log/a", 0, None, 1, None), ("users/me/log/b", 2, 0, None, 7)]
     assert plan.groups == [(4, None, []), (0, None, []), (5, "me", [])]
-    body = plan.answer(["gone"], 7, None, [("h", b"{}"), "lost"]).body()
+    body = plan.answer(["gone"], 7, None, [("h", b"{}", False), "lost"]).body()
     assert json.loads(body)["collections"] == {
         "log": [{"data": {}, "hash": "h", "timestamp": 7}],
         "notes": [{"error": "gone"}],
@@ -276,22 +276,22 @@ def test_bounds_count_what_they_may_return(name: str, bounds: list[object], budg
 
 
 def test_the_etag_tells_logs_bounds_and_hashes_apart() -> None:
-    def etag(bounds: object, told: tuple[str, bytes] | str, log: str = "a") -> str:
+    def etag(bounds: object, told: tuple[str, bytes, bool] | str, log: str = "a") -> str:
         return PLANNER.plan(tailing([bounds], [log]).encode(), "").answer([], 0, tails=[told]).etag
 
-    empty, tail = ("", b""), ("h", b"1")
+    empty, tail = ("", b"", False), ("h", b"1", False)
     distinct = [
         etag({"last": 1}, tail),
         etag({"last": 2}, tail),
         etag({"since": 1}, tail),
         etag({"since": 1, "last": 1}, tail),
-        etag({"last": 1}, ("i", b"1")),
+        etag({"last": 1}, ("i", b"1", False)),
         etag({"last": 1}, empty),
         etag({"last": 1}, "h"),
         etag({"last": 1}, tail, "b"),
     ]
     assert len(set(distinct)) == len(distinct)
-    assert etag({"last": 1}, tail) == etag({"limit": 1}, ("h", b"2"))
+    assert etag({"last": 1}, tail) == etag({"limit": 1}, ("h", b"2", True))
 
 
 def test_each_read_has_one_outcome() -> None:
@@ -300,7 +300,7 @@ def test_each_read_has_one_outcome() -> None:
         with pytest.raises(ValueError, match="one outcome"):
             plan.answer([None] * count, 0)
     log = PLANNER.plan(tailing([{"last": 1}]).encode(), "")
-    wrong: list[list[tuple[str, bytes] | str] | None] = [None, [], ["a", "b"]]
+    wrong: list[list[tuple[str, bytes, bool] | str] | None] = [None, [], ["a", "b"]]
     for tails in wrong:
         with pytest.raises(ValueError, match="one outcome"):
             log.answer([], 0, None, tails)

@@ -47,6 +47,9 @@ SERVICE: dict[str, Any] = {
         log("aged", maxCheckpointAgeMs=60_000, maxPullLimit=5),
         log("shut-aged", maxCheckpointAgeMs=60_000, maxPullLimit=5, allowFull=False),
         {**log("fading"), "ttlMs": 60_000},
+        {**log("whole"), "forceFullFetch": True},
+        {**log("whole-small", maxPullLimit=5), "forceFullFetch": True},
+        {**log("whole-shut", maxPullLimit=5, allowFull=False), "forceFullFetch": True},
         {**log("shut-fading", maxCheckpointAgeMs=60_000, allowFull=False), "ttlMs": 60_000},
     ]
 }
@@ -115,6 +118,50 @@ async def test_the_first_pull_takes_all_and_later_ones_what_is_new(start: Start)
         await appended(anyone, "log/a", 10, 12)
         assert times(await cursor.pull()) == [10, 12]
         assert times(await LogCursor(anyone, "/pull/log/a").pull()) == [3, 4, 9, 10, 12]
+
+
+async def test_a_cursor_knows_whether_there_is_more(start: Start) -> None:
+    async with Client(await start(SERVICE)) as anyone:
+        wanted = await appended(anyone, "small/a", *range(1, 13))
+        cursor = LogCursor(anyone, "small/a", since=0)
+        found = []
+        for has_more in (True, True, False):
+            found += times(await cursor.pull())
+            assert cursor.has_more is has_more
+        assert found == wanted
+        # Exactly as many as fit are not taken for a part.
+        last = LogCursor(anyone, "small/a", since=7)
+        assert (times(await last.pull()), last.has_more) == ([8, 9, 10, 11, 12], False)
+
+
+@pytest.mark.parametrize("name", ["whole", "whole-small"])
+async def test_a_log_that_is_always_sent_whole_gives_each_element_once(start: Start, name: str) -> None:
+    async with Client(await start(SERVICE)) as anyone:
+        key = f"{name}/a"
+        cursor = LogCursor(anyone, key, since=0)
+        found, count = [], 0
+        for new in ([1, 2, 3], [4, 5], [6, 7, 8], [], [9]):
+            await appended(anyone, key, *new)
+            count += len(new)
+            has_more = True
+            for _ in range(3):
+                if has_more:
+                    found += times(await cursor.pull())
+                    has_more = cursor.has_more
+            assert not has_more
+            assert found == [*range(1, count + 1)]
+
+
+async def test_a_log_that_can_neither_be_gone_on_with_nor_had_whole_is_refused(start: Start) -> None:
+    async with Client(await start(SERVICE)) as anyone:
+        cursor = LogCursor(anyone, "whole-shut/a", since=0)
+        await appended(anyone, "whole-shut/a", 1, 2, 3, 4, 5)
+        assert times(await cursor.pull()) == [1, 2, 3, 4, 5]
+        assert await cursor.pull() == []
+        await appended(anyone, "whole-shut/a", 6)
+        with pytest.raises(FullNotAllowed):
+            await cursor.pull()
+        assert cursor.checkpoint_ms == 5
 
 
 async def test_a_log_may_call_its_elements_otherwise(start: Start) -> None:
@@ -412,7 +459,7 @@ async def test_a_server_that_is_lost_and_comes_back_is_followed_on() -> None:
             if found == [1, 2, 3]:
                 break
     assert [type(error) for error in told] == [Unreachable, Unavailable]
-    assert waits.seconds == [1.0, 2.0, 30.0, 1.0]
+    assert waits.seconds == [1.0, 2.0, 4.0, 30.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(

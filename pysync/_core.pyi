@@ -214,6 +214,9 @@ class LogHead:
     @property
     def count(self) -> int: ...
     @property
+    def ts_ms(self) -> int | None:
+        """The newest element's, None of an empty log."""
+    @property
     def written_ms(self) -> int:
         """When the head was written, 0 of an empty log; `ttlMs` counts from here."""
     @property
@@ -413,14 +416,14 @@ class BatchPlan:
         stored: Sequence[bytes | tuple[str, int] | str | None],
         now_ms: int,
         variant: bytes | None = None,
-        tails: list[tuple[str, bytes] | str] | None = None,
+        tails: list[tuple[str, bytes, bool] | str] | None = None,
     ) -> BatchAnswer:
         """The answer, where `stored` says of each of `reads` what the store holds: bytes, None for nothing,
         or the text of an error. A document's hash and time may stand in for its bytes: then the answer has an
         ETag and no `body`. Bytes that are no document are `document_corrupt`, and a document that has
         outlived its `ttlMs` is missing. `variant` tells apart answers to callers who see different parts.
-        `tails` says of each of `self.tails` what became of it: the log's hash and the text of `data`, or the
-        text of an error; it may be left out where there are none.
+        `tails` says of each of `self.tails` what became of it: the log's hash, the text of `data` and whether
+        elements were left out, or the text of an error; it may be left out where there are none.
 
         Raises ValueError where `stored` has another length than `reads`, or `tails` than `self.tails`.
         """

@@ -23,8 +23,8 @@ pub enum Found {
     Failed(String),
 }
 
-/// What became of the read of a log: its hash, or the text of an error.
-pub type Told = Result<String, String>;
+/// What became of the read of a log: its hash and whether elements were left out, or the text of an error.
+pub type Told = Result<(String, bool), String>;
 
 /// What became of a plan's reads.
 pub struct Outcomes {
@@ -90,7 +90,7 @@ impl Plan {
                             add(0xFE, digits.unwrap_or_default().as_bytes());
                         }
                         match &outcomes.tails[*at] {
-                            Ok(hash) => add(0xFD, hash.as_bytes()),
+                            Ok((hash, _)) => add(0xFD, hash.as_bytes()),
                             Err(text) => add(0xFA, text.as_bytes()),
                         }
                     }
@@ -192,12 +192,15 @@ impl Frame {
     fn log(&mut self, at: usize, told: &Told, now_ms: u64) {
         match told {
             Err(text) => return self.error(text),
-            Ok(hash) => {
+            Ok((hash, has_more)) => {
                 self.data(Gap::Tail(at));
                 self.text.extend_from_slice(b",\"hash\":");
                 write_string(&mut self.text, hash);
                 self.text.extend_from_slice(b",\"timestamp\":");
                 self.number(now_ms);
+                if *has_more {
+                    self.text.extend_from_slice(b",\"hasMore\":true");
+                }
             }
         }
         self.text.push(b'}');

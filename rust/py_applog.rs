@@ -175,6 +175,11 @@ impl LogHead {
     }
 
     #[getter]
+    fn ts_ms(&self) -> Option<u64> {
+        self.head.ts_ms
+    }
+
+    #[getter]
     fn written_ms(&self) -> u64 {
         self.head.written_ms
     }

@@ -137,17 +137,18 @@ impl BatchPlan {
     }
 }
 
-/// What became of the read of a log: its hash and the text of `data`, or the text of an error.
+/// What became of the read of a log: its hash, the text of `data` and whether elements were left out, or the
+/// text of an error.
 #[derive(FromPyObject)]
 enum Told<'py> {
-    Tail(String, Bound<'py, PyBytes>),
+    Tail(String, Bound<'py, PyBytes>, bool),
     Failed(String),
 }
 
 impl Told<'_> {
     fn parts(self) -> (joined::Told, Option<Py<PyBytes>>) {
         match self {
-            Self::Tail(hash, data) => (Ok(hash), Some(data.unbind())),
+            Self::Tail(hash, data, has_more) => (Ok((hash, has_more)), Some(data.unbind())),
             Self::Failed(text) => (Err(text), None),
         }
     }

@@ -9,7 +9,8 @@ from pysync.errors import CheckpointTooOld
 
 @dataclass(frozen=True, slots=True)
 class LogRules:
-    """The members of `appendOnly`, their defaults filled in, and the collection's `ttlMs`."""
+    """The members of `appendOnly`, their defaults filled in, and of its collection `ttlMs` and
+    `forceFullFetch`."""
 
     field: str = "items"
     persist: bool = True
@@ -20,6 +21,7 @@ class LogRules:
     max_pull_limit: int | None = None
     max_checkpoint_age_ms: int | None = None
     ttl_ms: int | None = None
+    force_full: bool = False
 
     @classmethod
     def of(cls, collection: Collection) -> "LogRules":
@@ -36,6 +38,7 @@ class LogRules:
             max_pull_limit=said.max_pull_limit,
             max_checkpoint_age_ms=said.max_checkpoint_age_ms,
             ttl_ms=collection.ttl_ms,
+            force_full=collection.force_full_fetch,
         )
 
     def expired(self, head: LogHead, now_ms: int) -> bool:

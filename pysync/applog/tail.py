@@ -1,5 +1,6 @@
 """Reading a log: which objects a tail takes, and its elements as the text of an answer."""
 
+import re
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -151,6 +152,14 @@ class Tail:
         self._bounds = bounds
         self._nodes = nodes
         self.hash = "" if head is None else head.hash
+        self._newest_ms = -1 if bounds.since is None else bounds.since
+        """The time of the newest element that was given."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether elements were left out that are newer than all that `text`, or `chunks`, gave."""
+        newest_ms = None if self._head is None else self._head.ts_ms
+        return self._bounds.oldest is not None and newest_ms is not None and newest_ms > self._newest_ms
 
     async def is_long(self) -> bool:
         """Whether it is better sent piece by piece."""
@@ -171,7 +180,9 @@ class Tail:
         with self._corruption.meeting("log", self._key):
             while more := await self._nodes.next():
                 segments += more
-            return _slice(self._head, segments, self._bounds, with_tail=True)
+            text = _slice(self._head, segments, self._bounds, with_tail=True)
+        self._note(text)
+        return text
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """`text` in pieces, each of some segments."""
@@ -187,11 +198,16 @@ class Tail:
                 text = _slice(self._head, segments, bounds, with_tail=is_last)
             if text and bounds.oldest is not None:
                 bounds = replace(bounds, oldest=bounds.oldest - 1 - text.count(b"\n"))
+                self._note(text)
             del segments  # while a slow client takes the text, there is nothing else
             if text:
                 text = comma + text
                 yield text
                 comma = b","
+
+    def _note(self, text: bytes) -> None:
+        if (last := _ts_of(text, text.rfind(b"\n") + 1)) is not None:
+            self._newest_ms = int(last[1])
 
     def frame(self, field: str) -> tuple[bytes, bytes]:
         """What stands before and after the elements in the text of `data`."""
@@ -199,6 +215,10 @@ class Tail:
             self._head.beside[1:-1].encode() + b"," if self._head is not None and self._head.beside else b""
         )
         return b"{%b%b:[" % (beside, orjson.dumps(field)), b"]}"
+
+
+_ts_of = re.compile(rb'\{"ts":([0-9]+)').match
+"""Of an element, which is a line of its own."""
 
 
 def _slice(head: _core.LogHead, segments: list[Segment], bounds: Bounds, *, with_tail: bool) -> bytes:

@@ -46,8 +46,10 @@ async def _tail(options: argparse.Namespace) -> None:
         elif count is not None:
             print_lines(*map(_told, await cursor.pull()))
         else:
-            while elements := await cursor.pull():  # a server may give only some at once
-                print_lines(*map(_told, elements))
+            has_more = True
+            while has_more:  # a server may give only some at once
+                print_lines(*map(_told, await cursor.pull()))
+                has_more = cursor.has_more
 
 
 def _told(element: LogElement) -> dict[str, Any]:

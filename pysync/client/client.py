@@ -60,8 +60,8 @@ class Client(Blobs):
 
         A log is pulled with bounds, and `PullResult.elements` are its elements: those with a time above
         `since`, of those the newest `last`, or `full`: all. Without `full` a server may give no more than the
-        log's `maxPullLimit`: of `last` the newest, of `since` alone the oldest, so that asking again, since
-        the newest of them, until none come, misses none: a `LogCursor` does.
+        log's `maxPullLimit`: of `last` the newest, of `since` alone the oldest, with `has_more`, so that
+        asking again, since the newest of them, misses none: a `LogCursor` does.
 
         Raises ValueError for bounds that no server takes, for `with_keyring` beside them, and for a file.
         """

@@ -33,10 +33,10 @@ class LogCursor:
     """A place in the log at `key`: each `pull` gives what was appended after it and moves it on.
 
     No element is left out, and none comes twice. Where a server gives no more than `maxPullLimit` elements at
-    once, those are the oldest after the place, and the next pull goes on from there: there may be more until
-    a pull leaves `checkpoint_ms` where it was. A log that expired and began anew goes on after the place, as
-    times do. Where the first look found nothing and the server refuses `full`, an element at time 0 (no
-    server's clock gives it) is out of reach.
+    once, those are the oldest after the place; `has_more` says so, and the next pull goes on from there. Of a
+    collection with `forceFullFetch` each pull transfers all of the log, and gives what is new. A log that
+    expired and began anew goes on after the place, as times do. Where the first look found nothing and the
+    server refuses `full`, an element at time 0 (no server's clock gives it) is out of reach.
 
     The elements are the caller's: the cursor keeps none. Pulls of several tasks wait for each other.
     """
@@ -77,6 +77,7 @@ class LogCursor:
         self._first = first
         self._place = newest if since is None else since
         self._pulled = False
+        self._has_more = False
         self._authors = None if authors is None else frozenset(author.lower() for author in authors)
         self._verify = verify or authors is not None
         self._skip = skip_bad_proofs
@@ -89,14 +90,20 @@ class LogCursor:
         with this `since` goes on from here."""
         return self._place
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the server left out elements that the next pull gives."""
+        return self._has_more
+
     async def pull(self) -> list[LogElement]:
         """What is new, in the log's order; where the server gives only some of it (`maxPullLimit`), the
-        oldest, and the next pull goes on from there.
+        oldest, and `has_more`: the next pull goes on from there.
 
         Raises what `Client.pull` does, and BadAuthorProof; the cursor then stays where it was. It raises
         CheckpointTooOld where its place is further back than the log's `maxCheckpointAgeMs` and neither the
         newest elements nor `full` reach back to it: a new cursor begins where the caller says, `first` takes
-        the newest.
+        the newest. It raises FullNotAllowed where the collection has `forceFullFetch`, and a log that is
+        longer than `maxPullLimit` may not be pulled in full.
         """
         async with self._turn:
             place = -1 if self._place is None else self._place
@@ -144,9 +151,8 @@ class LogCursor:
         )
 
     async def _look(self) -> tuple[list[LogElement] | None, bool]:
-        place = self._place
         elements = await self.pull()
-        return elements or None, self._place != place  # moved also past elements that were skipped
+        return elements or None, self._has_more
 
     async def _first_look(self) -> list[LogElement]:
         if self._first is not None:
@@ -163,9 +169,14 @@ class LogCursor:
             with suppress(FullNotAllowed):
                 return await self._ask(full=True)
         try:
-            return await self._ask(since=max(place, 0))
+            found = await self._ask(since=max(place, 0))
         except CheckpointTooOld as error:
             too_old = error
+        else:
+            if self._has_more and not any(element.ts_ms > place for element in found):
+                # The checkpoint was ignored (forceFullFetch): the same would come for ever.
+                return await self._ask(full=True)
+            return found
         newest = await self._ask(last=QUIET_LOOK_BACK)
         if not newest or newest[0].ts_ms <= place:
             return newest
@@ -177,7 +188,10 @@ class LogCursor:
     async def _ask(
         self, *, since: int | None = None, last: int | None = None, full: bool = False
     ) -> list[LogElement]:
-        return (await self._client.pull(self.key, since=since, last=last, full=full)).elements(self._field)
+        pulled = await self._client.pull(self.key, since=since, last=last, full=full)
+        elements = pulled.elements(self._field)
+        self._has_more = pulled.has_more
+        return elements
 
     def _holds(self, element: LogElement) -> bool:
         author, signature = (element.author_pubkey or "").lower(), element.author_signature or ""

@@ -22,7 +22,7 @@ class LogElement:
 class PullResult:
     """A document as the server holds it: `hash` is `""` and `data` empty where nothing is stored.
     `timestamp_ms` is the time of the pull. `keyring` is None where it was not asked for, is not stored, or
-    may not be read."""
+    may not be read. `has_more`: the server left out elements of a log that are newer than those in `data`."""
 
     data: dict[str, Any]
     hash: str
@@ -30,6 +30,7 @@ class PullResult:
     author_pubkey: str | None = None
     author_signature: str | None = None
     keyring: "PullResult | None" = None
+    has_more: bool = False
 
     def elements(self, field: str = "items") -> list[LogElement]:
         """The elements of a log that were pulled, in its order; `field` is what its collection calls them.
@@ -96,6 +97,7 @@ def pull_result(answer: dict[str, Any]) -> PullResult:
         author_pubkey=answer.get("authorPubkey"),
         author_signature=answer.get("authorSignature"),
         keyring=None if keyring is None else pull_result(members_of(keyring)),
+        has_more=answer.get("hasMore") is True,
     )
 
 

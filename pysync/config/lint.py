@@ -146,12 +146,8 @@ def _log(collection: Collection) -> Iterator[tuple[str, str]]:
         return
     if log.require_author_signature is False:
         yield "appendOnly.requireAuthorSignature", "false: author proofs are kept as they are sent, unchecked"
-    if log.allow_full is False:
-        if log.max_pull_limit is None:
-            message = "false, but checkpoint=0 gives the whole log too: set maxPullLimit"
-            yield "appendOnly.allowFull", message
-        if collection.force_full_fetch:
-            yield "forceFullFetch", "tells clients to ask for what appendOnly.allowFull refuses"
+    if log.allow_full is False and log.max_pull_limit is None:
+        yield "appendOnly.allowFull", "false, but checkpoint=0 gives the whole log too: set maxPullLimit"
 
 
 def _files(collection: Collection) -> Iterator[tuple[str, str]]:

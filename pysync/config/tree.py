@@ -161,7 +161,10 @@ class Collection:
         "too old.",
         None,
     )
-    force_full_fetch: bool = member("Tells clients not to sync by checkpoint.", False)
+    force_full_fetch: bool = member(
+        "Disables sync by checkpoint: a log pulled with `checkpoint` alone is sent from its beginning.",
+        False,
+    )
     listable: bool = member("Serves the list route.", False)
     bundle: str | None = member("Name of the bundle it belongs to.", None)
     keyring_path: str | None = member("Key template of the keyring; absent: `<storagePath>/_keyring`.", None)

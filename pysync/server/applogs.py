@@ -109,7 +109,7 @@ class LogHandlers:
     def _pulled(self, tail: Tail, text: bytes, now_ms: int, hidden: frozenset[str] = frozenset()) -> bytes:
         """The answer with the elements of `tail`, whose text is `text`."""
         before, after = self._answer_frame(tail, now_ms, hidden)
-        return b"".join((before, text, after))
+        return b"".join((before, text, after, _end(tail)))
 
     async def _pieces(self, tail: Tail, hidden: frozenset[str], now_ms: int) -> AsyncGenerator[bytes, None]:
         """The same, piece by piece."""
@@ -122,18 +122,24 @@ class LogHandlers:
             else:
                 yield before + chunk if before else chunk
             before = b""
-        yield before + after
+        yield before + after + _end(tail)
 
     def _answer_frame(self, tail: Tail, now_ms: int, hidden: frozenset[str]) -> tuple[bytes, bytes]:
-        """What stands before and after the elements in an answer."""
+        """What stands before and after the elements in an answer, but for its end."""
         before, after = visible_frame(tail, self._rules.field, hidden)
-        return b'{"data":' + before, b'%b,"hash":"%b","timestamp":%d}' % (after, tail.hash.encode(), now_ms)
+        return b'{"data":' + before, b'%b,"hash":"%b","timestamp":%d' % (after, tail.hash.encode(), now_ms)
+
+
+def _end(tail: Tail) -> bytes:
+    """The end of an answer, after the elements of `tail`: before these it is not known."""
+    return b',"hasMore":true}' if tail.has_more else b"}"
 
 
 def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
     """What a pull with this query asks for, as far as `rules` allow it: at most `maxPullLimit` elements, the
     newest where a number is asked for, else the oldest, so that who goes on from the last one misses none.
-    A log that stores nothing asks for no bounds.
+    A log that stores nothing asks for no bounds, and of one that is only to be fetched in full a checkpoint
+    alone asks for all.
 
     Raises:
         InvalidCheckpoint, InvalidLimit, InvalidLast: not an integer in canonical decimal.
@@ -154,6 +160,8 @@ def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
         return Bounds()
     if is_full:
         raise FullWithBounds
+    if newest is None and rules.force_full:
+        return Bounds(oldest=rules.max_pull_limit)
     rules.check_age(since, now_ms)
     if newest is None:
         return Bounds(since, oldest=rules.max_pull_limit)

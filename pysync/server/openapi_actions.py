@@ -61,11 +61,16 @@ def _pull(service: Service, route: Route) -> Operation:
 
 def _pull_log(route: Route, field: str) -> Operation:
     elements = object_of({field: array(component("schemas", "Element"))})
-    entry = {"data": elements, "hash": component("schemas", "Hash")}
+    members = {
+        "data": elements,
+        "hash": component("schemas", "Hash"),
+        "timestamp": component("schemas", "Timestamp"),
+    }
+    has_more = {"hasMore": component("schemas", "HasMore")}
     bounds = ("checkpoint", "since", "newest", "last", "full", "ifNoneMatch")
     return Operation(
         f"Read the elements of a log of {_named(route)} that are within the bounds",
-        _cached(object_of(entry | {"timestamp": component("schemas", "Timestamp")})),
+        _cached(object_of(members | has_more, required=list(members))),
         _STORE,
         tuple(component("parameters", name) for name in bounds),
     )

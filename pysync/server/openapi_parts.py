@@ -200,6 +200,10 @@ SCHEMAS: Json = {
         "pattern": "^([0-9a-f]{64})?$",
     },
     "Timestamp": {"type": "integer", "description": "Milliseconds since the epoch."},
+    "HasMore": {
+        "const": True,
+        "description": "There where elements of a log were left out that are newer than those in data.",
+    },
     "Entry": object_of(_ENTRY | _PROOF, required=list(_ENTRY)),
     "Document": object_of(
         _ENTRY | _PROOF | {"keyring": {"anyOf": [component("schemas", "Entry"), {"type": "null"}]}},
@@ -208,7 +212,15 @@ SCHEMAS: Json = {
     "Element": object_of(
         {"ts": component("schemas", "Timestamp"), "data": {"type": "object"}} | _PROOF, ["ts", "data"]
     ),
-    "BatchEntry": {"anyOf": [component("schemas", "Entry"), object_of({"error": _TEXT})]},
+    "BatchEntry": {
+        "anyOf": [
+            object_of(
+                _ENTRY | _PROOF | {"hasMore": component("schemas", "HasMore")},
+                required=list(_ENTRY),
+            ),
+            object_of({"error": _TEXT}),
+        ]
+    },
     "Member": object_of({"data": {"type": "object"}, "hash": component("schemas", "Hash")}),
     "StreamEvent": object_of(
         {

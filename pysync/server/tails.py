@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from pysync.applog import Bounds, LogRules, Logs, Tail
@@ -10,8 +11,9 @@ from pysync.errors import BadRequest, DocumentCorrupt, PullBoundRequired, StoreU
 from pysync.rule import Rule
 from pysync.server.applogs import stripped, visible_frame
 
-Told = tuple[str, bytes] | str
-"""What became of the read of a log: its hash and the text of `data`, or the text of an error."""
+Told = tuple[str, bytes, bool] | str
+"""What became of the read of a log: its hash, the text of `data` and whether elements were left out, or the
+text of an error."""
 
 
 def max_elements(rule: Rule) -> int | None:
@@ -54,7 +56,8 @@ class LogReads:
                 if self._rules.persist:
                     if each.bounds == Bounds():
                         raise PullBoundRequired
-                    self._rules.check_age(each.bounds.since, self._logs.now_ms())
+                    if not self._is_forced(each.bounds):
+                        self._rules.check_age(each.bounds.since, self._logs.now_ms())
             except BadRequest as error:
                 self._told[each.at] = error.text
             else:
@@ -62,14 +65,17 @@ class LogReads:
         if not admitted:
             return
         try:
-            bounds = [each.bounds for each in admitted]
+            bounds = [
+                replace(each.bounds, since=None) if self._is_forced(each.bounds) else each.bounds
+                for each in admitted
+            ]
             tails = await self._logs.read_each(admitted[0].key, bounds, self._rules)
         except (DocumentCorrupt, StoreUnavailable) as error:
             for each in admitted:
                 self._told[each.at] = error.text
             return
         for each, tail in zip(admitted, tails, strict=True):
-            self._told[each.at] = tail.hash, b""
+            self._told[each.at] = tail.hash, b"", False
             self._open.append((each, tail))
 
     async def weigh(self) -> None:
@@ -82,10 +88,15 @@ class LogReads:
         """Tell the elements too. Raises BatchTooLarge."""
         for each, tail in self._open:
             try:
-                self._told[each.at] = tail.hash, await self._text(each, tail)
+                text = await self._text(each, tail)
+                self._told[each.at] = tail.hash, text, tail.has_more
             except (DocumentCorrupt, StoreUnavailable) as error:
                 self._told[each.at] = error.text
         self._open.clear()
+
+    def _is_forced(self, bounds: Bounds) -> bool:
+        """Whether all of the log is asked for, by a checkpoint alone."""
+        return self._rules.force_full and bounds.newest is None
 
     async def _text(self, each: Asked, tail: Tail) -> bytes:
         """The text of `data`, without what is hidden."""

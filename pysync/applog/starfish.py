@@ -3,6 +3,8 @@
 import hashlib
 from typing import Final
 
+import orjson
+
 from pysync._core import LogHead
 from pysync.errors import DocumentCorrupt
 from pysync.store import NotModified, Source, Store
@@ -39,8 +41,16 @@ async def gathered(
             raise DocumentCorrupt
         chunks.insert(0, found.body)
         if newest is not None:
-            count += head.gather([found.body]).count
+            count += _length(found.body)
     return head.gather(chunks, whole=len(chunks) == known)
+
+
+def _length(chunk: bytes) -> int:
+    """How many elements it has. Raises DocumentCorrupt."""
+    try:
+        return len(orjson.loads(chunk))
+    except (ValueError, TypeError):
+        raise DocumentCorrupt from None
 
 
 async def chunk_names(store: Source, key: str) -> list[str]:

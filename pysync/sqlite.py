@@ -5,6 +5,7 @@ wait at one moment share a transaction, and its outcome reaches the event loop i
 """
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -52,10 +53,13 @@ class Schema(NamedTuple):
         return len(self.steps)
 
 
-def create_folder(path: Path) -> None:
-    """Make `path` and its parents, closed to other users. Raises OSError."""
+def create_folder(path: Path, *, may_be_link: bool = False) -> None:
+    """Make `path` and its parents, closed to other users. Raises OSError, also for a symbolic link, unless it
+    may be one."""
+    if not may_be_link and path.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if not path.is_dir():
-        create_folder(path.parent)  # `parents` of mkdir would leave them open to others
+        create_folder(path.parent, may_be_link=True)  # `parents` of mkdir would leave them open to others
         path.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -74,7 +78,8 @@ def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence
     reader, writer = connect_reader(path), connect_writer(path, synchronous)
     for connection in (reader, writer):
         connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the files beside
-    file.watch(path, Path(f"{path}-wal"), Path(f"{path}-shm"))
+    real = os.path.realpath(path)  # SQLite has them beside the file that a link leads to
+    file.watch(path, Path(f"{real}-wal"), Path(f"{real}-shm"))
     file.check()
     return Database(reader, writer, file)
 

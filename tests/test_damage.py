@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -264,3 +265,23 @@ async def test_a_probe_of_a_configuration_checks_its_databases_whatever_their_si
     else:
         assert status == 0
         assert output.count("quick_check") == 2
+
+
+async def test_readiness_is_answered_while_a_commit_hangs(
+    folder: Path, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "READY_S", 0.02)
+    monkeypatch.setattr(ops, "PROBE_EVERY_S", 0.0)
+    browser = Browser(await start(served(folder)), session)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    flushed = threading.Event()
+    hanging = app.store._writer.submit(lambda cursor: flushed.wait())
+    try:
+        for _ in range(3):
+            assert (await browser.request("GET", "/health/ready")).status == 503
+        assert (await browser.pull("notes/a")).status == 200
+    finally:
+        flushed.set()
+    await hanging
+    while (await browser.request("GET", "/health/ready")).status != 200:
+        pass

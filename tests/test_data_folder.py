@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -200,3 +201,18 @@ async def test_a_link_in_the_place_of_what_a_coordinator_locks_or_appends_to_is_
     with pytest.raises(CoordinatorUnavailable, match="symbolic links"):
         await LocalCoordinator.at(folder, lambda: 0)
     assert (outside / "b").read_bytes() == b"secret"
+
+
+@pytest.mark.parametrize("name", ["files/~incoming", "merging"])
+async def test_a_link_in_the_place_of_a_folder_of_the_stores_own_is_not_followed(
+    folder: Path, outside: Path, name: str
+) -> None:
+    store = await LocalStore.at(folder)
+    await store.write("e/1", chunks(b"1"), "text/plain")
+    await store.close()
+    shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / name).symlink_to(outside)
+    os.utime(outside / "b", (0, 0))  # as what was abandoned long ago
+    with pytest.raises(StoreUnavailable, match=r"symbolic links|store_unavailable"):
+        await LocalStore.at(folder)
+    assert [path.name for path in outside.iterdir()] == ["b"]

@@ -288,3 +288,19 @@ async def test_workers_whose_database_is_deleted_acknowledge_nothing_and_begin_n
         told = [entry for entry in service.entries() if entry["level"] == "critical"]
         stored = [entry["worker"] for entry in told if "pysync.db" in entry["message"]]
         assert sorted(stored) == [1, 2], "each says so once"
+
+
+async def test_a_database_that_is_a_link_of_the_operators_is_served_and_watched(
+    folder: Path, tmp_path: Path
+) -> None:
+    await (await LocalStore.at(folder)).close()
+    real = tmp_path / "disk"
+    real.mkdir()
+    (folder / "pysync.db").rename(real / "real.db")
+    (folder / "pysync.db").symlink_to(real / "real.db")
+    store = await LocalStore.at(folder)
+    await store.put("a", b"{}")
+    (real / "real.db-wal").unlink()
+    with pytest.raises(StoreUnavailable):
+        await store.put("a", b"{}")
+    await store.close()

@@ -229,7 +229,7 @@ def _prepare(
     folder: Path, now_ms: Callable[[], int], max_live_nonces: int, changes_kept: int
 ) -> tuple[Database, ReplayLedgers, Leading]:
     folder = folder.absolute()
-    create_folder(folder)
+    create_folder(folder, may_be_link=True)
     path = folder / "coordinator.db"
     if not path.exists() and (folder / "nonces").exists():
         log.warning("%s is gone: counters, idempotency keys and announcements begin anew", path)

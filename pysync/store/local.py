@@ -330,7 +330,7 @@ def _by_parent(keys: Sequence[str]) -> dict[str, list[str]]:
 
 def _prepare(folder: Path) -> tuple[Database, FileTree]:
     folder = folder.absolute()
-    create_folder(folder)
+    create_folder(folder, may_be_link=True)
     files = FileTree(folder / "files")
     # The database first: where there are others of these, it has been there.
     beside = ("pysync.db-wal", "merging", "coordinator.db", "nonces", "leads")

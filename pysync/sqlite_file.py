@@ -40,16 +40,18 @@ class DatabaseFile:
         """Stays so, also where the file is put back: another process may have written to it meanwhile."""
         self.damage: str | None = None
         """What SQLite said of the first damage that was met."""
-        self._watched: list[tuple[Path, tuple[int, int]]] = []
+        self._watched: list[tuple[str, int, int]] = []
         self.watch(path)
 
     def watch(self, *paths: Path) -> None:
         """Take the files that are now at `paths` for those that must stay there. Raises OSError."""
-        self._watched += [(path, _identity(path)) for path in paths]
+        for path in map(str, paths):
+            found = os.stat(path)
+            self._watched.append((path, found.st_dev, found.st_ino))
 
     def check(self) -> None:
         """Raise DatabaseMoved where a file is not at its path any more; the operator is told once."""
-        if not self.moved and not all(_is_there(path, identity) for path, identity in self._watched):
+        if not self.moved and not all(_is_there(*watched) for watched in self._watched):
             self.moved = True
             log.critical(
                 "the database %s was deleted or replaced while this process has it open: reads and writes "
@@ -99,15 +101,11 @@ def _is_damage(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
-
-
-def _is_there(path: Path, identity: tuple[int, int]) -> bool:
+def _is_there(path: str, device: int, inode: int) -> bool:
     try:
-        return _identity(path) == identity
+        found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True  # the disk does not answer: no sign that anybody took the file away
+    return found.st_ino == inode and found.st_dev == device

@@ -229,6 +229,21 @@ def test_and_of_every_namespace_in_which_the_source_is_found() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "warns"),
+    [({"all": "/"}, True), ({"pay": "/salary/now"}, True), ({"name": "/name"}, False), ({}, False)],
+)
+def test_and_of_members_that_the_source_hides(value: dict[str, str], warns: bool) -> None:
+    hidden = {"salary": {"readRoles": ["admin"]}, "rank": {"writeRoles": ["admin"]}}
+    staff = {**DIARY, "readRoles": ["public"], "fieldPermissions": hidden}
+    said = listed(staff, roles=["public"], target="lists/all")
+    said["projections"][0]["value"] = value
+    message = (
+        "in lists, public may read what is projected from diary (salary), which only admin may read there"
+    )
+    assert warnings(said) == ([("projections[0].target", message)] if warns else [])
+
+
 def test_of_what_is_only_pushed_the_twin_that_is_pulled_says_who_may_read() -> None:
     pushed = {**DIARY, "readRoles": [], "pushOnly": True}
     assert "which only nobody may read" in str(warnings(listed(pushed, roles=["public"], target="lists/all")))

@@ -7,7 +7,7 @@ from pysync.config import template
 from pysync.config.effective import document_path, trust_of
 from pysync.config.problem import Problem
 from pysync.config.projections import owners_of, projection_name, sources_of
-from pysync.config.tree import Collection, Config, Restriction
+from pysync.config.tree import Collection, Config, Projection, Restriction
 
 _OWN_PATH_ONLY: Final = ("self", "device:root", "cap:")
 """How the roles start that open nothing at an `{identity}` that is not the caller's."""
@@ -56,6 +56,7 @@ class _Site(NamedTuple):
     path: str
     collection: Collection
     segments: list[str]
+    shape: str
 
     @property
     def name(self) -> str:
@@ -119,34 +120,53 @@ def shared_between_namespaces(config: Config) -> Iterator[Problem]:
 
 
 def published(config: Config) -> Iterator[Problem]:
-    """Projections whose lists are read by some who may not read the sources."""
+    """Projections whose lists are read by some who may not read the sources, or the members that are taken
+    from them."""
     at = {(site.namespace, site.collection.name): site for site in _sites(config)}
     for number, projection in enumerate(config.projections):
+        path, name = f"projections[{number}].target", projection_name(projection)
         lists = [at[namespace, found.name] for namespace, found in owners_of(projection, config)]
         for namespace, found in sources_of(projection, config):
             source = at[namespace, found.name]
-            readers = _readers(config, source, list(at.values()))
+            kept = {"": _readers(config, source, list(at.values()))}
+            kept |= {
+                f" ({member})": _allowed(config, source, "pull", source.segments, source.segments, roles)
+                for member, roles in _hidden(projection, found)
+            }
             for target in lists:
                 of_list = _allowed(config, target, "pull", target.segments, projection.target.split("/"))
-                if not readers.include(of_list):
-                    message = (
-                        f"in {target.name}, {target.said('pull')} may read what is projected from "
-                        f"{source.name}, which only {_told(readers)} may read there"
-                    )
-                    yield Problem(f"projections[{number}].target", message, projection_name(projection))
+                for member, readers in kept.items():
+                    if not readers.include(of_list):
+                        who, only = target.said("pull"), _told(readers)
+                        message = f"in {target.name}, {who} may read what is projected from {source.name}"
+                        yield Problem(path, f"{message}{member}, which only {only} may read there", name)
+
+
+def _hidden(projection: Projection, source: Collection) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The members of the source that are projected and not shown to all its readers, and to whom they are.
+    What a function takes is not known."""
+    pointers = projection.value.values()
+    taken = {
+        pointer.split("/")[1].replace("~1", "/").replace("~0", "~") for pointer in pointers if "/" in pointer
+    }
+    for member, permission in source.field_permissions.items():
+        if permission.read_roles is not None and (member in taken or "/" in pointers):
+            yield member, permission.read_roles
 
 
 def _sites(config: Config) -> list[_Site]:
     return [
-        _Site(namespace, f"{path}[{at}]", collection, document_path(collection).split("/"))
+        _Site(namespace, f"{path}[{at}]", collection, key.split("/"), template.shape(key))
         for namespace, path, collections in config.each_namespace()
         for at, collection in enumerate(collections)
+        for key in (document_path(collection),)
     ]
 
 
 def _keeper(sites: Sequence[_Site], key: Sequence[str]) -> _Site | None:
     """The collection whose keys are those of this template, and no others; first one that is pushed to."""
-    own = [site for site in sites if _shape(site.segments) == _shape(key)]
+    shape = template.shape("/".join(key))
+    own = [site for site in sites if site.shape == shape]
     return min(own, key=lambda site: site.collection.pull_only, default=None)
 
 
@@ -205,9 +225,7 @@ def _readers(config: Config, source: _Site, sites: Sequence[_Site]) -> _Allowed:
     twins = [
         site
         for site in sites
-        if site.namespace == source.namespace
-        and not site.collection.push_only
-        and _shape(site.segments) == _shape(source.segments)
+        if site.namespace == source.namespace and not site.collection.push_only and site.shape == source.shape
     ]
     site = source if not source.collection.push_only or not twins else twins[0]
     return _allowed(config, site, "pull", site.segments, source.segments)
@@ -225,9 +243,10 @@ def _allowed(
     action: Literal["pull", "push"],
     segments: Sequence[str],
     places: Sequence[object],
+    roles: tuple[str, ...] | None = None,
 ) -> _Allowed:
-    """Who may act on the collection. `places` are what the segments of its keys, `segments`, are called, so
-    that those of two collections can be compared."""
+    """Who may act on the collection, or which of `roles` may. `places` are what the segments of its keys,
+    `segments`, are called, so that those of two collections can be compared."""
     collection = site.collection
     place = dict(zip(segments, places, strict=False))
     trust = trust_of(config, site.namespace, collection)
@@ -248,7 +267,8 @@ def _allowed(
         return _Holders(role, on, whose)
 
     is_closed = collection.push_only if action == "pull" else collection.pull_only
-    roles = collection.read_roles if action == "pull" else collection.write_roles
+    if roles is None:
+        roles = collection.read_roles if action == "pull" else collection.write_roles
     inner = config.namespaces[site.namespace].restrictions if site.namespace else ()
     return _Allowed(
         frozenset() if is_closed else frozenset(map(holders, roles)),
@@ -264,10 +284,6 @@ def _meet(one: Sequence[str], other: Sequence[str]) -> bool:
         left == right or left.startswith("{") or right.startswith("{")
         for left, right in zip(one, other, strict=True)
     )
-
-
-def _shape(segments: Sequence[str]) -> str:
-    return template.shape("/".join(segments))
 
 
 def _parameters(segments: Sequence[str]) -> list[bool]:

@@ -139,6 +139,11 @@ class Outbox:
         """Whether a write and its announcement can come apart."""
         return self._kept is None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether every write whose outcome is known has been announced."""
+        return not self._unsettled
+
     async def settle(self) -> None:
         """Tell the coordinator what it could not be told when it was time. Raises CoordinatorUnavailable."""
         async with self._settling:  # who comes meanwhile must not go on as if all were told

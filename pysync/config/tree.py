@@ -310,6 +310,9 @@ class Projection:
     project: str | None = member("`module:function` in place of `id`, `value`, `removeWhen`.", None)
     max_items: int | None = member("Entries a list holds at most.", None)
     max_retries: int = member("Retries of a list write.", 8, at_least=0)
+    wait: bool = member(
+        "True: pushes to its sources are answered when the list holds them, or after 5 s.", False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

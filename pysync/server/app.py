@@ -61,6 +61,7 @@ from pysync.server.routes import RouteTable
 from pysync.server.scrub import Scrub
 from pysync.server.subscribers import Subscribers
 from pysync.server.tally import SharedTally, Tally
+from pysync.server.waiting import ListWaits
 from pysync.server.wiring import Wiring, owners, owners_of, pull_rules
 from pysync.spaces import Spaces
 from pysync.store import Store, open_store
@@ -135,6 +136,7 @@ class App:
             roles=roles,
             hooks=hooks,
             plugs=plugs,
+            waits=ListWaits(config, plugins, outbox),
             handlers=Handlers(*handling),
             plugged=PluggedHandlers(plugs, *handling),
             files=FileHandlers(files, *handling),

@@ -250,7 +250,12 @@ SCHEMAS: Json = {
         required=["name", "maxBodyBytes", "encryption", "allowedMimeTypes"],
     ),
     "Written": object_of(
-        {"hash": component("schemas", "Hash"), "timestamp": component("schemas", "Timestamp")}
+        {
+            "hash": component("schemas", "Hash"),
+            "timestamp": component("schemas", "Timestamp"),
+            "projected": {"const": False, "description": "Lists that the push waited for are behind."},
+        },
+        required=["hash", "timestamp"],
     ),
     "RevocationList": object_of(
         {

@@ -36,6 +36,7 @@ from pysync.server.roles import Roles
 from pysync.server.routes import Handler, Match, Route, RouteTable
 from pysync.server.stream import Stream
 from pysync.server.subscribers import Subscribers
+from pysync.server.waiting import ListWaits
 from pysync.store import Store
 
 
@@ -53,6 +54,7 @@ class Wiring:
     roles: Roles
     hooks: Hooks
     plugs: Plugs
+    waits: ListWaits
     handlers: Handlers
     plugged: Handlers
     """The handlers where plugins have a say."""
@@ -98,7 +100,8 @@ class Wiring:
         if not collection.push_only and collection.bundle is None:
             self._add_action("pull", "GET", pull, namespace, collection, key, files=files)
         if not collection.pull_only:
-            self._add_action("push", "POST", push, namespace, collection, key, named=pushes, files=files)
+            answering = self.waits.answering(collection, push)
+            self._add_action("push", "POST", answering, namespace, collection, key, named=pushes, files=files)
         if collection.listable:
             prefix = path.rpartition("/")[0]
             self._add_action("list", "GET", listed, namespace, collection, prefix)

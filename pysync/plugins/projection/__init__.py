@@ -20,7 +20,7 @@ from pysync.plugins.projection.declared import declared
 from pysync.plugins.projection.definition import Project, Projection, Target
 from pysync.plugins.projection.follower import Projections
 
-__all__ = ["Project", "Projection", "Projections", "Target", "projections_in", "projections_of"]
+__all__ = ["Project", "Projection", "Projections", "Target", "keepers_in", "projections_in", "projections_of"]
 
 
 def projections_of(config: Config) -> Sequence[Projections]:
@@ -46,3 +46,12 @@ def projections_in(plugins: Iterable[object]) -> list[Projection]:
         elif isinstance(plugin, Projection):
             found.append(plugin)
     return found
+
+
+def keepers_in(plugins: Iterable[object]) -> list[Projections]:
+    """Those among some plugins who keep lists."""
+    return [
+        plugin if isinstance(plugin, Projections) else plugin.keeper
+        for plugin in plugins
+        if isinstance(plugin, Projections | Projection)
+    ]

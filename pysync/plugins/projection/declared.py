@@ -28,6 +28,7 @@ def declared(said: config.Projection) -> Projection:
         name=projection_name(said),
         max_items=said.max_items,
         max_retries=said.max_retries,
+        wait=said.wait,
     )
 
 

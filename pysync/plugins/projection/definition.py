@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -10,6 +11,9 @@ from pysync import _core
 from pysync.config import template
 from pysync.model import WriteEvent
 from pysync.plugins import Services
+
+if TYPE_CHECKING:
+    from pysync.plugins.projection.follower import Projections
 
 MAX_RETRIES: Final = 8
 
@@ -33,7 +37,8 @@ class Projection:
     `target` is the list's key, a template of the write's
     path parameters, or a function that returns the key; `project` is a pure function. Both are called anew
     for each state of a source, any number of times. A list with `max_items` entries gets no further ones;
-    where its writers are in each other's way it is tried `max_retries` times more. `name` is the target
+    where its writers are in each other's way it is tried `max_retries` times more. With `wait` pushes
+    are answered when the list holds them, or after 5 s. `name` is the target
     where that is a text, else the function's.
 
     It is a plugin: `create_app(..., plugins=[Projection(...)])`. Raises ValueError for a target that is no
@@ -49,6 +54,7 @@ class Projection:
         name: str | None = None,
         max_items: int | None = None,
         max_retries: int = MAX_RETRIES,
+        wait: bool = False,
     ) -> None:
         self.sources = frozenset([source] if isinstance(source, str) else source)
         self.target = target
@@ -57,6 +63,7 @@ class Projection:
         self.name: str = name or default
         self.max_items = max_items
         self.max_retries = max_retries
+        self.wait = wait
         if isinstance(target, str):
             for fault in template.faults(target):
                 raise ValueError(f"projection {self.name}: target {fault}")
@@ -90,12 +97,17 @@ class Projection:
         held = _core.decode_push(b'{"data":{"items":[%b]}}' % text)
         return Step(id_, orjson.loads(held.data)["items"][0])
 
+    @cached_property
+    def keeper(self) -> "Projections":
+        """Who keeps its lists, where it is a plugin by itself."""
+        from pysync.plugins.projection.follower import Projections  # which is made of projections
+
+        return Projections(self.name, [self])
+
     @asynccontextmanager
     async def lifespan(self, services: Services) -> AsyncIterator[None]:
         """Keep the list while the service runs."""
-        from pysync.plugins.projection.follower import Projections  # which is made of projections
-
-        async with Projections(self.name, [self]).lifespan(services):
+        async with self.keeper.lifespan(services):
             yield
 
 

@@ -11,6 +11,7 @@ import orjson
 
 from pysync._core import PanicException
 from pysync.changes import read_change
+from pysync.config import is_shared
 from pysync.errors import Unavailable
 from pysync.plugins import Services
 from pysync.plugins.projection.definition import Projection
@@ -30,6 +31,11 @@ ASK_S: Final = 1.0
 
 CLOSE_S: Final = 5.0
 
+LOOK_S: Final = 0.05
+FAR_LOOK_S: Final = 0.2
+"""How often a process looks how far another has come, while pushes wait: in a store on the machine, and in
+one that is asked over the network."""
+
 log = logging.getLogger("pysync.projections")
 
 
@@ -39,15 +45,23 @@ class Projections:
     def __init__(self, name: str, projections: Sequence[Projection]) -> None:
         self.name = name
         self.projections = tuple(projections)
+        self._follower: Follower | None = None
 
     @asynccontextmanager
     async def lifespan(self, services: Services) -> AsyncIterator[None]:
         """Follow the change log while the service runs."""
-        follower = Follower(self.name, self.projections, services)
+        self._follower = follower = Follower(self.name, self.projections, services)
         try:
             yield
         finally:
+            self._follower = None
             await follower.close()
+
+    async def reached(self, place: str) -> None:
+        """Return when the lists hold what was announced up to the id `place`. Raises Unavailable."""
+        if self._follower is None:
+            raise Unavailable
+        await self._follower.reached(place)
 
 
 class Follower:
@@ -66,7 +80,28 @@ class Follower:
         self._leads = self._closing = self._idles = False
         self._after = self._saved = ""
         self._saved_at = 0.0
+        self._moved = asyncio.Event()
+        self._looking = asyncio.Lock()
+        self._look_s = FAR_LOOK_S if services.store.reads_wait else LOOK_S
+        self._look_at, self._seen = 0.0, ""
+        # Somebody elsewhere may wait for what the checkpoint says.
+        self._saves_each = any(one.wait for one in projections) and is_shared(services.config)
         self._task = self._loop.create_task(self._run())
+
+    async def reached(self, place: str) -> None:
+        """Return when all up to the id `place` is folded, here or by who leads. Raises Unavailable."""
+        while self._after < place and (self._leads or await self._seen_elsewhere() < place):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_s):
+                    await self._moved.wait()
+
+    async def _seen_elsewhere(self) -> str:
+        """How far the one who leads has come, looked at now and then for all who wait."""
+        async with self._looking:
+            if self._loop.time() >= self._look_at:
+                self._seen = await self._checkpointed() or ""
+                self._look_at = self._loop.time() + self._look_s
+        return self._seen
 
     async def close(self) -> None:
         """Finish the page under way, within some seconds, and save how far that is."""
@@ -122,7 +157,7 @@ class Follower:
         if found is None:
             self._after = await self._begin_anew()
             return
-        if self._loop.time() >= self._saved_at + ASK_S:
+        if self._saves_each or self._loop.time() >= self._saved_at + ASK_S:
             await self._save()
         if found < PAGE and not self._closing:
             with self._idle():
@@ -135,6 +170,8 @@ class Follower:
         if found:
             await self._lists.fold([read_change(change) for _, change in found])
             self._after = found[-1][0]
+            self._moved.set()
+            self._moved = asyncio.Event()
         # A log may answer at once, and of a page no source of a list be written.
         await asyncio.sleep(0)
         return None if found is None else len(found)
@@ -148,17 +185,26 @@ class Follower:
 
     async def _resumed(self) -> str:
         """Where to go on; without a checkpoint, before the oldest change there is."""
-        found = await self._store.get(self._checkpoint)
         self._saved, self._saved_at = "", 0.0
-        if isinstance(found, Object):
-            try:
-                self._saved = str(orjson.loads(found.body)["after"])
-            except (ValueError, KeyError, TypeError):
-                return await self._begin_anew()
-            return self._saved
+        found = await self._checkpointed()
+        if found is None:
+            return await self._begin_anew()
+        if found:
+            self._saved = found
+            return found
         newest = await self._log.newest()
         # At an empty log that one has a name, so that it is known again when the log is another.
         return "" if await self._log.changes("", 1) else newest
+
+    async def _checkpointed(self) -> str | None:
+        """The id in the checkpoint: `""` without one, None where it cannot be read."""
+        found = await self._store.get(self._checkpoint)
+        if not isinstance(found, Object):
+            return ""
+        try:
+            return str(orjson.loads(found.body)["after"])
+        except (ValueError, KeyError, TypeError):
+            return None
 
     async def _begin_anew(self) -> str:
         """Make all lists from their sources, and go on with what was written since that began."""

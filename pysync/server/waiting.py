@@ -1,0 +1,61 @@
+"""Pushes that are answered when the lists that they belong to hold them (`"wait": true` of a projection)."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from aiohttp import web
+
+from pysync.config import Collection, Config, template
+from pysync.errors import Unavailable
+from pysync.outbox import Outbox
+from pysync.plugins.projection import Projections, keepers_in
+from pysync.plugins.projection.keys import Keys
+from pysync.server.answer import Answer
+from pysync.server.routes import Handler, Match
+
+WAIT_S: Final = 5.0
+"""How long an answer waits for lists."""
+_BEHIND: Final = b',"projected":false}'
+
+
+class ListWaits:
+    """The lists of a service that its pushes wait for; `plugins` keep them."""
+
+    def __init__(self, config: Config, plugins: Iterable[object], outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._keys = keys = Keys(config)
+        self._awaited: list[tuple[str, Projections]] = []
+        for keeper in keepers_in(plugins):
+            for projection in keeper.projections:
+                for _, collection in keys.sources(projection) if projection.wait else ():
+                    self._awaited.append((keys.stored_at(collection)[0], keeper))
+
+    def answering(self, collection: Collection, push: Handler) -> Handler:
+        """The handler of pushes to a collection: `push`, whose answers wait where a projection says so that
+        reads what is written there."""
+        path = self._keys.stored_at(collection)[0]
+        keepers = list(
+            dict.fromkeys(keeper for source, keeper in self._awaited if template.meet(path, source))
+        )
+        if not keepers:
+            return push
+
+        async def answer(request: web.BaseRequest, match: Match) -> Answer:
+            answer = await push(request, match)
+            if answer.status == 200 and not await self._are_kept(keepers):
+                answer.content = answer.content[:-1] + _BEHIND
+            return answer
+
+        return answer
+
+    async def _are_kept(self, keepers: list[Projections]) -> bool:
+        """Whether the lists hold all that was written until now, within `WAIT_S`."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                place = await self._outbox.log.newest()
+                for keeper in keepers:
+                    await keeper.reached(place)
+        except (TimeoutError, Unavailable):
+            return False
+        return self._outbox.is_settled

@@ -38,6 +38,8 @@ MAX_WAITING: Final = 4_096
 CHECK_S: Final = 1.0
 """How often a database that nobody writes to is looked for at its path."""
 
+_DATABASE_AND_WAL: Final = 2
+
 _OWN_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 """Errors of one statement, after which the transaction still stands."""
 
@@ -69,6 +71,8 @@ class Database(NamedTuple):
     reader: sqlite3.Connection
     writer: sqlite3.Connection
     file: DatabaseFile
+    is_durable: bool = True
+    """Whether what is committed survives the loss of power."""
 
 
 def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence[Path] = ()) -> Database:
@@ -79,9 +83,9 @@ def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence
     for connection in (reader, writer):
         connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the files beside
     real = os.path.realpath(path)  # SQLite has them beside the file that a link leads to
-    file.watch(path, Path(f"{real}-wal"), Path(f"{real}-shm"))
+    file.watch(Path(f"{real}-wal"), Path(f"{real}-shm"))
     file.check()
-    return Database(reader, writer, file)
+    return Database(reader, writer, file, is_durable=synchronous == "FULL")
 
 
 def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> None:
@@ -273,6 +277,7 @@ class GroupCommit:
     ) -> None:
         self._file = database.file
         self._checked_at = time.monotonic()
+        self._is_durable = database.is_durable
         self._connection = database.writer
         self._unavailable = unavailable
         self._group_work = group_work
@@ -340,7 +345,9 @@ class GroupCommit:
             if self._group_work is not None:
                 self._group_work.prepare(cursor)
             cursor.execute("COMMIT")
-            self._check()  # after the commit: what is acknowledged was in the file at its path
+            if self._is_durable:
+                # After the commit: what is acknowledged was in the files at their paths.
+                self._file.check(_DATABASE_AND_WAL)
         except BaseException as error:  # a panic of the core is no Exception: whoever waits is told anyway
             self._file.note(error)
             if not isinstance(error, (sqlite3.Error, OSError)):

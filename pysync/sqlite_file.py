@@ -49,9 +49,10 @@ class DatabaseFile:
             found = os.stat(path)
             self._watched.append((path, found.st_dev, found.st_ino))
 
-    def check(self) -> None:
-        """Raise DatabaseMoved where a file is not at its path any more; the operator is told once."""
-        if not self.moved and not all(_is_there(*watched) for watched in self._watched):
+    def check(self, first: int | None = None) -> None:
+        """Raise DatabaseMoved where a file, or one of the `first` that were watched, is not at its path any
+        more; the operator is told once."""
+        if not self.moved and not all(_is_there(*watched) for watched in self._watched[:first]):
             self.moved = True
             log.critical(
                 "the database %s was deleted or replaced while this process has it open: reads and writes "

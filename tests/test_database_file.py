@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -156,9 +157,9 @@ async def test_a_store_that_nobody_writes_to_is_looked_after(
     found = threading.Event()
     check = DatabaseFile.check
 
-    def watched(file: DatabaseFile) -> None:
+    def watched(file: DatabaseFile, first: int | None = None) -> None:
         try:
-            check(file)
+            check(file, first)
         except Exception:
             found.set()
             raise
@@ -233,6 +234,7 @@ async def test_a_coordinator_whose_database_is_gone_admits_and_counts_nothing(tm
     coordinator = await LocalCoordinator.at(tmp_path / "data")
     await coordinator.claim("key", b"", 1000)
     (tmp_path / "data/coordinator.db").unlink()
+    coordinator._writer._checked_at = 0.0  # as after a pause
     with pytest.raises(CoordinatorUnavailable):
         await coordinator.claim("key", b"", 1000)
     with pytest.raises(CoordinatorUnavailable):
@@ -245,6 +247,7 @@ async def test_a_coordinator_whose_database_is_gone_admits_and_counts_nothing(tm
 async def test_a_coordinator_whose_replay_memory_is_gone_admits_nothing(tmp_path: Path) -> None:
     coordinator = await LocalCoordinator.at(tmp_path / "data")
     shutil.rmtree(tmp_path / "data/nonces")
+    coordinator._writer._checked_at = 0.0  # as after a pause
     with pytest.raises(CoordinatorUnavailable):
         await coordinator.claim("key", b"", 1000)
     with pytest.raises(CoordinatorUnavailable):
@@ -304,3 +307,27 @@ async def test_a_database_that_is_a_link_of_the_operators_is_served_and_watched(
     with pytest.raises(StoreUnavailable):
         await store.put("a", b"{}")
     await store.close()
+
+
+BACK_UP = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+database.backup(sqlite3.connect(sys.argv[2]))
+database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+database.close()
+"""
+
+
+async def test_a_database_that_others_open_back_up_and_close_is_still_there(
+    store: LocalStore, folder: Path, tmp_path: Path
+) -> None:
+    other = await LocalStore.at(folder)
+    for number in range(2):
+        await store.put(f"a{number}", b"{}")
+        command = (sys.executable, "-c", BACK_UP, str(folder / "pysync.db"), str(tmp_path / "copy.db"))
+        process = await asyncio.create_subprocess_exec(*command)
+        assert await process.wait() == 0
+        await other.close()
+        await store.put(f"b{number}", b"{}")
+        await store.probe()
+    assert await store.list("", None, 10) == ["a0", "a1", "b0", "b1"]

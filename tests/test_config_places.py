@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from configurations import ROOT, collection, config, faults
@@ -41,23 +41,32 @@ VALUES = {
 
 def environ() -> dict[str, str]:
     """A value for every variable."""
-    found = {}
-    for name, path in variables().items():
-        kinds = leaves(Config)[path]
-        default = "true" if bool in kinds else "[]" if path in ("projections", "events") else "7"
-        found[name] = "ip" if path.endswith(".bucket") else VALUES.get(path, default)
-    return found
+    return {name: VALUES.get(path) or _spelled(path) for name, path in variables().items()}
+
+
+def _spelled(path: str) -> str:
+    """A value that the types of a member admit."""
+    kinds = leaves(Config)[path]
+    words = [word for kind in kinds for word in (kind, *get_args(kind)) if isinstance(word, str)]
+    if words:
+        return words[0]
+    if any(map(dataclasses.is_dataclass, kinds)):
+        return "false"
+    return "true" if bool in kinds else "[]" if get_origin(kinds[0]) is tuple else "7"
 
 
 def leaves(kind: type, path: str = "") -> dict[str, tuple[Any, ...]]:
-    """Every member of the configuration that is no object of fixed members, and its types."""
+    """Every member that is no object of fixed members, or may be `false` in its place, and its types."""
     found: dict[str, tuple[Any, ...]] = {}
     for field in dataclasses.fields(kind):
         at = f"{path}.{tree.wire_name(field.name)}" if path else tree.wire_name(field.name)
         is_many = get_origin(field.type) in (tuple, Mapping)
         types = (field.type,) if is_many else (field.type, *get_args(field.type))
         inner = next((one for one in types if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
-        found |= {at: types} if inner is None else leaves(inner, at)
+        if inner is None or any(get_origin(one) is Literal for one in types):
+            found[at] = types
+        if inner is not None:
+            found |= leaves(inner, at)
     return found
 
 
@@ -115,6 +124,14 @@ def test_what_a_list_of_the_environment_holds_is_not_substituted() -> None:
     assert (read.plugins, read.server.public_hosts) == (("a:b", "c:d"), ("$x",))
     told = faults({}, {"PYSYNC_SERVER_CORS_ORIGINS": '["${X}"]', "X": "https://a.example"})
     assert told[0][0] == "server.cors.origins[0]"
+
+
+def test_a_variable_switches_off_what_may_be_false() -> None:
+    assert parse({}, {"PYSYNC_SCRUB": "false"}).scrub is False
+    limit = {"windowMs": 5, "maxRequests": 6}
+    read = parse({"rateLimit": limit}, {"PYSYNC_RATE_LIMIT_PUSH": "false"})
+    assert read.rate_limit == RateLimit(window_ms=5, max_requests=6, push=False)
+    assert parse({"scrub": False}, {"PYSYNC_SCRUB_EVERY_MS": "7"}).scrub == tree.ScrubConfig(every_ms=7)
 
 
 def test_a_variable_adds_to_a_limit_that_is_spelled_shortly() -> None:

@@ -38,8 +38,8 @@ warnings and the route table. Unknown members are refused. `null` is the same as
 VARIABLES = """\
 A variable sets the member at a path: `PYSYNC_`, then the path in capitals, with `_` between its words. So
 `server.trustedProxyHops` is `PYSYNC_SERVER_TRUSTED_PROXY_HOPS`; `store.url` and `auth.adminToken` have
-shorter names. A number or a boolean is spelled as in JSON, a text is taken as it is. A list, or an object
-whose members have names of your own, is JSON as a whole and replaces that of the file:
+shorter names. A number or a boolean is spelled as in JSON, a text is taken as it is. Members marked JSON,
+such as lists, are JSON as a whole and replace those of the file:
 
     PYSYNC_SERVER_PUBLIC_HOSTS='["sync.example.org"]' pysync serve --config pysync.json
 

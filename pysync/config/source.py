@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pysync.config import rules
 from pysync.config.convert import Converter, Text, join
@@ -17,6 +17,8 @@ from pysync.config.tree import Config, wire_name
 
 MAX_BYTES = 4 * 1024 * 1024
 _COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")
+_SHORT = ("rateLimit", "push", "pull", "list", "scrub")
+"""Objects that have a spelling in one word."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -91,25 +93,30 @@ def variables() -> Mapping[str, str]:
 
 @cache
 def spelled_in_json() -> frozenset[str]:
-    """The paths of members whose variables hold JSON: lists, and objects whose members have free names."""
+    """The paths of members whose variables hold JSON: lists, objects whose members have free names, and
+    objects that may be `false`."""
     return frozenset(
         ".".join(map(wire_name, names))
         for names, hint in _members(Config)
-        if any(get_origin(one) in (tuple, Mapping) for one in (hint, *get_args(hint)))
+        if any(
+            get_origin(one) in (tuple, Mapping) or dataclasses.is_dataclass(one)
+            for one in (hint, *get_args(hint))
+        )
     )
 
 
 def _members(kind: type, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The members of an object and of those inside it that are no such objects: their names and types."""
+    """The members of an object and of those inside it that are no such objects, or may be `false` in their
+    place: their names and types."""
     for field in dataclasses.fields(kind):
         names = (*above, field.name)
         is_union = get_origin(field.type) in (UnionType, Union)
         choices = get_args(field.type) if is_union else (field.type,)
         inner = next((one for one in choices if dataclasses.is_dataclass(one)), None)
+        if not isinstance(inner, type) or any(get_origin(one) is Literal for one in choices):
+            yield names, field.type
         if isinstance(inner, type):
             yield from _members(inner, names)
-        else:
-            yield names, field.type
 
 
 def _overridden(
@@ -123,7 +130,7 @@ def _overridden(
             inner = target.get(section)
             if isinstance(inner, str) and section == "store":
                 inner = {"url": inner}
-            if section in ("rateLimit", "scrub") and (isinstance(inner, bool) or inner == "none"):
+            if section in _SHORT and (isinstance(inner, bool) or inner == "none"):
                 inner = None
             if not isinstance(inner, Mapping | None):
                 break  # its own fault is reported

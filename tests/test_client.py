@@ -28,6 +28,16 @@ from pysync.errors import (
 )
 from pysync.keys import Keys
 from pysync.signing import DOCUMENT_AUTHOR
+from pysync.testing import MovedClock
+
+
+class SignsOnly:
+    """A device that keeps its key to itself."""
+
+    ed_pub = KEYS.ed_pub
+
+    def sign(self, message: bytes) -> str:
+        return KEYS.sign(message)
 
 
 async def test_a_pull_is_what_the_server_holds() -> None:
@@ -317,6 +327,28 @@ async def test_health_is_asked_at_the_root_of_the_server() -> None:
     assert server.requests[0][0].raw_path == "/health"
 
 
+async def test_keys_without_a_certificate_make_their_own_and_renew_it_before_it_expires() -> None:
+    clock = MovedClock(NOW_MS)
+    day_ms = 24 * 3600 * 1000
+    days = (0, 1, 28.99, 29, 29.5, 57.99, 58.01, 400, 399)
+    async with (
+        serving(*[(200, PULLED)] * len(days)) as server,
+        client(server.url, keys=KEYS, now_ms=clock) as signed,
+    ):
+        for day in days:
+            clock.now_ms = NOW_MS + int(day * day_ms)
+            await signed.pull("notes/n1")
+    told = [caps.decode(str(text)) for text in server.headers("Authorization")]
+    for day, certificate in zip(days, told, strict=True):
+        now_s = NOW_MS // 1000 + int(day * day_ms) // 1000
+        assert (certificate.kind, certificate.iss, certificate.sub) == ("device", KEYS.ed_pub, KEYS.ed_pub)
+        assert certificate.nbf <= now_s
+        assert certificate.exp - now_s >= 24 * 3600 - 1
+    made = [certificate.nonce for certificate in told]
+    assert made == [made[0]] * 3 + [made[3]] * 3 + made[6:]
+    assert len(set(made)) == 5, "one that holds is used again"
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -324,7 +356,8 @@ async def test_health_is_asked_at_the_root_of_the_server() -> None:
         lambda: Client("ftp://h"),
         lambda: Client("http://user:secret@h"),
         lambda: Client("http://h?x=1"),
-        lambda: Client("http://h", keys=KEYS),
+        lambda: Client("http://h", keys=SignsOnly()),
+        lambda: Client("http://h", keys=KEYS, admin_token="t"),
         lambda: Client("http://h", certificate=DEVICE),
         lambda: Client("http://h", keys=Keys.generate(), certificate=DEVICE),
         lambda: Client("http://h", keys=KEYS, certificate=DEVICE, admin_token="t"),

@@ -15,6 +15,7 @@ from pysync.caps import Certificate
 from pysync.client import Backoff, Client, SyncDocument
 from pysync.errors import Conflict, Forbidden, InvalidPathParameter, StaleGeneration, Unauthorized
 from pysync.keys import Keys
+from pysync.testing import MovedClock
 
 ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"]}
 SERVICE: dict[str, Any] = {
@@ -183,6 +184,23 @@ async def test_devices_that_count_together_lose_no_count(start: Start) -> None:
     async with client(base) as owner:
         await asyncio.gather(*(count(owner, 5) for _ in range(8)))
         assert (await owner.pull("rooms/counter")).data == {"count": 40}
+
+
+async def test_keys_alone_speak_for_months_and_nobody_else_reads_what_is_theirs(start: Start) -> None:
+    clock = MovedClock(OWNER.nbf * 1000)
+    base = await start(SERVICE, now_ms=clock)
+    key = f"users/{ISSUER.user_id}/settings"
+    async with (
+        Client(base + "/v1", keys=ISSUER, now_ms=clock) as mine,
+        Client(base + "/v1", keys=STRANGER, now_ms=clock) as strange,
+    ):
+        document = SyncDocument(mine, key)
+        for month in range(3):
+            await document.push({"month": month})
+            with pytest.raises(Forbidden):
+                await strange.pull(key)
+            clock.now_ms += 31 * 24 * 3600 * 1000
+        assert (await mine.pull(key)).data == {"month": 2}
 
 
 async def test_two_devices_end_up_with_the_merge_of_what_both_wrote(start: Start) -> None:

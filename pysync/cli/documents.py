@@ -3,10 +3,8 @@
 import argparse
 import asyncio
 import os
-import time
 from typing import Any
 
-from pysync import minting
 from pysync.caps import Certificate
 from pysync.cli.files import print_json, read_certificate, read_keys, read_object
 from pysync.client import Client, PullResult, PushResult, SyncDocument
@@ -62,15 +60,11 @@ def client_of(options: argparse.Namespace) -> Client:
 
 
 def credentials_of(options: argparse.Namespace) -> tuple[Keys | None, Certificate | None, str | None]:
-    """The key with its certificate, and the admin token."""
+    """The key with the certificate that is given for it, and the admin token."""
     if options.key is None:
         if options.cap is not None:
             raise ValueError("--cap needs --key")
         return None, None, options.admin_token or os.environ.get("PYSYNC_ADMIN_TOKEN")
     keys = read_keys(options.key)
-    if options.cap is None:
-        now_s, nonce = int(time.time()), os.urandom(16)
-        certificate = minting.device(keys, keys.ed_pub, keys.kem_pub, now_s=now_s, nonce=nonce)
-    else:
-        certificate = read_certificate(options.cap)
+    certificate = None if options.cap is None else read_certificate(options.cap)
     return keys, certificate, options.admin_token

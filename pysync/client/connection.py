@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from pysync import signing, wire
+from pysync import minting, signing, wire
 from pysync.caps import Certificate
 from pysync.client.results import members_of
 from pysync.errors import PysyncError, RateLimited, Unavailable, from_answer
@@ -23,6 +23,9 @@ from pysync.media import JSON_TYPE
 from pysync.signing import Signer
 
 T = TypeVar("T")
+
+RENEWED_BEFORE_S: Final = 24 * 3600
+"""How long before it expires a client replaces a certificate that it made: clocks differ."""
 
 
 class Unreachable(ConnectionError):
@@ -75,10 +78,14 @@ class Connection:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`base_url` is where `/pull` and `/push` begin; with a `namespace`, whose paths begin with `/v1/`,
-        it holds the origin alone. A given `session` stays open when the client closes. Raises ValueError for
-        what can never work."""
-        if (keys is None) != (certificate is None):
-            raise ValueError("keys and certificate belong together")
+        it holds the origin alone. `keys` without a `certificate` speak for themselves: the client makes them
+        a device certificate, and a new one before that expires. A given `session` stays open when the client
+        closes. Raises ValueError for what can never work."""
+        if keys is None and certificate is not None:
+            raise ValueError("a certificate needs keys")
+        own_kem = getattr(keys, "kem_pub", "")
+        if keys is not None and certificate is None and not own_kem:
+            raise ValueError("keys that only sign need a certificate: theirs has no X25519 key to name")
         if keys and certificate and certificate.sub not in ("", keys.ed_pub):
             raise ValueError("the certificate is for another key")
         if keys and admin_token:
@@ -86,6 +93,7 @@ class Connection:
         self._base, self._host = _base(base_url)
         self._keys = keys
         self._certificate = certificate
+        self._own_kem: str | None = own_kem if certificate is None else None
         self._admin_token = admin_token
         self._prefix = f"/v1/{namespace}" if namespace else ""
         self._session = session
@@ -251,15 +259,26 @@ class Connection:
     def _credentials(self, method: str, target: str, body: bytes) -> dict[str, str]:
         if self._admin_token:
             return {"Authorization": f"Bearer {self._admin_token}"}
-        if self._keys is None or self._certificate is None:
+        if self._keys is None:
             return {}
+        certificate = self._valid_certificate(self._keys)
         headers = signing.sign_request(
             self._keys, method, target, body, self._host, self._now_ms(), self._random(16)
         )
-        headers["Authorization"] = self._certificate.authorization
-        if self._certificate.kind == "audience":
+        headers["Authorization"] = certificate.authorization
+        if certificate.kind == "audience":
             headers[wire.HEADER_PUB] = self._keys.ed_pub
         return headers
+
+    def _valid_certificate(self, keys: Signer) -> Certificate:
+        """The certificate that was given; else one that the keys make for themselves."""
+        now_s = self._now_ms() // 1000
+        known = self._certificate
+        if known is None or (self._own_kem and not known.nbf <= now_s < known.exp - RENEWED_BEFORE_S):
+            known = self._certificate = minting.device(
+                keys, keys.ed_pub, self._own_kem or "", now_s=now_s, nonce=self._random(16)
+            )
+        return known
 
 
 def document_key(key: str) -> str:

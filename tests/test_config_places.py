@@ -122,6 +122,10 @@ def test_a_list_that_is_no_json_is_refused_with_the_name_of_its_variable() -> No
 def test_what_a_list_of_the_environment_holds_is_not_substituted() -> None:
     read = parse({}, {"PYSYNC_PLUGINS": '["a:b", "c:d"]', "PYSYNC_SERVER_PUBLIC_HOSTS": '["$x"]', "x": "y"})
     assert (read.plugins, read.server.public_hosts) == (("a:b", "c:d"), ("$x",))
+    schema = json.dumps([collection(objectSchema={"const": "${X}"})])
+    assert parse({}, {"PYSYNC_COLLECTIONS": schema, "X": "y"}).collections[0].object_schema == {
+        "const": "${X}"
+    }
     told = faults({}, {"PYSYNC_SERVER_CORS_ORIGINS": '["${X}"]', "X": "https://a.example"})
     assert told[0][0] == "server.cors.origins[0]"
 

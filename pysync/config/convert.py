@@ -183,7 +183,7 @@ class Converter:
         if depth > MAX_DEPTH:
             return self._note(path[:80] + "…", "nested too deeply")
         if isinstance(value, str):
-            text = self._substituted(value, path)
+            text = value if isinstance(value, Text) else self._substituted(value, path)
             return text if text is INVALID else str(text)
         if isinstance(value, Mapping):
             if not all(isinstance(name, str) for name in value):

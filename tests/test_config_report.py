@@ -275,6 +275,7 @@ def test_the_route_table_names_the_routes_of_no_collection_in_each_namespace() -
         ("GET", "/v1/acme/batch/pull"): reading,
         ("GET", "/v1/acme/events"): reading,
         ("POST", "/v1/revocations"): ("public (a signed list)",),
+        ("GET", "/v1/revocations/{issuer}"): ("public",),
         ("GET", "/v1/openapi.json"): ("public",),
     }
     for auth, roles in (("public", ("public",)), ("role-filtered", ("public (filtered by roles)",))):
@@ -293,7 +294,7 @@ async def test_the_route_table_is_what_is_served(start: Start) -> None:
     served = {
         ("/" + "/".join(route.template), method)
         for method, route in app._middleware._routes
-        if route.action in ("batch", "events", "config", "revoke", "openapi")
+        if route.action in ("batch", "events", "config", "revoke", "revocations", "openapi")
         and not route.alias
         and route.template[0] != "sync"  # where a published client asks for what is at /config
     }
@@ -311,11 +312,11 @@ def test_the_report_aligns_warnings_and_routes() -> None:
         "  collections[0].writeRoles (notes)  public: anyone may write",
         "  collections[1] (x)                 nobody may use it: no route has roles",
         "",
-        "METHOD  PATH              COLLECTION  ROLES",
-        "GET     /pull/notes/{id}  notes       nobody",
-        "POST    /push/notes/{id}  notes       public",
-        "GET     /pull/x           x           nobody",
-        "POST    /push/x           x           nobody",
+        "METHOD  PATH                   COLLECTION  ROLES",
+        "GET     /pull/notes/{id}       notes       nobody",
+        "POST    /push/notes/{id}       notes       public",
+        "GET     /pull/x                x           nobody",
+        "POST    /push/x                x           nobody",
     ]
 
 

@@ -86,6 +86,7 @@ def routes_table(config: Config) -> list[Row]:
             shown_to = "public" if is_open else "public (filtered by roles)"
             rows.append(Row("GET", f"{prefix}/config", "", (shown_to,)))
     rows.append(Row("POST", f"{mount}/revocations", "", ("public (a signed list)",)))
+    rows.append(Row("GET", f"{mount}/revocations/{{issuer}}", "", ("public",)))
     rows.append(Row("GET", f"{mount}/openapi.json", "", ("public",)))
     return rows
 

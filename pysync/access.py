@@ -105,7 +105,7 @@ class Access:
         self._trust = trust_of(config)
         self._trusted_issuers = every_trusted_issuer(config)
         self._named_identities = every_named_identity(config)
-        self._asked = _roles_asked(config)
+        self._yields = _roles_by_name(_roles_asked(config))
         self._admin = None if auth.admin_token is None else auth.admin_token.encode()
         self._coordinator = coordinator
         self._revocations = revocations
@@ -321,14 +321,17 @@ class Access:
     def _holder(self, certificate: Certificate, identity: str) -> Caller:
         """`identity` with the roles that `certificate` gives it."""
         issuer, own = certificate.iss_user_id, {"public"}
-        yielded = {f"cap:{op}:{name}" for op in certificate.ops for name in certificate.collections}
+        kinds = [f"cap:{op}" for op in certificate.ops]
         if certificate.kind != "device":
-            yielded |= {f"delegated:{issuer}:{name}" for name in certificate.collections}
+            kinds.append(f"delegated:{issuer}")
         else:
             own.add(f"admin:{issuer}")
         if certificate.is_root_device:
             own.add("device:root")
-        claims = Claims(certificate.iss, frozenset(own), frozenset(yielded & self._asked))
+        names = frozenset(certificate.collections)
+        asked = [(kind, self._yields[kind].keys() & names) for kind in kinds if kind in self._yields]
+        yielded = frozenset(f"{kind}:{name}" for kind, known in asked for name in known)
+        claims = Claims(certificate.iss, frozenset(own), yielded)
         return Caller(identity, claims.roles(identity, *self._trust), claims=claims)
 
     async def count(self, limit: Limit, bucket: str) -> None:
@@ -347,6 +350,17 @@ def _roles_asked(config: Config) -> frozenset[str]:
             for permission in collection.field_permissions.values():
                 asked.update(permission.read_roles or (), permission.write_roles or ())
     return frozenset(asked)
+
+
+def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
+    """Of `cap:<op>:<name>` and `delegated:<issuer>:<name>` the names, by what stands before."""
+    found: dict[str, dict[str, None]] = {}
+    for role in roles:
+        kind, _, rest = role.partition(":")
+        scope, has_name, name = rest.partition(":")
+        if has_name and kind in ("cap", "delegated"):
+            found.setdefault(f"{kind}:{scope}", {})[name] = None
+    return found
 
 
 def _opened(authorization: str) -> tuple[bytes, tuple[str, int, int]]:

@@ -288,7 +288,7 @@ def _text(members: dict[str, Any], name: str) -> str:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {str}:
         raise CapError("malformed-shape")
     return tuple(value)
 

@@ -14,6 +14,7 @@ BENCHES = (
     "benches.workers",
     "benches.applog",
     "benches.latency",
+    "benches.refusals",
     "benches.streams",
     "benches.files",
     "benches.events",

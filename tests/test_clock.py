@@ -10,7 +10,7 @@ from conftest import SUBJECT, Browser, Signed, Start, root_device
 from pysync import minting
 from pysync.changes import Retention
 from pysync.clock import DISBELIEF_MS, SteadyClock, boot_clock_ms, elapsed_of, is_settled, wall_clock_ms
-from pysync.coordinator import EPOCH_MS
+from pysync.coordinator import EPOCH_MS, Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.revocation import Revocations
@@ -165,6 +165,39 @@ async def test_a_process_that_starts_while_the_clock_is_wrong_forgets_no_nonce(
     clock.step(-step_ms)
     await restarted("later", "n")
     await restarted("last", "meanwhile")
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_what_was_signed_while_the_clock_was_ahead_is_no_news_when_that_time_comes(
+    clock: MovedClock, tmp_path: Path, kind: str, is_restarted: bool
+) -> None:
+    steady = SteadyClock(clock)
+
+    async def opened() -> Coordinator:
+        return MemoryCoordinator(steady) if kind == "memory" else await LocalCoordinator.at(tmp_path, steady)
+
+    one, other = await opened(), await opened()
+    clock.step(HOUR_MS)
+    signed_ms = clock()
+    assert await one.remember_nonce("aa", "ahead", signed_ms)
+    assert kind == "memory" or not await other.remember_nonce("aa", "ahead", signed_ms)
+    clock.step(-HOUR_MS)
+    for _ in range(6):
+        clock.now_ms += HOUR_MS // 6
+        assert await one.remember_nonce("aa", f"{clock()}", clock())
+    if is_restarted and kind == "file":
+        await one.close()
+        one = await opened()
+    for passed_ms in (0, 299_999):
+        clock.now_ms += passed_ms
+        assert not await one.remember_nonce("aa", "ahead", signed_ms)
+        assert kind == "memory" or not await other.remember_nonce("aa", "ahead", signed_ms)
+    clock.now_ms += 4 * EPOCH_MS
+    assert await one.remember_nonce("aa", "ahead", clock()), "it is not kept for ever"
+    assert list(tmp_path.rglob("later-*")) == []
+    await one.close()
+    await other.close()
 
 
 @pytest.mark.parametrize("up_ms", [10, EPOCH_MS - 1, 1000 * EPOCH_MS])

@@ -16,6 +16,10 @@ EPOCHS_KEPT: Final = 3
 """A signed request is good for 300 s on either side of its time, so its nonce must be known for 600 s after
 it arrived: throughout the epoch of its arrival and the two that follow."""
 
+AHEAD_MS: Final = 360_000
+"""A request that is signed for more than this later than now was served while the clock was set ahead. It is
+good again when that time comes, so its nonce is known until then too."""
+
 MAX_LIVE_NONCES: Final = 4_000_000
 """Nonces remembered at one time by default; beyond it signed requests are refused."""
 

@@ -150,7 +150,7 @@ class LocalCoordinator:
     ) -> bool:
         if self._database.moved:
             raise CoordinatorUnavailable()
-        return await self._nonces.remember(presenter, nonce, standing)
+        return await self._nonces.remember(presenter, nonce, standing, signed_ms - self._now_ms())
 
     async def count(self, bucket: str, window_ms: int) -> Window:
         return await self._writer.submit(_count, bucket, window_ms, self._now_ms)

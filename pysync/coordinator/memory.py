@@ -14,6 +14,7 @@ from pysync._core import ReplayWindow
 from pysync.changes import Change, Page, Retention, WrittenBy
 from pysync.clock import FIRST_TICK, Tick, elapsed_of, is_settled, wall_clock_ms
 from pysync.coordinator import (
+    AHEAD_MS,
     EPOCHS_KEPT,
     MAX_LIVE_NONCES,
     Intent,
@@ -70,13 +71,16 @@ class MemoryCoordinator:
         epoch = nonce_epoch(self._elapsed_ms())
         if epoch > self._epoch:
             self._seen = {e: seen for e, seen in self._seen.items() if e > epoch - EPOCHS_KEPT}
-            self._seen[epoch] = ReplayWindow()
+            self._seen.setdefault(epoch, ReplayWindow())
             self._epoch = epoch
         digest = ReplayWindow.digest(presenter, nonce)
         if any(digest in seen for seen in self._seen.values()):
             return False
         if sum(map(len, self._seen.values())) * Standing.TRUSTED >= self._max_live_nonces * standing:
             raise ReplayMemoryFull
+        if (ahead_ms := signed_ms - self._now_ms()) > AHEAD_MS:
+            later = nonce_epoch(self._elapsed_ms() + ahead_ms)
+            self._seen.setdefault(later, ReplayWindow()).add(digest)
         return self._seen[self._epoch].add(digest)
 
     async def count(self, bucket: str, window_ms: int) -> Window:

@@ -2,6 +2,7 @@
 
     DIR/lock       held while a nonce is decided
     DIR/<epoch>    16 bytes for each nonce that arrived in that epoch, in order of arrival
+    DIR/later-<epoch>   those of requests that are good again in that epoch: signed by a clock that was ahead
     DIR/boot       which start of the machine the epochs are counted by, and how far they are ahead of it
 
 Each process holds the same digests in memory and reads only what others appended since. A nonce costs four
@@ -15,12 +16,13 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.coordinator import EPOCH_MS, EPOCHS_KEPT, ReplayMemoryFull, Standing, nonce_epoch
+from pysync.coordinator import AHEAD_MS, EPOCH_MS, EPOCHS_KEPT, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite import create_folder
 
@@ -35,6 +37,7 @@ LOCK_TIMEOUT_S: Final = 1.0
 """The lock is held for some microseconds; only a stopped process holds it longer."""
 
 
+_LATER: Final = "later-"
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -97,15 +100,18 @@ class ReplayLedgers:
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    async def remember(self, presenter: str, nonce: str, standing: Standing) -> bool:
-        """As `Coordinator.remember_nonce`."""
+    async def remember(self, presenter: str, nonce: str, standing: Standing, ahead_ms: int = 0) -> bool:
+        """As `Coordinator.remember_nonce`. `ahead_ms` is how much later than now the request was signed."""
         digest = ReplayWindow.digest(presenter, nonce)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             await self._wait_for_lock()
         try:
-            return self._decide(digest, standing)
+            is_new = self._decide(digest, standing)
+            if is_new and ahead_ms > AHEAD_MS:
+                self._keep_for_later(digest, ahead_ms)
+            return is_new
         except OSError as error:
             raise CoordinatorUnavailable() from error
         finally:
@@ -151,8 +157,26 @@ class ReplayLedgers:
             (self._folder / str(expired)).unlink(missing_ok=True)
         self._ends_ms = (epoch + 1 - self._ahead) * EPOCH_MS
         self._current = ledgers.pop(epoch)
-        self._earlier = [ledger.seen for ledger in ledgers.values()]
+        self._earlier = [*(ledger.seen for ledger in ledgers.values()), *self._kept_for_later(epoch)]
         self._earlier_count = sum(map(len, self._earlier))
+
+    def _keep_for_later(self, digest: bytes, ahead_ms: int) -> None:
+        """Have all processes know the nonce when its request is good again. They look in their next epoch;
+        until then it is in the ledger of this one."""
+        epoch = nonce_epoch(self._elapsed_ms() + ahead_ms) + self._ahead
+        with closing(Ledger(self._folder / f"{_LATER}{epoch}")) as later:
+            later.catch_up()
+            later.append(digest)
+
+    def _kept_for_later(self, epoch: int) -> Iterator[ReplayWindow]:
+        """What is kept for this epoch or a later one. What is not needed any more is removed."""
+        for path in self._folder.glob(f"{_LATER}*"):
+            if int(path.name.removeprefix(_LATER)) <= epoch - EPOCHS_KEPT:
+                path.unlink(missing_ok=True)
+                continue
+            with closing(Ledger(path)) as later:
+                later.catch_up()
+                yield later.seen
 
     def _found(self) -> list[int]:
         return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
@@ -164,6 +188,7 @@ class ReplayLedgers:
         known = path.read_text().split() if path.exists() else []
         if len(known) == 2 and known[0] == boot:
             return int(known[1])
+        # Another start of the machine, or the first of all.
         epoch = nonce_epoch(self._elapsed_ms())
         ahead = max(self._found(), default=epoch) - epoch
         beside = self._folder / "boot~"

@@ -12,6 +12,7 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, encoded,
 from pysync import _core, caps, minting
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.plugins import Request
 
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 LOG = {
@@ -203,3 +204,35 @@ async def test_a_replayed_batch_is_anybodys(start: Start, session: aiohttp.Clien
     first, second = (answer.json["collections"]["mine"][0] for answer in answers)
     assert "error" not in first
     assert second["error"] == "Forbidden"
+
+
+class Watcher:
+    """A plugin that notes what is about to be read."""
+
+    name = "watcher"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def before_pull(self, request: Request) -> None:
+        self.seen.append(request.key)
+
+
+@pytest.mark.parametrize(
+    ("target", "key"),
+    [
+        (f"/pull/{KEY}", KEY),
+        (f"/pull/b/{STRANGER.user_id}", f"b/{STRANGER.user_id}/part"),
+        (f"/batch/pull?collections=mine&params={quote(orjson.dumps({'mine': [{'id': 'a'}]}))}", KEY),
+    ],
+)
+async def test_no_plugin_hears_of_a_replayed_pull(
+    start: Start, session: aiohttp.ClientSession, target: str, key: str
+) -> None:
+    part = {**MINE, "name": "part", "storagePath": "b/{identity}", "bundle": "all"}
+    watcher = Watcher()
+    base = await start({"collections": [MINE, part]}, plugins=[watcher])
+    caller = Signed(base, session, STRANGER, root_device(STRANGER), ts_ms=wall_clock_ms(), nonce=b"n" * 16)
+    for _ in range(2):
+        await caller.request("GET", target)
+        assert watcher.seen == [key]

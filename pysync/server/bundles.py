@@ -42,6 +42,8 @@ class BundlePull:
         bundle = self._bundle
         credentials = self._access.present(bundle.gate, request.headers)
         verified = await self._callers.verified(request, credentials, b"", bundle.gate, *bundle.others)
+        if self._hooks.pulls:
+            await self._access.consume(verified)  # before plugins are told, which may act on it
         caller = verified.caller
         if bundle.gate.by_request:
             caller = await self._roles.enriched(bundle.gate, caller, match.params, match.key)
@@ -49,7 +51,7 @@ class BundlePull:
         if self._asks:
             readers = [await self._reader(rule, caller, match) for rule in bundle.rules]
         readable = bundle.readable(readers, match.identity, match.key)
-        if readable:
+        if readable and not self._hooks.pulls:
             await self._access.consume(verified)
         members = await bundle.pull(
             self._documents, readable, match.identity, match.key, whole=wants_body(request)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
 from pysync.errors import BatchTooLarge, StoreUnavailable
-from pysync.store import READS_AT_ONCE, NotModified, Object, ObjectInfo, Store
+from pysync.store import READS_AT_ONCE, NotModified, ObjectInfo, Store
 
 Read = Callable[[], Awaitable[None]]
 """A read that keeps what it finds, and its own failure, to itself."""
@@ -18,18 +18,19 @@ RUN_BYTES = 1024 * 1024
 
 
 class Budget:
-    """The bytes that an answer may send, and those it has `sent` so far, by what was read. `times` says how
-    often it sends each document; `etags` are those of the documents that were read."""
+    """The bytes that an answer may send. `times` says how often it sends each document; `sent` is what the
+    reads so far come to; `etags` are those of the documents that were read."""
 
     def __init__(self, store: Store, times: Mapping[str, int], max_bytes: int) -> None:
+        self.sent = 0
         self.etags: dict[str, str] = {}
+        self.run = 0
+        """Bytes of documents that were read since the last `pause`."""
         self._store = store
-        self._unread = dict(times)
         self._times = times
         self._max_bytes = max_bytes
         self._foreseen = 0
-        self.sent = 0
-        self._run = 0
+        self._counted: set[str] = set()
         self._is_weighed = False
 
     def foresee(self, size: int) -> None:
@@ -45,32 +46,41 @@ class Budget:
             found = None  # whoever reads them will see
         return {} if found is None else dict(zip(keys, found, strict=True))
 
-    def weigh(self, found: Mapping[str, ObjectInfo | None]) -> None:
-        """Count the documents `found`, of which none was read. Raises BatchTooLarge."""
-        sizes = ((key, info) for key, info in found.items() if info is not None)
-        self._check(self.sent + self._foreseen + sum(info.size * self._times[key] for key, info in sizes))
+    def weigh(self, found: Mapping[str, ObjectInfo | None], sent: int = 0) -> None:
+        """Count the documents `found`, of which none was read, beside what is `sent` and not counted yet.
+        Raises BatchTooLarge."""
+        times = self._times
+        sizes = sum(info.size * times[key] for key, info in found.items() if info is not None)
+        self._check(self.sent + sent + self._foreseen + sizes)
 
     def send(self, size: int, times: int = 1) -> bool:
-        """So many bytes have been read, to be sent so often. True where it is time for a `pause`. Raises
-        BatchTooLarge."""
+        """So many bytes of a log have been read, to be sent so often. True where it is time for others to
+        have their turn. Raises BatchTooLarge."""
         self.sent += size * times
         self._check(self.sent)
-        self._run += size
-        return self._run > RUN_BYTES
+        return size > RUN_BYTES // 4
 
-    def took(self, key: str, document: Object) -> bool:
-        """`send` of a document."""
-        self.etags[key] = document.etag
-        return self.send(len(document.body), self._unread.pop(key))
+    def count(self, found: Mapping[str, Outcome]) -> None:
+        """Count the documents of one `read_each`, once all are read. Raises BatchTooLarge."""
+        self.sent += self._size(found)
+        self._counted |= found.keys()
+        self._check(self.sent)
 
-    async def pause(self) -> None:
-        """Let others have their turn. Before more than a little is read, the rest is weighed. Raises
-        BatchTooLarge."""
-        self._run = 0
+    async def pause(self, found: Mapping[str, Outcome]) -> None:
+        """Let others have their turn, after a run of documents, `found` so far by one `read_each`. The first
+        time, what is not read yet is weighed. Raises BatchTooLarge."""
+        self.run = 0
+        sent = self._size(found)
+        self._check(self.sent + sent)
         if not self._is_weighed:
             self._is_weighed = True
-            self.weigh(await self.infos(list(self._unread)))
+            left = [key for key in self._times if key not in found and key not in self._counted]
+            self.weigh(await self.infos(left), sent)
         await asyncio.sleep(0)
+
+    def _size(self, found: Mapping[str, Outcome]) -> int:
+        times = self._times
+        return sum([len(body) * times[key] for key, body in found.items() if body.__class__ is bytes])
 
     def _check(self, size: int) -> None:
         if size > self._max_bytes:
@@ -96,6 +106,8 @@ async def read_each(
     count = len(keys) + len(beside)
     if not store.reads_wait or count < 2:
         await _read_on(store, waiting, found, others, budget)
+        if budget is not None:
+            budget.count(found)
         return found
     try:
         async with asyncio.TaskGroup() as group:
@@ -105,6 +117,8 @@ async def read_each(
         if failed.subgroup(BatchTooLarge) is None:
             raise
         raise BatchTooLarge from None
+    if budget is not None:
+        budget.count(found)
     return found
 
 
@@ -121,8 +135,14 @@ async def _read_on(
         except StoreUnavailable as error:
             found[key] = error.text
         else:
-            found[key] = None if object_ is None or isinstance(object_, NotModified) else object_.body
-            if budget is not None and isinstance(object_, Object) and budget.took(key, object_):
-                await budget.pause()
+            if object_ is None or isinstance(object_, NotModified):
+                found[key] = None
+                continue
+            found[key] = body = object_.body
+            if budget is not None:
+                budget.etags[key] = object_.etag
+                budget.run += len(body)
+                if budget.run > RUN_BYTES:
+                    await budget.pause(found)
     for read in others:
         await read()

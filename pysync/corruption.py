@@ -1,8 +1,7 @@
 """Stored objects that are corrupt: whoever meets one reports it here, to be named in the log and counted."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from pysync.errors import DocumentCorrupt
@@ -39,11 +38,24 @@ class CorruptionReporter:
             error.key = key
             self.report(kind, key, error.why)
 
-    @contextmanager
-    def meeting(self, kind: Kind, key: str) -> Iterator[None]:
+    def meeting(self, kind: Kind, key: str) -> "_Meeting":
         """`meet` what is raised."""
-        try:
-            yield
-        except DocumentCorrupt as error:
-            self.meet(error, kind, key)
-            raise
+        return _Meeting(self, kind, key)
+
+
+class _Meeting:
+    """A class, as the generator of a context manager costs three times as much, on each read of a log."""
+
+    __slots__ = ("_key", "_kind", "_reporter")
+
+    def __init__(self, reporter: CorruptionReporter, kind: Kind, key: str) -> None:
+        self._reporter = reporter
+        self._kind = kind
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DocumentCorrupt):
+            self._reporter.meet(error, self._kind, self._key)

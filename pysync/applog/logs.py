@@ -152,7 +152,7 @@ class Logs:
     async def read_each(self, key: str, each: Sequence[Bounds], rules: LogRules) -> list[Tail]:
         """`read` within each of these bounds, of the log as it is at one moment."""
         held = await self._heads.read(key, rules.field) if rules.persist else None
-        if held is None or rules.expired(held.head, self.now_ms()):
+        if held is None or (rules.ttl_ms is not None and rules.expired(held.head, self.now_ms())):
             return [Tail(key, None, bounds, None, self._corruption) for bounds in each]
         # What several of them need is read once.
         shelf: dict[str, bytes] | None = {} if len(each) > 1 else None

@@ -60,6 +60,11 @@ class Nodes:
         self._sure: int | None = None
         """Elements of the segments met so far that are wanted for sure: all but the first one's."""
 
+    @property
+    def any_left(self) -> bool:
+        """Whether there may be more than none."""
+        return bool(self._waiting or self._ready)
+
     async def more_than(self, count: int) -> bool:
         """Whether more than `count` segments are left."""
         while self._waiting and len(self._ready) <= count:
@@ -160,6 +165,20 @@ class Tail:
         """Whether elements were left out that are newer than all that `text`, or `chunks`, gave."""
         newest_ms = None if self._head is None else self._head.ts_ms
         return self._bounds.oldest is not None and newest_ms is not None and newest_ms > self._newest_ms
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether some elements may lie outside the head."""
+        return self._nodes is not None and self._nodes.any_left
+
+    def head_text(self) -> bytes:
+        """The elements that are in the head, with commas between them."""
+        if self._head is None:
+            return b""
+        text = _slice(self._head, [], self._bounds, with_tail=True)
+        if self._bounds.oldest is not None:
+            self._note(text)
+        return text
 
     async def is_long(self) -> bool:
         """Whether it is better sent piece by piece."""

@@ -113,7 +113,7 @@ class BatchPull:
             self._store, self._documents, self._tails, plan, verdicts, self._foreign(plan), known,
             self._max_bytes, self._reads_at_once, self._corruption,
         )  # fmt: skip
-        await reads.begin()
+        await reads.begin(wants_body=wants_body(request))
         if not wants_body(request):
             answer = await reads.version(self._now_ms())
             headers = _headers(named, caller, answer)

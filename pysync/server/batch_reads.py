@@ -60,9 +60,10 @@ class Reads:
         self._corruption = corruption
         self._found: dict[str, Outcome] = dict(access)
         document_times, tail_times = plan.times
+        self._is_plain = not foreign and all(verdict is ADMITTED for verdict in verdicts)
         self._times: dict[str, int] = {}
         for read, times in zip(self._reads, document_times, strict=True):
-            if self._refusal(read) is None:
+            if self._is_plain or self._refusal(read) is None:
                 self._times[read[0]] = self._times.get(read[0], 0) + times
         self._budget = Budget(store, self._times, max_bytes)
         self._told: list[Told] = []
@@ -82,15 +83,18 @@ class Reads:
             self._told.append(refusal or "")
         return tails.logs(asked, self._told, self._budget)
 
-    async def begin(self) -> None:
-        """Read the heads of logs. Raises BatchTooLarge."""
+    async def begin(self, *, wants_body: bool) -> None:
+        """Read the heads of logs, and where a body is wanted, the logs that are no more. Raises
+        BatchTooLarge."""
         for key in self._access.keys() & self._times.keys():
             stored = self._access[key]
             self._budget.send(len(stored) if isinstance(stored, bytes) else 0, self._times[key])
         # Where reads wait for others, all that is wanted for sure waits together.
         keys = self._unread() if self._store.reads_wait else []
         if keys or self._logs:
-            await self._read(keys, [log.open for log in self._logs])
+            await self._read(keys, [log.begin if wants_body else log.open for log in self._logs])
+            if wants_body:
+                self._logs = [log for log in self._logs if log.is_open]
 
     async def weigh(self) -> None:
         """Foresee what logs will send, as far as the store can tell. Raises BatchTooLarge."""
@@ -104,17 +108,21 @@ class Reads:
         unread = self._unread()
         found = await self._budget.infos(unread)
         self._budget.weigh(found)
-        hidden = {key for key, group in self._reads if self._verdicts[group].hidden}
+        hidden = set()
+        if not self._is_plain:
+            hidden = {key for key, group in self._reads if self._verdicts[group].hidden}
         for key, info in found.items():
             version = None if info is None else self._documents.known(key, info.etag)
             if version is not None and key not in hidden:  # else what is told is made of its data
                 known[key] = version
-        await self._read([key for key in unread if key not in known], [])
+        if len(known) < len(unread):
+            await self._read([key for key in unread if key not in known], [])
         answer = await self._answer(now_ms, {key: (each.hash, each.ts_ms) for key, each in known.items()})
-        for (key, group), met in zip(self._reads, answer.versions, strict=True):
-            etag = self._budget.etags.get(key)
-            if met is not None and etag is not None and not self._verdicts[group].hidden:
-                self._documents.remember(key, Known(met[0], etag, met[1]))
+        etags = self._budget.etags
+        if etags:
+            for (key, group), met in zip(self._reads, answer.versions, strict=True):
+                if met is not None and key in etags and not self._verdicts[group].hidden:
+                    self._documents.remember(key, Known(met[0], etags[key], met[1]))
         return answer
 
     async def whole(self, now_ms: int) -> _core.BatchAnswer:
@@ -136,10 +144,9 @@ class Reads:
     async def _answer(self, now_ms: int, known: Mapping[str, tuple[str, int]]) -> _core.BatchAnswer:
         """The answer, made of what was found, and of versions where that is all that is `known`."""
         found: Mapping[str, Outcome | tuple[str, int]] = {**self._found, **known} if known else self._found
-        plain = not self._foreign and all(verdict is ADMITTED for verdict in self._verdicts)
 
         def answer() -> _core.BatchAnswer:
-            if plain:
+            if self._is_plain:
                 return self._plan.answer([found[key] for key, _ in self._reads], now_ms, None, self._told)
             stored = [
                 _visible(found.get(read[0]), self._refusal(read), self._verdicts[read[1]].hidden)

@@ -1,5 +1,6 @@
 """Tails of logs for batch pulls (wire section 6)."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -7,7 +8,7 @@ from typing import NamedTuple
 
 from pysync.applog import Bounds, LogRules, Logs, Tail
 from pysync.batch import Budget
-from pysync.errors import BadRequest, DocumentCorrupt, PullBoundRequired, StoreUnavailable
+from pysync.errors import CheckpointTooOld, DocumentCorrupt, PullBoundRequired, StoreUnavailable
 from pysync.rule import Rule
 from pysync.server.applogs import stripped, visible_frame
 
@@ -21,6 +22,9 @@ def max_elements(rule: Rule) -> int | None:
     for as many as are asked for."""
     log = rule.collection.append_only
     return None if log is None else log.max_pull_limit or 0
+
+
+_NOTHING = Bounds()
 
 
 class Asked(NamedTuple):
@@ -52,16 +56,11 @@ class LogReads:
         """Read the head, and tell its hash."""
         admitted = []
         for each in self._asked:
-            try:
-                if self._rules.persist:
-                    if each.bounds == Bounds():
-                        raise PullBoundRequired
-                    if not self._is_forced(each.bounds):
-                        self._rules.check_age(each.bounds.since, self._logs.now_ms())
-            except BadRequest as error:
-                self._told[each.at] = error.text
-            else:
+            refusal = self._refusal(each.bounds)
+            if refusal is None:
                 admitted.append(each)
+            else:
+                self._told[each.at] = refusal
         if not admitted:
             return
         try:
@@ -78,11 +77,34 @@ class LogReads:
             self._told[each.at] = tail.hash, b"", False
             self._open.append((each, tail))
 
+    async def begin(self) -> None:
+        """`open`, and tell the elements that are in the head, where no others are asked for. Raises
+        BatchTooLarge."""
+        await self.open()
+        segmented = []
+        for each, tail in self._open:
+            if tail.has_segments:
+                segmented.append((each, tail))
+                continue
+            text = tail.head_text()
+            self._budget.send(len(text), each.times)
+            if each.hidden:
+                text = await stripped(text, each.hidden)
+            before, after = visible_frame(tail, self._rules.field, each.hidden)
+            self._told[each.at] = tail.hash, before + text + after, tail.has_more
+        self._open = segmented
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is still to be read."""
+        return bool(self._open)
+
     async def weigh(self) -> None:
         """Foresee what the reads will send. Raises BatchTooLarge."""
         for each, tail in self._open:
-            with suppress(DocumentCorrupt, StoreUnavailable):  # to be met again
-                self._budget.foresee(each.times * await tail.least_bytes())
+            if tail.has_segments:
+                with suppress(DocumentCorrupt, StoreUnavailable):  # to be met again
+                    self._budget.foresee(each.times * await tail.least_bytes())
 
     async def read(self) -> None:
         """Tell the elements too. Raises BatchTooLarge."""
@@ -92,7 +114,19 @@ class LogReads:
                 self._told[each.at] = tail.hash, text, tail.has_more
             except (DocumentCorrupt, StoreUnavailable) as error:
                 self._told[each.at] = error.text
-        self._open.clear()
+        self._open = []
+
+    def _refusal(self, bounds: Bounds) -> str | None:
+        if not self._rules.persist:
+            return None
+        if bounds == _NOTHING:
+            return PullBoundRequired.text
+        if self._rules.max_checkpoint_age_ms is not None and not self._is_forced(bounds):
+            try:
+                self._rules.check_age(bounds.since, self._logs.now_ms())
+            except CheckpointTooOld as error:
+                return error.text
+        return None
 
     def _is_forced(self, bounds: Bounds) -> bool:
         """Whether all of the log is asked for, by a checkpoint alone."""
@@ -109,7 +143,7 @@ class LogReads:
                 chunk = comma + await stripped(chunk.removeprefix(b","), each.hidden)
             pieces.append(chunk)
             if is_due:
-                await self._budget.pause()
+                await asyncio.sleep(0)
         pieces.append(after)
         return b"".join(pieces)
 

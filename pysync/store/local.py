@@ -202,7 +202,14 @@ class LocalStore:
 
     async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
         found: dict[str, ObjectInfo] = {}
-        for parent, names in _by_parent(keys).items():
+        version, unknown = self._version(), []
+        for key in keys:
+            known = self._recent.get(key, version)
+            if known is None:
+                unknown.append(key)
+            else:
+                found[key] = ObjectInfo(known.etag, len(known.body))
+        for parent, names in _by_parent(unknown).items():
             prefix = f"{parent}/" if parent else ""
             rows = (
                 self._read(_VERSION, parent, names[0])

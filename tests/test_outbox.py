@@ -171,10 +171,12 @@ async def test_any_number_of_intents_is_healed(scene: Scene, monkeypatch: pytest
     assert await scene.told() == [change(f"{n}").text.decode() for n in range(35)]
 
 
-async def put_version(outbox: Outbox, n: int, expect: Expect, base: str = "", key: str = "a") -> str:
+async def put_version(
+    outbox: Outbox, n: int, expect: Expect, base: str = "", key: str = "a", subject: Subject | None = None
+) -> str:
     """Put `n` as a version of the document at `key`; its etag."""
     body = b"%d" % n
-    subject = Subject("notes", {"id": key})
+    subject = subject or Subject("notes", {"id": key})
     return await outbox.put(key, body, expect, [subject.change(version(body), n)], base)
 
 
@@ -198,6 +200,15 @@ async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) ->
     assert await versions_told(scene) == [0, 1, 2, 3]
     await put_version(other, 4, Etag(etag), version(b"3"))
     assert await versions_told(scene) == [0, 1, 2, 3, 4]
+
+
+async def test_whichever_collection_writes_a_key_its_versions_are_told_in_their_order(scene: Scene) -> None:
+    notes, papers = Subject("notes", {"id": "a"}, key="a"), Subject("papers", {"sheet": "a"}, "acme", key="a")
+    scene.coordinator.fail("announce")
+    etag = await put_version(scene.outbox, 0, ABSENT, subject=papers)
+    other = Outbox(scene.kept, scene.coordinator)
+    await put_version(other, 1, Etag(etag), version(b"0"), subject=notes)
+    assert await versions_told(scene) == [0, 1]
 
 
 async def test_only_who_did_not_announce_the_version_before_looks_for_its_intent(scene: Scene) -> None:

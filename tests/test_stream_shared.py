@@ -4,8 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import aiohttp
 import pytest
-from conftest import Browser
+from conftest import Browser, Start
+from plugin_samples import Told
 from projected import LISTS, NOTES, TITLES, Site, entry
 from streams import Listen, Serve
 
@@ -135,6 +137,43 @@ async def test_appends_and_files_are_told_to_those_who_share_their_keys(
     assert response.status == 200
     (told,) = await heard.events(1)
     assert (told["collection"], told["hash"]) == ("texts", response.json["hash"])
+
+
+async def test_plugins_are_told_once_of_a_write_that_several_share(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    told = Told()
+    settings = {"collections": [TEXTS], "namespaces": {"acme": {"collections": [PAPERS]}}}
+    browser = Browser(await start(settings, plugins=[told]), session)
+    await put(browser, "/acme/push/n/r/1", {})
+    await put(browser, "/push/n/r/2", {})
+    assert [(event.namespace, event.collection) for event in told.events] == [
+        ("acme", "papers"),
+        (None, "texts"),
+    ]
+
+
+async def test_batches_of_events_are_told_to_who_pulls_their_files_by_the_names_of_these(
+    serve: Serve, hear: Listen
+) -> None:
+    pytest.importorskip("pyarrow")
+    clicks = {"name": "clicks", "storagePath": "clicks/{app}/{batch}", **PUBLIC}
+    lake = {"name": "lake", "storagePath": "lake/{app}/{file}", "allowedMimeTypes": ["*/*"], **PUBLIC}
+    browser = await serve(
+        clicks,
+        events=[{"collection": "clicks", "storagePath": "lake/{app}/{batch}"}],
+        namespaces={"raw": {"collections": [lake]}},
+    )
+    root, raw = await hear(browser), await hear(browser, "/raw/events")
+    answer = (await browser.push("clicks/web/new", {"events": [{"event": "a"}]})).json
+    await put(browser, "/raw/push/lake/web/x", {})
+    await browser.push("clicks/web/new", {"events": [{"event": "b"}]})
+    told = await raw.events(3)
+    assert told[0]["params"] == {"app": "web", "file": f"{answer['batchId']}.parquet"}
+    assert told[1]["params"] == {"app": "web", "file": "x"}
+    first, second = await root.events(2)
+    assert first["params"] == {"app": "web", "batch": answer["batchId"]}
+    assert second["params"]["batch"] != "x", "no batch, so no pull of clicks finds it"
 
 
 def as_before(collection: str, params: Mapping[str, str], namespace: str | None = None) -> Change:

@@ -8,18 +8,19 @@ further on already waits for the next time, unless it is no further back than th
 import asyncio
 import logging
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from pysync.changes import MAX_RESUMED
 from pysync.errors import Unavailable
-from pysync.feed import Event, Feed, Listener, ListenerIndex, Plan, anybody
+from pysync.feed import Event, Feed, Listener, ListenerIndex, Plan
 
 log = logging.getLogger(__name__)
 
 PAGE: Final = 128
 """Changes that are read at a time."""
-MAX_TOGETHER: Final = 512
+MAX_TOGETHER: Final = 256
 MAX_OF_ACCOUNT: Final = 128
 """Listeners who are taken through the past at a time, of all and of one account; others wait."""
 HELD_S: Final = 0.002
@@ -99,16 +100,18 @@ class CatchUp:
             self._task = None
 
     def _board(self) -> None:
-        """Take along those who wait, where they are not behind the others: these would wait for them."""
+        """Take along those who wait, up to the first who is further back than the others: these would wait
+        for it. So nobody waits for longer than the others take."""
         earliest = min((each.listener.place for each in self._behind), default="")
         accounts = Counter(each.listener.account for each in self._behind)
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting, is_open = self._waiting, deque(), True
         for each in waiting:
             account = each.listener.account
             fits = len(self._behind) < MAX_TOGETHER and accounts[account] < MAX_OF_ACCOUNT
             if each.joined.done():
                 continue
-            if fits and each.listener.place >= earliest:
+            is_open = is_open and not (fits and each.listener.place < earliest)
+            if fits and is_open:
                 accounts[account] += 1
                 self._behind.append(each)
                 self._aboard.add(each.listener)
@@ -145,26 +148,51 @@ class CatchUp:
     async def _tell_together(self, plan: Plan) -> None:
         """Hand each listener its events of a page in one piece, first to those about whom there is no
         question."""
-        plan = [(event, [who for who in found if event.id > who.place]) for event, found in plan]
-        asking = [(event, [who for who in found if who.asks]) for event, found in plan]
-        asking = [(event, found) for event, found in asking if found]
-        loop = asyncio.get_running_loop()
-        for some in (False, True) if asking else (False,):
-            permit = await self._feed.permits(asking) if some else anybody
-            events: dict[Listener, list[Event]] = {}
-            for event, found in plan:
-                for who in found:
-                    if who.asks == some and permit(who, event):
+        pause, asking = _Pause(), Plan()
+        events: dict[Listener, list[Event]] = {}
+        for event, found in plan:
+            asked = []
+            for who in found:
+                if event.id > who.place:
+                    if who.asks:
+                        asked.append(who)
+                    else:
                         events.setdefault(who, []).append(event)
-            began = loop.time()
-            for who, told in events.items():
-                who.hear(told)
-                if loop.time() - began > HELD_S:
-                    await asyncio.sleep(0)
-                    began = loop.time()
+            if asked:
+                asking.append((event, asked))
+            await pause()
+        await _hand_out(events, pause)
+        if asking:
+            permit = await self._feed.permits(asking)
+            allowed: dict[Listener, list[Event]] = {}
+            for event, found in asking:
+                for who in found:
+                    if permit(who, event):
+                        allowed.setdefault(who, []).append(event)
+                await pause()
+            await _hand_out(allowed, pause)
 
     def close(self) -> None:
         """Tell nobody anything more."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
+
+
+class _Pause:
+    """Lets others have their turn, where they have waited for it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+
+    async def __call__(self) -> None:
+        if self._loop.time() - self._began > HELD_S:
+            await asyncio.sleep(0)
+            self._began = self._loop.time()
+
+
+async def _hand_out(events: Mapping[Listener, Sequence[Event]], pause: _Pause) -> None:
+    for who, told in events.items():
+        who.hear(told)
+        await pause()

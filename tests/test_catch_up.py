@@ -102,6 +102,37 @@ async def test_so_many_are_taken_along_at_a_time_and_the_others_afterwards(
     feed.close()
 
 
+async def test_who_is_further_back_waits_for_those_on_their_way_and_for_nobody_who_comes_later() -> None:
+    log = Log(turns=[2] * 10_000)
+    oldest = await filled(log, 1_000)
+    middle = await log.announce([note("middle")])
+    await log.announce([note(number) for number in range(600)])
+    feed, first, far, late = following(log), Ear(middle), Ear(oldest), Ear(middle)
+    bringing = [asyncio.create_task(feed.bring(first))]
+    await until(first, 1)
+    for ear in (far, late):
+        bringing.append(asyncio.create_task(feed.bring(ear)))
+        await asyncio.sleep(0)
+    assert await bringing[0]
+    assert (far.heard, late.heard) == ([], [])
+    assert all(await asyncio.gather(*bringing))
+    assert (len(first.heard), len(far.heard), len(late.heard)) == (600, 1_601, 600)
+    feed.close()
+
+
+async def test_others_have_their_turn_while_many_are_told_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD_S", -1.0)
+    log = Log()
+    place = await filled(log, 100)
+    feed, ears, turns = following(log), [Ear(place) for _ in range(50)], 0
+    bringing = asyncio.gather(*(feed.bring(ear) for ear in ears))
+    while not bringing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 100 + 50, "one for each event, and for each listener"
+    feed.close()
+
+
 async def test_who_reads_slowly_keeps_nobody_waiting() -> None:
     class Stuck(Ear):
         async def ready(self) -> bool:

@@ -228,6 +228,9 @@ async def test_a_collection_with_no_param_sets_asks_for_nothing(anyone: Browser,
     answer = await batch(mine, "notes", "mine", "gone", params={"notes": [], "gone": []})
     missing = [{"error": "Missing required path parameter"}]
     assert answer.json["collections"] == {"notes": [], "mine": missing, "gone": []}
+    unknown = await batch(anyone, "gone", params={"gone": []})
+    assert (unknown.status, unknown.json["collections"]) == (200, {"gone": []})
+    assert unknown.headers["Cache-Control"] == "no-cache"
     alone = await batch(anyone, "notes", params={"notes": []}, append={"notes": []})
     assert (alone.status, alone.json["collections"]) == (200, {"notes": []})
     refused = await batch(anyone, "log", params={"log": []}, append={"log": [{"last": 1}]})

@@ -223,7 +223,7 @@ def _cache_lines(named: list[Rule], caller: Caller, answer: _core.BatchAnswer) -
     )
     ages_ms = [rule.collection.cache_duration_ms for rule in named]
     known_ms = [age_ms for age_ms in ages_ms if age_ms is not None]
-    if answer.failed or len(known_ms) < len(ages_ms):
+    if answer.failed or not known_ms or len(known_ms) < len(ages_ms):
         control = "private, no-cache" if private else "no-cache"
     else:
         control = f"{'private' if private else 'public'}, max-age={min(known_ms) // 1000}"

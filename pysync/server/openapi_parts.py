@@ -190,7 +190,7 @@ SCHEMAS: Json = {
     ),
     "PathParameter": {
         "type": "string",
-        "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._:@-]+$",
+        "pattern": r"^(?!\.$)(?!.*\.\.)[A-Za-z0-9._:@-]+$",
         "minLength": 1,
         "maxLength": 255,
     },

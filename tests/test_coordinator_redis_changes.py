@@ -52,6 +52,19 @@ async def test_one_node_reads_what_another_announces(nodes: list[RedisCoordinato
     assert await other.changes(last, 10) == []
 
 
+async def test_changes_that_an_earlier_version_wrote_are_read_and_asked_for_by_everybody(
+    redis: RedisServer, nodes: list[RedisCoordinator]
+) -> None:
+    start = await nodes[0].newest()
+    async with client(redis) as own:
+        await own.xadd(CHANGES, {"c": b'{"n":1}', "i": "somebody"})
+    last = await nodes[0].announce([change(2)._replace(origin="/notes")])
+    page = await nodes[1].matching(start, 10, {"/other"}.__contains__)
+    assert page is not None
+    assert [told for _, told in page.changes] == [Change(b'{"n":1}', "somebody")]
+    assert (page.last, page.is_end, page.looked_at) == (last, True, 2)
+
+
 async def test_a_group_of_changes_costs_one_round_trip(
     redis: RedisServer, nodes: list[RedisCoordinator]
 ) -> None:

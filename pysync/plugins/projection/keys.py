@@ -1,6 +1,6 @@
 """Which keys belong to which collections."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
@@ -65,14 +65,16 @@ class Keys:
         kind = self._kind(collection)
         return Place(subject.namespace, subject.collection, key, dict(subject.params), collection, kind)
 
-    def shared(self, subject: Subject) -> list[Place]:
-        """All collections that the written key is among, that of the writer first."""
-        own = self.written(subject)
+    def shared(self, subject: Subject, reads: Callable[[str | None, str], bool]) -> list[Place]:
+        """The collections that the written key is among and that are read, that of the writer first."""
+        own = (
+            self.written(subject) if not subject.key or reads(subject.namespace, subject.collection) else None
+        )
         key = subject.key or (own.key if own is not None else "")
-        found = [] if own is None else [own]
+        found = [own] if own is not None and reads(own.namespace, own.name) else []
         for suffix, index in self._index.items():
             for (namespace, collection), _ in index.find(key.removesuffix(suffix)):
-                place = self.place(namespace, collection, key)
+                place = self.place(namespace, collection, key) if reads(namespace, collection.name) else None
                 if place is not None and place != own:
                     found.append(place)
         return found

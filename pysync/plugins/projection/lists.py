@@ -151,10 +151,12 @@ class Lists:
         """The sources among what was written, each once."""
         touched: dict[Place, Touched] = {}
         for write in told:
-            for place in self.keys.shared(write.subject):
-                if any(one.reads(place.namespace, place.name) for one in self.projections):
-                    touched.setdefault(place, Touched(place)).told.append(write)
+            for place in self.keys.shared(write.subject, self._reads):
+                touched.setdefault(place, Touched(place)).told.append(write)
         return list(touched.values())
+
+    def _reads(self, namespace: str | None, collection: str) -> bool:
+        return any(one.reads(namespace, collection) for one in self.projections)
 
     async def _grouped(self, touched: Sequence[Touched]) -> dict[str, list[Part]]:
         """What is to be folded into which list. Where a function says so, the sources are read for it."""

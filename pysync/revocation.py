@@ -134,10 +134,12 @@ class Revocations:
         raise StoreUnavailable
 
     async def published(self, issuer: str) -> bytes | None:
-        """The list of an issuer (user id) as it is stored, None where there is none. Raises
+        """The list of an issuer (user id) as it is stored, None where there is none that can be read. Raises
         StoreUnavailable."""
         stored = await self._store.get(f"{PREFIX}/{issuer}")
-        return stored.body if isinstance(stored, Object) else None
+        if not isinstance(stored, Object):
+            return None
+        return stored.body if await _aside(stored.body, SignedList.parse, stored.body) else None
 
     async def sweep(self) -> int:
         """Drop the lists of strangers of which every entry has expired; how many there were. None within ten

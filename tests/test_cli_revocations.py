@@ -14,6 +14,7 @@ from shell import Shell
 from pysync import minting
 from pysync.client import Client
 from pysync.keys import Keys
+from pysync.store.memory import MemoryStore
 
 BOARD = {
     "name": "board",
@@ -153,6 +154,17 @@ async def test_a_certificate_is_shown_as_revoked_where_a_server_says_so(shell: S
 async def test_what_a_revocation_lacks_is_told(shell: Shell, arguments: tuple[str, ...], said: str) -> None:
     await guests(shell, "bob")
     assert shell.run("cap", "revoke", "--key", "owner.json", *arguments) == (1, "", f"pysync: {said}\n")
+
+
+async def test_a_stored_list_that_cannot_be_read_is_replaced(shell: Shell, start: Start) -> None:
+    store = MemoryStore()
+    server = ("--server", await start(SERVICE, store=store))
+    await guests(shell, "bob")
+    key = f"_pysync/revocations/{Keys.from_json(Path('owner.json').read_bytes()).user_id}"
+    await store.put(key, b"garbage")
+    status, _, errors = await shell.ask(*REVOKE, "bob.cap", *server)
+    assert (status, errors) == (0, "")
+    assert await reads(shell, "bob", server) == 4
 
 
 async def test_a_list_of_somebody_else_is_not_merged(

@@ -15,6 +15,7 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_dev
 from pysync import minting
 from pysync.clock import wall_clock_ms
 from pysync.server import logs
+from pysync.server.stream import StreamAnswer
 from pysync.testing import MovedClock
 
 MINE = {
@@ -160,6 +161,10 @@ async def test_an_access_log_has_a_line_for_each_request(
     assert [line.get("identity") for line in found] == [SUBJECT.user_id, None, SUBJECT.user_id]
     assert {line["logger"] for line in found} == {"pysync.access"}
     assert all(line["ms"] >= 0 for line in found)
+
+
+def test_a_stream_is_logged_without_a_length() -> None:
+    assert StreamAnswer(lambda connection, head: None).size is None
 
 
 async def test_no_access_log_is_kept_unless_asked_for(

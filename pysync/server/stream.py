@@ -96,6 +96,11 @@ class StreamAnswer(Answer):
         super().__init__(200, b"", HEADERS, content_type="text/event-stream", close=True)
         self._begin_stream = begin
 
+    @property
+    def size(self) -> int | None:
+        """`Answer.size`."""
+        return None
+
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write the head to the connection of `request`, and let the stream begin."""
         if self._eof_sent:

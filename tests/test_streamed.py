@@ -2,20 +2,26 @@
 
 import asyncio
 import contextlib
+import io
 import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import uvloop
 from aiohttp import web
+from conftest import Start
+from yarl import URL
 
 from pysync.errors import StoreUnavailable
-from pysync.server import answer, connection
+from pysync.server import answer, connection, streamed
 from pysync.server.answer import WRITE_BYTES, Answer
 from pysync.server.connection import listen
 from pysync.server.streamed import StreamedAnswer
+from pysync.store.local import LocalStore
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -319,3 +325,36 @@ def test_a_long_answer_is_given_to_the_connection_piece_by_piece(run: Run) -> No
             assert most <= 64 * 1024 + WRITE_BYTES
 
     run(scenario())
+
+
+async def test_a_client_that_takes_nothing_of_a_file_is_cut(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "STALL_S", 0.01)
+    is_cut, cut = asyncio.Event(), streamed._cut
+
+    def cut_and_tell(*arguments: Any, **options: Any) -> None:
+        cut(*arguments, **options)
+        is_cut.set()
+
+    monkeypatch.setattr(streamed, "_cut", cut_and_tell)
+    photos = {
+        "name": "photos",
+        "storagePath": "photos/{id}",
+        "readRoles": ["public"],
+        "writeRoles": ["public"],
+        "allowedMimeTypes": ["image/*"],
+        "maxBodyBytes": 64_000_000,
+    }
+    store = await LocalStore.at(tmp_path / "data")
+    try:
+        url = URL(await start({"collections": [photos]}, store))
+        body = io.BytesIO(bytes(48_000_000))
+        headers = {"Content-Type": "image/png"}
+        async with session.post(url / "push/photos/a", data=body, headers=headers) as pushed:
+            assert pushed.status == 200
+        with socket.create_connection((url.host, url.port)) as client:
+            client.sendall(b"GET /pull/photos/a HTTP/1.1\r\nHost: h\r\n\r\n")
+            await is_cut.wait()
+    finally:
+        await store.close()

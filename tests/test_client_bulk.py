@@ -203,7 +203,7 @@ async def test_the_manifest_is_read_as_whoever_asks(start: Start) -> None:
     headers = {"Authorization": root_device(ISSUER).authorization}
     as_owner = await fetch_server_config(base + "/v1", headers=headers)
     names_told = [found.name for found in as_owner.collections]
-    assert names_told == ["notes", "top", "own", "profile", "title", "plan"]
+    assert names_told == ["notes", "top", "own", "profile", "title", "plan", "spaceaccess"]
     async with owner(base) as mine:
         assert await mine.server_config() == as_owner
 

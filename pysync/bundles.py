@@ -8,6 +8,7 @@ import orjson
 
 from pysync import _core, fields
 from pysync.documents import Documents, Known
+from pysync.keyed_versions import KeyedVersions
 from pysync.model import Caller
 from pysync.rule import Rule
 
@@ -15,7 +16,7 @@ from pysync.rule import Rule
 @dataclass(frozen=True, slots=True)
 class Member:
     """A member as one reader gets it: `data` is JSON text without the fields named in `hidden`, None where it
-    was not read; `hash` is `""` where the member was never written."""
+    was not read; `hash` is the version that this reader is told, `""` where the member was never written."""
 
     name: str
     data: bytes | None
@@ -81,7 +82,7 @@ class Bundle:
             )
         )
         return [
-            _as_read(rule, document, rule.roles_of(reader, identity))
+            await _as_read(rule, document, rule.roles_of(reader, identity), path, documents.versions)
             for (rule, reader), document in zip(readable, found, strict=True)
         ]
 
@@ -92,7 +93,13 @@ def version(members: Sequence[Member]) -> str:
     return _core.content_hash(orjson.dumps(told))
 
 
-def _as_read(rule: Rule, document: _core.Document | Known | None, roles: frozenset[str]) -> Member:
+async def _as_read(
+    rule: Rule,
+    document: _core.Document | Known | None,
+    roles: frozenset[str],
+    path: str,
+    versions: KeyedVersions,
+) -> Member:
     name = rule.collection.name
     if document is None:
         return Member(name, b"{}", "", frozenset())
@@ -100,4 +107,4 @@ def _as_read(rule: Rule, document: _core.Document | Known | None, roles: frozens
         return Member(name, None, document.hash, frozenset())
     hidden = fields.hidden(rule.collection.field_permissions, roles)
     data = fields.without(document.data, hidden) if hidden else document.data
-    return Member(name, data, document.hash, hidden)
+    return Member(name, data, await versions.told(f"{path}/{name}", document.hash, hidden), hidden)

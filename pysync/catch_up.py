@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pysync._core import PanicException
 from pysync.changes import MAX_RESUMED
 from pysync.errors import Unavailable
 from pysync.feed import Event, Feed, Listener, ListenerIndex, Plan
@@ -89,7 +90,7 @@ class CatchUp:
                     await self._read_past()
                 self._behind = [each for each in self._behind if self._is_behind(each)]
                 await asyncio.sleep(loop.time() - began)
-        except Exception as error:
+        except (Exception, PanicException) as error:
             for each in (*self._behind, *self._waiting):
                 self._aboard.discard(each.listener)
                 if not each.joined.done():
@@ -167,8 +168,8 @@ class CatchUp:
             allowed: dict[Listener, list[Event]] = {}
             for event, found in asking:
                 for who in found:
-                    if permit(who, event):
-                        allowed.setdefault(who, []).append(event)
+                    if (heard := permit(who, event)) is not None:
+                        allowed.setdefault(who, []).append(heard)
                 await pause()
             await _hand_out(allowed, pause)
 

@@ -12,6 +12,7 @@ from pysync.changes import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
 from pysync.corruption import CorruptionReporter
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
+from pysync.keyed_versions import KeyedVersions
 from pysync.marks import bears, blank, new_mark
 from pysync.model import Written
 from pysync.outbox import Outbox
@@ -46,6 +47,7 @@ class Documents:
         self._coordinator = coordinator
         self._outbox = outbox or Outbox(store, coordinator)
         self._corruption = corruption or CorruptionReporter()
+        self.versions = KeyedVersions(store, now_ms, self._corruption)
         self.now_ms = now_ms
         self._latest: OrderedDict[str, Known] = OrderedDict()
 

@@ -52,6 +52,13 @@ class Event(NamedTuple):
     params: Mapping[str, str]
     key: str
     frame: bytes
+    hash: str = ""
+
+    def told(self, version: str) -> "Event":
+        """The event for those who are told a `version` in place of the hash."""
+        text = self.frame.partition(b"data: ")[2]
+        told = orjson.dumps({**orjson.loads(text), "hash": version})
+        return self._replace(frame=b"id: %b\ndata: %b\n\n" % (self.id.encode(), told), hash=version)
 
     @property
     def collection(self) -> str:
@@ -96,7 +103,8 @@ class Start(NamedTuple):
 
 
 Plan = list[tuple[Event, list[Listener]]]
-Permit = Callable[[Listener, Event], bool]
+Permit = Callable[[Listener, Event], Event | None]
+"""The event as a listener may hear of it; None: not at all."""
 Permits = Callable[[Plan], Awaitable[Permit]]
 """Finds out who may hear of what is planned, as things are now. Who cannot be decided on is cut."""
 
@@ -192,7 +200,7 @@ class Feed:
                 listeners = index.concerned(match)
                 if listeners:
                     frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _text(told, match))
-                    plan.append((Event(id_, *match, frame), listeners))
+                    plan.append((Event(id_, *match, frame, told.hash), listeners))
         return plan
 
     async def _tell(self, plan: Plan) -> None:
@@ -204,8 +212,8 @@ class Feed:
             await _hand_out(asking, await self.permits(asking))
 
 
-def anybody(listener: Listener, event: Event) -> bool:
-    return True
+def anybody(listener: Listener, event: Event) -> Event | None:
+    return event
 
 
 async def _hand_out(plan: Plan, permit: Permit = anybody) -> None:
@@ -226,8 +234,8 @@ async def _turn() -> None:
 
 
 def _hand(listener: Listener, event: Event, permit: Permit) -> None:
-    if event.id > listener.place and permit(listener, event):
-        listener.hear([event])
+    if event.id > listener.place and (heard := permit(listener, event)) is not None:
+        listener.hear([heard])
 
 
 def _text(told: Told, match: KeyMatch) -> bytes:

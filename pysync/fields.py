@@ -20,11 +20,6 @@ def hidden(permissions: Permissions, roles: frozenset[str]) -> frozenset[str]:
     )
 
 
-def mark(names: frozenset[str]) -> str:
-    """What tells the version without `names` from the whole one; `""` where nothing is left out."""
-    return "-" + _core.content_hash(orjson.dumps(sorted(names)))[:16] if names else ""
-
-
 def without(data: bytes, names: frozenset[str]) -> bytes:
     """The JSON object `data` without the members `names`; other members keep their values and order. Raises
     DocumentCorrupt where it does not read."""
@@ -36,14 +31,17 @@ def without(data: bytes, names: frozenset[str]) -> bytes:
 
 
 def without_in_each(elements: bytes, names: frozenset[str]) -> bytes:
-    """Elements of a log (JSON objects, separated by commas), their `data` without the members `names`; data
-    that is no object stays as it is. Raises DocumentCorrupt where they do not read."""
+    """Elements of a log (JSON objects, separated by commas), their `data` without the members `names`, and
+    without its author's proof where it lacks any: that is of all of it, and verifies no guess then. Data that
+    is no object stays as it is. Raises DocumentCorrupt where they do not read."""
     try:
         found = orjson.loads(b"[%b]" % elements)
     except ValueError as error:
         raise DocumentCorrupt from error
     for element in found:
-        if isinstance(data := element["data"], dict):
+        if isinstance(data := element["data"], dict) and not names.isdisjoint(data):
+            element.pop("authorPubkey", None)
+            element.pop("authorSignature", None)
             element["data"] = {name: value for name, value in data.items() if name not in names}
     return orjson.dumps(found)[1:-1]
 

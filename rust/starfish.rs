@@ -122,13 +122,14 @@ pub fn gather(
         let data = data_of(newest).ok_or(CoreError::DocumentCorrupt)?;
         let count = chunked.count + at as u64 + 1;
         head.hash = hash(count, &canonical::canonicalize(data)?);
-    } else if let Some(newest) = Lines::of(&head.tail)
-        .last()
-        .filter(|_| !head.hash.is_empty())
-    {
-        let data = data_of(newest).ok_or(CoreError::DocumentCorrupt)?;
-        if !is_hash_of(&head.hash, &hashed(chunked.count, data)) {
-            return Err(CoreError::DocumentCorrupt);
+    } else if !head.hash.is_empty() {
+        let newest = Lines::of(&head.tail).last();
+        // Without the newest chunk there is nothing to compare.
+        if let Some(newest) = newest.filter(|line| ts_of(line) == Some(chunked.ts_ms)) {
+            let data = data_of(newest).ok_or(CoreError::DocumentCorrupt)?;
+            if !is_hash_of(&head.hash, &hashed(chunked.count, data)) {
+                return Err(CoreError::DocumentCorrupt);
+            }
         }
     }
     Ok(head)

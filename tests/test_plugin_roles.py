@@ -128,11 +128,12 @@ async def test_roles_of_plugins_admit_to_what_is_anothers(
 async def test_roles_of_plugins_see_and_write_fields(start: Start, session: aiohttp.ClientSession) -> None:
     held = {ISSUER.user_id: ["editor", "seller"], STRANGER.user_id: ["editor"]}
     seller, other, _ = people(await start({"collections": EVERYTHING}, plugins=[Roles(held)]), session)
-    pushed = await seller.push("notes/a", {"n": 1, "price": 2})
+    await seller.push("notes/a", {"n": 1, "price": 2})
     assert (await seller.pull("notes/a")).json["data"] == {"n": 1, "price": 2}
     assert (await other.pull("notes/a")).json["data"] == {"n": 1}
     assert (await batch(other, notes=[{"id": "a"}]))["notes"][0]["data"] == {"n": 1}
-    refused = await other.push("notes/a", {"n": 1, "price": 3}, pushed.json["hash"])
+    base_hash = (await other.pull("notes/a")).json["hash"]
+    refused = await other.push("notes/a", {"n": 1, "price": 3}, base_hash)
     assert refused.error == (403, 'Forbidden: field "price" requires roles: seller')
 
 

@@ -1,6 +1,7 @@
 """The service around the protocol: time, failures, mounts, proxies, slow clients, stopping."""
 
 import asyncio
+import hashlib
 import json
 import socket
 from typing import Any
@@ -11,6 +12,7 @@ from conftest import SUBJECT, Browser, Signed, Start, minted_at, root_device
 from yarl import URL
 
 from pysync import config, minting
+from pysync._core import decode_push
 from pysync.server import body as body_module
 from pysync.server import connection
 from pysync.server.app import create_app
@@ -85,11 +87,12 @@ async def test_a_corrupt_document_is_neither_missing_nor_empty(
 async def test_documents_that_starfish_wrote_are_read(start: Start, session: aiohttp.ClientSession) -> None:
     store = MemoryStore()
     browser = Browser(await start({"collections": [NOTES]}, store=store), session)
-    stored = {"data": {"b": 1, "a": [1.0]}, "v": 1, "hash": "ab" * 32, "ts": 5}
+    hash_ = hashlib.sha256(b'{"a":[1],"b":1}').hexdigest()
+    stored = {"data": {"b": 1, "a": [1.0]}, "v": 1, "hash": hash_, "ts": 5}
     await store.put("notes/a", json.dumps(stored, indent=1).encode())
     pulled = (await browser.pull("notes/a")).json
     assert (pulled["data"], pulled["hash"]) == (stored["data"], stored["hash"])
-    assert (await browser.push("notes/a", {"n": 1}, "ab" * 32)).status == 200
+    assert (await browser.push("notes/a", {"n": 1}, hash_)).status == 200
 
 
 async def test_a_failing_store_is_said_to_fail(start: Start, session: aiohttp.ClientSession) -> None:
@@ -384,8 +387,8 @@ async def test_a_folded_keyring_is_what_a_pull_of_it_gives(
     start: Start, session: aiohttp.ClientSession, owner: dict[str, Any], folded: object
 ) -> None:
     store = MemoryStore()
-    stored = json.dumps({"v": 1, "ts": 1, "hash": "ab" * 32, "data": {"open": 1, "secret": 2}})
-    await store.put("notes/a/_keyring", stored.encode())
+    stored = decode_push(b'{"data":{"open":1,"secret":2}}').stored(1)
+    await store.put("notes/a/_keyring", stored)
     browser = Browser(await start({"collections": [NOTES, {**KEYRING, **owner}]}, store=store), session)
     answer = (await browser.request("GET", "/pull/notes/a?withKeyring=1")).json
     assert answer.get("keyring", {"data": None})["data"] == folded
@@ -405,7 +408,9 @@ async def test_a_refused_schema_quotes_nothing_and_stops_at_the_first_fault(
     first = await browser.push(
         "notes/a", {"a": 1, "pay": 4242}, None, {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     )
-    refused = await browser.push("notes/a", {"a": 1, "b": 2}, first.json["hash"])
+    assert first.status == 200
+    base_hash = (await browser.pull("notes/a")).json["hash"]
+    refused = await browser.push("notes/a", {"a": 1, "b": 2}, base_hash)
     assert refused.json["validator"] == "maxProperties"
     assert "4242" not in refused.json["error"]
     many = await browser.push("notes/b", {"many": [1] * 100_000})
@@ -421,9 +426,12 @@ async def test_a_locked_value_that_is_hidden_cannot_be_guessed(
     )
     browser = Browser(base, session)
     first = await browser.push("notes/a", {"pin": 7}, None, {"Authorization": f"Bearer {ADMIN_TOKEN}"})
+    version = (await browser.pull("notes/a")).json["hash"]
+    assert version != first.json["hash"]
     for guess in (6, 7):
-        assert (await browser.push("notes/a", {"pin": guess}, first.json["hash"])).status == 403
-    assert (await browser.push("notes/a", {"pin": 7}, "0" * 64)).json["currentHash"] == first.json["hash"]
+        assert (await browser.push("notes/a", {"pin": guess}, version)).status == 403
+    for base in ("0" * 64, first.json["hash"]):
+        assert (await browser.push("notes/a", {"pin": 7}, base)).json["currentHash"] == version
 
 
 async def test_what_depends_on_the_caller_is_not_cached_for_all(

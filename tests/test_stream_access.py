@@ -184,15 +184,17 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
         for number, write in enumerate(writes):
             each = SPACES if write.collection < 0 else found[write.collection]
             path, told = await _push(writer, prefix, each, write, number)
-            readers = [caller for caller in callers if await _pulls(caller, prefix, each, path)]
+            # Who misses members is told a version of its own.
+            readers = {id(caller): await _pulled(caller, prefix, each, path) for caller in callers}
             await _push(writer, prefix, MARK, Write(0, {"n": str(number)}, ()), number)
-            name, params, hash_ = told
+            name, params = told
             if path in shadowed:
                 name, params = "rival", {}
-            told = (name, params, hash_)
             for ear_ in ears:
-                hears = ear_.caller in readers and ear_.only in (None, name)
-                assert await ear_.told() == ([told] if hears else []), (ear_.caller, each, path)
+                hash_ = readers[id(ear_.caller)]
+                hears = hash_ is not None and ear_.only in (None, name)
+                expected = [(name, params, hash_)] if hears else []
+                assert await ear_.told() == expected, (ear_.caller, each, path)
 
 
 def _signers(base: str, session: aiohttp.ClientSession, paths: list[str]) -> list[Browser]:
@@ -212,8 +214,8 @@ def _signers(base: str, session: aiohttp.ClientSession, paths: list[str]) -> lis
 
 async def _push(
     writer: Browser, prefix: str, each: dict[str, Any], write: Write, number: int
-) -> tuple[str, Told]:
-    """Write, and return the path and what is to be told of it."""
+) -> tuple[str, tuple[str, dict[str, str]]]:
+    """Write, and return the path, and the collection and parameters to be told of."""
     parts = each["storagePath"].split("/")
     params = {part[1:-1]: write.key[part[1:-1]] for part in parts if part.startswith("{")}
     path = "/".join(params.get(part[1:-1], part) for part in parts)
@@ -226,16 +228,18 @@ async def _push(
         body["baseHash"] = reply.json["currentHash"]
         reply = await writer.request("POST", f"{prefix}/push/{key}", body)
     assert reply.status == 200, (reply.body, each)
-    return path, (each["name"], params, reply.json["hash"])
+    return path, (each["name"], params)
 
 
-async def _pulls(caller: Browser, prefix: str, each: dict[str, Any], key: str) -> bool:
-    """Whether the caller gets to see the document at `key`."""
+async def _pulled(caller: Browser, prefix: str, each: dict[str, Any], key: str) -> str | None:
+    """The version of the document at `key` that the caller gets to see; None where that is none."""
     if each.get("pushOnly"):
-        return False
+        return None
     target = f"{prefix}/pull/{key}" + ("?last=1" if "appendOnly" in each else "")
     reply = await caller.request("GET", target)
     assert reply.status in (200, 401, 403), (reply.status, reply.body)
+    found = reply.json if reply.status == 200 else {}
     if "bundle" in each:
-        return reply.status == 200 and each["name"] in reply.json["collections"]
-    return reply.status == 200
+        found = found.get("collections", {}).get(each["name"], {})
+    hash_: str | None = found.get("hash")
+    return hash_

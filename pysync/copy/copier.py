@@ -23,6 +23,7 @@ from pysync.copy.sound import (
     log_of_chunk,
 )
 from pysync.errors import DocumentCorrupt, KeyConflict
+from pysync.keyed_versions import KEY as VERSIONS
 from pysync.revocation import PREFIX as REVOCATIONS
 from pysync.store import (
     ABSENT,
@@ -119,6 +120,10 @@ class Copier:
                 return head
             of = log_of_chunk(key, found.body)
             if of is not None and await self._brings_chunks(of):
+                return None
+            if key == VERSIONS and (there := await self._look(key)) and not _is_damaged(key, there.body):
+                # What readers of the target have been told is keyed with the one that is there.
+                self._count(key, "already_there")
                 return None
             if key.startswith(f"{REVOCATIONS}/") and await self._is_older(key, found.body):
                 self._count(key, "different", "a later list is there already")

@@ -118,10 +118,10 @@ class App:
         )
         callers = Callers(access, roles, request_log, server.mount_path, server.trusted_proxy_hops)
         keyrings = Keyrings(documents, roles, hooks, tables)
-        plugs = Plugs(hooks, outbox)
+        plugs = Plugs(hooks, outbox, documents.versions)
         handling = documents, access, callers, revocations, keyrings
         rules = list(pull_rules(config, hooks))
-        hearing = Hearing(rules, access, roles, store, clock.wall_ms)
+        hearing = Hearing(rules, access, roles, store, clock.wall_ms, documents.versions)
         feed = Feed(outbox.log, KeyIndex(rules, hooks.stored_files), hearing.permits)
         self.subscribers = Subscribers(feed, hearing, tally, config.changes.max_resumed)
         routes = RouteTable()

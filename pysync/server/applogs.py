@@ -19,6 +19,7 @@ from pysync.errors import (
     InvalidLimit,
     PullBoundRequired,
 )
+from pysync.keyed_versions import KeyedVersions
 from pysync.model import Caller, Written
 from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches
 from pysync.server.callers import Callers
@@ -36,9 +37,12 @@ _is_bound = re.compile(r"0|[1-9][0-9]*").fullmatch
 class LogHandlers:
     """The routes of one append-only collection, whose logs follow `rules`."""
 
-    def __init__(self, rules: LogRules, logs: Logs, access: Access, callers: Callers) -> None:
+    def __init__(
+        self, rules: LogRules, logs: Logs, access: Access, callers: Callers, versions: KeyedVersions
+    ) -> None:
         self._rules = rules
         self._logs = logs
+        self._versions = versions
         self._access = access
         self._callers = callers
 
@@ -46,7 +50,8 @@ class LogHandlers:
         """`POST {ns}/push/<key>`: one element at the log's end."""
         caller, element = await self._received(request, match)
         written = await self._made(request, match, caller, element)
-        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+        told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written.hash)
+        return Answer(200, wire.written_body(told, written.timestamp_ms), NO_STORE)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<key>`: the elements within the bounds of the query."""
@@ -93,7 +98,7 @@ class LogHandlers:
         hidden: frozenset[str] = frozenset()
         if permissions:
             hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
-        version = tail.hash + fields.mark(hidden)
+        version = tail.hash = await self._versions.told(match.key, tail.hash, hidden)
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
         if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
             return Answer(304, b"", headers)

@@ -64,7 +64,7 @@ class BatchPull:
         self._store = store
         self._documents = documents
         self._max_bytes = config.max_batch_bytes
-        self._tails = Tails(logs, self._rules)
+        self._tails = Tails(logs, self._rules, documents.versions)
         self._callers = callers
         self._roles = roles
         self._spaces = roles.spaces

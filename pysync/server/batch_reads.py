@@ -58,6 +58,7 @@ class Reads:
         self._access = access
         self._at_once = at_once
         self._corruption = corruption
+        self._versions = documents.versions
         self._found: dict[str, Outcome] = dict(access)
         document_times, tail_times = plan.times
         self._is_plain = not foreign and all(verdict is ADMITTED for verdict in verdicts)
@@ -144,14 +145,13 @@ class Reads:
     async def _answer(self, now_ms: int, known: Mapping[str, tuple[str, int]]) -> _core.BatchAnswer:
         """The answer, made of what was found, and of versions where that is all that is `known`."""
         found: Mapping[str, Outcome | tuple[str, int]] = {**self._found, **known} if known else self._found
+        if not self._is_plain and any(verdict.hidden for verdict in self._verdicts):
+            await self._versions.load()
 
         def answer() -> _core.BatchAnswer:
             if self._is_plain:
                 return self._plan.answer([found[key] for key, _ in self._reads], now_ms, None, self._told)
-            stored = [
-                _visible(found.get(read[0]), self._refusal(read), self._verdicts[read[1]].hidden)
-                for read in self._reads
-            ]
+            stored = [self._visible(read, found.get(read[0])) for read in self._reads]
             hidden = orjson.dumps([sorted(verdict.hidden) for verdict in self._verdicts])
             return self._plan.answer(stored, now_ms, hidden, self._told)
 
@@ -163,21 +163,18 @@ class Reads:
     async def _beside(self, work: Callable[[], _T]) -> _T:
         return await asyncio.to_thread(work) if self._budget.sent > IN_THREAD_ABOVE else work()
 
-
-def _visible(
-    stored: Outcome | tuple[str, int], refusal: str | None, hidden: frozenset[str]
-) -> Outcome | tuple[str, int]:
-    """What a caller gets to see of what is stored."""
-    if refusal is not None:
-        return refusal
-    if not hidden or not isinstance(stored, bytes):
-        return stored
-    try:
-        return _without(_core.read_document(stored), hidden)
-    except DocumentCorrupt:
-        return stored  # the answer finds it out, too
-
-
-def _without(document: _core.Document, hidden: frozenset[str]) -> bytes:
-    """The document as it would be stored without these members of its data."""
-    return document.redacted(fields.without(document.data, hidden), document.hash)
+    def _visible(self, read: tuple[str, int], stored: Outcome | tuple[str, int]) -> Outcome | tuple[str, int]:
+        """What a caller gets to see of what is stored."""
+        key, group = read
+        hidden = self._verdicts[group].hidden
+        refusal = self._refusal(read)
+        if refusal is not None:
+            return refusal
+        if not hidden or not isinstance(stored, bytes):
+            return stored
+        try:
+            document = _core.read_document(stored)
+            data = fields.without(document.data, hidden)
+        except DocumentCorrupt:
+            return stored  # the answer finds it out, too
+        return document.redacted(data, self._versions.of(key, document.hash, hidden))

@@ -47,7 +47,8 @@ class Handlers:
         """`POST {ns}/push/<key>` (wire section 4)."""
         caller, body = await self._received(request, match)
         written = await self._made(request, match, caller, body)
-        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+        told = await self._told(match, caller, written.hash)
+        return Answer(200, wire.written_body(told, written.timestamp_ms), NO_STORE)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:
         """`POST /revocations`: the list is its own proof (wire section 3)."""
@@ -105,7 +106,8 @@ class Handlers:
             return await self._document(request, match, signer, caller, document)
         if not hidden and keyring is None:
             return Answer(200, document.answer(now_ms), headers)
-        return _variant(request, match, document, hidden, keyring, now_ms)
+        version = await self._documents.versions.told(match.key, document.hash, hidden)
+        return _variant(request, match, document, hidden, version, keyring, now_ms)
 
     async def _received(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.PushBody]:
         """Who pushes, with its roles for this document, and what: allowed and checked."""
@@ -128,16 +130,27 @@ class Handlers:
         ttl_ms = match.rule.collection.ttl_ms
         subject = match.subject(caller)
         once = request_key(request, caller, match.key)
-        if once is None:
-            return await self._documents.push(match.key, body, ttl_ms, subject)
-        return await self._documents.push_once(match.key, body, once, ttl_ms, subject)
+        try:
+            if once is None:
+                return await self._documents.push(match.key, body, ttl_ms, subject)
+            return await self._documents.push_once(match.key, body, once, ttl_ms, subject)
+        except Conflict as error:
+            raise Conflict(await self._told(match, caller, error.current_hash)) from None
+
+    async def _told(self, match: Match, caller: Caller, hash_: str) -> str:
+        """The version that the caller is told for a hash."""
+        return await self._documents.versions.told_to(match.rule, caller, match.identity, match.key, hash_)
 
     async def _guarded(self, match: Match, caller: Caller, body: _core.PushBody) -> _core.PushBody:
         """The push as far as the caller may change the members of the document."""
         collection = match.rule.collection
         current = await self._documents.pull(match.key, collection.ttl_ms) if body.base_hash else None
-        if body.base_hash and (current is None or current.hash != body.base_hash):
-            raise Conflict("" if current is None else current.hash)
+        if body.base_hash:
+            version = "" if current is None else await self._told(match, caller, current.hash)
+            if current is None or version != body.base_hash:
+                raise Conflict(version)
+            if version != current.hash:
+                body = body.rebased(current.hash)
         data = None if current is None else current.data
         roles = match.rule.roles_of(caller, match.identity)
         return fields.guarded(collection.field_permissions, roles, body, data)
@@ -148,23 +161,22 @@ def _variant(
     match: Match,
     document: _core.Document,
     hidden: frozenset[str],
+    version: str,
     keyring: tuple[bytes, str] | None,
     now_ms: int,
 ) -> Answer:
-    """The answer for a reader who gets less than the document, or its keyring too. What is sent has a
-    version of its own, so that its ETag has one too."""
-    version = document.hash + fields.mark(hidden)
-    if keyring is not None:
-        version += "-" + keyring[1]
-    headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
-    if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
+    """The answer for a reader who gets less than the document, whose `version` is a keyed one, or its keyring
+    too. An author's proof is of all of the document: it would verify guesses of the rest."""
+    etag = version if keyring is None else f"{version}-{keyring[1]}"
+    headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
+    if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), etag):
         return Answer(304, b"", headers)
     if request.method == "HEAD":
         return HeadAnswer(headers)
     if not hidden:
         return Answer(200, document.answer(now_ms, keyring and keyring[0]), headers)
     data = orjson.Fragment(fields.without(document.data, hidden))
-    members = {"data": data, "hash": document.hash, "timestamp": now_ms}
+    members = {"data": data, "hash": version, "timestamp": now_ms}
     if keyring is not None:
         members["keyring"] = orjson.Fragment(keyring[0])
     return Answer(200, orjson.dumps(members), headers)

@@ -9,11 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
+from pysync import fields
 from pysync.access import Access
 from pysync.batch import read_each
 from pysync.config.template import document_key, params
 from pysync.errors import PysyncError, StoreUnavailable
 from pysync.feed import Event, Interest, Listener, Permit, Plan, Topic
+from pysync.keyed_versions import KeyedVersions
 from pysync.model import ANONYMOUS, Caller
 from pysync.proofs import Proof
 from pysync.rule import Rule
@@ -66,12 +68,14 @@ class Hearing:
         roles: Roles,
         store: Store,
         now_ms: Callable[[], int],
+        versions: KeyedVersions,
     ) -> None:
         self._rules = {topic_of(rule): rule for rule in rules}
         self._templates = {topic: _template(rule) for topic, rule in self._rules.items()}
         self._names = {
             topic: frozenset(params(rule.collection.storage_path)) for topic, rule in self._rules.items()
         }
+        self._versions = versions
         self._access = access
         self._roles = roles
         self._spaces = roles.spaces
@@ -105,14 +109,16 @@ class Hearing:
         if scope is not None and is_one and not scope.allows(self._key(topic, values)):
             return None
         caller, own, identity = replace(caller, scope=None), caller.identity, _identity(rule, values)
+        # What members they miss, and so which version they are told, is seen event by event.
+        is_asked = scope is not None or bool(rule.collection.field_permissions)
         if rule.answers(caller, identity, "") and not rule.by_plugin:
-            return values, scope is not None
+            return values, is_asked
         if rule.by_plugin and (rule.admits_anonymous or caller != ANONYMOUS):
             return values, True
         if rule.by_space and own and rule.answers(with_roles(caller, _ANY_SPACE), identity, ""):
             return values, True
         if own and identity == _SOMEBODY and rule.answers(caller, own, ""):
-            return {**values, "identity": own}, scope is not None
+            return {**values, "identity": own}, is_asked
         return None
 
     async def permits(self, plan: Plan) -> Permit:
@@ -136,11 +142,19 @@ class Hearing:
             for key, stored in found.items()
         }
         by_plugins = await self._by_plugins(plan, known)
+        if any(self._rules[event.topic].collection.field_permissions for event, _ in plan):
+            try:
+                await self._versions.load()
+            except PysyncError:
+                for hearer in hearers:
+                    hearer.cut()
+                return _nobody
+        variants: dict[tuple[str, Topic, frozenset[str]], Event] = {}
 
-        def permit(listener: Listener, event: Event) -> bool:
+        def permit(listener: Listener, event: Event) -> Event | None:
             hearer = cast(Hearer, listener)
             if event.topic not in hearer.asked:
-                return True
+                return event
             rule = self._rules[event.topic]
             if rule.by_plugin:
                 caller = by_plugins[id(listener), event.id]
@@ -148,8 +162,18 @@ class Hearing:
                 caller = self._in_space(rule, hearer, event, known)
             if caller is None:
                 listener.cut()
-                return False
-            return rule.answers(caller, event.params.get("identity"), event.key)
+                return None
+            identity = event.params.get("identity")
+            if not rule.answers(caller, identity, event.key):
+                return None
+            hidden = fields.hidden(rule.collection.field_permissions, rule.roles_of(caller, identity))
+            if not hidden:
+                return event
+            variant = variants.get((event.id, event.topic, hidden))
+            if variant is None:
+                variant = event.told(self._versions.of(event.key, event.hash, hidden))
+                variants[event.id, event.topic, hidden] = variant
+            return variant
 
         return permit
 
@@ -223,8 +247,8 @@ class Hearing:
         return self._spaces.key(event.params) if rule.by_space and rule.examines else None
 
 
-def _nobody(listener: Listener, event: Event) -> bool:
-    return False
+def _nobody(listener: Listener, event: Event) -> Event | None:
+    return None
 
 
 def _template(rule: Rule) -> Sequence[str]:

@@ -52,8 +52,9 @@ class Keyrings:
             roles = owner.rule.roles_of(reader, owner.identity)
             hidden = fields.hidden(owner.rule.collection.field_permissions, roles)
         data = fields.without(keyring.data, hidden) if hidden else keyring.data
-        entry = {"data": orjson.Fragment(data), "hash": keyring.hash, "timestamp": now_ms}
-        return orjson.dumps(entry), keyring.hash + fields.mark(hidden)
+        version = await self._documents.versions.told(key, keyring.hash, hidden)
+        entry = {"data": orjson.Fragment(data), "hash": version, "timestamp": now_ms}
+        return orjson.dumps(entry), version
 
     async def _reader(self, owner: Match, caller: Caller) -> Caller | None:
         """`caller` with the roles that it has for the key alone; None where a pull of its own would not give

@@ -8,6 +8,7 @@ import orjson
 from aiohttp import web
 
 from pysync import _core, wire
+from pysync.keyed_versions import KeyedVersions
 from pysync.model import Caller, WriteEvent, Written
 from pysync.outbox import Outbox
 from pysync.plugins import Push, Pushed, Reply, Request
@@ -24,8 +25,9 @@ from pysync.server.writes import request_key
 class Plugs:
     """What plugins do to the requests of one service."""
 
-    def __init__(self, hooks: Hooks, outbox: Outbox) -> None:
+    def __init__(self, hooks: Hooks, outbox: Outbox, versions: KeyedVersions) -> None:
         self._hooks = hooks
+        self._versions = versions
         self._outbox = outbox
 
     async def pull(self, request: web.BaseRequest, match: Match, caller: Caller) -> Answer | None:
@@ -50,7 +52,8 @@ class Plugs:
         params = about.params
         if pushed is None:
             written = await make()
-            text = wire.written_body(written.hash, written.timestamp_ms)
+            told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written.hash)
+            text = wire.written_body(told, written.timestamp_ms)
         else:
             written = pushed.written
             text = _pushed_body(pushed)

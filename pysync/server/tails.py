@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pysync.applog import Bounds, LogRules, Logs, Tail
 from pysync.batch import Budget
 from pysync.errors import CheckpointTooOld, DocumentCorrupt, PullBoundRequired, StoreUnavailable
+from pysync.keyed_versions import KeyedVersions
 from pysync.rule import Rule
 from pysync.server.applogs import stripped, visible_frame
 
@@ -43,9 +44,16 @@ class LogReads:
     """What a batch asks of one log. What became of it is put among the `told`."""
 
     def __init__(
-        self, logs: Logs, rules: LogRules, asked: Sequence[Asked], told: list[Told], budget: Budget
+        self,
+        logs: Logs,
+        rules: LogRules,
+        asked: Sequence[Asked],
+        told: list[Told],
+        budget: Budget,
+        versions: KeyedVersions,
     ) -> None:
         self._logs = logs
+        self._versions = versions
         self._rules = rules
         self._asked = asked
         self._told = told
@@ -69,6 +77,8 @@ class LogReads:
                 for each in admitted
             ]
             tails = await self._logs.read_each(admitted[0].key, bounds, self._rules)
+            for each, tail in zip(admitted, tails, strict=True):
+                tail.hash = await self._versions.told(each.key, tail.hash, each.hidden)
         except (DocumentCorrupt, StoreUnavailable) as error:
             for each in admitted:
                 self._told[each.at] = error.text
@@ -151,8 +161,9 @@ class LogReads:
 class Tails:
     """The logs of one namespace, as batches read them; `rules` are those of pulling its collections."""
 
-    def __init__(self, logs: Logs, rules: Sequence[Rule]) -> None:
+    def __init__(self, logs: Logs, rules: Sequence[Rule], versions: KeyedVersions) -> None:
         self._logs = logs
+        self._versions = versions
         self._rules = [
             None if rule.collection.append_only is None else LogRules.of(rule.collection) for rule in rules
         ]
@@ -167,5 +178,5 @@ class Tails:
         for (row, _), group in by_log.items():
             rules = self._rules[row]
             assert rules is not None, "the plan's tails are of logs"
-            found.append(LogReads(self._logs, rules, group, told, budget))
+            found.append(LogReads(self._logs, rules, group, told, budget, self._versions))
         return found

@@ -108,7 +108,7 @@ class Wiring:
 
     def _log(self, collection: Collection, *, asks: bool) -> LogHandlers:
         """The handlers of a log; `asks`: plugins have a say."""
-        parts = LogRules.of(collection), self.logs, self.access, self.callers
+        parts = LogRules.of(collection), self.logs, self.access, self.callers, self.documents.versions
         return PluggedLogs(self.plugs, *parts) if asks else LogHandlers(*parts)
 
     def _rule(self, namespace: str | None, collection: Collection, action: Action) -> Rule:

@@ -1,0 +1,77 @@
+"""Versions for readers who miss members of a document (`fieldPermissions`): its hash would let them find out
+what is hidden by trying values, so they are told one that is keyed with a secret of the store."""
+
+import hmac
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from pysync import _core, fields
+from pysync.config.template import RESERVED
+from pysync.corruption import CorruptionReporter
+from pysync.errors import DocumentCorrupt, StoreUnavailable
+from pysync.model import Caller
+from pysync.rule import Rule
+from pysync.store import ABSENT, EtagMismatch, Object, Store
+
+KEY: Final = f"{RESERVED}/secrets/versions"
+"""Where the secret is kept, as a document, so that damage to it is found."""
+
+
+class KeyedVersions:
+    """The keyed versions of one store: the same in all processes, before and after a restart."""
+
+    def __init__(
+        self, store: Store, now_ms: Callable[[], int], corruption: CorruptionReporter | None = None
+    ) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._corruption = corruption or CorruptionReporter()
+        self._secret = b""
+
+    def of(self, key: str, hash_: str, hidden: frozenset[str]) -> str:
+        """What readers without the members `hidden` are told in place of `hash_`, the hash of what is at
+        `key`, once `load` has been awaited. It depends on the key: two documents of one hash tell nobody."""
+        if not hidden or not hash_:
+            return hash_
+        assert self._secret, "it is loaded first"
+        return hmac.digest(self._secret, orjson.dumps([key, hash_, *sorted(hidden)]), "sha256").hex()
+
+    async def told(self, key: str, hash_: str, hidden: frozenset[str]) -> str:
+        """`of`, and `load` where it is needed."""
+        if hidden and hash_:
+            await self.load()
+        return self.of(key, hash_, hidden)
+
+    async def told_to(self, rule: Rule, caller: Caller, identity: str | None, key: str, hash_: str) -> str:
+        """What `caller` is told, by the rule and `{identity}` of its request."""
+        permissions = rule.collection.field_permissions
+        if not permissions:
+            return hash_
+        return await self.told(key, hash_, fields.hidden(permissions, rule.roles_of(caller, identity)))
+
+    async def load(self) -> None:
+        """Know the secret: the one in the store, or a new one there. Raises DocumentCorrupt and
+        StoreUnavailable."""
+        if self._secret:
+            return
+        found = await self._store.get(KEY)
+        if not isinstance(found, Object):
+            body = b'{"data":{"secret":"%b"}}' % secrets.token_hex(32).encode()
+            stored = _core.decode_push(body).stored(self._now_ms())
+            try:
+                await self._store.put(KEY, stored, expect=ABSENT)
+            except EtagMismatch:
+                found = await self._store.get(KEY)  # another process was faster
+                if not isinstance(found, Object):
+                    raise StoreUnavailable from None
+                stored = found.body
+        else:
+            stored = found.body
+        with self._corruption.meeting("document", KEY):
+            secret = orjson.loads(_core.read_document(stored).data).get("secret")
+            if not isinstance(secret, str) or len(secret) < 64:
+                raise DocumentCorrupt
+        self._secret = secret.encode()

@@ -1,5 +1,6 @@
 """The ceiling of a batch's answer in bytes, told before bodies are read (wire sections 6 and 13)."""
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import urlencode
@@ -9,6 +10,7 @@ import pytest
 from conftest import Browser, Reply, Start
 
 from pysync import config
+from pysync.batch import Budget
 from pysync.store import NotModified, Object, ObjectInfo, Store
 from pysync.store.memory import MemoryStore
 
@@ -215,3 +217,30 @@ async def test_documents_and_tails_count_together(
     params = {"notes": [{"id": "a"}], "log": [{"id": "a"}]}
     assert (await ask(browser, params, {"log": [{"last": 6}]})).status == 200
     assert (await ask(browser, params, {"log": [{"last": 7}]})).error == TOO_LARGE
+
+
+async def test_large_answers_are_verified_and_joined_beside_the_event_loop(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = await serving(start, session, Watched(), 8 * MB)
+    for n in range(4):
+        await fill(browser, f"notes/{n}", 900_000)
+    await fill(browser, "notes/small", 100)
+    beside, pauses = [0], [0]
+    to_thread, pause = asyncio.to_thread, Budget.pause
+
+    async def counted(work: Any, *arguments: Any) -> Any:
+        beside[0] += 1
+        return await to_thread(work, *arguments)
+
+    async def counted_pause(self: Budget, found: Any) -> None:
+        pauses[0] += 1
+        await pause(self, found)
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    monkeypatch.setattr(Budget, "pause", counted_pause)
+    assert (await ask(browser, {"notes": [{"id": "small"}]})).status == 200
+    assert (beside, pauses) == ([0], [0])
+    assert (await ask(browser, {"notes": [{"id": str(n)} for n in range(4)]})).status == 200
+    assert beside == [2], "verifying, and joining"
+    assert pauses == [2], "a turn for others after each megabyte or so"

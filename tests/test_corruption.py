@@ -13,6 +13,7 @@ import pytest_asyncio
 import reference
 import reference_log as twin
 from conftest import ISSUER, Browser, Signed, Start, root_device
+from streams import Listen
 from test_copy import LOG, log_objects
 
 from pysync import _core
@@ -265,6 +266,26 @@ async def test_nobody_gets_a_role_by_a_damaged_access_document(
         assert (await member.pull("spaces/s/a")).status == status, held
         (found,) = (await member.request("GET", batch)).json["collections"]["plans"]
         assert found.get("error", "") == entry
+
+
+async def test_a_stream_is_cut_where_a_damaged_access_document_decides(
+    start: Start, session: aiohttp.ClientSession, hear: Listen
+) -> None:
+    """So nobody hears of what may not be theirs."""
+    plans = {"name": "plans", "storagePath": "spaces/{spaceId}/{id}", "readRoles": ["space:member"]}
+    plans["writeRoles"] = ["public"]
+    store = MemoryStore()
+    base = await start({"auth": {"spaces": {}}, "collections": [plans]}, store=store)
+    access = json.dumps({"data": {"owner": ISSUER.user_id, "amount": 101}}).encode()
+    await store.put("spaces/s/_access", _core.decode_push(access).stored(1))
+    member = Signed(base, session, ISSUER, root_device(ISSUER))
+    stream = await hear(member, collections="plans")
+    await Browser(base, session).push("spaces/s/a", {"n": 1})
+    assert [event["params"]["id"] for event in await stream.events(1)] == ["a"]
+    await damage(store, "spaces/s/_access")
+    await Browser(base, session).push("spaces/s/b", {"n": 1})
+    with pytest.raises((ConnectionError, EOFError)):
+        await stream.events(1)
 
 
 async def test_no_byte_of_a_row_in_sqlite_changes_unnoticed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What projections leave out, and tell of: lists that are none, sources that cannot be read, functions that
 fail, keys where no list may be."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from projected import LISTS, NOTES, TITLES, Site, entry, members, titled
 from pysync._core import decode_push
 from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
+from pysync.store import Object
 
 Logged = pytest.LogCaptureFixture
 
@@ -28,12 +30,16 @@ async def test_what_is_no_list_is_not_overwritten(caplog: Logged, stored: bytes 
     assert site.count("failures") == 1
 
 
-async def test_a_corrupt_source_is_left_out(caplog: Logged) -> None:
+@pytest.mark.parametrize("damage", [lambda stored: b"torn", lambda stored: stored.replace(b'"A"', b'"Z"')])
+async def test_a_corrupt_source_is_left_out(caplog: Logged, damage: Callable[[bytes], bytes]) -> None:
     site = Site(members(TITLES))
     await site.note("a", title="A")
     await site.note("b", title="B")
-    await site.store.put("notes/s/a", b"torn")
+    found = await site.store.get("notes/s/a")
+    assert isinstance(found, Object)
+    await site.store.put("notes/s/a", damage(found.body))
     await site.fold()
+    assert "the document at 'notes/s/a' (no collection) is corrupt" in caplog.text
     assert await site.items() == [entry("b", title="B")]
     assert "source notes/s/a is corrupt" in caplog.text
     assert site.count("failures") == 1

@@ -11,6 +11,7 @@ from test_copy import copy
 
 from pysync import _core, keyed_versions, signing
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.copy import Damage, Verifier
 from pysync.store import Object
 from pysync.store.memory import MemoryStore
 
@@ -185,6 +186,9 @@ async def test_a_damaged_secret_is_an_error_for_those_who_need_it(
     await store.put(keyed_versions.KEY, found.body[:-20] + b"0" + found.body[-19:])
     later = Browser(await start(SERVICE, store=store), session)
     assert (await later.pull("staff/a")).error == (500, "document_corrupt")
+    damages: list[Damage] = []
+    await Verifier(store, damages.append).run()
+    assert [damage.key for damage in damages] == [keyed_versions.KEY]
     assert (await later.pull("staff/a", ADMIN)).status == 200
 
 

@@ -14,6 +14,7 @@ from pysync.applog.tail import folder, object_key
 from pysync.copy.reading import Reader, Unreadable, failing, for_each_key
 from pysync.copy.sound import Corrupt, check_chunks, check_object, expanded
 from pysync.corruption import Kind
+from pysync.keyed_versions import KEY as VERSIONS
 from pysync.revocation import PREFIX as REVOCATIONS
 from pysync.store import DamagedFile, Pace, Store, no_pace
 
@@ -140,7 +141,7 @@ class Verifier:
 
 async def _check(key: str, body: bytes) -> _core.LogHead | None:
     """`check_object`, for all that the server keeps: below `_pysync/` there is JSON of its own."""
-    if key.startswith("_pysync/") and not key.startswith(f"{REVOCATIONS}/"):
+    if key.startswith("_pysync/") and not key.startswith((f"{REVOCATIONS}/", VERSIONS)):
         try:
             orjson.loads(body)
         except ValueError:

@@ -109,9 +109,8 @@ async def test_a_repeated_append_is_answered_again_and_not_appended(anyone: Brow
     key, once = unique("log"), {"Idempotency-Key": os.urandom(8).hex()}
     first = await append(anyone, key, {"n": 1}, once)
     await append(anyone, key, {"n": 2})
-    for repeated in ({"n": 1}, {"n": 3}):
-        again = await append(anyone, key, repeated, once)
-        assert (again.status, again.json) == (200, first.json)
+    again = await append(anyone, key, {"n": 1}, once)
+    assert (again.status, again.json) == (200, first.json)
     assert [each["data"]["n"] for each in await elements(anyone, key)] == [1, 2]
     other = await append(anyone, key, {"n": 1}, {"Idempotency-Key": "another"})
     assert other.json["timestamp"] > first.json["timestamp"]

@@ -61,6 +61,7 @@ def test_a_line_to_try_sends_a_file_where_any_text_is_taken() -> None:
 
 async def test_the_lines_to_try_of_the_example_work(start: Start, session: aiohttp.ClientSession) -> None:
     members = json.loads(EXAMPLE.read_text()) | {"store": "memory:"}
+    members["server"]["examples"] = str(EXAMPLE.parent / members["server"]["examples"])
     base = await start(members)
     told = banner(parse(members), int(base.rpartition(":")[2])).splitlines()
     tried = [shlex.split(line)[2:] for line in told if line.startswith("  curl -s ")]

@@ -1,4 +1,4 @@
-"""What batches that ask for far too much cost the server: `python -m benches.batch_ceiling [--checkout DIR]`.
+"""Measure the cost of batches that ask for far too much: `python -m benches.batch_ceiling [--checkout DIR]`.
 
 One anonymous request each, as an attacker would send it: ten tails of one log with bounds that differ by one,
 one document named a hundred times, both as HEAD too; and a batch within the ceiling. Told are the answer, the

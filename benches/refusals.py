@@ -122,7 +122,7 @@ class Kind:
 
 
 def kinds(server: Running) -> list[Kind]:
-    """What is refused. The server is told what it must know for that."""
+    """The requests that are refused, and the state that the server needs for that."""
     url = server.url
     plain = f"HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n\r\n"
     forged, long_forged = Stranger(url), Stranger(url, collections=_collections(700))

@@ -61,12 +61,12 @@ RESUMES: Final = (
     ("all of it, from the oldest", 20, CHANGES, None),
     ("all of it, from 15,000 back", 20, 15_000, None),
 )
-"""What streams ask for that begin in the past: how many of them, how far back, and of which document."""
+"""Streams that begin in the past: how many, how far back, and of which document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What it cost to serve streams that begin in the past: seconds of CPU, the time until nothing is left to
+    """The cost of serving streams that begin in the past: seconds of CPU, the time until nothing is left to
     do, what came back, and how long another client's pulls took meanwhile."""
 
     kind: str

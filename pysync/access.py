@@ -1,4 +1,4 @@
-"""Who sends a request: callers from certificates and signatures, rates and nonces (wire section 3).
+"""Authentication and rate limits: callers from certificates, signatures and nonces (wire section 3).
 
 Nothing dear happens before something cheap could refuse the request, in four steps:
 
@@ -62,8 +62,8 @@ class SignedCertificate(NamedTuple):
 
 
 class Credentials(NamedTuple):
-    """What the headers of a request present. Without a certificate nothing was signed, and the caller is
-    final; with one it is not known before `Access.verify` returns."""
+    """The credentials in the headers of a request. Without a certificate nothing was signed, and the caller
+    is final; with one `Access.verify` returns the caller."""
 
     caller: Caller | None = None
     presented: Proof | SignedCertificate | None = None
@@ -73,7 +73,7 @@ class Credentials(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Who a request is from, its signature checked. `proof` is None where nothing was signed."""
+    """The caller of a request whose signature was checked. `proof` is None if nothing was signed."""
 
     caller: Caller
     proof: Proof | None = None
@@ -146,7 +146,8 @@ class Access:
         return Credentials(None, presented, signature, timestamp_ms, nonce)
 
     async def verify(self, credentials: Credentials, request: Inbound, body: bytes) -> Verified:
-        """Who presents the credentials, once the request's signature holds. `body` is what it covers.
+        """Return the caller that the credentials identify, once the request's signature is verified. `body`
+        is what it covers.
 
         Raises:
             Unauthorized: a wrong signature, a certificate of the wrong form, or one that a plugin refuses.
@@ -191,7 +192,8 @@ class Access:
         self._proofs.put(proof)
 
     async def _is_new(self, proof: Proof, verified: Verified) -> bool:
-        """Whether the nonce is new. Who may be a stranger is asked about only where their share is full."""
+        """Take the nonce and return True if it is new. Asks who may be a stranger only if the share of
+        strangers is full."""
         remember = partial(
             self._coordinator.remember_nonce, proof.caller.presenter, verified.nonce, verified.timestamp_ms
         )
@@ -205,13 +207,13 @@ class Access:
             return await remember(Standing.OWNER)
 
     def has_expired(self, proof: Proof) -> bool:
-        """Whether the certificate has, by this clock: what goes on and on is not given the time by which
-        clocks may differ."""
+        """Return True if the certificate has expired by this clock. A stream gets no allowance for clocks
+        that differ."""
         return self._now_ms() > proof.exp * 1000
 
     async def holds(self, proof: Proof) -> bool:
-        """Whether the certificate of somebody who was admitted holds still: it has neither expired nor been
-        taken back. Raises StoreUnavailable where nobody can tell."""
+        """Return True if the certificate of an admitted caller is still valid: neither expired nor revoked.
+        Raises StoreUnavailable if nobody can tell."""
         if self.has_expired(proof):
             return False
         return not await self._revocations.revoked(proof)
@@ -269,7 +271,7 @@ class Access:
         )
 
     def _accept(self, signed: SignedCertificate) -> Proof:
-        """What a certificate proves, all of it read. Raises as `_certificate` does."""
+        """Parse the whole certificate and return what it proves. Raises as `_certificate` does."""
         certificate = self._certificate(signed.text)
         key = signed.key
         is_device = certificate.kind == "device"
@@ -315,7 +317,7 @@ class Access:
         return certificate
 
     def _is_trusted(self, certificate: Certificate, identity: str) -> bool:
-        """Whether the configuration names who acts here: strangers cannot be among these."""
+        """True if the configuration names this caller, so that it is no stranger."""
         return identity in self._named_identities or certificate.iss in self._trusted_issuers
 
     def _holder(self, certificate: Certificate, identity: str) -> Caller:

@@ -39,7 +39,8 @@ class Budget:
         self._check(self._foreseen)
 
     async def infos(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """What the store knows of these documents; nothing where it cannot tell."""
+        """Return the etags and sizes of these documents, as far as the store knows them without reading;
+        empty if it knows none."""
         try:
             found = await self._store.info_many(keys) if keys else None
         except StoreUnavailable:
@@ -95,11 +96,11 @@ async def read_each(
     *,
     at_once: int = READS_AT_ONCE,
 ) -> dict[str, Outcome]:
-    """What is stored at each of `keys`, which are distinct; the reads `beside` are made with them. A failing
-    read fails alone. Raises BatchTooLarge for what is over the budget.
+    """Return the object at each of `keys`, which are distinct; the reads `beside` are made with them. A
+    failing read fails alone. Raises BatchTooLarge if the reads exceed the budget.
 
-    Where the store waits for others, up to `at_once` reads wait together; where it does not, tasks would only
-    cost time.
+    Up to `at_once` reads run concurrently if the store waits for a network; otherwise tasks would only cost
+    time.
     """
     found: dict[str, Outcome] = {}
     waiting, others = iter(keys), iter(beside)

@@ -157,7 +157,7 @@ def check_sharing(certificate: Certificate) -> None:
 
 
 class Revocable(Protocol):
-    """What a revocation list names a certificate by."""
+    """The identifier of the certificate in a revocation list."""
 
     @property
     def iss(self) -> str: ...
@@ -171,8 +171,8 @@ class Revocable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RevocationList:
-    """What one issuer took back, its signature checked. Of two lists the larger `generation` holds. `text` is
-    its canonical JSON."""
+    """The revocations of one issuer, whose signature was checked. The list with the larger `generation`
+    replaces the other. `text` is its canonical JSON."""
 
     iss: str
     iss_user_id: str

@@ -25,7 +25,7 @@ MAX_TOGETHER: Final = 256
 MAX_OF_ACCOUNT: Final = 128
 """Listeners who are taken through the past at a time, of all and of one account; others wait."""
 HELD_S: Final = 0.002
-"""How long they are handed events before others have their turn."""
+"""Time for which events are delivered before others get their turn."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +39,8 @@ class _Behind:
     joined: asyncio.Future[bool]
 
     def is_over(self, looked_at: int) -> bool:
-        """Whether it has missed too much, now that so many more were read."""
+        """Count so many more changes, and return True if the listener has missed too many to be told of
+        them."""
         if self.left is not None:
             self.left -= looked_at
         return self.left is not None and self.left < 0

@@ -38,9 +38,9 @@ class Change(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What is written: a document of a collection, in a namespace (None: at the root), by the values of its
-    path's parameters, by whom, and at which key of the store (`""`: at the one that the collection's path
-    gives). Others may share the key: who they are is found when the change is told (`server.key_index`)."""
+    """The document that a write is of: its collection, namespace (None: the root) and path parameters, the
+    identity of the writer, and its key in the store (`""`: the key that the collection's path gives). Other
+    collections may share the key; `server.key_index` finds them when the change is delivered."""
 
     collection: str
     params: Mapping[str, str]
@@ -67,12 +67,12 @@ class Subject(NamedTuple):
         return Change(orjson.dumps(told), self.identity, self.origin)
 
     def is_document_of(self, other: "Subject") -> bool:
-        """Whether both write the same document, whoever does and through whichever collection."""
+        """Return True if both write the same document, whoever writes and through whichever collection."""
         return self.key == other.key if self.key and other.key else self[:3] == other[:3]
 
 
 def origin(namespace: str | None, collection: str) -> str:
-    """What changes are marked with that a collection writes."""
+    """Return the `origin` of changes that a collection writes."""
     return f"{namespace or ''}/{collection}"
 
 
@@ -94,7 +94,7 @@ def read_change(change: Change) -> Told:
 
 
 WrittenBy = Callable[[str], bool]
-"""Whether changes with this `origin` are asked for. Those of an unknown one are."""
+"""Returns True for the `origin` of changes that are asked for. Changes of an unknown origin always are."""
 
 
 class Page(NamedTuple):
@@ -124,8 +124,8 @@ class ChangeLog(Protocol):
         may be others among them. `after` is an id."""
 
     async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
-        """How many such changes there are after an id, counted up to `most` and perhaps one more; None where
-        only reading them would tell."""
+        """Count such changes after an id, up to `most` and perhaps one more; None if only reading them would
+        tell."""
 
     async def newest(self) -> str:
         """An id that all changes so far are at or before, and none to come is; `changes` knows it, even of a

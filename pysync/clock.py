@@ -25,7 +25,7 @@ LAST_NUMBER: Final = 999_999
 
 
 BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-"""What names the time since the machine was started; no file elsewhere than on Linux."""
+"""The boot id of the machine. The file exists only on Linux."""
 
 
 class Tick(NamedTuple):
@@ -71,7 +71,7 @@ def elapsed_of(clock: Callable[[], int]) -> Callable[[], int]:
 
 
 def is_settled(clock: Callable[[], int]) -> bool:
-    """Whether what is too old by this clock may be deleted."""
+    """True if data that is too old by this clock may be deleted."""
     clock()  # it sees a step when it is read
     settled: bool = getattr(clock, "is_settled", True)
     return settled

@@ -190,7 +190,7 @@ class Documents:
             raise
 
     def _is_written(self, key: str, found: Object | NotModified | None, mark: str) -> bool:
-        """Whether what is there is what another attempt has written under `mark`, undamaged."""
+        """Return True if the stored document is the undamaged write of another attempt under `mark`."""
         if not (isinstance(found, Object) and bears(found.body, mark)):
             return False
         try:

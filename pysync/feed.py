@@ -36,7 +36,8 @@ Interest = Mapping[Topic, Mapping[str, str]]
 
 
 class KeyMatch(NamedTuple):
-    """What a collection calls a document: the parameters of its own path, and the key that this makes."""
+    """The name of a document in one collection: the parameters of that collection's path, and the key that
+    they make."""
 
     topic: Topic
     params: Mapping[str, str]
@@ -68,8 +69,8 @@ class Event(NamedTuple):
 
 
 class Listener(Protocol):
-    """Who hears of changes. Everything up to `place` has been told, or was none of its business. `account` is
-    whose it is: an identity, or an address."""
+    """A subscriber of changes. It has been told of everything up to `place` that concerns it. `account` is
+    its identity or address."""
 
     place: str
     account: str
@@ -117,7 +118,7 @@ class Keys(Protocol):
         which is of one, is told of it once."""
 
     def may_write_to(self, topics: Iterable[Topic]) -> WrittenBy:
-        """Whether collections write what one of `topics` pulls."""
+        """Returns True if collections with this origin write documents that one of `topics` pulls."""
 
 
 class Feed:
@@ -134,7 +135,7 @@ class Feed:
         """Whoever listens has been told of everything up to here."""
 
     async def begin(self, after: str) -> Start:
-        """Where to listen from: from `after` on where one is given (`""`: none), if what came after it is
+        """Return the position to listen from: `after` if it is given (not `""`) and the changes since are
         still known. Raises Unavailable."""
         if after and await self.log.changes(after, 1) is not None:
             return Start(after, is_resumed=True)
@@ -239,7 +240,7 @@ def _hand(listener: Listener, event: Event, permit: Permit) -> None:
 
 
 def _text(told: Told, match: KeyMatch) -> bytes:
-    """What those are told who follow the collection that matches."""
+    """The event as the followers of the matching collection receive it."""
     namespace, name = match.topic
     text = {"collection": name, "params": match.params, "hash": told.hash, "timestamp": told.timestamp_ms}
     return orjson.dumps(text if namespace is None else text | {"namespace": namespace})
@@ -278,7 +279,7 @@ class ListenerIndex:
         return True
 
     def concerned(self, match: KeyMatch) -> list[Listener]:
-        """Who listens for changes of what matches."""
+        """The listeners for changes of the match."""
         topic = match.topic
         found = list(self._at.get(topic, ()))
         for pair in match.params.items():

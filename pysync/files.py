@@ -75,8 +75,8 @@ class Files:
         self.now_ms = now_ms
 
     async def stat(self, key: str, ttl_ms: int | None = None) -> FileStat | None:
-        """What is known of the file at `key`; None where there is none, or it has outlived `ttl_ms`. Raises
-        DocumentCorrupt where it is damaged, StoreUnavailable."""
+        """Return the metadata of the file at `key`; None if there is none or it has outlived `ttl_ms`. Raises
+        DocumentCorrupt if it is damaged, and StoreUnavailable."""
         with self._corruption.meeting("file", key):
             stat = await self._store.stat(key)
         return None if stat is None or has_outlived(stat, ttl_ms, self.now_ms()) else stat

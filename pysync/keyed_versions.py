@@ -17,7 +17,7 @@ from pysync.rule import Rule
 from pysync.store import ABSENT, EtagMismatch, Object, Store
 
 KEY: Final = f"{RESERVED}/secrets/versions"
-"""Where the secret is kept, as a document, so that damage to it is found."""
+"""The key of the secret. It is stored as a document, so that damage to it is found."""
 
 
 class KeyedVersions:
@@ -32,8 +32,9 @@ class KeyedVersions:
         self._secret = b""
 
     def of(self, key: str, hash_: str, hidden: frozenset[str]) -> str:
-        """What readers without the members `hidden` are told in place of `hash_`, the hash of what is at
-        `key`, once `load` has been awaited. It depends on the key: two documents of one hash tell nobody."""
+        """Return the version that readers without the members `hidden` see in place of `hash_`, the hash of
+        the document at `key`. `load` must have been awaited. The version depends on the key, so it does not
+        tell that two documents are equal."""
         if not hidden or not hash_:
             return hash_
         assert self._secret, "it is loaded first"
@@ -46,7 +47,7 @@ class KeyedVersions:
         return self.of(key, hash_, hidden)
 
     async def told_to(self, rule: Rule, caller: Caller, identity: str | None, key: str, hash_: str) -> str:
-        """What `caller` is told, by the rule and `{identity}` of its request."""
+        """Return the version that `caller` sees, by the rule and `{identity}` of its request."""
         permissions = rule.collection.field_permissions
         if not permissions:
             return hash_

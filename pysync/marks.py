@@ -33,5 +33,5 @@ def unmarked(body: bytes) -> bytes:
 
 
 def blank(mark: str) -> bytes:
-    """What `marked` adds."""
+    """The number of bytes that `marked` adds."""
     return f"\n{int(mark, 16):064b}".translate(_DIGITS).encode()

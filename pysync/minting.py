@@ -18,7 +18,7 @@ from pysync.signing import Signer
 
 LIFETIME_S: Final = 30 * 24 * 3600
 DROPPED_AFTER_S: Final = 24 * 3600
-"""How long after its `exp` an entry of a revocation list is dropped."""
+"""Seconds after its `exp` at which an entry of a revocation list is dropped."""
 
 
 @dataclass(frozen=True, slots=True)

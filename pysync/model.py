@@ -24,8 +24,8 @@ ANONYMOUS_ROLES = frozenset({"public"})
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a certificate says of its presenter's roles, before it is known whether its issuer is trusted.
-    `own` are held whoever issued it, `yielded` only where `issuer` is trusted."""
+    """The roles that a certificate gives its presenter, before its issuer is known to be trusted. `own` are
+    held whoever issued it, `yielded` only if `issuer` is trusted."""
 
     issuer: str
     own: frozenset[str]
@@ -42,12 +42,12 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request, as far as authentication could tell.
+    """The caller of a request, as far as authentication could tell.
 
-    `roles` are those under the trust of the whole server; `Rule.held` tells those of one collection.
-    `presenter` is the Ed25519 key (hex) that signed it, `""` where nothing was signed. `ops` are the
-    certificate's operations and `scope` its paths, each None where no certificate limits the caller.
-    `claims` are the certificate's, and `given` the roles held for this request alone, by a space or plugins.
+    `roles` are those under the trust of the whole server; `Rule.held` gives those of one collection.
+    `presenter` is the Ed25519 key (hex) that signed the request, `""` if nothing was signed. `ops` are the
+    certificate's operations and `scope` its paths, each None if no certificate limits the caller. `claims`
+    are the certificate's, and `given` the roles held for this request alone, by a space or plugins.
     """
 
     identity: str = ""

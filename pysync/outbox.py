@@ -141,7 +141,7 @@ class Outbox:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every write whose outcome is known has been announced."""
+        """True if every write with a known outcome has been announced."""
         return not self._unsettled
 
     async def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""Who owns anything that is stored here: a cheap way to tell users from strangers."""
+"""Owners of stored data: a cheap way to tell users from strangers."""
 
 from collections.abc import AsyncGenerator, Iterator
 from typing import Final
@@ -20,7 +20,8 @@ class Ownership:
         self._known: set[str] = set()
 
     async def owns(self, identity: str) -> bool:
-        """Whether anything that is stored is of `identity`. A yes is remembered. Raises StoreUnavailable."""
+        """Return True if `identity` owns anything that is stored. A positive answer is cached. Raises
+        StoreUnavailable."""
         if identity in self._known:
             return True
         for folder, is_whole_key in self._places:
@@ -44,7 +45,7 @@ class Ownership:
 
 
 def _places(config: Config) -> Iterator[tuple[str, bool]]:
-    """What comes before `{identity}` in templates, and whether nothing comes after it."""
+    """Return the part of each template before `{identity}`, and whether anything follows it."""
     for _, _, collections in config.each_namespace():
         for collection in collections:
             before, identity, after = collection.storage_path.partition("{identity}")

@@ -10,10 +10,10 @@ from pysync.model import Caller
 MAX_BYTES: Final = 32 * 1024 * 1024
 """Of memory, for those that the configuration trusts, and again for all others: some 8,000 callers each."""
 MAX_IDENTITY_BYTES: Final = 64 * 1024
-"""What one identity may hold of it."""
+"""The share of it that one identity may hold."""
 BYTES_PER_PROOF: Final = 2_000
 BYTES_PER_CHAR: Final = 3
-"""What a proof takes, by the length of its header: the header itself, and the paths once more."""
+"""The memory of a proof by the length of its header: the header itself, and the paths once more."""
 
 
 @dataclass(frozen=True, slots=True)

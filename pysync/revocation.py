@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the store held for an issuer when it was last asked."""
+    """The state of an issuer's list when the store was last asked."""
 
     found: RevocationList | None
     etag: str | None
@@ -182,7 +182,7 @@ class Revocations:
         return True
 
     async def _check(self, new: SignedList, text: bytes) -> bool:
-        """Whether a list is a stranger's. Raises as `publish` does for one that is not to be taken."""
+        """Return True if the list is a stranger's. Raises as `publish` does if the list is refused."""
         is_trusted = new.iss_user_id in self._trusted
         is_long = len(text) > MAX_STRANGERS_BYTES
         if is_long and not is_trusted and not await self._owns(new.iss_user_id):

@@ -39,7 +39,7 @@ class Rule:
     restrictions: tuple[Restriction, ...]
     limit: RateRule | None
     trust: Trust | None = None
-    """Whom this collection trusts; None: whom the server does."""
+    """The issuers that this collection trusts; None: those that the server trusts."""
     rivals: tuple[str, ...] = ()
     """Templates of other collections in the namespace that win keys over this one's."""
     by_request: bool = field(init=False)

@@ -1,4 +1,4 @@
-"""Whether data is sealed, told by its form: the server has no keys (protocol.md, "Sealed data")."""
+"""Tell sealed data by its form, since the server has no keys (protocol.md, "Sealed data")."""
 
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ def _is_ciphertext(text: object) -> bool:
 
 
 def _is_hex(text: object, size: int | None = None) -> bool:
-    """Whether the text is hex digits of so many bytes, or of a ciphertext."""
+    """Return True if the text is hex digits of so many bytes, or of a ciphertext."""
     try:
         found = len(bytes.fromhex(text)) if isinstance(text, str) and text.isalnum() else 0
     except ValueError:

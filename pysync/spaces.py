@@ -85,8 +85,8 @@ class Spaces:
             return None
 
     def membership(self, key: str, stored: bytes | None) -> Membership | None:
-        """Who belongs to a space, by its access document, stored at `key` (None: there is none); None where
-        that is corrupt. One that names no owner gives nobody a role."""
+        """Return the members of a space by its access document, which is stored at `key` (None: there is
+        none); None if that is corrupt. A document that names no owner gives nobody a role."""
         if stored is None:
             return _FIRST_COMES if self._trusts_first else _NOBODY
         try:

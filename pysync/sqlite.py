@@ -36,7 +36,7 @@ MAX_WAITING: Final = 4_096
 """Writes that may wait at once; one more is refused rather than queued."""
 
 CHECK_S: Final = 1.0
-"""How often a database that nobody writes to is looked for at its path."""
+"""Seconds between two checks that an idle database is still at its path."""
 
 _DATABASE_AND_WAL: Final = 2
 
@@ -72,7 +72,7 @@ class Database(NamedTuple):
     writer: sqlite3.Connection
     file: DatabaseFile
     is_durable: bool = True
-    """Whether what is committed survives the loss of power."""
+    """True if commits survive the loss of power."""
 
 
 def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence[Path] = ()) -> Database:
@@ -171,7 +171,7 @@ def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
 
 
 def refusal(error: BaseException, unavailable: type[Unavailable]) -> Unavailable:
-    """What a caller is told when the database fails."""
+    """The error that a caller gets when the database fails."""
     refused = unavailable()
     refused.__cause__ = error
     return refused

@@ -39,7 +39,7 @@ class DatabaseFile:
         self.moved = False
         """Stays so, also where the file is put back: another process may have written to it meanwhile."""
         self.damage: str | None = None
-        """What SQLite said of the first damage that was met."""
+        """SQLite's message about the first damage that was met."""
         self._watched: list[tuple[str, int, int]] = []
         self.watch(path)
 

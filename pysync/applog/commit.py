@@ -42,8 +42,9 @@ MAX_WAITING: Final = 4096
 MAX_DISCARDED: Final = 1024
 """Expired logs that are remembered as deleted; of others the next append looks again, and finds nothing."""
 MAX_SEARCH_BYTES: Final = 64 * 1024 * 1024
-"""How much of a log an attempt looks through for what an earlier one may have written: some 0.1 s of work, in
-pieces. It is that much only where the earlier one ended without an answer, and the log grew long since."""
+"""Bytes of a log that one attempt searches for the element of an earlier attempt: some 0.1 s of work, in
+chunks. An attempt searches as much only if the earlier one ended without an answer and the log grew long
+since."""
 SEGMENT_BYTES: Final = 64 * 1024
 """Where a tail is cut that has become longer than this, in bytes."""
 
@@ -243,8 +244,9 @@ class Commits:
         return open_
 
     async def _written(self, key: str, head: _core.LogHead, waiting: Waiting) -> tuple[str, int] | None:
-        """What another attempt was answered, if it has written the element. Raises StoreUnavailable where
-        there is more to look through than one attempt may; the next one goes on from `waiting.claimed`."""
+        """Return the answer that another attempt got, if that attempt has written the element. Raises
+        StoreUnavailable if there is more to search than one attempt may; the next attempt continues from
+        `waiting.claimed`."""
         found = head.written(waiting.mark, [])
         if found is not None:
             return found

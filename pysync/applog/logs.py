@@ -34,8 +34,8 @@ from pysync.store import Etag, EtagMismatch, Object, Store
 
 
 class Claim(NamedTuple):
-    """What the first append under an Idempotency-Key says for all of them: its mark, from which position of
-    which log that may be there, and the hash of its data (`""`: an earlier version did not say)."""
+    """The claim of the first append under an Idempotency-Key: its mark, the log and the position in it from
+    which the mark may be found, and the hash of its data (`""` if an earlier version made the claim)."""
 
     mark: str
     id: str

@@ -46,7 +46,7 @@ async def gathered(
 
 
 def _length(chunk: bytes) -> int:
-    """How many elements it has. Raises DocumentCorrupt."""
+    """The number of its elements. Raises DocumentCorrupt."""
     try:
         return len(orjson.loads(chunk))
     except (ValueError, TypeError):

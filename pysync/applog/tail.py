@@ -20,7 +20,7 @@ _UNWEIGHED: Final = 4
 """Segments of several elements that are read without asking for their sizes."""
 _HEADER_BYTES: Final = 256
 _MARK_BYTES: Final = 32
-"""What a segment has beside its elements at most: once, and for each of them."""
+"""Upper bounds of what a segment holds beside its elements: once, and for each of them."""
 PIECE_BYTES: Final = 1024 * 1024
 """What the segments of a piece have together, roughly."""
 
@@ -62,7 +62,7 @@ class Nodes:
 
     @property
     def any_left(self) -> bool:
-        """Whether there may be more than none."""
+        """True if these bounds can select any element."""
         return bool(self._waiting or self._ready)
 
     async def more_than(self, count: int) -> bool:
@@ -162,13 +162,13 @@ class Tail:
 
     @property
     def has_more(self) -> bool:
-        """Whether elements were left out that are newer than all that `text`, or `chunks`, gave."""
+        """True if the read left out elements that are newer than all that `text`, or `chunks`, gave."""
         newest_ms = None if self._head is None else self._head.ts_ms
         return self._bounds.oldest is not None and newest_ms is not None and newest_ms > self._newest_ms
 
     @property
     def has_segments(self) -> bool:
-        """Whether some elements may lie outside the head."""
+        """True if some elements may lie outside the head."""
         return self._nodes is not None and self._nodes.any_left
 
     def head_text(self) -> bytes:
@@ -181,13 +181,13 @@ class Tail:
         return text
 
     async def is_long(self) -> bool:
-        """Whether it is better sent piece by piece."""
+        """True if the answer is better sent in chunks."""
         with self._corruption.meeting("log", self._key):
             return self._nodes is not None and await self._nodes.more_than(LONG)
 
     async def least_bytes(self) -> int:
-        """How many bytes `text` has at least, as far as the store can tell without reading segments; 0 where
-        they are few and small."""
+        """A lower bound of the size of `text` in bytes, as far as the store can tell without reading
+        segments; 0 if the segments are few and small."""
         with self._corruption.meeting("log", self._key):
             return 0 if self._nodes is None else await self._nodes.least_bytes()
 

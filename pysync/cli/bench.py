@@ -80,8 +80,8 @@ async def _told(options: argparse.Namespace) -> tuple[CollectionInfo, ...]:
 
 
 class _Load:
-    """What one collection is loaded with. `key` is the template of its keys: `{identity}` stands for the
-    caller's user id, the last parameter for a new name each time, any other for one that all share."""
+    """The load on one collection. `key` is the template of its keys: `{identity}` stands for the caller's
+    user id, the last parameter for a new name each time, any other for one name that all requests share."""
 
     def __init__(self, options: argparse.Namespace, collection: CollectionInfo, key: str) -> None:
         faults = ", ".join(template.faults(key))

@@ -104,7 +104,7 @@ def _verdict(certificate: Certificate) -> str:
 
 
 async def _is_revoked(server: str, certificate: Certificate) -> bool:
-    """Whether the issuer has published there that the certificate is taken back."""
+    """Return True if the issuer's list on that server revokes the certificate."""
     from pysync.client import Client  # heavy, and not needed without a server
 
     async with Client(server) as client:

@@ -34,7 +34,7 @@ def parse_object(text: str | bytes, shown: str) -> dict[str, Any]:
 
 
 def _why_not_json(text: str | bytes, error: ValueError) -> str:
-    """What is wrong with `text`. Python writes NaN and Infinity, and so do many programs."""
+    """Explain why `text` is not JSON. Python and many other programs write NaN and Infinity."""
 
     def refuse(token: str) -> None:
         raise ValueError(f"JSON has no number {token}: write null, or leave the member out")

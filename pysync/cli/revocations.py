@@ -13,7 +13,7 @@ from pysync.errors import StaleGeneration
 from pysync.keys import Keys
 
 SUBJECT_S: Final = 10 * 365 * 86_400
-"""How long a key stays in the list: nobody knows how long its certificates hold."""
+"""Seconds for which a key stays in the list. Nobody knows how long its certificates are valid."""
 ATTEMPTS: Final = 8
 
 Make = Callable[[int, RevocationList | None], RevocationList]

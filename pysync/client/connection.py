@@ -25,7 +25,7 @@ from pysync.signing import Signer
 T = TypeVar("T")
 
 RENEWED_BEFORE_S: Final = 24 * 3600
-"""How long before it expires a client replaces a certificate that it made: clocks differ."""
+"""Seconds before the expiry of its own certificate at which a client replaces it, since clocks differ."""
 
 
 class Unreachable(ConnectionError):

@@ -92,12 +92,12 @@ class LogCursor:
 
     @property
     def has_more(self) -> bool:
-        """Whether the server left out elements that the next pull gives."""
+        """True if the server left out elements that the next pull returns."""
         return self._has_more
 
     async def pull(self) -> list[LogElement]:
-        """What is new, in the log's order; where the server gives only some of it (`maxPullLimit`), the
-        oldest, and `has_more`: the next pull goes on from there.
+        """Return the new elements, in the log's order. If the server returns only some of them
+        (`maxPullLimit`) they are the oldest, and `has_more` is True: the next pull continues from there.
 
         Raises what `Client.pull` does, and BadAuthorProof; the cursor then stays where it was. It raises
         CheckpointTooOld where its place is further back than the log's `maxCheckpointAgeMs` and neither the

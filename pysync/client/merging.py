@@ -6,7 +6,7 @@ from typing import Any, Final
 
 Data = dict[str, Any]
 Path = tuple[str | int, ...]
-"""Where a value is: names of members, and the ids of entries of lists."""
+"""The place of a value in a document: names of members, and ids of entries of lists."""
 
 UNSAFE_KEYS: Final = frozenset({"__proto__", "constructor", "prototype", "__class__", "__dict__"})
 
@@ -158,7 +158,7 @@ class ThreeWayMerge:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same JSON. Python finds `1` and `True` equal."""
+    """Return True if two values are the same JSON. Python finds `1` and `True` equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
@@ -188,13 +188,13 @@ def _order(base: list[Any], local: list[Any], remote: list[Any]) -> list[Any]:
 
 
 def _is_in_order(one: list[Any], other: list[Any]) -> bool:
-    """Whether the ids that both hold have the same order in both."""
+    """Return True if the ids that both lists hold have the same order in both."""
     in_one, in_other = set(one), set(other)
     return [id_ for id_ in one if id_ in in_other] == [id_ for id_ in other if id_ in in_one]
 
 
 def _is_reordering_dropped(base: list[Any], edited: list[Any], merged: list[Any]) -> bool:
-    """Whether `edited` has entries of the base in another order, and `merged` does not have them in that."""
+    """Return True if `edited` reorders entries of the base, and `merged` does not follow that order."""
     kept = set(base) & set(edited) & set(merged)
     base, edited, merged = ([id_ for id_ in ids if id_ in kept] for ids in (base, edited, merged))
     return base != edited != merged

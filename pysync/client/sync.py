@@ -21,7 +21,7 @@ from pysync.errors import BodyTooDeep, Conflict
 Resolve = Callable[[Data, Data], Data]
 
 MAX_DROPPED: Final = 1000
-"""How many values that merges dropped a document remembers."""
+"""Number of dropped values that a document remembers."""
 
 
 class UnknownBase(ValueError):
@@ -92,7 +92,7 @@ class SyncDocument:
         self._chance = chance
         self._sleep = sleep
         self._has_met = False
-        """Whether what the server holds was met: pulled, pushed, or restored."""
+        """True if the server's version is known: it was pulled, pushed or restored."""
         self._base, self._base_hash = b"{}", ""
         """The data of a version, as JSON with its members sorted, and its hash."""
         self._turn = asyncio.Lock()
@@ -123,7 +123,7 @@ class SyncDocument:
 
     @property
     def is_edited(self) -> bool:
-        """Whether `data` holds edits that are not pushed."""
+        """True if `data` holds edits that are not pushed."""
         return _sorted(self.data) != self._base if self._is_base_known() else bool(self.data)
 
     def dump(self) -> Data:
@@ -223,7 +223,8 @@ class SyncDocument:
     def _merged(
         self, base: Data | None, edited: Data, theirs: Data, hash_: str
     ) -> tuple[Data, list[Dropped]]:
-        """What `edited`, which began from `base`, makes of the server's version, and what that dropped."""
+        """Merge `edited`, which began from `base`, into the server's version; return the result and the
+        values that the merge dropped."""
         if base is None and hash_ != self.hash and self._resolve is None and not same(edited, theirs):
             raise UnknownBase(hash_)
         if base is None:
@@ -268,7 +269,7 @@ class SyncDocument:
 
 
 def _copy(data: Data) -> Data:
-    """What the server would give back for it. Raises as `encode`."""
+    """Return the value as the server would give it back. Raises as `encode` does."""
     copied: Data = orjson.loads(encode(data))
     return copied
 

@@ -22,8 +22,8 @@ def effective_limit(config: Config, collection: Collection, action: Action) -> R
 
 
 def is_metered(limit: RateLimit, action: Action) -> bool:
-    """Whether a collection's `limit` meters the action: those that it names, and pushes also by the flat
-    form, which is one that has numbers of its own or names no action."""
+    """Return True if a collection's `limit` meters the action. It meters the actions that it names; the flat
+    form, which has numbers of its own or names no action, meters pushes."""
     own: RateRule | Literal[False] | None = getattr(limit, action)
     if own is not None:
         return own is not False
@@ -49,7 +49,8 @@ def resolve(action: Action, *limits: RateLimit | None) -> RateRule | None:
 
 
 class Trust(NamedTuple):
-    """Whose certificates yield roles in a collection (None: anybody's), and the extra roles of user ids."""
+    """The issuers whose certificates yield roles in a collection (None: all issuers), and the extra roles of
+    user ids."""
 
     issuers: frozenset[str] | None
     identity_roles: Mapping[str, tuple[str, ...]]

@@ -170,7 +170,7 @@ def _role_lists(collection: Collection) -> Iterator[tuple[str, tuple[str, ...]]]
 
 
 class _Roles:
-    """What there is to say of roles in one collection."""
+    """Return the warnings about roles in one collection."""
 
     def __init__(self, config: Config, collection: Collection, trust: Trust) -> None:
         self._config = config

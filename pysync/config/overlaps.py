@@ -10,7 +10,7 @@ from pysync.config.projections import owners_of, projection_name, sources_of
 from pysync.config.tree import Collection, Config, Projection, Restriction
 
 _OWN_PATH_ONLY: Final = ("self", "device:root", "cap:")
-"""How the roles start that open nothing at an `{identity}` that is not the caller's."""
+"""Prefixes of roles that open nothing at an `{identity}` that is not the caller's."""
 _NO_OWNERS: Final = ("public", "self", "device:root", "space:member")
 """Roles of people who own no space."""
 _ACCESS_PATH: Final = "auth.spaces.accessPath"
@@ -25,7 +25,7 @@ class _Holders(NamedTuple):
     whose: object = None
 
     def include(self, other: "_Holders") -> bool:
-        """Whether these are all of `other`, as far as can be told."""
+        """Return True if these values certainly include all of `other`."""
         if self.role == "public":
             return not self.on or other != ("public", False, None)
         if self.role == "self" and other.role.startswith(_OWN_PATH_ONLY):
@@ -35,14 +35,15 @@ class _Holders(NamedTuple):
 
 
 class _Allowed(NamedTuple):
-    """Who may do something with a collection."""
+    """The callers who may perform an action on a collection."""
 
     holders: frozenset[_Holders]
     root_only: bool
     restrictions: frozenset[Restriction]
 
     def include(self, others: "_Allowed") -> bool:
-        """Whether these are all of `others`. The operator is never counted as somebody else."""
+        """Return True if these callers include all of `others`. The operator never counts as another
+        caller."""
         named = [one for one in others.holders if one.role != "admin"]
         if named and ((self.root_only and not others.root_only) or self.restrictions - others.restrictions):
             return False
@@ -177,7 +178,8 @@ def _writers(sites: Sequence[_Site], key: Sequence[str]) -> list[_Site]:
 
 
 def _takes(other: _Site, site: _Site, key: Sequence[str]) -> bool:
-    """Whether all that `site` and `key` share is pushed to `other`: literal segments win."""
+    """Return True if pushes to all keys that `site` and `key` share go to `other`, because literal segments
+    win."""
     if other is site or other.namespace != site.namespace:
         return False
     shared = [
@@ -221,7 +223,8 @@ def _keyring(site: _Site) -> list[str]:
 
 
 def _readers(config: Config, source: _Site, sites: Sequence[_Site]) -> _Allowed:
-    """Who may read what is written to the source: of one that is only pushed, the readers of its twin."""
+    """The callers who may read writes to the source. Of a source that is only pushed these are the readers of
+    its twin."""
     twins = [
         site
         for site in sites
@@ -245,8 +248,8 @@ def _allowed(
     places: Sequence[object],
     roles: tuple[str, ...] | None = None,
 ) -> _Allowed:
-    """Who may act on the collection, or which of `roles` may. `places` are what the segments of its keys,
-    `segments`, are called, so that those of two collections can be compared."""
+    """The callers who may act on the collection, or of these the holders of `roles`. `places` name the
+    segments of its keys, `segments`, so that the keys of two collections can be compared."""
     collection = site.collection
     place = dict(zip(segments, places, strict=False))
     trust = trust_of(config, site.namespace, collection)

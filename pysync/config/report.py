@@ -33,8 +33,8 @@ def check(
     *,
     strict: bool = False,
 ) -> tuple[bool, str]:
-    """Whether the file is accepted, and the text that says so, or says every reason why not. `use` may find
-    more, and raises ConfigError. If `strict`, a file with warnings is not accepted."""
+    """Return True if the file is accepted, and a report of its problems or warnings. `use` may find further
+    problems, and raises ConfigError. If `strict`, a file with warnings is not accepted."""
     try:
         value = read(Path(path))
     except ConfigError as error:

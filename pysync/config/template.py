@@ -139,7 +139,8 @@ class TemplateIndex(Generic[T]):
         node._here.append((names, value))
 
     def find(self, key: str) -> list[tuple[T, dict[str, str]]]:
-        """What these templates stand for, each with the values of its parameters, in no order."""
+        """Return the keys that these templates stand for, each with the values of its parameters, in no
+        order."""
         segments, nodes = key.split("/"), [self]
         for segment in segments:
             found = []

@@ -18,8 +18,8 @@ from pysync.sqlite import create_folder
 
 
 class Leading:
-    """What this process leads, of all that share `folder`, which is made. No step moves the clock
-    `elapsed_ms`. Raises OSError."""
+    """The leases of this process, among all processes that share `folder`, which is created. No step moves
+    the clock `elapsed_ms`. Raises OSError."""
 
     def __init__(self, folder: Path, elapsed_ms: Callable[[], int]) -> None:
         create_folder(folder)

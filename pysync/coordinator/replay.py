@@ -169,7 +169,7 @@ class ReplayLedgers:
             later.append(digest)
 
     def _kept_for_later(self, epoch: int) -> Iterator[ReplayWindow]:
-        """What is kept for this epoch or a later one. What is not needed any more is removed."""
+        """Return the ledgers of this epoch and later ones, and remove those that are not needed any more."""
         for path in self._folder.glob(f"{_LATER}*"):
             if int(path.name.removeprefix(_LATER)) <= epoch - EPOCHS_KEPT:
                 path.unlink(missing_ok=True)
@@ -182,8 +182,8 @@ class ReplayLedgers:
         return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
 
     def _joined(self, boot: str) -> int:
-        """How many epochs the ledgers are ahead of the clock: the same for all processes until the machine is
-        started again, and then as many as let the newest ledger go on."""
+        """Return the number of epochs by which the ledgers are ahead of the clock. It is the same for all
+        processes until the machine is restarted, and then as large as the newest ledger needs to continue."""
         path = self._folder / "boot"
         known = path.read_text().split() if path.exists() else []
         if len(known) == 2 and known[0] == boot:

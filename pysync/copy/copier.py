@@ -372,7 +372,7 @@ class Copier:
 
 
 def _is_damaged(key: str, stored: bytes) -> bool:
-    """Whether what lies at a key where something sound is to be put is damaged."""
+    """Return True if the object at the target key is damaged, so that a sound one may replace it."""
     if key.startswith(folder("")):
         return True  # the objects of a log never change
     try:
@@ -393,7 +393,7 @@ async def _checked(file: File, chunks: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 async def _all(works: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """What they return, in order; the first error when all of them have ended."""
+    """Return the results in order, or raise the first error when all of them have ended."""
     results: list[T] = []
     for result in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(result, BaseException):

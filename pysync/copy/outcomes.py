@@ -1,4 +1,4 @@
-"""What became of the objects of a copy."""
+"""The outcome of a copy, object by object."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +8,10 @@ Outcome = Literal["copied", "healed", "already_there", "corrupt", "different", "
 
 @dataclass(slots=True)
 class Outcomes:
-    """How many objects met which end, and the bytes of those that were put. The `healed` took the place of a
-    damaged object. Of the `different` another lies at the key already; the `refused` have a key that the
-    store does not take, or name what is not there; the `unreadable` are lost, or the disk or server does not
-    return them."""
+    """Numbers of objects by outcome, and the bytes of those that were put. A `healed` object replaced a
+    damaged one. A `different` one was kept out by another at the key. A `refused` one has a key that the
+    store does not take, or names something that is missing. An `unreadable` one is lost, or the disk or
+    server does not return it."""
 
     copied: int = 0
     healed: int = 0
@@ -24,5 +24,5 @@ class Outcomes:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is there now."""
+        """True if the target now holds everything."""
         return not (self.corrupt or self.different or self.refused or self.unreadable)

@@ -104,7 +104,7 @@ async def for_each_key(source: Source, at_once: int, work: Callable[[str], Await
 
 
 def as_object(found: Object | NotModified | None) -> Object | None:
-    """What `Source.get` returned without a condition."""
+    """The result of `Source.get` without a condition."""
     return None if isinstance(found, NotModified) else found
 
 

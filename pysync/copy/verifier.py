@@ -38,7 +38,7 @@ class Damage(NamedTuple):
 
 @dataclass(slots=True)
 class Verified:
-    """How many objects were read, a log being one, and how many damaged ones were found; the bytes read."""
+    """The number of objects that were read (a log counts once), of damaged ones among them, and of bytes."""
 
     objects: int = 0
     damaged: int = 0
@@ -107,7 +107,7 @@ class Verifier:
             raise Corrupt(error.why) from None
 
     async def _damages_of_nodes(self, key: str, head: _core.LogHead) -> AsyncIterator[Damage]:
-        """What is damaged of the segments and index blocks of a log of ours."""
+        """Yield the damaged segments and index blocks of a log of ours."""
         waiting = deque(head.nodes())
         while waiting:
             node = waiting.popleft()
@@ -118,7 +118,7 @@ class Verifier:
                 yield Damage(at, "log", f"{error}; it is a part of the log at {key}")
 
     async def _damages_of_chunks(self, key: str, head: _core.LogHead) -> AsyncIterator[Damage]:
-        """What is damaged of a log that Starfish keeps in chunks. Each chunk is also verified by itself."""
+        """Yield the damage of a log that Starfish keeps in chunks. Each chunk is also verified by itself."""
         async with self._chunked:
             try:
                 with failing(f"listing the chunks of {key}"):

@@ -19,9 +19,9 @@ DRAIN_ABOVE = 64 * 1024
 """Bytes that a connection holds back before an answer waits for its client."""
 
 WRITE_BYTES = 256 * 1024
-"""What is given to a connection at once: it copies what its client does not take yet."""
+"""Bytes that are given to a connection at once. It copies what its client does not take yet."""
 STALL_S = 60.0
-"""How long a client may take nothing of an answer before its connection is cut."""
+"""Seconds for which a client may take nothing of an answer before its connection is cut."""
 
 _REASONS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 _LINGER_BYTES = 64 * 1024
@@ -145,7 +145,7 @@ async def flush(request: web.BaseRequest, transport: asyncio.Transport) -> None:
 
 
 class HeadAnswer(Answer):
-    """What HEAD gets where making the body alone would tell its length: the headers of GET without
+    """The answer to HEAD if only building the body would give its length: the headers of GET without
     `Content-Length`, which RFC 9110 (section 9.3.2) allows to leave out."""
 
     def __init__(self, headers: str) -> None:
@@ -156,7 +156,8 @@ class HeadAnswer(Answer):
 
 
 def wants_body(request: web.BaseRequest) -> bool:
-    """Whether the answer has a body whatever is stored: not for HEAD, nor where the client may have it."""
+    """True if the answer has a body whatever is stored: not for HEAD, nor if the client may have it
+    already."""
     return request.method != "HEAD" and wire.HEADER_IF_NONE_MATCH not in request.headers
 
 

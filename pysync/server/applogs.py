@@ -130,7 +130,7 @@ class LogHandlers:
         yield before + after + _end(tail)
 
     def _answer_frame(self, tail: Tail, now_ms: int, hidden: frozenset[str]) -> tuple[bytes, bytes]:
-        """What stands before and after the elements in an answer, but for its end."""
+        """The text of an answer before and after the elements, without its end."""
         before, after = visible_frame(tail, self._rules.field, hidden)
         return b'{"data":' + before, b'%b,"hash":"%b","timestamp":%d' % (after, tail.hash.encode(), now_ms)
 
@@ -141,10 +141,10 @@ def _end(tail: Tail) -> bytes:
 
 
 def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
-    """What a pull with this query asks for, as far as `rules` allow it: at most `maxPullLimit` elements, the
-    newest where a number is asked for, else the oldest, so that who goes on from the last one misses none.
-    A log that stores nothing asks for no bounds, and of one that is only to be fetched in full a checkpoint
-    alone asks for all.
+    """Parse the bounds of a pull, as far as `rules` allow them: at most `maxPullLimit` elements, the newest
+    if a number is asked for, else the oldest, so that a client that continues from the last one misses none.
+    A log that stores nothing needs no bounds. With `forceFullFetch` a checkpoint alone asks for the whole
+    log.
 
     Raises:
         InvalidCheckpoint, InvalidLimit, InvalidLast: not an integer in canonical decimal.

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Verdict(NamedTuple):
-    """What a group of entries gets: the text of a refusal, or documents without the members `hidden`."""
+    """The verdict on a group of entries: the text of an error, or the members `hidden` from its documents."""
 
     refusal: str | None
     hidden: frozenset[str] = frozenset()
@@ -33,8 +33,9 @@ ADMITTED: Final = Verdict(None)
 
 
 class Reads:
-    """What a batch pull reads. `verdicts` say what each group of the plan gets, `foreign` are reads whose
-    keys other collections hold, and `access` is what was read already. `at_once` reads wait together."""
+    """The reads of one batch pull. `verdicts` decide the groups of the plan, `foreign` are reads of keys that
+    belong to other collections, and `access` holds access documents that were read already. `at_once` reads
+    run concurrently."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class Reads:
         return await asyncio.to_thread(work) if self._budget.sent > IN_THREAD_ABOVE else work()
 
     def _visible(self, read: tuple[str, int], stored: Outcome | tuple[str, int]) -> Outcome | tuple[str, int]:
-        """What a caller gets to see of what is stored."""
+        """Return the stored document as the caller may see it."""
         key, group = read
         hidden = self._verdicts[group].hidden
         refusal = self._refusal(read)

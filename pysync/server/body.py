@@ -45,8 +45,8 @@ async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerato
 
 
 def check_declared(request: web.BaseRequest, max_bytes: int) -> bool:
-    """Whether the body is sent with gzip. Raises UnsupportedMediaType, PayloadTooLarge or BadRequest for what
-    its head says of it."""
+    """Return True if the body is sent with gzip. Raises UnsupportedMediaType, PayloadTooLarge or BadRequest
+    if the head alone is reason to refuse it."""
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise UnsupportedMediaType("Content-Encoding must be gzip or identity")

@@ -1,4 +1,4 @@
-"""Who sends a request, from what aiohttp knows of it, and whether it may do what it asks for."""
+"""The caller of an aiohttp request, and the decision whether the caller may do what it asks for."""
 
 from contextlib import suppress
 from ipaddress import ip_address
@@ -33,8 +33,8 @@ class Callers:
         self._proxy_hops = proxy_hops
 
     async def reader(self, request: web.BaseRequest, match: Match) -> tuple[Caller, Caller]:
-        """Who sends a request that has no body to speak of and is allowed: as its credentials say, and with
-        its roles for this request. Raises what `Access.present`, `allowed` and `Rule.authorize` do."""
+        """Return the caller of an allowed request without a body to speak of: as its credentials say, and
+        with its roles for this request. Raises what `Access.present`, `allowed` and `Rule.authorize` do."""
         return await self.allowed(request, match, self._access.present(match.rule, request.headers))
 
     async def allowed(
@@ -66,8 +66,8 @@ class Callers:
     async def verified(
         self, request: web.BaseRequest, credentials: Credentials, body: bytes, rule: Rule, *others: Rule
     ) -> Verified:
-        """Who sends a request, its signature checked and counted against the limits of these rules. Whoever
-        is allowed what it asks for has yet to `Access.consume` the nonce."""
+        """Return the caller of a request, its signature checked and counted against the limits of these
+        rules. The nonce is not taken yet: call `Access.consume` once the request is allowed."""
         is_metered = _is_metered(rule, *others)
         if credentials is NOBODY and not is_metered:
             return ANYBODY
@@ -80,8 +80,8 @@ class Callers:
         return verified
 
     async def claimed(self, request: web.BaseRequest, namespace: str | None) -> Verified:
-        """Who sends a request, without a body, that anybody may send: `ANYBODY` where its credentials do not
-        hold. It is not counted, and its nonce not taken."""
+        """Return the caller of a request without a body that anybody may send: `ANYBODY` if its credentials
+        are not valid. The request is not counted, and its nonce not taken."""
         try:
             credentials = self._access.credentials(request.headers)
             if credentials is NOBODY:

@@ -163,8 +163,8 @@ def file_key(match: Match, rules: FileRules) -> str:
 
 
 def span_of(text: str) -> Span | None:
-    """What a Range header asks for, however many digits its numbers have; None where that is not one valid
-    range of bytes: then the whole file is sent (RFC 9110, section 14.2)."""
+    """Parse a Range header, however many digits its numbers have. None if it is not one valid range of bytes:
+    then the whole file is sent (RFC 9110, section 14.2)."""
     found = _range(text.strip())
     if found is None:
         return None

@@ -46,9 +46,9 @@ class KeyIndex:
                 self._readers.setdefault(suffix, TemplateIndex()).add(template, reader)
 
     def matches(self, subject: Subject) -> list[KeyMatch]:
-        """What collections that could pull it call the document that was written: one of each namespace at
-        most, where literal segments decide whose a key is. None, where the collection is gone that wrote it
-        and left no key."""
+        """Return the written document as each collection names it that could pull it: at most one in each
+        namespace, since literal segments decide whose a key is. None if the writing collection is gone and
+        left no key."""
         key, writer = subject.key or self._key_of(subject), (subject.namespace, subject.collection)
         found: dict[str | None, KeyMatch] = {}
         for suffix, readers in self._readers.items():
@@ -64,8 +64,8 @@ class KeyIndex:
         return list(found.values())
 
     def may_write_to(self, topics: Iterable[Topic]) -> Callable[[str], bool]:
-        """Whether collections that write with an origin may write what one of `topics` pulls. An unknown one
-        may."""
+        """Return True if collections with this origin may write documents that one of `topics` pulls. An
+        unknown origin may."""
         readers = frozenset(topics)
         if readers not in self._cached and len(self._cached) >= MAX_CACHED:
             self._cached.clear()
@@ -91,5 +91,5 @@ class KeyIndex:
 
 
 def topic_of(rule: Rule) -> Topic:
-    """What subscribers call a rule's collection."""
+    """Return the names that subscribers know a rule's collection by."""
     return rule.namespace, rule.collection.name

@@ -70,7 +70,7 @@ class Manifest:
         return with_roles(caller, self._of_somebody) if caller.identity else caller
 
     def _page(self, caller: Caller | None) -> _Page:
-        """What `caller` is shown; None: everything."""
+        """Return the collections that `caller` is shown; None: all."""
         body = b'{"collections":' + _listed(self._collections, caller)
         if self._namespaces:
             spaces = (

@@ -177,7 +177,7 @@ class Middleware:
 
 
 def _named(request: web.BaseRequest, match: Match | None) -> str:
-    """What a request asks for, to find it by: the action, the collection and the key."""
+    """Describe a request for the log: its action, collection and key."""
     if match is None:
         return repr(_path(request.raw_path))
     route = match.route

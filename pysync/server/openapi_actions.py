@@ -13,7 +13,7 @@ from pysync.server.routes import Route
 _STORE = frozenset({503})
 _PUSH = frozenset({403, 409, 413, 415, 503})
 _ONCE = frozenset({422})
-"""What a write that takes an Idempotency-Key may be refused with beside that."""
+"""Further errors of a write that takes an Idempotency-Key."""
 _FILE: Json = {"schema": {"type": "string", "format": "binary"}}
 _PROOF = ("authorPubkey", "authorSignature")
 

@@ -52,7 +52,8 @@ class Ops:
         return json_answer(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
 
     async def _probed(self) -> Unavailable | None:
-        """What the last probe met. One is under way at most, which is not cancelled: a flush cannot be."""
+        """The outcome of the last probe. At most one probe runs; it is not cancelled, since a flush cannot
+        be."""
         loop = asyncio.get_running_loop()
         task = self._probing
         if task is None or (task.done() and loop.time() - self._probed_at > PROBE_EVERY_S):

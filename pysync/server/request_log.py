@@ -1,4 +1,4 @@
-"""What operators are told of each request, beside the metrics: why it was refused, and an access log."""
+"""Request logging for operators: the reasons of refusals, and an access log."""
 
 import logging
 from contextvars import ContextVar
@@ -15,7 +15,7 @@ EXPLAINED: Final = frozenset({401, 403, 421})
 """Statuses whose reason is the operator's to know."""
 
 identity_var: ContextVar[str] = ContextVar("identity", default="")
-"""Whose signature, or token, the request being answered carries. Set where there is an access log."""
+"""The identity whose signature or token the current request carries. Set if there is an access log."""
 
 
 class RequestLog:
@@ -32,7 +32,7 @@ class RequestLog:
 
     @property
     def needs_id(self) -> bool:
-        """Whether handlers may log, and so must know the id of their request."""
+        """True if handlers may log, and so must know the id of their request."""
         return self._level == logging.INFO or REFUSALS.isEnabledFor(self._level)
 
     def begin(self) -> None:

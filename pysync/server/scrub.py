@@ -15,11 +15,11 @@ from pysync.errors import Unavailable
 from pysync.store import Object, Store
 
 LOOK_S: Final = 60.0
-"""How often a process asks whether a scrub is due."""
+"""Seconds between two checks whether a scrub is due."""
 ASK_S: Final = 1.0
-"""How often a process that scrubs asks whether it still leads."""
+"""Seconds between two checks of a scrubbing process whether it still leads."""
 LEAST_BYTES: Final = 16_384
-"""What an object counts as, at least: a small one costs more than its bytes."""
+"""The least that an object counts as: a small one costs more than its bytes."""
 
 log = logging.getLogger("pysync.server")
 

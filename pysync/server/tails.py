@@ -14,8 +14,8 @@ from pysync.rule import Rule
 from pysync.server.applogs import stripped, visible_frame
 
 Told = tuple[str, bytes, bool] | str
-"""What became of the read of a log: its hash, the text of `data` and whether elements were left out, or the
-text of an error."""
+"""The outcome of reading a log: its hash, the text of `data` and whether elements were left out, or the text
+of an error."""
 
 
 def max_elements(rule: Rule) -> int | None:
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 
 class LogReads:
-    """What a batch asks of one log. What became of it is put among the `told`."""
+    """The reads of one log in a batch. Their outcomes are put among the `told`."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class LogReads:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything is still to be read."""
+        """True if anything is left to read."""
         return bool(self._open)
 
     async def weigh(self) -> None:
@@ -139,7 +139,7 @@ class LogReads:
         return None
 
     def _is_forced(self, bounds: Bounds) -> bool:
-        """Whether all of the log is asked for, by a checkpoint alone."""
+        """True if a checkpoint alone asks for the whole log."""
         return self._rules.force_full and bounds.newest is None
 
     async def _text(self, each: Asked, tail: Tail) -> bytes:

@@ -15,7 +15,7 @@ from pysync.server.answer import Answer
 from pysync.server.routes import Handler, Match
 
 WAIT_S: Final = 5.0
-"""How long an answer waits for lists."""
+"""Seconds for which an answer waits for lists."""
 _BEHIND: Final = b',"projected":false}'
 
 
@@ -50,7 +50,8 @@ class ListWaits:
         return answer
 
     async def _are_kept(self, keepers: list[Projections]) -> bool:
-        """Whether the lists hold all that was written until now, within `WAIT_S`."""
+        """Wait until the lists hold all that was written until now; False if that takes longer than
+        `WAIT_S`."""
         try:
             async with asyncio.timeout(WAIT_S):
                 place = await self._outbox.log.newest()

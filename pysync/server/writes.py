@@ -37,8 +37,8 @@ _is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 async def receive(
     request: web.BaseRequest, match: Match, access: Access, callers: Callers, *, pushes: bool = False
 ) -> tuple[Caller, bytes]:
-    """Who sends a write that is allowed, with its roles for it, and its body. What the headers tell is
-    refused before the body is read. `pushes`: the write is the push of a document.
+    """Return the caller of an allowed write, with its roles for it, and the body. The server refuses what it
+    can by the headers before it reads the body. `pushes`: the write is the push of a document.
 
     Raises UnsupportedMediaType for what is not JSON, and what `Access.present`, `read_body` and
     `Callers.allowed` do.

@@ -26,7 +26,7 @@ class Object(NamedTuple):
 
 
 class ObjectInfo(NamedTuple):
-    """What is known of a stored object without its body, which has `size` bytes."""
+    """The etag of a stored object and the `size` of its body in bytes, without the body."""
 
     etag: str
     size: int
@@ -252,8 +252,9 @@ class Store(Protocol):
         each. Raises StoreUnavailable where any of them cannot be told."""
 
     async def info_many(self, keys: Sequence[str]) -> list[ObjectInfo | None] | None:
-        """What is known of the object at each of `keys`, which are distinct, in their order; None where there
-        is no object. No body is read: where that would cost as much as `get`, None stands for them all."""
+        """Return etag and size of the object at each of `keys`, which are distinct, in their order; None if
+        there is no object. No body is read. A store in which that would cost as much as `get` returns None in
+        place of the list."""
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         """Write `body` and return its etag, once it would survive the loss of power.

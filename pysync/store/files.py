@@ -91,7 +91,7 @@ class FileTree:
         sync_folder(self.root)
 
     def entries(self) -> list[Path]:
-        """What lies in the folder, if it is there."""
+        """The entries of the folder, if it exists."""
         try:
             return list(self.root.iterdir())
         except FileNotFoundError:

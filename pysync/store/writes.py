@@ -104,8 +104,8 @@ _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 
 
 class FileRow(NamedTuple):
-    """What is known of a file; `stamp` is that of the one on disk that it is known of. `is_damaged`: it was
-    read, and its hash was not `sha256`. The table marks such a row by a negative inode."""
+    """The metadata of a file. `stamp` identifies the file on disk that it describes. `is_damaged`: the file
+    was read, and its hash was not `sha256`. The table marks such a row by a negative inode."""
 
     etag: str
     content_type: str

@@ -226,7 +226,7 @@ class _Folder:
         return appended
 
     async def _stat(self, name: str) -> FileStat | None:
-        """What is known of a file; None where it is gone, or damaged, which is noted."""
+        """Return the metadata of a file; None if it is gone, or damaged, which is noted."""
         try:
             return await self._store.stat(self._key(name))
         except DamagedFile as error:

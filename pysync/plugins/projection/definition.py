@@ -69,7 +69,7 @@ class Projection:
                 raise ValueError(f"projection {self.name}: target {fault}")
 
     def reads(self, namespace: str | None, collection: str) -> bool:
-        """Whether the collection is one of the sources."""
+        """True if the collection is one of the sources."""
         return collection in self.sources or f"{namespace or ''}/{collection}" in self.sources
 
     def list_of(self, event: WriteEvent) -> str | None:
@@ -99,7 +99,7 @@ class Projection:
 
     @cached_property
     def keeper(self) -> "Projections":
-        """Who keeps its lists, where it is a plugin by itself."""
+        """The keeper of its lists, if the plugin keeps them by itself."""
         from pysync.plugins.projection.follower import Projections  # which is made of projections
 
         return Projections(self.name, [self])

@@ -33,8 +33,8 @@ CLOSE_S: Final = 5.0
 
 LOOK_S: Final = 0.05
 FAR_LOOK_S: Final = 0.2
-"""How often a process looks how far another has come, while pushes wait: in a store on the machine, and in
-one that is asked over the network."""
+"""Intervals at which a process polls the progress of another one while pushes wait: with a store on the
+machine, and with one over the network."""
 
 log = logging.getLogger("pysync.projections")
 
@@ -96,7 +96,7 @@ class Follower:
                     await self._moved.wait()
 
     async def _seen_elsewhere(self) -> str:
-        """How far the one who leads has come, looked at now and then for all who wait."""
+        """Poll the progress of the process that leads, for all who wait."""
         async with self._looking:
             if self._loop.time() >= self._look_at:
                 self._seen = await self._checkpointed() or ""

@@ -14,12 +14,12 @@ from pysync.plugins.projection.definition import Projection
 from pysync.store import JSON_TYPE
 
 Kind = Literal["document", "log", "file", "nothing"]
-"""What is stored of a write."""
+"""The stored object of a write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a collection has at a key."""
+    """The stored object of a collection at a key."""
 
     namespace: str | None
     name: str
@@ -126,7 +126,8 @@ class Keys:
         )
 
     def forgets(self, projection: Projection) -> bool:
-        """Whether it has entries of what is stored nowhere: nobody can tell which of them are left over."""
+        """True if the list has entries of writes that are stored nowhere, so that nobody can tell which
+        entries are left over."""
         return any(self._kind(collection) == "nothing" for _, collection in self.sources(projection))
 
     def _kind(self, collection: Collection) -> Kind:

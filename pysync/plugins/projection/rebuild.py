@@ -120,7 +120,8 @@ async def _rebuild_list(
 
 
 def _sums(outcomes: Sequence[Outcome | None]) -> tuple[int, int]:
-    """How many entries a list has after the last of these, and how many all of them have changed."""
+    """Return the number of entries of the list after the last of these, and the number of changes that all of
+    them made."""
     known = [one for one in outcomes if one is not None]
     return known[-1].entries if known else 0, sum(one.changed for one in known)
 

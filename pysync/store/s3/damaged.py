@@ -49,7 +49,7 @@ class DamagedFiles:
         await self._read()
 
     async def holds(self, key: str, stat: FileStat) -> bool:
-        """Whether this version of the file at `key` was found damaged, a minute ago or earlier."""
+        """Return True if this version of the file at `key` was found damaged, a minute ago or earlier."""
         if self._read_at is None or self._clock_s() - self._read_at >= READ_EVERY_S:
             with suppress(StoreUnavailable):
                 await self._read()

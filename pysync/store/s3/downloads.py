@@ -51,7 +51,8 @@ class Downloads:
             raise
 
     async def digest(self, key: str, pace: Pace) -> tuple[FileStat, str] | None:
-        """What is known of the file at `key`, and the sha256 (hex) of its bytes; None where there is none."""
+        """Return the metadata of the file at `key`, and the sha256 (hex) of its bytes; None if there is
+        none."""
         file = await self.open(key, 0, None)
         if file is None:
             return None

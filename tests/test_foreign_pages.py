@@ -85,3 +85,13 @@ async def test_what_a_browser_asks_about_first_is_not_looked_at(
     headers = {"Origin": FOREIGN, "Content-Type": "text/plain"}
     assert (await signed.request("POST", "/push/files/b", b"text", headers)).status == 200
     assert (await browser.request("GET", "/pull/files/a", headers={"Origin": FOREIGN})).status == 200
+
+
+async def test_what_a_browser_adds_by_itself_is_no_credential(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    """Of a site behind a password it knows that, and sends it for pages of other sites too."""
+    browser = await serving(start, session)
+    basic = {"Origin": FOREIGN, "Authorization": "Basic dXNlcjpwYXNz"}
+    assert await sent(browser, "text/plain", **basic) == (403, "foreign_origin")
+    assert (await browser.pull("files/a")).json["hash"] == ""

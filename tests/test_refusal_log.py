@@ -1,5 +1,6 @@
 """What operators are told of refusals and requests: which check failed, and no more to the client."""
 
+import asyncio
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import aiohttp
 import orjson
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
+from yarl import URL
 
 from pysync import minting
 from pysync.clock import wall_clock_ms
@@ -112,6 +114,36 @@ async def test_a_host_that_is_not_served_is_logged(
     assert (await Browser(base, session).pull(KEY)).status == 421
     (line,) = lines()
     assert (line["status"], line["check"]) == (421, f"host: {base.removeprefix('http://')}")
+
+
+@pytest.mark.parametrize("human", [False, True])
+async def test_no_bytes_that_a_client_sends_keep_a_refusal_out_of_the_log(
+    start: Start, capsys: pytest.CaptureFixture[str], lines: Lines, human: bool
+) -> None:
+    base = await start({**LOGGED, "server": {"logRefusals": True, "publicHosts": ["notes.example"]}})
+    lines()
+    logs.configure(human=human)
+    address = URL(base)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(b'GET /pull/x HTTP/1.1\r\nHost: n\xff"\r\nConnection: close\r\n\r\n')
+    assert b" 421 " in await reader.readline()
+    await reader.read()
+    writer.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "refused a request" in line
+    assert "udcff" in line
+
+
+async def test_the_refusal_of_a_foreign_page_says_which_check_failed(
+    start: Start, session: aiohttp.ClientSession, lines: Lines
+) -> None:
+    base = await start(LOGGED)
+    lines()
+    page = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
+    refused = await Browser(base, session).request("POST", f"/push/{KEY}", b"", page)
+    assert refused.json == {"error": "Forbidden", "code": "foreign_origin"}
+    (line,) = lines()
+    assert (line["status"], line["check"]) == (403, "origin: https://evil.example")
 
 
 async def test_a_batch_whose_credentials_do_not_hold_is_logged(

@@ -31,6 +31,8 @@ from pysync.rule import Rule
 
 log = logging.getLogger(__name__)
 
+BEARER = "Bearer "
+"""What an admin token stands behind in the header."""
 SKEW_MS = SKEW_S * 1000
 VERIFY_IN_THREAD_ABOVE = 256 * 1024
 """Bytes of a body that are hashed in about 1 ms, without the interpreter's lock."""
@@ -131,8 +133,8 @@ class Access:
     def credentials(self, headers: Mapping[str, str]) -> Credentials:
         """`present`, whatever they are for: `NOBODY` where there are none. Raises as it does for bad ones."""
         authorization = headers.get(wire.HEADER_AUTHORIZATION)
-        if authorization is not None and authorization.startswith("Bearer "):
-            return self._present_admin(authorization.removeprefix("Bearer "))
+        if authorization is not None and authorization.startswith(BEARER):
+            return self._present_admin(authorization.removeprefix(BEARER))
         if authorization is None or not authorization.startswith(caps.SCHEME):
             return NOBODY
         timestamp = headers.get(wire.HEADER_TIMESTAMP, "")
@@ -229,8 +231,8 @@ class Access:
         authorization = headers.get(wire.HEADER_AUTHORIZATION)
         if authorization is None:
             return ANONYMOUS
-        if authorization.startswith("Bearer "):
-            self._present_admin(authorization.removeprefix("Bearer "))
+        if authorization.startswith(BEARER):
+            self._present_admin(authorization.removeprefix(BEARER))
             return ADMIN_CALLER
         presenter = headers.get(wire.HEADER_PUB, "")
         known = self._proofs.get(authorization, presenter)

@@ -1,5 +1,6 @@
 """Logs: text on a terminal, one JSON object a line elsewhere. Never a body, a secret or a token."""
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
@@ -57,11 +58,19 @@ class JsonFormatter(logging.Formatter):
         entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
-        return orjson.dumps(entry).decode()
+        return _json(entry)
 
 
 def _shown(value: object) -> str:
     """A field as text: in quotes, where it could be taken for several."""
     text = str(value)
     is_plain = text.isprintable() and text.isascii() and not {" ", '"', "="} & set(text)
-    return text if is_plain and text else orjson.dumps(text).decode()
+    return text if is_plain and text else _json(text)
+
+
+def _json(value: object) -> str:
+    """The value as JSON, also where it holds bytes of a client's that are no text."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return json.dumps(value, default=str)

@@ -12,6 +12,8 @@ from aiohttp import web
 
 from pysync import wire
 from pysync._core import PanicException
+from pysync.access import BEARER
+from pysync.caps import SCHEME
 from pysync.errors import (
     DocumentCorrupt,
     ForeignOrigin,
@@ -129,9 +131,11 @@ class Middleware:
 
     def _check_origin(self, request: web.BaseRequest) -> None:
         """Refuse what a page of another site can have sent without being asked: a browser sends a body of
-        these types without a preflight request, as long as there is no `Authorization`."""
+        these types without a preflight request, unless the page sets `Authorization`. The password of a site
+        it adds by itself."""
         headers = request.headers
-        if wire.HEADER_AUTHORIZATION in headers or media_type(request) not in SIMPLE_TYPES:
+        is_set = headers.get(wire.HEADER_AUTHORIZATION, "").startswith((SCHEME, BEARER))
+        if is_set or media_type(request) not in SIMPLE_TYPES:
             return
         origin = headers["Origin"]
         if origin in self._origins or "*" in self._origins:
@@ -139,7 +143,7 @@ class Middleware:
         scheme, _, host = origin.lower().partition("://")
         own = host_of_header(headers.get("Host", ""), scheme)
         if not host or host not in {own, *self._hosts}:
-            raise ForeignOrigin
+            raise ForeignOrigin(reason=f"origin: {origin}")
 
     def _refuse(
         self, request: web.BaseRequest, match: Match | None, error: PysyncError, request_id: str

@@ -213,3 +213,39 @@ async def test_no_proof_of_an_author_betrays_what_is_hidden(
     assert ["authorSignature" in element for element in elements] == [False, True]
     whole = await signer.pull("logs/a?last=2", ADMIN)
     assert whole.body.count(b"authorSignature") in (1, 2)
+
+
+async def test_who_may_write_what_it_cannot_read_tries_no_values(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    """The answer to the right guess must not be the version of before: also not of a log that begins again."""
+    pay = {"fieldPermissions": {"pay": {"readRoles": ["admin"]}}}
+    browser = Browser(await start({**SERVICE, "collections": [{**STAFF, **pay}]}), session)
+    await browser.push("staff/a", BOB, None, ADMIN)
+    first = await version(browser, "staff/a")
+    wrong = (await browser.push("staff/a", {**BOB, "pay": 1}, first)).json["hash"]
+    right = (await browser.push("staff/a", BOB, wrong)).json["hash"]
+    assert right == await version(browser, "staff/a")
+    assert len({first, wrong, right}) == 3
+
+
+async def test_a_repeated_push_of_who_misses_members_is_answered_again(browser: Browser) -> None:
+    await browser.push("staff/a", BOB, None, ADMIN)
+    base, once = await version(browser, "staff/a"), {"Idempotency-Key": "once"}
+    first = await browser.push("staff/a", {"name": "rob"}, base, once)
+    again = await browser.push("staff/a", {"name": "rob"}, base, once)
+    assert (first.status, again.status) == (200, 200)
+    assert first.json == again.json
+    await browser.push(
+        "staff/a", {"name": "ann", "pay": 7}, (await browser.pull("staff/a", ADMIN)).json["hash"], ADMIN
+    )
+    for data in ({"name": "rob"}, {"name": "eve"}):
+        late = await browser.push("staff/a", data, base, once)
+        assert (late.status, late.json["currentHash"]) == (409, await version(browser, "staff/a"))
+    assert (await browser.pull("staff/a", ADMIN)).json["data"] == {"name": "ann", "pay": 7}
+
+
+async def test_a_guess_of_the_hash_is_no_base_of_a_repetition(browser: Browser) -> None:
+    await browser.push("staff/a", BOB, None, ADMIN)
+    refused = await browser.push("staff/a", {"name": "eve"}, true_hash(BOB), {"Idempotency-Key": "once"})
+    assert (refused.status, refused.json["currentHash"]) == (409, await version(browser, "staff/a"))

@@ -107,4 +107,5 @@ async def _as_read(
         return Member(name, None, document.hash, frozenset())
     hidden = fields.hidden(rule.collection.field_permissions, roles)
     data = fields.without(document.data, hidden) if hidden else document.data
-    return Member(name, data, await versions.told(f"{path}/{name}", document.hash, hidden), hidden)
+    version = await versions.told(f"{path}/{name}", document.hash, document.ts_ms, hidden)
+    return Member(name, data, version, hidden)

@@ -238,5 +238,5 @@ class Documents:
             return Etag(found.etag)
         current_hash = "" if self._expired(document, ttl_ms) else document.hash
         if current_hash != (base_hash or ""):
-            raise Conflict(current_hash)
+            raise Conflict(current_hash, document.ts_ms)
         return Etag(found.etag)

@@ -231,13 +231,15 @@ class RequestTimeout(PysyncError):
 
 
 class Conflict(PysyncError):
-    """The document is not at the base that the push names (`current_hash`: `""` where nothing is stored)."""
+    """The document is not at the base that the push names. `current_hash`, and when that was written: `""`
+    and 0 where nothing is stored."""
 
     status, code, text = 409, "hash_mismatch", "hash_mismatch"
 
-    def __init__(self, current_hash: str) -> None:
+    def __init__(self, current_hash: str, written_ms: int = 0) -> None:
         super().__init__(extras={"currentHash": current_hash})
         self.current_hash = current_hash
+        self.written_ms = written_ms
 
 
 class NonMonotonicTimestamp(PysyncError):

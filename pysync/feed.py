@@ -54,6 +54,7 @@ class Event(NamedTuple):
     key: str
     frame: bytes
     hash: str = ""
+    timestamp_ms: int = 0
 
     def told(self, version: str) -> "Event":
         """The event for those who are told a `version` in place of the hash."""
@@ -201,7 +202,7 @@ class Feed:
                 listeners = index.concerned(match)
                 if listeners:
                     frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _text(told, match))
-                    plan.append((Event(id_, *match, frame, told.hash), listeners))
+                    plan.append((Event(id_, *match, frame, told.hash, told.timestamp_ms), listeners))
         return plan
 
     async def _tell(self, plan: Plan) -> None:

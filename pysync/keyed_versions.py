@@ -12,7 +12,7 @@ from pysync import _core, fields
 from pysync.config.template import RESERVED
 from pysync.corruption import CorruptionReporter
 from pysync.errors import DocumentCorrupt, StoreUnavailable
-from pysync.model import Caller
+from pysync.model import Caller, Written
 from pysync.rule import Rule
 from pysync.store import ABSENT, EtagMismatch, Object, Store
 
@@ -31,27 +31,31 @@ class KeyedVersions:
         self._corruption = corruption or CorruptionReporter()
         self._secret = b""
 
-    def of(self, key: str, hash_: str, hidden: frozenset[str]) -> str:
+    def of(self, key: str, hash_: str, written_ms: int, hidden: frozenset[str]) -> str:
         """Return the version that readers without the members `hidden` see in place of `hash_`, the hash of
-        the document at `key`. `load` must have been awaited. The version depends on the key, so it does not
-        tell that two documents are equal."""
+        the document at `key`. `load` must have been awaited. The version depends on the key and on the time
+        of the write, so it cannot be compared with that of another document or of the reader's own push."""
         if not hidden or not hash_:
             return hash_
         assert self._secret, "it is loaded first"
-        return hmac.digest(self._secret, orjson.dumps([key, hash_, *sorted(hidden)]), "sha256").hex()
+        told = orjson.dumps([key, hash_, written_ms, *sorted(hidden)])
+        return hmac.digest(self._secret, told, "sha256").hex()
 
-    async def told(self, key: str, hash_: str, hidden: frozenset[str]) -> str:
+    async def told(self, key: str, hash_: str, written_ms: int, hidden: frozenset[str]) -> str:
         """`of`, and `load` where it is needed."""
         if hidden and hash_:
             await self.load()
-        return self.of(key, hash_, hidden)
+        return self.of(key, hash_, written_ms, hidden)
 
-    async def told_to(self, rule: Rule, caller: Caller, identity: str | None, key: str, hash_: str) -> str:
-        """Return the version that `caller` sees, by the rule and `{identity}` of its request."""
+    async def told_to(
+        self, rule: Rule, caller: Caller, identity: str | None, key: str, written: Written
+    ) -> str:
+        """Return the version of `written` that `caller` sees, by the rule and `{identity}` of its request."""
         permissions = rule.collection.field_permissions
         if not permissions:
-            return hash_
-        return await self.told(key, hash_, fields.hidden(permissions, rule.roles_of(caller, identity)))
+            return written.hash
+        hidden = fields.hidden(permissions, rule.roles_of(caller, identity))
+        return await self.told(key, written.hash, written.timestamp_ms, hidden)
 
     async def load(self) -> None:
         """Know the secret: the one in the store, or a new one there. Raises DocumentCorrupt and

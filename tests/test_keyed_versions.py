@@ -218,7 +218,7 @@ async def test_no_proof_of_an_author_betrays_what_is_hidden(
 async def test_who_may_write_what_it_cannot_read_tries_no_values(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    """The answer to the right guess must not be the version of before: also not of a log that begins again."""
+    """The answer to a push of the right guess must not be the version of before."""
     pay = {"fieldPermissions": {"pay": {"readRoles": ["admin"]}}}
     browser = Browser(await start({**SERVICE, "collections": [{**STAFF, **pay}]}), session)
     await browser.push("staff/a", BOB, None, ADMIN)

@@ -157,14 +157,19 @@ class Tail:
         self._bounds = bounds
         self._nodes = nodes
         self.hash = "" if head is None else head.hash
-        self._newest_ms = -1 if bounds.since is None else bounds.since
+        self._given_ms = -1 if bounds.since is None else bounds.since
         """The time of the newest element that was given."""
+
+    @property
+    def newest_ms(self) -> int:
+        """The time of the newest element of the log, -1 of an empty one."""
+        newest_ms = None if self._head is None else self._head.ts_ms
+        return -1 if newest_ms is None else newest_ms
 
     @property
     def has_more(self) -> bool:
         """True if the read left out elements that are newer than all that `text`, or `chunks`, gave."""
-        newest_ms = None if self._head is None else self._head.ts_ms
-        return self._bounds.oldest is not None and newest_ms is not None and newest_ms > self._newest_ms
+        return self._bounds.oldest is not None and self.newest_ms > self._given_ms
 
     @property
     def has_segments(self) -> bool:
@@ -226,7 +231,7 @@ class Tail:
 
     def _note(self, text: bytes) -> None:
         if (last := _ts_of(text, text.rfind(b"\n") + 1)) is not None:
-            self._newest_ms = int(last[1])
+            self._given_ms = int(last[1])
 
     def frame(self, field: str) -> tuple[bytes, bytes]:
         """What stands before and after the elements in the text of `data`."""

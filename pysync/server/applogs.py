@@ -50,7 +50,7 @@ class LogHandlers:
         """`POST {ns}/push/<key>`: one element at the log's end."""
         caller, element = await self._received(request, match)
         written = await self._made(request, match, caller, element)
-        told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written.hash)
+        told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written)
         return Answer(200, wire.written_body(told, written.timestamp_ms), NO_STORE)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
@@ -98,7 +98,7 @@ class LogHandlers:
         hidden: frozenset[str] = frozenset()
         if permissions:
             hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
-        version = tail.hash = await self._versions.told(match.key, tail.hash, hidden)
+        version = tail.hash = await self._versions.told(match.key, tail.hash, tail.newest_ms, hidden)
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
         if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
             return Answer(304, b"", headers)

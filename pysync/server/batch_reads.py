@@ -178,4 +178,4 @@ class Reads:
             data = fields.without(document.data, hidden)
         except DocumentCorrupt:
             return stored  # the answer finds it out, too
-        return document.redacted(data, self._versions.of(key, document.hash, hidden))
+        return document.redacted(data, self._versions.of(key, document.hash, document.ts_ms, hidden))

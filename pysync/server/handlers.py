@@ -1,5 +1,7 @@
 """Handlers: decode the request, ask access, call the verb, encode the answer."""
 
+from contextlib import suppress
+
 import orjson
 from aiohttp import web
 
@@ -7,7 +9,7 @@ from pysync import _core, fields, wire
 from pysync.access import Access
 from pysync.config import Limit
 from pysync.documents import Documents, Known
-from pysync.errors import Conflict, NotFound
+from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound
 from pysync.model import Caller, Written
 from pysync.revocation import Revocations
 from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches, wants_body
@@ -18,6 +20,8 @@ from pysync.server.routes import Match
 from pysync.server.writes import apply, aside, check_author, check_sealed, receive, request_key
 
 MAX_REVOCATION_BYTES = 262_144
+_STALE = "stale"
+"""A base that nothing has."""
 REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
 
 
@@ -47,7 +51,7 @@ class Handlers:
         """`POST {ns}/push/<key>` (wire section 4)."""
         caller, body = await self._received(request, match)
         written = await self._made(request, match, caller, body)
-        told = await self._told(match, caller, written.hash)
+        told = await self._told(match, caller, written)
         return Answer(200, wire.written_body(told, written.timestamp_ms), NO_STORE)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:
@@ -106,7 +110,7 @@ class Handlers:
             return await self._document(request, match, signer, caller, document)
         if not hidden and keyring is None:
             return Answer(200, document.answer(now_ms), headers)
-        version = await self._documents.versions.told(match.key, document.hash, hidden)
+        version = await self._documents.versions.told(match.key, document.hash, document.ts_ms, hidden)
         return _variant(request, match, document, hidden, version, keyring, now_ms)
 
     async def _received(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.PushBody]:
@@ -118,7 +122,7 @@ class Handlers:
         if match.route.keyrings is not None:
             await check_sealed(match, body.data)
         if rule.collection.field_permissions:
-            body = await self._guarded(match, caller, body)
+            body = await self._guarded(request, match, caller, body)
         if match.route.check is not None:
             await apply(match.route.check, body.data)
         return caller, body
@@ -134,26 +138,50 @@ class Handlers:
             if once is None:
                 return await self._documents.push(match.key, body, ttl_ms, subject)
             return await self._documents.push_once(match.key, body, once, ttl_ms, subject)
+        except IdempotencyKeyReused:
+            if body.base_hash != _STALE:
+                raise
+            # What the caller may not change has changed since, and so what its data is made into.
+            raise await self._conflict(match, caller) from None
         except Conflict as error:
-            raise Conflict(await self._told(match, caller, error.current_hash)) from None
+            current = Written(error.current_hash, error.written_ms)
+            raise Conflict(await self._told(match, caller, current)) from None
 
-    async def _told(self, match: Match, caller: Caller, hash_: str) -> str:
-        """The version that the caller is told for a hash."""
-        return await self._documents.versions.told_to(match.rule, caller, match.identity, match.key, hash_)
+    async def _conflict(self, match: Match, caller: Caller) -> Conflict:
+        """What says that the base of a push is not what is stored."""
+        current = await self._documents.pull(match.key, match.rule.collection.ttl_ms)
+        if current is None:
+            return Conflict("")
+        return Conflict(await self._told(match, caller, Written(current.hash, current.ts_ms)))
 
-    async def _guarded(self, match: Match, caller: Caller, body: _core.PushBody) -> _core.PushBody:
-        """The push as far as the caller may change the members of the document."""
-        collection = match.rule.collection
-        current = await self._documents.pull(match.key, collection.ttl_ms) if body.base_hash else None
-        if body.base_hash:
-            version = "" if current is None else await self._told(match, caller, current.hash)
-            if current is None or version != body.base_hash:
-                raise Conflict(version)
-            if version != current.hash:
-                body = body.rebased(current.hash)
-        data = None if current is None else current.data
-        roles = match.rule.roles_of(caller, match.identity)
-        return fields.guarded(collection.field_permissions, roles, body, data)
+    async def _told(self, match: Match, caller: Caller, written: Written) -> str:
+        """The version that the caller is told of what was written."""
+        return await self._documents.versions.told_to(match.rule, caller, match.identity, match.key, written)
+
+    async def _guarded(
+        self, request: web.BaseRequest, match: Match, caller: Caller, body: _core.PushBody
+    ) -> _core.PushBody:
+        """The push as far as the caller may change the members of the document. Of one that its
+        Idempotency-Key may show to be a repetition the base is not decided on."""
+        permissions, roles = (
+            match.rule.collection.field_permissions,
+            match.rule.roles_of(caller, match.identity),
+        )
+        if not body.base_hash:
+            return fields.guarded(permissions, roles, body, None)
+        current = await self._documents.pull(match.key, match.rule.collection.ttl_ms)
+        if current is None:
+            raise Conflict("")
+        version = await self._told(match, caller, Written(current.hash, current.ts_ms))
+        if version == body.base_hash:
+            body = body if version == current.hash else body.rebased(current.hash)
+            return fields.guarded(permissions, roles, body, current.data)
+        if request_key(request, caller, match.key) is None:
+            raise Conflict(version)
+        with suppress(Forbidden):
+            # Not over the base that it names, which may be a guess of the hash.
+            return fields.guarded(permissions, roles, body.rebased(_STALE), current.data)
+        raise Conflict(version)
 
 
 def _variant(

@@ -171,7 +171,7 @@ class Hearing:
                 return event
             variant = variants.get((event.id, event.topic, hidden))
             if variant is None:
-                variant = event.told(self._versions.of(event.key, event.hash, hidden))
+                variant = event.told(self._versions.of(event.key, event.hash, event.timestamp_ms, hidden))
                 variants[event.id, event.topic, hidden] = variant
             return variant
 

@@ -52,7 +52,7 @@ class Keyrings:
             roles = owner.rule.roles_of(reader, owner.identity)
             hidden = fields.hidden(owner.rule.collection.field_permissions, roles)
         data = fields.without(keyring.data, hidden) if hidden else keyring.data
-        version = await self._documents.versions.told(key, keyring.hash, hidden)
+        version = await self._documents.versions.told(key, keyring.hash, keyring.ts_ms, hidden)
         entry = {"data": orjson.Fragment(data), "hash": version, "timestamp": now_ms}
         return orjson.dumps(entry), version
 

@@ -52,7 +52,7 @@ class Plugs:
         params = about.params
         if pushed is None:
             written = await make()
-            told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written.hash)
+            told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written)
             text = wire.written_body(told, written.timestamp_ms)
         else:
             written = pushed.written

@@ -78,7 +78,7 @@ class LogReads:
             ]
             tails = await self._logs.read_each(admitted[0].key, bounds, self._rules)
             for each, tail in zip(admitted, tails, strict=True):
-                tail.hash = await self._versions.told(each.key, tail.hash, each.hidden)
+                tail.hash = await self._versions.told(each.key, tail.hash, tail.newest_ms, each.hidden)
         except (DocumentCorrupt, StoreUnavailable) as error:
             for each in admitted:
                 self._told[each.at] = error.text

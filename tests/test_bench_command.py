@@ -117,13 +117,13 @@ async def test_answers_that_are_refused_are_counted(start: Start, shell: Shell, 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("nowhere",), "the server tells of no collection nowhere; it tells of: notes, own, log,"),
-        (("own=users/{identity}/x/{id}",), "{identity} stands for the key's user id: name a --key"),
-        (("proven",), "appends to proven carry an author proof: name a --key"),
-        (("small",), "small takes bodies of 100 bytes at most; --bytes N makes them smaller"),
-        (("news",), "news is only pulled: name a document that is there, as news=KEY"),
+        (("nowhere",), "the server has no collection nowhere; it has: notes, own, log,"),
+        (("own=users/{identity}/x/{id}",), "{identity} stands for the user id of a key: pass --key"),
+        (("proven",), "appends to proven need an author proof: pass --key"),
+        (("small",), "small accepts at most 100 bytes per body; pass a smaller --bytes"),
+        (("news",), "news cannot be pushed to: name an existing document, as news=KEY"),
         (("inbox", "--action", "pull"), "nothing to do: inbox is not pulled"),
-        (("notes=notes/x/{id",), "is no key template"),
+        (("notes=notes/x/{id",), "is not a key template"),
         (("staff", "--action", "pull"), "staff pull cannot be prepared"),
     ],
 )
@@ -145,7 +145,7 @@ async def test_a_service_without_a_manifest_is_told_of(start: Start, shell: Shel
     base = await start({"collections": COLLECTIONS})
     status, _, errors = await shell.ask("bench", "--server", base, *FEW, "notes")
     assert status == 1
-    assert "the server does not tell of its collections (configEndpoint)" in errors
+    assert "the server has no manifest of its collections: set configEndpoint" in errors
 
 
 def test_it_needs_nothing_of_a_checkout(tmp_path: Path) -> None:

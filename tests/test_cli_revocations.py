@@ -146,8 +146,8 @@ async def test_a_certificate_is_shown_as_revoked_where_a_server_says_so(shell: S
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "name certificates, or a key with --subject"),
-        (("bob.cap",), "--generation is needed, or --publish, which asks the server for it"),
+        ((), "nothing to revoke: pass certificates, or a key with --subject"),
+        (("bob.cap",), "pass --generation, or --publish to take the next one from the server"),
         (("--replace", "bob.cap", "--generation", "1"), "--replace needs --publish"),
     ],
 )

@@ -48,7 +48,7 @@ async def test_it_tells_what_became_of_each_object(shell: Shell, tmp_path: Path)
         f"pysync: notes/large: corrupt: {UNREAD}",
         "pysync: top: different: another object is there already",
     ]
-    assert heading == "pysync: 1 object is damaged or cannot be read:"
+    assert heading == "pysync: 1 object is damaged or unreadable:"
     assert listed == f"pysync: notes/large: corrupt: {UNREAD}"
     for flag, member in (("--overwrite", "different"), ("--keep-corrupt", "corrupt")):
         _, output, _ = await shell.ask("copy", "file:from", "file:to", flag)
@@ -120,7 +120,7 @@ async def test_what_cannot_be_read_is_listed_at_the_end_and_makes_the_status_1(
         "unreadable": 1,
     }
     *said, heading, first, second = errors.splitlines()
-    assert heading == "pysync: 2 objects are damaged or cannot be read:"
+    assert heading == "pysync: 2 objects are damaged or unreadable:"
     assert sorted(said) == sorted([first, second])
     assert sorted(said) == [
         "pysync: b: unreadable: [Errno 21] Is a directory: 'from/b.__meta__'",

@@ -218,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     copy.add_argument(
         "--quick",
         action="store_true",
-        help="trust the recorded hashes of files that are at TO already, instead of reading these files",
+        help="trust the recorded hashes of files that exist at TO, instead of reading these files",
     )
     copy.set_defaults(run=("copy", "copy"))
 
@@ -226,9 +226,9 @@ def _parser() -> argparse.ArgumentParser:
         "verify",
         help="read everything in a store and list what is damaged; servers may run meanwhile",
         description="Compares every document, log, file and revocation list with its hash or checksum. "
-        "Prints a line of JSON for each damaged object, then how many objects and bytes were read. The "
-        "server no longer serves a damaged file until it is pushed or copied again. The exit status is 1 if "
-        "anything is damaged.",
+        "Prints a line of JSON for each damaged object, then the number of objects and bytes read. From then "
+        "on the server refuses to serve a damaged file until it is pushed or copied again. The exit status "
+        "is 1 if anything is damaged.",
     )
     verify.add_argument("--config", metavar="FILE", help="the server's configuration")
     verify.add_argument(
@@ -252,10 +252,10 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_bench(commands.add_parser(
         "bench",
-        help="load-test a server that tells of its collections",
-        description="Pushes new documents, then pulls some; of a log, appends and pulls the newest elements. "
-        "The manifest of the server says what a collection holds. What is written stays: name collections "
-        "that are made for it.",
+        help="load-test a server that has a manifest (configEndpoint)",
+        description="Pushes new documents, then pulls some of them. For a log, appends elements and pulls "
+        "the newest ones. The server's manifest says what a collection holds. Nothing is deleted afterwards: name "
+        "collections that exist for this purpose.",
     ))  # fmt: skip
     return parser
 
@@ -265,14 +265,18 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         "collection",
         metavar="NAME[=KEY]",
         nargs="+",
-        help="a collection and the template of its keys (default: NAME/{id}); {identity} is your user id",
+        help="a collection and its key template (default: NAME/{id}); {identity}: your user id",
     )
-    bench.add_argument("--action", choices=("push", "pull"), help="only this (default: both)")
-    bench.add_argument("--seconds", type=float, default=3.0, help="how long each lasts (default: 3)")
-    bench.add_argument("--count", type=int, default=20_000, help="requests of each at most (default: 20000)")
-    bench.add_argument("--connections", type=int, default=32, help="requests under way at once (default: 32)")
-    bench.add_argument("--bytes", type=int, default=1_024, help="size of what is written (default: 1024)")
-    bench.add_argument("--json", action="store_true", help="a JSON object for each, one a line")
+    bench.add_argument("--action", choices=("push", "pull"), help="run only this one (default: both)")
+    bench.add_argument("--seconds", type=float, default=3.0, help="duration of each run (default: 3)")
+    bench.add_argument(
+        "--count", type=int, default=20_000, help="maximum requests of each run (default: 20000)"
+    )
+    bench.add_argument("--connections", type=int, default=32, help="concurrent requests (default: 32)")
+    bench.add_argument(
+        "--bytes", type=int, default=1_024, help="size of each document or element (default: 1024)"
+    )
+    bench.add_argument("--json", action="store_true", help="print each run as a JSON object, one a line")
     _add_client(bench)
     bench.set_defaults(run=("bench", "bench"))
 
@@ -364,26 +368,31 @@ def _add_caps(parser: argparse.ArgumentParser) -> None:
 
     show = commands.add_parser("show", help="print a certificate and whether it holds")
     show.add_argument("file", metavar="FILE", help="JSON or an Authorization header; - is stdin")
-    show.add_argument("--server", metavar="URL", type=_url, help="ask this server whether it was revoked")
+    show.add_argument(
+        "--server", metavar="URL", type=_url, help="ask this server whether the certificate is revoked"
+    )
     show.set_defaults(run=("caps", "show"))
 
     revoke = commands.add_parser(
         "revoke",
-        help="take certificates and keys back: print the signed list, with --publish send it",
-        description="--publish keeps what is in the published list and adds to it.",
+        help="revoke certificates and keys: print the signed revocation list; --publish sends it",
+        description="Signs a revocation list and prints it. With --publish the list keeps the entries of "
+        "the one that the server has, and replaces it.",
     )
-    revoke.add_argument("file", metavar="FILE", nargs="*", help="certificates")
+    revoke.add_argument("file", metavar="FILE", nargs="*", help="certificates to revoke")
     revoke.add_argument(
         "--subject", metavar="FILE", action="append", default=[],
-        help="everything that a key holds: its keys as `keys show` prints them; may be repeated",
+        help="revoke all certificates that the issuer gave to the key in FILE (as of `keys show`)",
     )  # fmt: skip
     revoke.add_argument("--key", metavar="FILE", required=True, help="the issuer's key file")
     revoke.add_argument(
         "--generation", metavar="N", type=int,
-        help="larger than that of the list it replaces (default with --publish: the next)",
+        help="number of the list, larger than that of the one it replaces (with --publish: the next)",
     )  # fmt: skip
     revoke.add_argument(
-        "--replace", action="store_true", help="with --publish: whatever else was revoked holds again"
+        "--replace",
+        action="store_true",
+        help="with --publish: drop the entries of the published list, so that they are valid again",
     )
     revoke.add_argument("--publish", action="store_true", help="send it to the server as well")
     _add_server(revoke)

@@ -1,5 +1,4 @@
-"""`pysync bench`: loads a service in the collections that it is told, by what the service's manifest says of
-them."""
+"""`pysync bench`: a load test of the given collections, according to the server's manifest."""
 
 import argparse
 import dataclasses
@@ -35,7 +34,7 @@ class _Workload(NamedTuple):
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Exit status 1 where any answer was not 200."""
+    """Run the load test. The exit status is 1 if any response was not 200."""
     gc.disable()  # nothing here makes cycles, and a pause would be taken for the server's
     try:
         return uvloop.run(_bench(options))
@@ -52,7 +51,7 @@ async def _bench(options: argparse.Namespace) -> int:
         name, _, key = argument.partition("=")
         if name not in known:
             names = ", ".join(known) or "none"
-            raise ValueError(f"the server tells of no collection {name}; it tells of: {names}")
+            raise ValueError(f"the server has no collection {name}; it has: {names}")
         workloads += _Load(options, known[name], key or f"{name}/{{id}}").workloads()
     if not options.json:
         print(load.HEADER)
@@ -70,12 +69,12 @@ async def _bench(options: argparse.Namespace) -> int:
 
 
 async def _told(options: argparse.Namespace) -> tuple[CollectionInfo, ...]:
-    """The collections that the server tells of."""
+    """Return the collections in the server's manifest."""
     async with client_of(options) as client:
         try:
             manifest: ServerConfig = await client.server_config()
         except NotFound:
-            raise ValueError("the server does not tell of its collections (configEndpoint)") from None
+            raise ValueError("the server has no manifest of its collections: set configEndpoint") from None
     return manifest.collections
 
 
@@ -86,7 +85,7 @@ class _Load:
     def __init__(self, options: argparse.Namespace, collection: CollectionInfo, key: str) -> None:
         faults = ", ".join(template.faults(key))
         if faults:
-            raise ValueError(f"{key} is no key template: it {faults}")
+            raise ValueError(f"{key} is not a key template: it {faults}")
         self._options = options
         self._collection = collection
         keys, certificate, self._token = credentials_of(options)
@@ -98,7 +97,7 @@ class _Load:
         self._prefix = "" if options.namespace is None else f"/v1/{options.namespace}"
         names = template.params(key)
         if "identity" in names and not self._signs:
-            raise ValueError("{identity} stands for the key's user id: name a --key")
+            raise ValueError("{identity} stands for the user id of a key: pass --key")
         self._key = key
         self._free = [name for name in names if name != "identity"]
 
@@ -118,13 +117,13 @@ class _Load:
 
     def _push(self) -> _Workload:
         if not self._free:
-            raise ValueError(f"each push is of a new name: {self._key} has no parameter for one")
+            raise ValueError(f"each push needs a new name, and {self._key} has no parameter for it")
         return self._workload("push", lambda: [self._pushed(f"p{n}") for n in range(self._options.count)], [])
 
     def _pull(self) -> _Workload:
         if self._collection.pull_only and self._free:
             name = self._collection.name
-            raise ValueError(f"{name} is only pulled: name a document that is there, as {name}=KEY")
+            raise ValueError(f"{name} cannot be pushed to: name an existing document, as {name}=KEY")
         names = [f"r{n}" for n in range(min(READ, self._options.count))] if self._free else [""]
 
         def pulls() -> Iterable[bytes]:
@@ -149,7 +148,7 @@ class _Load:
     def _appends(self, count: int) -> list[bytes]:
         needs_proof = (self._collection.append_only or {}).get("requireAuthorSignature") is not False
         if needs_proof and not self._signs:
-            raise ValueError(f"appends to {self._collection.name} carry an author proof: name a --key")
+            raise ValueError(f"appends to {self._collection.name} need an author proof: pass --key")
         made = []
         for n in range(count):
             data = self._data(f"e{n}")
@@ -169,7 +168,7 @@ class _Load:
         size, most = self._options.bytes, self._collection.max_body_bytes
         if size > most:
             raise ValueError(
-                f"{self._collection.name} takes bodies of {most} bytes at most; --bytes N makes them smaller"
+                f"{self._collection.name} accepts at most {most} bytes per body; pass a smaller --bytes"
             )
         return load.filled(f'{{"id":"{name}","text":"', size)
 

@@ -85,7 +85,7 @@ class Progress:
         if self._damaged:
             count = len(self._damaged)
             said = "1 object is" if count == 1 else f"{count} objects are"
-            print(f"pysync: {said} damaged or cannot be read:", *self._damaged, sep="\n", file=self._out)
+            print(f"pysync: {said} damaged or unreadable:", *self._damaged, sep="\n", file=self._out)
 
     async def follow(self, outcomes: Outcomes) -> None:
         """Tell how far it is, for as long as this runs."""

@@ -30,7 +30,7 @@ def revoke(options: argparse.Namespace) -> int:
     now_s = int(time.time())
     subjects = [(read_public_keys(name)[0], now_s + SUBJECT_S) for name in options.subject]
     if not certificates and not subjects and not options.replace:
-        raise ValueError("name certificates, or a key with --subject")
+        raise ValueError("nothing to revoke: pass certificates, or a key with --subject")
 
     def make(generation: int, earlier: RevocationList | None) -> RevocationList:
         return minting.revocation_list(
@@ -40,7 +40,7 @@ def revoke(options: argparse.Namespace) -> int:
     if options.publish:
         revocations = asyncio.run(_publish(options, issuer, make))
     elif options.generation is None:
-        raise ValueError("--generation is needed, or --publish, which asks the server for it")
+        raise ValueError("pass --generation, or --publish to take the next one from the server")
     else:
         revocations = make(options.generation, None)
     print(revocations.text.decode())

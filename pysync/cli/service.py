@@ -41,7 +41,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _warnings(settings: config.Config, path: str) -> str:
-    """A line that says how many warnings there are; none: nothing."""
+    """Return a line with the number of warnings; empty if there are none."""
     from pysync.config.lint import lint
     from pysync.config.report import count
     from pysync.config.source import read

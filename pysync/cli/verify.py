@@ -22,7 +22,7 @@ def verify(options: argparse.Namespace) -> int:
     else:
         settings = config.load(options.config, os.environ, flags)
     if settings.store.url == "memory:":
-        raise ValueError("memory: is the store of one process: there is nothing to verify")
+        raise ValueError("a memory: store exists only inside its server: there is nothing to verify")
     check_exists(settings.store.url)
     return asyncio.run(_verify(settings.store))
 

@@ -185,7 +185,7 @@ def _named(request: web.BaseRequest, match: Match | None) -> str:
     if match is None:
         return repr(_path(request.raw_path))
     route = match.route
-    return f"{route.action} {route.collection or 'of no collection'} {match.key!r}"
+    return " ".join(filter(None, (route.action, route.collection, repr(match.key))))
 
 
 def _cause(error: PysyncError) -> str:

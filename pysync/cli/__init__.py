@@ -254,8 +254,8 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         help="load-test a server that has a manifest (configEndpoint)",
         description="Pushes new documents, then pulls some of them. For a log, appends elements and pulls "
-        "the newest ones. The server's manifest says what a collection holds. Nothing is deleted afterwards: name "
-        "collections that exist for this purpose.",
+        "the newest ones. The server's manifest says what a collection holds. Nothing is deleted afterwards: "
+        "name collections that exist for this purpose.",
     ))  # fmt: skip
     return parser
 

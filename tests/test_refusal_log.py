@@ -134,6 +134,20 @@ async def test_no_bytes_that_a_client_sends_keep_a_refusal_out_of_the_log(
     assert "udcff" in line
 
 
+async def test_no_password_of_a_request_target_is_logged(start: Start, lines: Lines) -> None:
+    address = URL(await start({**LOGGED, "server": {"logRefusals": True, "accessLog": True}}))
+    lines()
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    target = f"http://me:secret@notes.example/pull/{KEY}?token=secret"
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n".encode())
+    assert b" 401 " in await reader.readline()
+    await reader.read()
+    writer.close()
+    found = lines()
+    assert [line["path"] for line in found] == [f"/pull/{KEY}"] * 2
+    assert "secret" not in str(found)
+
+
 async def test_the_refusal_of_a_foreign_page_says_which_check_failed(
     start: Start, session: aiohttp.ClientSession, lines: Lines
 ) -> None:

@@ -52,6 +52,21 @@ async def test_strangers_keep_neither_owners_nor_trusted_issuers_from_revoking(
         assert (await publish(base, session, listed(keys, 1))).status == 200
 
 
+@pytest.mark.parametrize("role", ["mod", "admin:{}", "delegated:{}:team"])
+async def test_strangers_keep_nobody_from_revoking_whom_the_configuration_names(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """A moderator whose laptop is stolen owns nothing here, and is no issuer for others."""
+    monkeypatch.setattr(revocation, "MAX_ISSUERS", 1)
+    team = {"name": "team", "storagePath": "team/{id}", "writeRoles": ["admin"]}
+    team["readRoles"] = [role.format(SUBJECT.user_id)]
+    named = {"identityRoles": {SUBJECT.user_id: ["mod"]} if role == "mod" else {}}
+    base = await start({"collections": [team], "auth": named})
+    assert (await publish(base, session, listed(STRANGER, 1))).status == 200
+    assert (await publish(base, session, listed(ISSUER, 1))).error == (403, "too-many-issuers")
+    assert (await publish(base, session, listed(SUBJECT, 1, entries=300))).status == 200
+
+
 async def test_a_list_of_a_stranger_takes_something_back_and_is_short(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from pysync import _core, caps, wire
 from pysync.caps import SKEW_S, CapError, Certificate
-from pysync.config import Config, Limit, every_named_identity, every_trusted_issuer, trust_of
+from pysync.config import Config, Limit, every_named_identity, every_role, every_trusted_issuer, trust_of
 from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import Forbidden, RateLimited, Unauthorized
 from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller, Claims
@@ -107,7 +107,7 @@ class Access:
         self._trust = trust_of(config)
         self._trusted_issuers = every_trusted_issuer(config)
         self._named_identities = every_named_identity(config)
-        self._yields = _roles_by_name(_roles_asked(config))
+        self._yields = _roles_by_name(every_role(config))
         self._admin = None if auth.admin_token is None else auth.admin_token.encode()
         self._coordinator = coordinator
         self._revocations = revocations
@@ -343,17 +343,6 @@ class Access:
         window = await self._coordinator.count(bucket, limit.window_ms)
         if window.count > limit.max_requests:
             raise _rate_limited(limit, window.resets_in_ms)
-
-
-def _roles_asked(config: Config) -> frozenset[str]:
-    """Every role that the configuration names: of a certificate's roles only these can matter."""
-    asked: set[str] = set()
-    for _, _, collections in config.each_namespace():
-        for collection in collections:
-            asked.update(collection.read_roles, collection.write_roles)
-            for permission in collection.field_permissions.values():
-                asked.update(permission.read_roles or (), permission.write_roles or ())
-    return frozenset(asked)
 
 
 def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:

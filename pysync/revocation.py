@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, ParamSpec, TypeVar
 
 from pysync._core import RevocationList as SignedList
-from pysync.caps import Revocable, RevocationList, read_revocation_list, user_id
+from pysync.caps import Revocable, RevocationList, read_revocation_list
 from pysync.clock import is_settled
 from pysync.errors import (
     BadSignature,
@@ -69,8 +69,8 @@ async def _nobody(identity: str) -> bool:
 
 
 class Revocations:
-    """The revocation lists of a store, each asked for again when it was last seen 3 s ago. Issuers in
-    `trusted`, and those who own something (`owns`, by user id), are no strangers."""
+    """The revocation lists of a store, each asked for again when it was last seen 3 s ago. User ids in
+    `trusted`, and those who own something (`owns`), are no strangers."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Revocations:
     ) -> None:
         self._store = store
         self._now_ms = now_ms
-        self._trusted = frozenset(map(user_id, trusted))
+        self._trusted = frozenset(trusted)
         self._owns = owns
         self._known_trusted: dict[str, _Known] = {}
         self._known: dict[str, _Known] = {}

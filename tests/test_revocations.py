@@ -91,7 +91,7 @@ async def test_lists_of_strangers_are_dropped_when_every_entry_has_expired() -> 
     async def owns(identity: str) -> bool:
         return identity == SUBJECT.user_id
 
-    revocations = Revocations(store, clock, [ISSUER.ed_pub], owns)
+    revocations = Revocations(store, clock, [ISSUER.user_id], owns)
     now_s, lasting = clock.now_ms // 1000, Keys.generate()
     for keys in (ISSUER, SUBJECT, STRANGER):
         await revocations.publish(listed(keys, 1, until_s=now_s + 60))
@@ -187,7 +187,7 @@ async def test_long_lists_are_read_beside_the_event_loop(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("pysync.revocation.asyncio.to_thread", watched)
     store = MemoryStore()
-    revocations = Revocations(store, wall_clock_ms, [ISSUER.ed_pub])
+    revocations = Revocations(store, wall_clock_ms, [ISSUER.user_id])
     await revocations.publish(listed(ISSUER, 1))
     assert not await revocations.revoked(root_device(ISSUER))
     assert beside == []
@@ -208,7 +208,7 @@ async def test_lists_of_strangers_put_no_trusted_issuers_list_out_of_the_memory(
             return await super().get(key, etag)
 
     clock = MovedClock(wall_clock_ms())
-    revocations = Revocations(Watched(), clock, [ISSUER.ed_pub])
+    revocations = Revocations(Watched(), clock, [ISSUER.user_id])
     await revocations.publish(listed(ISSUER, 1, 1_000))
     first, *_ = strangers = [Keys.generate() for _ in range(50)]
     await revocations.revoked(root_device(ISSUER))
@@ -223,7 +223,7 @@ async def test_lists_of_strangers_put_no_trusted_issuers_list_out_of_the_memory(
 
 
 async def test_a_long_list_takes_back_what_it_names() -> None:
-    revocations = Revocations(MemoryStore(), wall_clock_ms, [ISSUER.ed_pub])
+    revocations = Revocations(MemoryStore(), wall_clock_ms, [ISSUER.user_id])
     own = [minting.audience(ISSUER, "x", now_s=LATER_S, nonce=n.to_bytes(16)) for n in range(3_000)]
     text = minting.revocation_list(ISSUER, 1, certificates=own[:-1]).text
     await revocations.publish(text)

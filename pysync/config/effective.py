@@ -72,8 +72,21 @@ def every_trusted_issuer(config: Config) -> frozenset[str]:
 
 
 def every_named_identity(config: Config) -> frozenset[str]:
-    """The user ids that are given roles anywhere."""
-    return frozenset().union(*(trust.identity_roles for trust in _every_trust(config)))
+    """Return the user ids that have roles of their own, or that a role names."""
+    given = frozenset[str]().union(*(trust.identity_roles for trust in _every_trust(config)))
+    roles = [role.split(":") for role in every_role(config)]
+    return given | {parts[1] for parts in roles if parts[0] in ("admin", "delegated") and len(parts) > 1}
+
+
+def every_role(config: Config) -> frozenset[str]:
+    """Return every role that the configuration asks for."""
+    asked: set[str] = set()
+    for _, _, collections in config.each_namespace():
+        for collection in collections:
+            asked.update(collection.read_roles, collection.write_roles)
+            for permission in collection.field_permissions.values():
+                asked.update(permission.read_roles or (), permission.write_roles or ())
+    return frozenset(asked)
 
 
 def effective_coordinator(config: Config) -> str:

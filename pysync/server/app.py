@@ -18,12 +18,14 @@ from aiohttp import web
 from pysync import __version__
 from pysync.access import Access
 from pysync.applog import Logs
+from pysync.caps import user_id
 from pysync.changes import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms
 from pysync.config import (
     Config,
     database_paths,
     effective_coordinator,
+    every_named_identity,
     every_trusted_issuer,
     is_shared,
 )
@@ -109,7 +111,8 @@ class App:
         files = Files(store, clock, outbox, corruption)
         self._logs = Logs(store, coordinator, clock, outbox=outbox, corruption=corruption)
         ownership = Ownership(config, store)
-        revocations = Revocations(store, clock, every_trusted_issuer(config), ownership.owns)
+        known = {*map(user_id, every_trusted_issuer(config)), *every_named_identity(config)}
+        revocations = Revocations(store, clock, known, ownership.owns)
         refusal = hooks.refusal if hooks.validates else None
         access = Access(config, coordinator, revocations, ownership.owns, clock.wall_ms, refusal)
         roles = Roles(Spaces(config.auth.spaces, store, corruption), hooks)

@@ -24,7 +24,7 @@ from pysync.errors import (
     Unavailable,
 )
 from pysync.server.answer import NO_STORE, Answer, error_answer
-from pysync.server.request_log import RequestLog
+from pysync.server.request_log import RequestLog, path_of
 from pysync.server.routes import Match, RouteTable
 from pysync.server.tally import Tally
 from pysync.server.writes import media_type
@@ -98,7 +98,7 @@ class Middleware:
             if self._hosts:
                 self._check_host(request)
             method = request.method
-            match = self._routes.match("GET" if method == "HEAD" else method, _path(request.raw_path))
+            match = self._routes.match("GET" if method == "HEAD" else method, path_of(request.raw_path))
             if method == "POST" and "Origin" in request.headers:
                 self._check_origin(request)
             answer = await match.route.handler(request, match)
@@ -183,7 +183,7 @@ class Middleware:
 def _named(request: web.BaseRequest, match: Match | None) -> str:
     """Describe a request for the log: its action, collection and key."""
     if match is None:
-        return repr(_path(request.raw_path))
+        return repr(path_of(request.raw_path))
     route = match.route
     return " ".join(filter(None, (route.action, route.collection, repr(match.key))))
 
@@ -194,10 +194,3 @@ def _cause(error: PysyncError) -> str:
     if isinstance(error, DocumentCorrupt) and error.key is not None:
         return f"{error.key!r} is corrupt"
     return str(error.__cause__ or error.message)
-
-
-def _path(target: str) -> str:
-    """The path of a request target, also of one that names its scheme and host."""
-    if not target.startswith("/"):
-        target = "/" + target.partition("://")[2].partition("/")[2]
-    return target.partition("?")[0]

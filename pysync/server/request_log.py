@@ -60,7 +60,7 @@ class RequestLog:
                 "status": error.status,
                 "check": error.reason or error.message,
                 "method": request.method,
-                "path": _path(request),
+                "path": path_of(request.raw_path),
             }
             REFUSALS.log(self._level, message, extra={"request_id": request_id, "fields": fields})
 
@@ -68,7 +68,7 @@ class RequestLog:
         """Log a request and its answer. `seconds` is how long the answer took to begin."""
         fields: dict[str, object] = {
             "method": request.method,
-            "path": _path(request),
+            "path": path_of(request.raw_path),
             "status": answer.status,
             "bytes": 0 if request.method == "HEAD" else answer.size,
             "ms": round(seconds * 1000, 2),
@@ -78,5 +78,8 @@ class RequestLog:
         REQUESTS.info("request", extra={"request_id": answer.request_id, "fields": fields})
 
 
-def _path(request: web.BaseRequest) -> str:
-    return request.raw_path.partition("?")[0]
+def path_of(target: str) -> str:
+    """The path of a request target, also of one that names its scheme and host."""
+    if not target.startswith("/"):
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    return target.partition("?")[0]

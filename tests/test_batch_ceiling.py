@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import aiohttp
 import pytest
-from conftest import Browser, Reply, Start
+from conftest import SUBJECT, Browser, Reply, Signed, Start, root_device
 
 from pysync import config
 from pysync.batch import Budget
@@ -110,6 +110,20 @@ async def test_a_document_counts_as_often_as_it_is_sent_and_is_read_once(
     assert [each["data"] for each in served.json["collections"]["notes"]] == [{"text": "x" * 10_000}] * 10
     assert watched.read == ["notes/a"]
     assert (await ask(browser, {"notes": [{"id": "a"}] * 11})).error == TOO_LARGE
+
+
+async def test_access_documents_that_were_read_for_roles_count_too(
+    start: Start, session: aiohttp.ClientSession, watched: Watched
+) -> None:
+    access = {"name": "access", "storagePath": "spaces/{spaceId}/_access", "maxBodyBytes": 2 * MB}
+    roles = {"readRoles": ["space:member"], "writeRoles": ["space:owner"]}
+    members = {"collections": [{**access, **roles}], "auth": {"spaces": {}}, "maxBatchBytes": 100 * KB}
+    owner = Signed(await start(members, watched), session, SUBJECT, root_device(SUBJECT))
+    document = {"v": 1, "owner": SUBJECT.user_id, "members": [], "name": "x" * 10_000}
+    assert (await owner.push("spaces/s/_access", document)).status == 200
+    assert (await ask(owner, {"access": [{"spaceId": "s"}] * 9})).status == 200
+    for method in ("GET", "HEAD"):
+        assert (await ask(owner, {"access": [{"spaceId": "s"}] * 11}, method=method)).status == 400
 
 
 async def test_hidden_members_do_not_lift_the_ceiling(

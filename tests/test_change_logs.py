@@ -57,6 +57,18 @@ class TestLogsOfTwoStoresOnOneFolder(ChangeLogContract):
         return taking_turns(store.change_log, other.change_log)
 
 
+async def test_what_other_collections_wrote_is_not_read(store: LocalStore) -> None:
+    log = store.change_log
+    start = await log.newest()
+    made = [change(f"{n}")._replace(origin="/rare" if n % 20 == 7 else "/busy") for n in range(60)]
+    for one in made:
+        await log.announce([one])
+    page = await log.matching(start, 10, {"/rare"}.__contains__)
+    assert page is not None
+    assert [each for _, each in page.changes] == [made[7], made[27], made[47]]
+    assert (page.looked_at, page.is_end) == (3, True)
+
+
 async def told(log: ChangeLog, after: str = "") -> list[Change]:
     """All changes of a log after an id that it still knows."""
     found = await log.changes(after, 10_000)

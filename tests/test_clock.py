@@ -381,5 +381,9 @@ async def test_no_revocation_list_is_dropped_within_ten_minutes_of_a_step() -> N
     await revocations.publish(minting.revocation_list(SUBJECT, 1, subjects=[("0" * 64, until_s)]).text)
     clock.step(100 * 24 * HOUR_MS)
     assert await revocations.sweep() == 0
+    clock.step(-100 * 24 * HOUR_MS)
+    clock.now_ms += 2 * 24 * HOUR_MS  # now it has expired indeed
+    clock.step(HOUR_MS)
+    assert await revocations.sweep() == 0
     clock.now_ms += DISBELIEF_MS
     assert await revocations.sweep() == 1

@@ -13,6 +13,7 @@ import pytest
 from conftest import ISSUER, Browser, Signed, Start, root_device
 from plugin_samples import OPEN, Told
 
+from pysync import minting
 from pysync.changes import read_change
 from pysync.clock import Tick
 from pysync.config import ConfigError
@@ -315,6 +316,18 @@ async def test_attempts_at_one_push_that_meet_are_one(browser: Browser) -> None:
     answers = await asyncio.gather(*(pushed(browser, {"event": "a"}, **again) for _ in range(8)))
     assert all(answer == answers[0] for answer in answers)
     assert await listed(browser) == [answers[0]["batchId"]]
+
+
+async def test_batches_that_a_certificate_denies_are_not_listed(
+    browser: Browser, session: aiohttp.ClientSession, start: Start
+) -> None:
+    closed = {**EVENTS, "readRoles": ["admin:" + ISSUER.user_id], "writeRoles": ["public"]}
+    base = await start({"collections": [closed], "events": [SECTION]})
+    ids = [(await pushed(Browser(base, session), {"event": "e"}))["batchId"] for _ in range(3)]
+    grant = minting.Grant(("read", "list"), ("**", f"!events/web/{ids[1]}"))
+    caller = Signed(base, session, ISSUER, root_device(ISSUER, grant=grant))
+    assert await listed(caller) == [ids[0], ids[2]]
+    assert (await caller.pull(f"events/web/{ids[1]}")).status == 403
 
 
 async def test_collections_of_events_are_made_in_python(

@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 from conftest import ISSUER, SUBJECT, Browser, Signed, Start, root_device
+from plugin_samples import Told
 from streams import Listen
 from test_copy import copy
 
@@ -126,6 +127,33 @@ async def test_a_push_names_the_version_as_its_base_and_is_answered_the_next(bro
     assert (await browser.push("staff/a", {"name": "ann"}, pushed.json["hash"])).status == 200
 
 
+async def test_a_push_that_plugins_are_told_of_is_answered_with_the_version_too(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    browser = Browser(await start(SERVICE, plugins=[Told()]), session)
+    pushed = await browser.push("staff/a", {"name": "ann"}, None)
+    assert pushed.json["hash"] == await version(browser, "staff/a")
+
+
+async def test_an_append_is_answered_with_the_version_that_pulls_tell(browser: Browser) -> None:
+    appended = await browser.request("POST", "/push/logs/a", {"data": {"name": "ann"}})
+    assert appended.status == 200
+    assert appended.json["hash"] == (await browser.pull("logs/a?last=1")).json["hash"]
+    assert appended.json["hash"] != true_hash({"n": 1, "last": {"name": "ann"}})
+
+
+async def test_a_batch_without_a_body_is_of_the_version_that_its_reader_is_told(browser: Browser) -> None:
+    """Its ETag is made of versions: of hashes, it would verify guesses of what is hidden."""
+    await browser.push("staff/a", BOB, None, ADMIN)
+    target = '/batch/pull?collections=staff&params={"staff":[{"id":"a"}]}'
+    head, whole = [await browser.request(method, target) for method in ("HEAD", "GET")]
+    assert head.headers["ETag"] == whole.headers["ETag"]
+    unchanged = await browser.request("GET", target, headers={"If-None-Match": whole.headers["ETag"]})
+    assert unchanged.status == 304
+    seen = await browser.request("HEAD", "/pull/staff/a", headers=ADMIN)
+    assert seen.headers["ETag"] == f'"{true_hash(BOB)}"'
+
+
 async def test_a_guess_of_the_hash_is_no_base(browser: Browser) -> None:
     """Else each push would tell whether the guess is right."""
     await browser.push("staff/a", BOB, None, ADMIN)
@@ -183,7 +211,7 @@ async def test_a_damaged_secret_is_an_error_for_those_who_need_it(
     await version(first, "staff/a")
     found = await store.get(keyed_versions.KEY)
     assert isinstance(found, Object)
-    await store.put(keyed_versions.KEY, found.body[:-20] + b"0" + found.body[-19:])
+    await store.put(keyed_versions.KEY, found.body[:-20] + bytes([found.body[-20] ^ 1]) + found.body[-19:])
     later = Browser(await start(SERVICE, store=store), session)
     assert (await later.pull("staff/a")).error == (500, "document_corrupt")
     damages: list[Damage] = []

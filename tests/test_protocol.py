@@ -202,6 +202,17 @@ async def test_a_push_that_is_refused_leaves_its_idempotency_key_free(
     assert (await anyone.push(key, {"n": 3}, first.json["hash"], once)).json == merged.json
 
 
+async def test_a_refused_repetition_of_a_push_does_not_free_its_key_for_other_data(
+    anyone: Browser, unique: Unique
+) -> None:
+    key, once = unique("notes"), {"Idempotency-Key": os.urandom(8).hex()}
+    first = await anyone.push(key, {"n": 1}, None, once)
+    second = await anyone.push(key, {"n": 2}, first.json["hash"])
+    assert (await anyone.push(key, {"n": 1}, None, once)).status == 409
+    other = await anyone.push(key, {"n": 3}, second.json["hash"], once)
+    assert (other.status, other.json["code"]) == (422, "idempotency_key_reused")
+
+
 @pytest.mark.parametrize("bad", ["", "x" * 129, "tab\there"])
 async def test_an_unusable_idempotency_key_is_refused(anyone: Browser, unique: Unique, bad: str) -> None:
     answer = await anyone.push(unique("notes"), {}, None, {"Idempotency-Key": bad})

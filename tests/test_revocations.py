@@ -10,11 +10,13 @@ import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, root_device
 
 from pysync import _core, caps, minting, revocation
+from pysync._core import PanicException
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.errors import BadSignature, StaleGeneration, TooManyIssuers
+from pysync.errors import BadSignature, StaleGeneration, StoreUnavailable, TooManyIssuers
 from pysync.keys import Keys
 from pysync.revocation import PREFIX, Revocations
+from pysync.store import ANY, Expect
 from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
 
@@ -102,6 +104,53 @@ async def test_lists_of_strangers_are_dropped_when_every_entry_has_expired() -> 
     assert await revocations.sweep() == 1
     kept = {keys.user_id for keys in (ISSUER, SUBJECT, lasting)}
     assert set(await store.list(PREFIX, None, 100)) == kept
+
+
+async def test_a_list_that_is_replaced_while_it_is_looked_at_is_not_dropped() -> None:
+    clock = MovedClock(wall_clock_ms())
+    until_s = clock.now_ms // 1000 + 60
+
+    class Replaced(MemoryStore):
+        newer = b""
+
+        async def delete(self, key: str, expect: Expect = ANY) -> None:
+            if self.newer:
+                await self.put(key, self.newer)
+            await super().delete(key, expect)
+
+    store = Replaced()
+    revocations = Revocations(store, clock)
+    await revocations.publish(listed(STRANGER, 1, until_s=until_s))
+    clock.now_ms += 2 * DAY_MS
+    store.newer = listed(STRANGER, 2, until_s=until_s + 90 * 86_400)
+    assert await revocations.sweep() == 0
+    assert await revocations.published(STRANGER.user_id) == store.newer
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable(), RuntimeError("unforeseen"), PanicException("core")])
+async def test_a_sweep_that_fails_is_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    class Failing(MemoryStore):
+        lists = 0
+        often = asyncio.Event()
+
+        async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+            self.lists += 1
+            if self.lists == 3:
+                self.often.set()
+            raise error
+
+    monkeypatch.setattr(revocation, "SWEEP_EVERY_S", 0.0)
+    store = Failing()
+    sweeping = asyncio.create_task(Revocations(store, wall_clock_ms).keep_sweeping())
+    try:
+        await asyncio.wait(
+            {sweeping, asyncio.ensure_future(store.often.wait())}, return_when="FIRST_COMPLETED"
+        )
+        assert not sweeping.done()
+    finally:
+        sweeping.cancel()
 
 
 async def test_what_strangers_dropped_is_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

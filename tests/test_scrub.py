@@ -18,6 +18,7 @@ from test_copy import contents, document, fill, flipped, replace
 from test_rot import rot
 
 from pysync import config
+from pysync._core import PanicException
 from pysync.config import ScrubConfig
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.copy import SCRUBBED, Damage
@@ -189,6 +190,27 @@ async def test_it_waits_while_store_or_coordinator_are_away_and_goes_on(
     assert slept.count(LOOK_S) == 4
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert all("the scrub waits" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("unforeseen"), PanicException("core")])
+async def test_a_scrub_that_fails_unexpectedly_begins_anew(clock: MovedClock, error: BaseException) -> None:
+    class Failing(Leaders):
+        async def leads(self, name: str) -> bool:
+            raise error
+
+    third = asyncio.Event()
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            third.set()
+            await asyncio.Event().wait()
+
+    scrub = Scrub(MemoryStore(), Failing(), ScrubConfig(), lambda damage: None, clock, sleep=sleep)
+    scrub.start()
+    await asyncio.wait_for(third.wait(), 10)
+    await scrub.close()
 
 
 async def test_the_service_names_counts_and_refuses_what_its_scrub_finds(

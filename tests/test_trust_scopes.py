@@ -12,6 +12,7 @@ from streams import Listen
 
 from pysync import minting
 from pysync.config import parse
+from pysync.plugins import Request
 
 CAP = {"readRoles": ["cap:read:notes"], "writeRoles": ["cap:write:notes"]}
 ACME, BETA = ISSUER, STRANGER
@@ -59,6 +60,26 @@ async def test_an_issuer_of_one_namespace_opens_nothing_in_another(tenants: tupl
         method = "HEAD" if "events" in target else "GET"
         assert (await beta.request(method, target)).status == 403
         assert (await acme.request(method, target)).status == 200
+
+
+async def test_plugins_see_the_roles_that_hold_in_the_collection(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    class Seeing:
+        name = "seeing"
+
+        def __init__(self) -> None:
+            self.seen: list[tuple[str | None, bool]] = []
+
+        async def before_pull(self, request: Request) -> None:
+            self.seen.append((request.namespace, "cap:read:notes" in request.caller.roles))
+
+    seeing = Seeing()
+    base = await start(TENANTS, plugins=[seeing])
+    beta = Signed(base, session, BETA, root_device(BETA, collections=("notes",)))
+    for target in ("/acme/pull/acme/open/a", "/beta/pull/beta/open/a"):
+        assert (await beta.request("GET", target)).status == 200
+    assert seeing.seen == [("acme", False), ("beta", True)]
 
 
 async def test_nor_in_batches_bundles_and_folded_keyrings(tenants: tuple[Signed, Signed]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final, ParamSpec, TypeVar
 
+from pysync._core import PanicException
 from pysync._core import RevocationList as SignedList
 from pysync.caps import Revocable, RevocationList, read_revocation_list
 from pysync.clock import is_settled
@@ -163,6 +164,8 @@ class Revocations:
                 await self.sweep()
             except StoreUnavailable as error:
                 log.warning("failed to drop expired revocation lists: %s", error)
+            except (Exception, PanicException):
+                log.exception("failed to drop expired revocation lists, and tries again")
 
     async def _drop_expired(self, issuer: str) -> bool:
         stored = await self._store.get(f"{PREFIX}/{issuer}")

@@ -75,7 +75,8 @@ class Answer(web.StreamResponse):
         else:
             transport.write(head)
             await send(request, transport, body)
-        await flush(request, transport)
+        if transport.get_write_buffer_size() > DRAIN_ABOVE:
+            await flush(request, transport)
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:

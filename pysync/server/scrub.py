@@ -8,6 +8,7 @@ from typing import Final
 
 import orjson
 
+from pysync._core import PanicException
 from pysync.config import ScrubConfig
 from pysync.coordinator import Coordinator
 from pysync.copy import SCRUBBED, Damage, Verifier
@@ -95,7 +96,7 @@ class Scrub:
                 await self.look()
             except Unavailable as error:
                 log.warning("the scrub waits: %s", error.why)
-            except Exception:
+            except (Exception, PanicException):
                 log.exception("the scrub failed, and begins anew")
 
     async def _is_due(self) -> bool:

@@ -81,14 +81,16 @@ class DatabaseFile:
         return None if self.damage is None else f"{self.path} is damaged: {self.damage}"
 
 
-def quick_check(path: Path) -> str | None:
+def quick_check(path: Path, *, with_indexes: bool = False) -> str | None:
     """Sentences that say how the database at `path` is damaged and what to do. None if `quick_check`, which
-    reads all of it, finds nothing or cannot run: opening the database then says why."""
+    reads all of it, finds nothing or cannot run: opening the database then says why. `with_indexes` compares
+    indexes with their tables as well, which takes longer."""
+    pragma = "integrity_check" if with_indexes else "quick_check"
     if not path.exists():
         return None
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            ((found,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
+            ((found,),) = connection.execute(f"PRAGMA {pragma}(1)").fetchall()
     except sqlite3.Error as error:
         if not _is_damage(error):
             return None

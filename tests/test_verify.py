@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace as replace_members
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,28 @@ async def test_the_command_lists_what_is_damaged_and_exits_1(shell: Shell, tmp_p
         }
         assert all(each["why"] for each in listed)
         assert counts["damaged"] == 3
+
+
+@pytest.mark.parametrize("part", ["object", "sqlite_autoindex_object_1"])
+async def test_the_command_finds_a_damaged_database(shell: Shell, tmp_path: Path, part: str) -> None:
+    store = await LocalStore.at(tmp_path / "data")
+    for n in range(500):
+        await store.put(f"a/{n}", document(b"{}"))
+    await store.close()
+    path = tmp_path / "data/pysync.db"
+    with closing(sqlite3.connect(path)) as database:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        ((page,),) = database.execute(query, (part,)).fetchall()
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with open(path, "r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"X" * 100)
+    status, output, _ = await shell.ask("verify", "--store", "file:data")
+    assert status == 1
+    first, *_ = map(json.loads, output.splitlines())
+    assert (first["key"], first["kind"]) == ("pysync.db", "database")
+    assert "is damaged" in first["why"]
+    assert json.loads(output.splitlines()[-1])["damaged"] >= 1
 
 
 async def test_the_command_makes_no_store_and_reads_none_of_another_process(

@@ -5,12 +5,16 @@ import asyncio
 import dataclasses
 import logging
 import os
+import sys
+from pathlib import Path
 
 from pysync import config
 from pysync.cli.files import print_lines
 from pysync.config import StoreConfig
-from pysync.copy import Damage, Verifier
+from pysync.copy import Verified, Verifier
 from pysync.copy.places import check_exists
+from pysync.errors import StoreUnavailable
+from pysync.sqlite_file import quick_check
 from pysync.store import open_store
 
 
@@ -29,17 +33,26 @@ def verify(options: argparse.Namespace) -> int:
 
 async def _verify(place: StoreConfig) -> int:
     """Print what is damaged, then the counts, and return the exit status."""
+    verified = Verified()
+    kind, _, folder = place.url.partition(":")
+    if kind == "file" and (found := quick_check(Path(folder) / "pysync.db", with_indexes=True)):
+        verified.damaged += 1
+        print_lines({"key": "pysync.db", "kind": "database", "why": found})
+    try:
+        await _verify_objects(place, verified)
+    except StoreUnavailable as error:
+        if not verified.damaged:
+            raise
+        print(f"pysync: {error}", file=sys.stderr)
+    finally:
+        print_lines(dataclasses.asdict(verified))
+    return 1 if verified.damaged else 0
+
+
+async def _verify_objects(place: StoreConfig, verified: Verified) -> None:
+    """Verify every object and count it. Raises StoreUnavailable."""
     store = await open_store(place)
     try:
-        verifier = Verifier(store, _print)
-        try:
-            await verifier.run()
-        finally:
-            print_lines(dataclasses.asdict(verifier.verified))
+        await Verifier(store, lambda damage: print_lines(damage._asdict()), verified=verified).run()
     finally:
         await store.close()
-    return 1 if verifier.verified.damaged else 0
-
-
-def _print(damage: Damage) -> None:
-    print_lines(damage._asdict())

@@ -49,8 +49,14 @@ class Verifier:
     """Verifies the objects of `store`, which may be written meanwhile. `tell` hears of each that is damaged.
     `pace` is awaited with the size of what was read. The store no longer serves a file that is damaged."""
 
-    def __init__(self, store: Store, tell: Callable[[Damage], None], pace: Pace = no_pace) -> None:
-        self.verified = Verified()
+    def __init__(
+        self,
+        store: Store,
+        tell: Callable[[Damage], None],
+        pace: Pace = no_pace,
+        verified: Verified | None = None,
+    ) -> None:
+        self.verified = verified or Verified()
         self._store = store
         self._reader = Reader(store)
         self._tell = tell

@@ -259,6 +259,27 @@ def test_documents_of_starfish_are_read_in_any_layout() -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "canonical"),
+    [
+        (r'{"b":"cut \ud83d","a":1}', r'{"a":1,"b":"cut \ud83d"}'),
+        (r'{"b":"\uDE00 cut","a":"\uD83D\uDE00\\ud83d"}', '{"a":"\U0001f600\\\\ud83d","b":"\\ude00 cut"}'),
+        (r'{"\ud83dx":1,"\uffff":2,"é":3,"":4}', '{"":4,"é":3,"\\ud83dx":1,"\uffff":2}'),
+        ('{"b":1,"a":' + "[" * 120 + "]" * 120 + "}", '{"a":' + "[" * 120 + "]" * 120 + ',"b":1}'),
+    ],
+    ids=["first half", "second half and a pair", "in names", "deep"],
+)
+def test_documents_of_starfish_hold_what_ours_may_not(data: str, canonical: str) -> None:
+    """Half an emoji, as JavaScript cuts one, is an escape in what is hashed."""
+    hash_ = hashlib.sha256(canonical.encode()).hexdigest()
+    text = f'{{"v":1,"data":{data},"ts":1,"hash":"{hash_}"}}'.encode()
+    document = core.read_document(text)
+    assert (document.hash, document.data) == (hash_, data.encode())
+    assert document.verify()
+    with pytest.raises(DocumentCorrupt):
+        core.read_document(text.replace(b"1,", b"2,", 2))
+
+
+@pytest.mark.parametrize(
     "text",
     [
         b"",

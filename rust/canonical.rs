@@ -66,50 +66,6 @@ pub fn hex(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Whether `hash` is the SHA-256 of this JSON: of the text as it is, of the canonical one, or of that with all
-/// digits of its whole numbers, as Starfish's Python server has them.
-pub fn is_hash_of(hash: &str, text: &[u8]) -> bool {
-    if hex(&sha256(text)) == hash {
-        return true;
-    }
-    canonicalize(text).is_ok_and(|canonical| {
-        hex(&sha256(&canonical)) == hash || hex(&sha256(&with_all_digits(&canonical))) == hash
-    })
-}
-
-/// A canonical text whose whole numbers have all digits of the doubles that they are.
-fn with_all_digits(canonical: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(canonical.len());
-    let (mut rest, mut in_string) = (canonical, false);
-    while let Some((&byte, after)) = rest.split_first() {
-        // A fraction or an exponent begins with no digit of ours.
-        let begins = !matches!(out.last(), Some(b'0'..=b'9' | b'.' | b'+' | b'e'));
-        if !in_string && byte.is_ascii_digit() && begins {
-            let end = rest.iter().position(|byte| !byte.is_ascii_digit());
-            let (digits, after) = rest.split_at(end.unwrap_or(rest.len()));
-            let is_whole = !matches!(after.first(), Some(b'.' | b'e'));
-            let number = str::from_utf8(digits)
-                .ok()
-                .and_then(|digits| digits.parse::<f64>().ok());
-            // Below 17 digits all of them are there.
-            if let Some(number) = number.filter(|_| is_whole && digits.len() >= 17) {
-                out.extend_from_slice(format!("{number:.0}").as_bytes());
-                rest = after;
-                continue;
-            }
-        }
-        out.push(byte);
-        rest = after;
-        if in_string && byte == b'\\' {
-            out.extend(rest.first());
-            rest = rest.get(1..).unwrap_or_default();
-        } else if byte == b'"' {
-            in_string = !in_string;
-        }
-    }
-    out
-}
-
 /// Appends `text` as a canonical JSON string.
 pub fn write_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
@@ -181,6 +137,7 @@ pub struct Writer {
     members: Vec<Member>,
     scratch: Vec<u8>,
     depth: u32,
+    pub max_depth: u32,
 }
 
 /// Where a member lies in `Writer::out`: `"key":value`.
@@ -202,6 +159,7 @@ impl Writer {
             members: Vec::new(),
             scratch: Vec::new(),
             depth: 0,
+            max_depth: MAX_DEPTH,
         }
     }
 
@@ -213,7 +171,7 @@ impl Writer {
     /// Goes one level down; `leave` comes back.
     pub fn enter<E: Error>(&mut self) -> Result<(), E> {
         self.depth += 1;
-        if self.depth > MAX_DEPTH {
+        if self.depth > self.max_depth {
             Err(E::custom(CoreError::BodyTooDeep))
         } else {
             Ok(())

@@ -3,10 +3,9 @@
 //! A stored document is `{"v":1,"ts":..,"hash":"..",<author>,"data":..,"xxh3":"<32 hex digits>"}`, perhaps with a
 //! mark after it, the checksum being of all else in the object, the mark too. Earlier versions wrote none.
 
-use crate::canonical::{
-    self, Integers, Keys, Writer, canonicalize, hex, is_hash_of, sha256, write_string,
-};
+use crate::canonical::{self, Integers, Keys, Writer, canonicalize, hex, sha256, write_string};
 use crate::error::CoreError;
+use crate::hash_check::is_hash_of;
 use crate::starfish;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;

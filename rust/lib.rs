@@ -8,6 +8,7 @@ pub mod canonical;
 pub mod envelope;
 pub mod error;
 pub mod events;
+pub mod hash_check;
 pub mod joined;
 pub mod log_index;
 pub mod log_text;

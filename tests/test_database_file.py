@@ -5,9 +5,11 @@ import logging
 import os
 import shutil
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
@@ -20,6 +22,7 @@ from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.sqlite_file import DatabaseFile
 from pysync.store.local import LocalStore
+from pysync.store.writes import SCHEMA
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 
@@ -225,9 +228,21 @@ async def test_a_start_that_misses_the_database_of_what_it_finds_says_what_to_do
         await LocalStore.at(folder)
 
 
-async def test_an_empty_folder_for_files_is_no_sign_of_a_lost_database(folder: Path) -> None:
-    (folder / "files").mkdir(parents=True)
+@pytest.mark.parametrize("found", ["", "lost+found"], ids=["empty", "a file system of its own"])
+async def test_an_empty_folder_for_files_is_no_sign_of_a_lost_database(folder: Path, found: str) -> None:
+    (folder / "files" / found).mkdir(parents=True)
     await (await LocalStore.at(folder)).close()
+
+
+async def test_a_start_over_tables_without_a_version_says_what_to_do(folder: Path) -> None:
+    """What the command .dump of sqlite3 writes lacks it."""
+    await (await LocalStore.at(folder)).close()
+    with closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as database:
+        database.execute("PRAGMA user_version = 0")
+    with pytest.raises(
+        ValueError, match=f"PRAGMA user_version = {SCHEMA.version}.*the version that wrote it"
+    ):
+        await LocalStore.at(folder)
 
 
 async def test_a_coordinator_whose_database_is_gone_admits_and_counts_nothing(tmp_path: Path) -> None:

@@ -110,6 +110,12 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
                     f"{path} has schema {version}, and this version of pysync knows {schema.version}: "
                     "it was written by a newer one"
                 )
+            if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                raise ValueError(
+                    f"{path} has tables and no version, as what the command .dump of sqlite3 writes: give it "
+                    f"that of the original, with PRAGMA user_version = {schema.version} if this version of "
+                    "pysync is the version that wrote it"
+                )
             if version < schema.version:
                 connection.execute("PRAGMA journal_mode = WAL")
                 steps = ";".join(schema.steps[version:])

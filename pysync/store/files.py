@@ -91,9 +91,9 @@ class FileTree:
         sync_folder(self.root)
 
     def entries(self) -> list[Path]:
-        """The entries of the folder, if it exists."""
+        """The entries of the folder, if it exists, without the one that every new file system has."""
         try:
-            return list(self.root.iterdir())
+            return [path for path in self.root.iterdir() if path.name != "lost+found"]
         except FileNotFoundError:
             return []
 

@@ -109,8 +109,8 @@ class Document:
     def data(self) -> bytes:
         """The text of `data` as it is stored."""
     def verify(self) -> bool:
-        """Whether `hash` is the SHA-256 of the canonical `data`: a checksum says that nothing has changed
-        since the document was stored, this says what it is."""
+        """Compare `hash` with the SHA-256 of the canonical `data`. The checksum only shows that nothing has
+        changed since the document was stored."""
     def redacted(self, data: bytes, hash: str) -> bytes:
         """The object that would store a document with this `data` and `hash`, of the same time and without
         an author."""
@@ -129,7 +129,7 @@ def read_document(stored: bytes) -> Document:
     """
 
 def is_document(stored: bytes) -> bool:
-    """Whether these bytes were meant to be a document in a layout of ours, damaged or not."""
+    """True if these bytes were meant to be a document in a layout of ours, damaged or not."""
 
 @final
 class Append:
@@ -301,9 +301,9 @@ class RevocationList:
     def text(self) -> bytes:
         """Its canonical JSON."""
     def is_signed(self) -> bool:
-        """Whether the issuer signed it. Costs one Ed25519 verification."""
+        """Verify the issuer's signature. Costs one Ed25519 verification."""
     def revoked(self) -> Revoked | None:
-        """What it takes back; None where an entry has another form."""
+        """The entries of the list; None if one is malformed."""
 
 @final
 class Revoked:
@@ -313,7 +313,7 @@ class Revoked:
     def last_expiry_s(self) -> int:
         """When the last entry expires, in seconds since the epoch; -2**63 where there is none."""
     def contains(self, subject: str, nonce: str) -> bool:
-        """Whether it takes back the certificate of `subject` (`""`: of an audience) with this nonce, or
+        """True if the list revokes the certificate of `subject` (`""`: of an audience) with this nonce, or
         everything that `subject` holds."""
     def __len__(self) -> int: ...
 
@@ -355,9 +355,9 @@ class Scope:
         widely. No entries allow everything. The key comes decoded; empty and `.` segments do not count."""
     @property
     def has_denies(self) -> bool:
-        """Whether any entry denies."""
+        """True if there is a deny entry."""
     def undenied(self, prefix: str, names: list[str]) -> list[str]:
-        """Those of the names whose keys, `prefix` and the name, no deny entry covers."""
+        """Return the names whose keys (`prefix` and the name) no deny entry covers."""
 
 @final
 class BatchPlanner:
@@ -410,7 +410,7 @@ class BatchPlan:
         request names no bound. The counts are within what a read may return."""
     @property
     def times(self) -> tuple[list[int], list[int]]:
-        """How often the answer sends each of `reads`, and each of `tails`."""
+        """The number of times that the answer sends each of `reads`, and each of `tails`."""
     def answer(
         self,
         stored: Sequence[bytes | tuple[str, int] | str | None],

@@ -32,12 +32,12 @@ from pysync.rule import Rule
 log = logging.getLogger(__name__)
 
 BEARER = "Bearer "
-"""What an admin token stands behind in the header."""
+"""The prefix of an admin token in the header."""
 SKEW_MS = SKEW_S * 1000
 VERIFY_IN_THREAD_ABOVE = 256 * 1024
 """Bytes of a body that are hashed in about 1 ms, without the interpreter's lock."""
 MAX_DENIES = 64
-"""Of a certificate's paths: each is held against every key of a batch."""
+"""The most deny entries of a certificate: each is matched against every key of a batch."""
 
 _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
@@ -53,8 +53,8 @@ class Inbound(NamedTuple):
 
 
 class SignedCertificate(NamedTuple):
-    """A certificate that its issuer signed, of which nothing else is known yet than what the check of a
-    request's signature needs. `known_as` is what its proof will be remembered by."""
+    """A certificate with a valid issuer's signature, of which only the parts are known that the check of a
+    request's signature needs. `known_as` is the key of its proof in the cache."""
 
     text: bytes
     key: _core.PublicKey
@@ -90,9 +90,9 @@ ADMIN = Credentials(ADMIN_CALLER)
 
 
 class Access:
-    """Authentication and rate limits of one service. `owns` tells whether a user id owns anything that is
-    stored (`pysync.ownership`), `now_ms` is the clock. `refusal` tells the code by which
-    a certificate is refused that holds otherwise, None where it is not."""
+    """Authentication and rate limits of one service. `owns` returns True if a user id owns anything that is
+    stored (`pysync.ownership`), and `now_ms` is the clock. `refusal` returns the code with which plugins
+    refuse a valid certificate, None if they accept it."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class Access:
         proof = verified.proof
         if proof is None:
             return
-        # What came before may have taken its time; from now on the nonce tells a replay.
+        # The steps before may have taken time: check it again. From now on the nonce shows a replay.
         self._check_time(proof, verified.timestamp_ms)
         if not await self._is_new(proof, verified):
             raise Unauthorized("replay: the nonce was seen before")
@@ -266,8 +266,8 @@ class Access:
         _check_window(presented, now_ms)
 
     def _presented(self, authorization: str, presenter: str) -> Proof | SignedCertificate:
-        """The certificate of a header: its proof, where it was met before; else it costs one Ed25519
-        verification. Whether it holds now is `_check_time`'s to tell."""
+        """Return the cached proof of the certificate in a header, or verify its issuer's signature, which
+        costs one Ed25519 verification. `_check_time` decides whether it is valid now."""
         return self._proofs.get(authorization, presenter) or _signed_certificate(
             authorization, presenter, *_opened(authorization)
         )
@@ -298,8 +298,8 @@ class Access:
         )
 
     def _certificate(self, text: bytes) -> Certificate:
-        """A certificate that its issuer signed, its form and time checked, as plugins accept it too. Raises
-        Unauthorized, or Forbidden where it names no paths."""
+        """Parse a certificate that its issuer signed, check its form and validity period, and have plugins
+        accept it. Raises Unauthorized, or Forbidden if it names no paths."""
         try:
             certificate = caps.read(text)
             caps.check_window(certificate, self._now_ms() // 1000)
@@ -346,7 +346,7 @@ class Access:
 
 
 def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
-    """Of `cap:<op>:<name>` and `delegated:<issuer>:<name>` the names, by what stands before."""
+    """The names in roles `cap:<op>:<name>` and `delegated:<issuer>:<name>`, by what precedes them."""
     found: dict[str, dict[str, None]] = {}
     for role in roles:
         kind, _, rest = role.partition(":")
@@ -357,7 +357,7 @@ def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
 
 
 def _opened(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
-    """The certificate of a header, and what `open_certificate` tells of it. Raises Unauthorized."""
+    """Decode the certificate of a header and open it with `open_certificate`. Raises Unauthorized."""
     try:
         text = caps.decode_header(authorization)
     except CapError as error:

@@ -14,12 +14,13 @@ Outcome = bytes | str | None
 """What the store holds: bytes, None for nothing, or the text of the error that kept it from saying."""
 
 RUN_BYTES = 1024 * 1024
-"""Bytes that are read in one turn of the loop, about; and before the sizes of what is left are asked for."""
+"""The approximate number of bytes that are read in one tick of the loop, and before the sizes of the rest are
+asked for."""
 
 
 class Budget:
-    """The bytes that an answer may send. `times` says how often it sends each document; `sent` is what the
-    reads so far come to; `etags` are those of the documents that were read."""
+    """The budget of bytes of an answer. `times` is the number of times that it sends each document, `sent`
+    the size of the reads so far, and `etags` are those of the documents that were read."""
 
     def __init__(self, store: Store, times: Mapping[str, int], max_bytes: int) -> None:
         self.sent = 0
@@ -34,7 +35,7 @@ class Budget:
         self._is_weighed = False
 
     def foresee(self, size: int) -> None:
-        """Logs will send as much as this. Raises BatchTooLarge."""
+        """Add the bytes that logs are going to send. Raises BatchTooLarge."""
         self._foreseen += size
         self._check(self._foreseen)
 
@@ -55,8 +56,8 @@ class Budget:
         self._check(self.sent + sent + self._foreseen + sizes)
 
     def send(self, size: int, times: int = 1) -> bool:
-        """So many bytes of a log have been read, to be sent so often. True where it is time for others to
-        have their turn. Raises BatchTooLarge."""
+        """Count bytes of a log that were read, and that the answer sends so many times. Returns True if it is
+        time to yield to others. Raises BatchTooLarge."""
         self.sent += size * times
         self._check(self.sent)
         return size > RUN_BYTES // 4
@@ -68,8 +69,8 @@ class Budget:
         self._check(self.sent)
 
     async def pause(self, found: Mapping[str, Outcome]) -> None:
-        """Let others have their turn, after a run of documents, `found` so far by one `read_each`. The first
-        time, what is not read yet is weighed. Raises BatchTooLarge."""
+        """Yield to others after a run of documents; `found` are those that one `read_each` has read so far.
+        The first time, check the sizes of the documents that are not read yet. Raises BatchTooLarge."""
         self.run = 0
         sent = self._size(found)
         self._check(self.sent + sent)

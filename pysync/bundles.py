@@ -15,8 +15,8 @@ from pysync.rule import Rule
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as one reader gets it: `data` is JSON text without the fields named in `hidden`, None where it
-    was not read; `hash` is the version that this reader is told, `""` where the member was never written."""
+    """A member as one reader gets it. `data` is JSON text without the fields named in `hidden`, None if it
+    was not read. `hash` is the version for this reader, `""` if the member was never written."""
 
     name: str
     data: bytes | None
@@ -74,7 +74,7 @@ class Bundle:
         """
         found = await asyncio.gather(
             *(
-                # What a reader gets of a member with hidden fields is made of its data.
+                # A member with hidden fields has to be rewritten for the reader, from its data.
                 (documents.pull if whole or rule.collection.field_permissions else documents.look)(
                     f"{path}/{rule.collection.name}", rule.collection.ttl_ms
                 )

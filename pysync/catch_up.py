@@ -1,4 +1,4 @@
-"""Listeners who begin in the past are told what they have missed, until they listen (wire section 9).
+"""Catch up subscribers that begin in the past, until they join the live feed (wire section 9).
 
 They are taken through the log together, so what several have missed is read once, and the time that all of
 them take together is bounded. Only what their collections may have written is read. Who comes when others are
@@ -23,16 +23,16 @@ PAGE: Final = 128
 """Changes that are read at a time."""
 MAX_TOGETHER: Final = 256
 MAX_OF_ACCOUNT: Final = 128
-"""Listeners who are taken through the past at a time, of all and of one account; others wait."""
+"""The number of subscribers that catch up at a time, in all and for one account; others wait."""
 HELD_S: Final = 0.002
 """Time for which events are delivered before others get their turn."""
 
 
 @dataclass(eq=False, slots=True)
 class _Behind:
-    """A listener who is told of the past: `joined` says whether it listens now, False where its connection
-    holds back what it was told. `left` changes may be read for it, where only reading tells how many it has
-    missed."""
+    """A subscriber that catches up. `joined` is True once it listens to the live feed, and False if its
+    connection is blocked. If only reading shows how many changes it has missed, `left` is the number that may
+    still be read for it."""
 
     listener: Listener
     left: int | None
@@ -47,8 +47,8 @@ class _Behind:
 
 
 class CatchUp:
-    """Brings the listeners of `feed` up to date. Who has missed more than `most_missed` of what may concern
-    it is reset."""
+    """Brings the subscribers of `feed` up to date. A subscriber that has missed more than `most_missed`
+    changes that may concern it gets a reset."""
 
     def __init__(self, feed: Feed, most_missed: int = MAX_RESUMED) -> None:
         self._feed = feed
@@ -59,8 +59,8 @@ class CatchUp:
         self._task: asyncio.Task[None] | None = None
 
     async def bring(self, listener: Listener) -> bool:
-        """Tell the listener what it has missed, and have it listen from then on. What cannot be told cuts
-        it. Whether it listens now."""
+        """Deliver what the subscriber has missed, and have it listen from then on. Aborts its stream if
+        changes cannot be read. Returns True if it listens now."""
         try:
             while await listener.ready():
                 written_by = self._feed.keys.may_write_to(listener.interest)
@@ -80,8 +80,8 @@ class CatchUp:
         return False
 
     async def _run(self) -> None:
-        """Take those through the past who are behind, as long as there are any. Half of the time is left to
-        others, however many they are."""
+        """Read the log for all subscribers that are behind, until there are none. Leaves half of the time to
+        others."""
         loop = asyncio.get_running_loop()
         try:
             while self._waiting or self._behind:
@@ -102,8 +102,8 @@ class CatchUp:
             self._task = None
 
     def _board(self) -> None:
-        """Take along those who wait, up to the first who is further back than the others: these would wait
-        for it. So nobody waits for longer than the others take."""
+        """Admit waiting subscribers, up to the first that is further back than those under way, who would
+        have to wait for it."""
         earliest = min((each.listener.place for each in self._behind), default="")
         accounts = Counter(each.listener.account for each in self._behind)
         waiting, self._waiting, is_open = self._waiting, deque(), True
@@ -126,7 +126,7 @@ class CatchUp:
         return not each.joined.done()
 
     async def _read_past(self) -> None:
-        """Tell those who are behind the next page, from the place of the last of them."""
+        """Deliver the next page, from the place of the last subscriber that is behind."""
         place = min(each.listener.place for each in self._behind)
         topics = {topic for each in self._behind for topic in each.listener.interest}
         page = await self._feed.log.matching(place, PAGE, self._feed.keys.may_write_to(topics))
@@ -148,8 +148,8 @@ class CatchUp:
                 each.joined.set_result(False)
 
     async def _tell_together(self, plan: Plan) -> None:
-        """Hand each listener its events of a page in one piece, first to those about whom there is no
-        question."""
+        """Deliver the events of a page to each subscriber in one write, first to those that need no
+        authorisation."""
         pause, asking = _Pause(), Plan()
         events: dict[Listener, list[Event]] = {}
         for event, found in plan:
@@ -175,14 +175,14 @@ class CatchUp:
             await _hand_out(allowed, pause)
 
     def close(self) -> None:
-        """Tell nobody anything more."""
+        """Stop."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
 
 class _Pause:
-    """Lets others have their turn, where they have waited for it."""
+    """Yields to others that have waited for a turn."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -24,9 +24,9 @@ class Retention:
 
 
 class Change(NamedTuple):
-    """One write: `text` is a JSON object that says which key was written, and by which collection. For the
-    server's own use: who wrote, `identity` (`""`: nobody who is known), and `origin`, by which logs find what
-    some collections wrote (`""`: it could be any)."""
+    """One write. `text` is a JSON object with the key and the collection that wrote it. For the server's own
+    use, `identity` is the writer (`""`: unknown), and `origin` names the writing collection for `matching`
+    (`""`: any)."""
 
     text: bytes
     identity: str = ""
@@ -98,8 +98,8 @@ WrittenBy = Callable[[str], bool]
 
 
 class Page(NamedTuple):
-    """Changes and their ids, oldest first. What was asked for up to the id `last` is among them; `is_end`:
-    that is all so far. `looked_at` changes were read to find them."""
+    """A page of changes with their ids, oldest first. It includes all matching changes up to the id `last`;
+    `is_end`: the log has no more for now. The log read `looked_at` changes to find them."""
 
     changes: list[tuple[str, Change]]
     last: str
@@ -120,8 +120,8 @@ class ChangeLog(Protocol):
         oldest one kept. None where some after it are not kept any more, or nobody was given that id."""
 
     async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
-        """As `changes`, of some collections, at the cost of their changes where the log has an index; there
-        may be others among them. `after` is an id."""
+        """Return a page of the changes of some collections after the id `after`. With an index this costs no
+        more than their changes; the page may include others. None if changes after `after` are gone."""
 
     async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
         """Count such changes after an id, up to `most` and perhaps one more; None if only reading them would

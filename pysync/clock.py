@@ -18,7 +18,7 @@ STEP_MS: Final = 60_000
 """Larger corrections of a clock are steps."""
 
 DISBELIEF_MS: Final = 600_000
-"""For how long a step is disbelieved, and nothing is deleted for its age."""
+"""Time for which a step is ignored, and nothing is deleted for its age."""
 
 LAST_NUMBER: Final = 999_999
 """Of the ticks of one millisecond. Written with six digits they have as text the order that they have."""
@@ -58,7 +58,7 @@ _BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # th
 
 
 def boot_id() -> str:
-    """The name of this start of the machine; empty where it has none."""
+    """The boot id of the machine; empty if it has none."""
     return BOOT.read_text().strip() if BOOT.exists() else ""
 
 
@@ -78,9 +78,8 @@ def is_settled(clock: Callable[[], int]) -> bool:
 
 
 class SteadyClock:
-    """The time of `wall_ms`, which disbelieves steps of more than a minute. For ten minutes after a step it
-    goes on as before; then it takes the step over, if that lasts. Steps are logged. Any thread may call it.
-    """
+    """A clock that ignores steps of `wall_ms` of more than a minute. For ten minutes after a step it
+    continues as before, and then adopts the step if it lasts. It logs steps. Any thread may call it."""
 
     def __init__(self, wall_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.wall_ms = wall_ms
@@ -95,8 +94,8 @@ class SteadyClock:
         self._keep: Callable[[], None] = lambda: None
 
     def resume(self, path: Path, boot: str) -> None:
-        """Go on from what other processes of this start of the machine, which `boot` names, believed and kept
-        at `path`: so a process that is started after a step knows of it."""
+        """Continue from the state that other processes since the same boot keep at `path`, so that a process
+        that starts after a step knows of it."""
 
         def keep() -> None:
             self._kept_ms = self._ahead_ms

@@ -1,4 +1,4 @@
-"""Stored objects that are corrupt: whoever meets one reports it here, to be named in the log and counted."""
+"""Reports of corrupt objects, which are named in the log and counted."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class CorruptionReporter:
             self.report(kind, key, error.why)
 
     def meeting(self, kind: Kind, key: str) -> "_Meeting":
-        """`meet` what is raised."""
+        """Report the error that the block raises."""
         return _Meeting(self, kind, key)
 
 

@@ -67,7 +67,7 @@ class Documents:
         return None if self._expired(document, ttl_ms) else document
 
     async def look(self, key: str, ttl_ms: int | None = None) -> _core.Document | Known | None:
-        """`pull` for who asks which version is stored: one that this process has met is not read again."""
+        """Return the stored version without its data. A version that this process knows is not read again."""
         known = self._latest.get(key)
         found = await self._store.get(key, None if known is None else known.etag)
         if found is None:
@@ -84,7 +84,7 @@ class Documents:
         return known if known is not None and known.etag == etag else None
 
     def remember(self, key: str, known: Known) -> None:
-        """Know the version at `key`, whose hash is verified."""
+        """Cache the version at `key`, whose hash is verified."""
         self._latest[key] = known
         if len(self._latest) > MAX_LATEST:
             self._latest.popitem(last=False)
@@ -115,7 +115,7 @@ class Documents:
         ttl_ms: int | None = None,
         subject: Subject | None = None,
     ) -> Written:
-        """`push`, answered again where what is stored was written with this `request_key`.
+        """Push, or return the answer of the earlier push that stored the document with this `request_key`.
 
         The hash and time of the write are claimed before it, with a mark that every attempt puts on what it
         stores: whatever is lost after that, a repetition finds it there. A push that is refused leaves no

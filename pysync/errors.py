@@ -44,7 +44,7 @@ class PysyncError(Exception):
     code: ClassVar[str] = "internal_error"
     text: ClassVar[str] = "Internal error"
     reason: str = ""
-    """Which check failed: for the operator's log, never for the caller."""
+    """The check that failed: for the operator's log, never for the caller."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Forbidden(PysyncError):
 
 
 class ForeignOrigin(Forbidden):
-    """A page of another site sends what its browser does not ask about first."""
+    """A page of another site sent a request that browsers send without a preflight."""
 
     code = "foreign_origin"
 
@@ -309,8 +309,8 @@ class InternalError(PysyncError):
 
 
 class DocumentCorrupt(PysyncError):
-    """Bytes are stored under the key, and they are not those of a document or log that was stored. `key` is
-    None until it has been reported; `why` is for the log."""
+    """The bytes stored under the key are not a document or log that was stored. `key` is None until the error
+    has been reported; `why` is for the log."""
 
     status, code, text = 500, "document_corrupt", "document_corrupt"
     key: str | None = None

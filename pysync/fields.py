@@ -31,9 +31,9 @@ def without(data: bytes, names: frozenset[str]) -> bytes:
 
 
 def without_in_each(elements: bytes, names: frozenset[str]) -> bytes:
-    """Elements of a log (JSON objects, separated by commas), their `data` without the members `names`, and
-    without its author's proof where it lacks any: that is of all of it, and verifies no guess then. Data that
-    is no object stays as it is. Raises DocumentCorrupt where they do not read."""
+    """Remove the members `names` from the `data` of the elements of a log (JSON objects, separated by
+    commas). An element that lacks any loses its author's proof, which would verify guesses. Data that is no
+    object stays as it is. Raises DocumentCorrupt if the elements do not parse."""
     try:
         found = orjson.loads(b"[%b]" % elements)
     except ValueError as error:

@@ -59,8 +59,8 @@ def has_outlived(stat: FileStat, ttl_ms: int | None, now_ms: int) -> bool:
 
 
 class Files:
-    """Files on top of a store. `now_ms` is the clock of every timestamp. `corruption` hears of each file that
-    is damaged."""
+    """Files on top of a store. `now_ms` is the clock of every timestamp. Damaged files are reported to
+    `corruption`."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""Versions for readers who miss members of a document (`fieldPermissions`): its hash would let them find out
-what is hidden by trying values, so they are told one that is keyed with a secret of the store."""
+"""Versions for readers who miss members of a document (`fieldPermissions`). The document's hash would let
+them find hidden values by trying, so they get a version keyed with a secret of the store."""
 
 import hmac
 import secrets
@@ -58,8 +58,7 @@ class KeyedVersions:
         return await self.told(key, written.hash, written.timestamp_ms, hidden)
 
     async def load(self) -> None:
-        """Know the secret: the one in the store, or a new one there. Raises DocumentCorrupt and
-        StoreUnavailable."""
+        """Load the secret from the store, or create it there. Raises DocumentCorrupt and StoreUnavailable."""
         if self._secret:
             return
         found = await self._store.get(KEY)

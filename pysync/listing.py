@@ -10,7 +10,7 @@ from pysync.store import Store
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 MOST_DENIED = 5_000
-"""Names that one request looks at for a certificate that denies some."""
+"""Number of names that one request looks at if the certificate denies some."""
 
 
 class Page(NamedTuple):

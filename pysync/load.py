@@ -1,4 +1,4 @@
-"""A load generator for HTTP that stays out of the server's way: raw connections, and nothing beside them.
+"""A load generator for HTTP with little overhead: raw connections, and nothing beside them.
 
 Every request is made, and signed, before the clock starts. Of an answer only the status and the length are
 read. Each connection has one request under way and sends the next as soon as the last is answered.
@@ -114,7 +114,7 @@ class Measured:
 
 
 class Run:
-    """Requests dealt out to connections, and what became of them."""
+    """Requests of a run, dealt out to connections, and their results."""
 
     def __init__(self, requests: Iterable[bytes], expect: int, at_least: int, seconds: float) -> None:
         self.requests = iter(requests)

@@ -120,8 +120,8 @@ def revocation_list(
     earlier: RevocationList | None = None,
     now_s: int = 0,
 ) -> RevocationList:
-    """The list that takes back these certificates, and everything held by `subjects`: pairs of key and the
-    second from which the entry may be dropped. It replaces lists of a lower `generation`.
+    """Sign the list that revokes these certificates, and everything that `subjects` hold: pairs of key and
+    the second after which the entry may be dropped. It replaces lists of a lower `generation`.
 
     What is in an `earlier` list stays, but for entries that expired more than a day before `now_s`. An `exp`
     of 0 or less tells nothing: that entry stays as well."""

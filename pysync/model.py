@@ -34,8 +34,8 @@ class Claims:
     def roles(
         self, identity: str, issuers: frozenset[str] | None, identity_roles: Mapping[str, tuple[str, ...]]
     ) -> frozenset[str]:
-        """The roles of `identity` where `issuers` are trusted (None: all are), which give it
-        `identity_roles`."""
+        """Return the roles of `identity` if `issuers` are trusted (None: all are) and `identity_roles` are
+        given."""
         roles = self.own.union(identity_roles.get(identity, ()))
         return roles | self.yielded if issuers is None or self.issuer in issuers else roles
 

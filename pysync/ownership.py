@@ -10,9 +10,9 @@ MAX_KNOWN: Final = 10_000
 
 
 class Ownership:
-    """An identity owns what lies below its `{identity}` in a collection whose path has nothing but literal
-    segments before that: one page of a listing tells, for each such collection. What lies elsewhere, as in
-    rooms that others may name, makes nobody an owner."""
+    """Identities that own stored data. An identity owns the keys below its `{identity}` in collections whose
+    path has only literal segments before that, which one page of a listing shows for each such collection.
+    Keys elsewhere, as in rooms that others may name, make nobody an owner."""
 
     def __init__(self, config: Config, store: Store) -> None:
         self._store = store

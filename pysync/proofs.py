@@ -1,4 +1,4 @@
-"""Certificates that were verified, remembered by the headers that presented them."""
+"""A cache of verified certificates, by the headers that presented them."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from pysync._core import PublicKey
 from pysync.model import Caller
 
 MAX_BYTES: Final = 32 * 1024 * 1024
-"""Of memory, for those that the configuration trusts, and again for all others: some 8,000 callers each."""
+"""Bytes of the cache for callers whom the configuration trusts, and again for all others: some 8,000 callers
+each."""
 MAX_IDENTITY_BYTES: Final = 64 * 1024
 """The share of it that one identity may hold."""
 BYTES_PER_PROOF: Final = 2_000
@@ -18,9 +19,9 @@ BYTES_PER_CHAR: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A verified certificate with its presenter's key, and who that makes the caller. `excluded`: it names
-    its audience, and the presenter is not in it. `is_trusted`: the configuration names the identity or, but
-    for what anybody may present, the issuer."""
+    """A verified certificate with its presenter's key, and the caller that it makes. `excluded`: the
+    presenter is not in the audience that it names. `is_trusted`: the configuration names the identity or,
+    unless anybody may present the certificate, the issuer."""
 
     iss: str
     iss_user_id: str
@@ -40,8 +41,9 @@ class Proof:
 
 
 class ProofCache:
-    """Spares callers the check of their certificate. Strangers take no room from those that the configuration
-    trusts, no identity takes more than its share, and what was not used for longest goes first."""
+    """Spares callers the check of their certificate. Strangers take no room from callers whom the
+    configuration trusts, no identity takes more than its share, and the least recently used proof is evicted
+    first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._trusted = _Shelf(max_bytes)

@@ -28,19 +28,20 @@ from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object
 PREFIX: Final = "_pysync/revocations"
 RECHECK_MS: Final = 3_000
 MAX_ISSUERS: Final = 10_000
-"""Lists, while strangers may add theirs."""
+"""Number of lists up to which strangers may add theirs."""
 MAX_STRANGERS_BYTES: Final = 16_384
 MAX_KNOWN_BYTES: Final = 16 * 1024 * 1024
-"""Of entries that are remembered, those of trusted issuers apart: some 500,000."""
+"""Bytes of cached entries, those of trusted issuers apart: some 500,000 entries."""
 BYTES_PER_LIST: Final = 500
 BYTES_PER_ENTRY: Final = 32
 IN_THREAD_ABOVE: Final = 16_384
-"""Bytes of a list that are read beside the event loop."""
+"""Lists of more bytes than this are parsed in a thread."""
 DROPPED_AFTER_S: Final = 86_400
-"""After the last entry expired: a clock that is wrong for a moment drops nothing that still counts."""
+"""Seconds after the expiry of its last entry at which a list is dropped: a clock that is wrong for a moment
+drops nothing that still counts."""
 SWEEP_EVERY_S: Final = 3600.0
 COUNTED_FOR_MS: Final = 60_000
-"""For how long a count of the lists is good, together with those that this process adds."""
+"""Time for which a count of the lists is good, together with those that this process adds."""
 _ATTEMPTS = 8
 _PAGE = 1000
 
@@ -70,8 +71,8 @@ async def _nobody(identity: str) -> bool:
 
 
 class Revocations:
-    """The revocation lists of a store, each asked for again when it was last seen 3 s ago. User ids in
-    `trusted`, and those who own something (`owns`), are no strangers."""
+    """The revocation lists of a store, each read again when its copy is 3 s old. User ids in `trusted`, and
+    those that own something (`owns`), are no strangers."""
 
     def __init__(
         self,
@@ -143,8 +144,8 @@ class Revocations:
         return stored.body if await _aside(stored.body, SignedList.parse, stored.body) else None
 
     async def sweep(self) -> int:
-        """Drop the lists of strangers of which every entry has expired; how many there were. None within ten
-        minutes of a step of the clock."""
+        """Drop the lists of strangers of which every entry has expired, and return their number. None within
+        ten minutes of a step of the clock."""
         dropped, after = 0, None
         if not is_settled(self._now_ms):
             return dropped
@@ -244,7 +245,7 @@ class Revocations:
 
 
 async def _aside(text: bytes, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """The result of work over a list: beside the event loop where it is long."""
+    """Run work on a list, in a thread if the list is long."""
     if len(text) > IN_THREAD_ABOVE:
         return await asyncio.to_thread(work, *args, **options)
     return work(*args, **options)

@@ -111,7 +111,8 @@ class Rule:
         return self.refusal(caller, identity, document_key) is None
 
     def refusal(self, caller: Caller, identity: str | None, document_key: str) -> str | None:
-        """Why `caller` may not act on `document_key`, for the operator's log; None: it may."""
+        """Return the reason, for the operator's log, why `caller` may not act on `document_key`; None if it
+        may."""
         if self.restrictions and self._restricted(caller.identity):
             return "restrictions"
         if caller.ops is not None and not (caller.ops & _OPS[self.action]):

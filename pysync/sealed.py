@@ -9,7 +9,7 @@ from pysync.errors import DataNotSealed
 
 KEYRING: Final = "_keyring"
 _OVERHEAD_BYTES: Final = 28
-"""Of AES-256-GCM: the iv and the tag."""
+"""Bytes of the iv and the tag of AES-256-GCM."""
 _ENTRY_TEXTS: Final = {"subKem": 32, "ephKem": 32, "addedBy": 32}
 """Keys in hex digits, by how many bytes they have."""
 

@@ -150,8 +150,8 @@ def with_roles(caller: Caller, roles: frozenset[str]) -> Caller:
 
 
 def _data(stored: bytes) -> dict[str, object]:
-    """The data of an access document, wrapped or, as others may have put it there, bare; `{}` where it is
-    neither. Raises DocumentCorrupt where it carries a hash, which is not its own."""
+    """The data of an access document, wrapped or, if others put it there, bare; `{}` if it is neither. Raises
+    DocumentCorrupt if it carries a hash that is not its own."""
     try:
         found: dict[str, object] = orjson.loads(_core.read_document(stored).data)
         return found

@@ -92,8 +92,8 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
     """Bring the file at `path` to `schema`, in any number of processes at once: all steps that it lacks, or
     none.
 
-    Raises ValueError where a newer version wrote it, or where it is gone though one of `traces` is there,
-    which are made after it; sqlite3.Error or OSError where it cannot be used.
+    Raises ValueError if a newer version wrote it, or if it is gone although one of `traces`, which are made
+    after it, exists; sqlite3.Error or OSError if it cannot be used.
     """
     # Turning a database to WAL ignores the busy timeout, so that step needs a lock of its own.
     with open(path.with_suffix(".lock"), "wb", opener=_open_private) as lock:
@@ -138,8 +138,8 @@ def _check_is_new(path: Path, traces: Sequence[Path]) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file, but no symbolic link, that other users cannot read, whatever its folder. SQLite gives its
-    own the same mode."""
+    """Open a file that other users cannot read, whatever its folder; not through a symbolic link. SQLite
+    gives its own files the same mode."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 

@@ -36,7 +36,7 @@ BY_ORIGIN: Final = """
     ALTER TABLE change ADD COLUMN origin TEXT NOT NULL DEFAULT '';
     CREATE INDEX change_origin ON change(origin)
 """
-"""Brings such a table to what this version reads. Of what is there already nobody knows the origin."""
+"""Upgrades such a table to this version. The origin of rows that exist already is not known."""
 
 FORGET_ALL: Final = (
     f"""
@@ -81,7 +81,7 @@ _is_id = re.compile("[0-9]{17}").fullmatch
 
 
 class Rows(NamedTuple):
-    """Changes as they are written: time, text, identity and origin of each; and what is kept beside them."""
+    """Changes as they are written: the time, text, identity and origin of each, and the bounds of the log."""
 
     rows: list[tuple[int, bytes, str, str]]
     retention: Retention

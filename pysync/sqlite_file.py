@@ -1,4 +1,5 @@
-"""The file of an open database: whether it is still the one at its path, and whether damage was met in it.
+"""The file of an open database: the check that it is still the one at its path, and that no damage was met in
+it.
 
 SQLite goes on with a file that was deleted or replaced, as every program does that holds it open. What is
 written then is gone when the last process closes it.
@@ -37,20 +38,20 @@ class DatabaseFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.moved = False
-        """Stays so, also where the file is put back: another process may have written to it meanwhile."""
+        """Stays set even if the file is put back: another process may have written to it meanwhile."""
         self.damage: str | None = None
         """SQLite's message about the first damage that was met."""
         self._watched: list[tuple[str, int, int]] = []
         self.watch(path)
 
     def watch(self, *paths: Path) -> None:
-        """Take the files that are now at `paths` for those that must stay there. Raises OSError."""
+        """Watch the files that are now at `paths`. Raises OSError."""
         for path in map(str, paths):
             found = os.stat(path)
             self._watched.append((path, found.st_dev, found.st_ino))
 
     def check(self, first: int | None = None) -> None:
-        """Raise DatabaseMoved where a file, or one of the `first` that were watched, is not at its path any
+        """Raise DatabaseMoved if a file, or one of the `first` that were watched, is not at its path any
         more; the operator is told once."""
         if not self.moved and not all(_is_there(*watched) for watched in self._watched[:first]):
             self.moved = True
@@ -75,7 +76,7 @@ class DatabaseFile:
 
     @property
     def fault(self) -> str | None:
-        """Why the database is not to be relied on until a restart."""
+        """The reason why the database is unusable until a restart."""
         if self.moved:
             return _GONE
         return None if self.damage is None else f"{self.path} is damaged: {self.damage}"

@@ -212,7 +212,7 @@ impl Planner {
         named.iter().map(read).collect()
     }
 
-    /// Whether the key is a denied suffix, or ends in `/` and one.
+    /// True if the key is a denied suffix, or ends in `/` and one.
     fn is_denied(&self, key: &str) -> bool {
         let is_last = |suffix: &String| {
             let rest = key.strip_suffix(suffix.as_str());

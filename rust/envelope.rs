@@ -249,12 +249,12 @@ pub struct Document {
     pub data: Range<usize>,
 }
 
-/// Whether these bytes were meant to be a document of ours, so far as one that is damaged can still be told.
+/// True if these bytes were meant to be a document of ours, as far as a damaged one can be recognised.
 pub fn is_own(stored: &[u8]) -> bool {
     begins_as_own(stored) || unseal(stored.trim_ascii_end()).is_some()
 }
 
-/// Whether a text begins as ours do, but for a damaged byte before its time.
+/// True if a text begins as ours do, except for one damaged byte before its time.
 fn begins_as_own(text: &[u8]) -> bool {
     let begins = || {
         let (start, rest) = text.split_at_checked(OWN_START.len())?;
@@ -323,7 +323,7 @@ impl Document {
         (is_whole && found.is_vouched_for(text)).then_some(found)
     }
 
-    /// Whether the hash is that of `data`, or of the log that it holds.
+    /// True if the hash is that of `data`, or of the log that it holds.
     fn is_vouched_for(&self, stored: &[u8]) -> bool {
         let data = &stored[self.data.clone()];
         is_hash_of(&self.hash, data) || starfish::is_hash_of_log(&self.hash, data)
@@ -336,7 +336,7 @@ impl Document {
         (starfish::is_chunked(stored) || found.is_vouched_for(stored)).then_some(found)
     }
 
-    /// Whether the hash is that of `data` indeed, whatever else vouches for it. `locate` found it in `stored`.
+    /// Compares the hash with that of `data`, even if a checksum verified the object. `locate` found it in `stored`.
     pub fn verify(&self, stored: &[u8]) -> bool {
         starfish::is_chunked(stored) || self.is_vouched_for(stored)
     }

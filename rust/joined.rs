@@ -23,7 +23,7 @@ pub enum Found {
     Failed(String),
 }
 
-/// What became of the read of a log: its hash and whether elements were left out, or the text of an error.
+/// The outcome of reading a log: its hash and whether elements were left out, or the text of an error.
 pub type Told = Result<(String, bool), String>;
 
 /// What became of a plan's reads.
@@ -100,7 +100,7 @@ impl Plan {
         state.digest()
     }
 
-    /// How many entries get each read, and each tail.
+    /// The number of entries that get each read, and each tail.
     pub fn times(&self) -> (Vec<usize>, Vec<usize>) {
         let (mut reads, mut tails) = (vec![0; self.reads.len()], vec![0; self.tails.len()]);
         for entry in &self.entries {

@@ -44,7 +44,7 @@ impl Index {
         self.0.is_empty()
     }
 
-    /// Whether the entries follow each other from the log's beginning, the last ending at `end`.
+    /// True if the entries follow each other from the log's beginning and the last ends at `end`.
     pub fn is_ordered(&self, end: u64) -> bool {
         let entries: Vec<Entry> = self.0.iter().rev().flatten().copied().collect();
         is_ordered(&entries, 0, end)
@@ -128,7 +128,7 @@ pub fn expand(block: &[u8], id: &str, node: &Node) -> Result<Vec<Node>, CoreErro
     })
 }
 
-/// Whether entries lie one after another between `start`, where the first is, and `end`; there are none of nothing.
+/// True if the entries fill the positions from `start` to `end` in order; an empty range has none.
 fn is_ordered(entries: &[Entry], start: u64, end: u64) -> bool {
     let follow = |pair: &[Entry]| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1;
     match (entries.first(), entries.last()) {

@@ -120,7 +120,7 @@ pub fn read<'a, T>(
     found().ok_or(CoreError::DocumentCorrupt)
 }
 
-/// How many elements a text holds; None where that is no text of elements.
+/// The number of elements in a text; None if it is not a text of elements.
 fn count_of(text: &[u8]) -> Option<u64> {
     let (mut rest, mut count) = (text, 0);
     while !rest.is_empty() {

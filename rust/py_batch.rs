@@ -137,8 +137,8 @@ impl BatchPlan {
     }
 }
 
-/// What became of the read of a log: its hash, the text of `data` and whether elements were left out, or the
-/// text of an error.
+/// The outcome of reading a log: its hash, the text of `data` and whether elements were left out, or the text
+/// of an error.
 #[derive(FromPyObject)]
 enum Told<'py> {
     Tail(String, Bound<'py, PyBytes>, bool),

@@ -35,12 +35,12 @@ impl RevocationList {
         })
     }
 
-    /// Whether the issuer signed it.
+    /// Verifies the issuer's signature.
     pub fn is_signed(&self) -> bool {
         SignedObject::parse(&self.text).is_some_and(|members| members.is_signed(TAG))
     }
 
-    /// What it takes back; None where an entry has another form.
+    /// The entries of the list; None if one is malformed.
     pub fn revoked(&self) -> Option<Revoked> {
         let entries: Entries = serde_json::from_slice(&self.text).ok()?;
         let mut found = Revoked::default();
@@ -84,7 +84,7 @@ impl Default for Revoked {
 }
 
 impl Revoked {
-    /// Whether the certificate of `subject` (empty: of an audience) with this nonce is taken back, or
+    /// True if the list revokes the certificate of `subject` (empty: of an audience) with this nonce, or
     /// everything that `subject` holds.
     pub fn contains(&self, subject: &str, nonce: &str) -> bool {
         self.certificates

@@ -39,7 +39,7 @@ impl Scope {
         !self.denies.is_empty()
     }
 
-    /// Whether a deny entry matches, whatever is allowed.
+    /// True if a deny entry matches, whatever is allowed.
     pub fn denies(&self, key: &str) -> bool {
         self.denies_plain(plain_segments(key).as_bytes())
     }
@@ -144,7 +144,7 @@ impl Deny {
         }
     }
 
-    /// Whether `key`, or a key that it lies below, matches.
+    /// True if `key`, or a key above it, matches.
     pub fn covers(&self, key: &[u8]) -> bool {
         self.may_cover(key) && self.covers_at(&Positions::new(key))
     }
@@ -178,11 +178,11 @@ impl Deny {
 
 /// A key as the positions of its bytes, for all denies to share.
 struct Positions {
-    /// Where each byte stands: 256 sets, end to end.
+    /// The positions of each byte value: 256 sets, end to end.
     of: Vec<u64>,
     any: Vec<u64>,
     in_segments: Vec<u64>,
-    /// Where a match may end: before a slash, and at the end.
+    /// The positions at which a match may end: before a slash, and at the end.
     ends: Vec<u64>,
 }
 

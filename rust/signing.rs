@@ -81,7 +81,7 @@ fn is_reduced(bytes: &[u8; 32]) -> bool {
 
 const CERTIFICATE_TAG: &[u8] = b"starfish-capcert-v1\n";
 
-/// What must be known of a certificate before the signature of a request under it can be checked.
+/// The parts of a certificate that are needed to check the signature of a request under it.
 pub struct SignedCertificate {
     /// The key that it is for; empty where it is for whoever presents it.
     pub subject: String,
@@ -134,7 +134,7 @@ impl<'a> SignedObject<'a> {
         (number.fract() == 0.0).then_some(number)
     }
 
-    /// Whether `sig` is the signature of `iss` over `tag` and the canonical text of all other members.
+    /// Verifies `sig` as the signature of `iss` over `tag` and the canonical text of all other members.
     pub fn is_signed(&self, tag: &[u8]) -> bool {
         let verified = || {
             let issuer = PublicKey::parse(&self.string("iss")?).ok()?;

@@ -40,12 +40,12 @@ pub struct Chunked {
     ts_ms: u64,
 }
 
-/// Whether these bytes are the head of a log in chunks.
+/// True if these bytes are the head of a log in chunks.
 pub fn is_chunked(stored: &[u8]) -> bool {
     serde_json::from_slice(stored).is_ok_and(|stored: Stored<'_>| stored.seg)
 }
 
-/// Whether `data` holds a log whose hash this is, under whatever name.
+/// True if `data` holds, under any name, a log with this hash.
 pub fn is_hash_of_log(hash: &str, data: &[u8]) -> bool {
     let members: BTreeMap<String, &RawValue> = serde_json::from_slice(data).unwrap_or_default();
     members.values().any(|elements| {

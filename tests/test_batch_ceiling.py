@@ -208,7 +208,7 @@ async def test_a_store_that_cannot_tell_sizes_reads_tails_no_further_than_the_ce
 async def test_a_small_part_of_large_segments_is_served_below_a_low_ceiling(
     start: Start, session: aiohttp.ClientSession, watched: Watched
 ) -> None:
-    """What counts is what would be sent, not the segments that it lies in."""
+    """The bytes that would be sent count, not the segments that they lie in."""
     browser = await serving(start, session, watched, 20 * KB)
     await chat(browser, "log/a", 200, 300)
     newest = await ask(browser, {"log": [{"id": "a"}] * 40}, {"log": [{"last": 1}] * 40})

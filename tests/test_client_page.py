@@ -26,7 +26,7 @@ SERVICE, FILES, OFFLINE = *shown("json"), *shown("python")
 
 
 async def run(program: str, url: str, folder: Path) -> list[str]:
-    """What the program prints."""
+    """Return the output of the program."""
     script = folder / "example.py"
     script.write_text(program)
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Where a configuration comes from: variables that reach each of its members, and paths beside its file."""
+"""Sources of a configuration: variables that reach each of its members, and paths relative to its file."""
 
 import dataclasses
 import json

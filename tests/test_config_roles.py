@@ -1,4 +1,4 @@
-"""What `check` says of roles that nobody can hold, and of variables that set nothing."""
+"""Warnings of `check` about roles that nobody can hold, and about variables that set nothing."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def warnings(*collections: dict[str, Any], **members: Any) -> list[tuple[str, st
 
 
 def about(role: str, members: dict[str, Any], auth: dict[str, Any]) -> list[str]:
-    """What is said of a role that may read."""
+    """Return the warnings about a role that may read."""
     return [message for _, message in warnings(collection(readRoles=[role], **members), auth=auth)]
 
 

@@ -156,7 +156,7 @@ class Scene:
         self.hash = ""
 
     async def corrupt(self, kind: str = "document") -> int:
-        """How many corrupt objects of a kind have been met."""
+        """Return the number of corrupt objects of a kind that were met."""
         page = (await self.browser.request("GET", "/metrics")).body.decode()
         label = f'pysync_corrupt_objects_total{{found_by="request",kind="{kind}"}} '
         return next((int(float(line.split()[-1])) for line in page.splitlines() if line.startswith(label)), 0)

@@ -55,7 +55,7 @@ async def content(store: LocalStore, key: str) -> bytes | None:
 
 
 def open_to_others(folder: Path) -> list[str]:
-    """What lies in a folder, itself too, and has another mode than 0700 or 0600."""
+    """Return the entries of a folder, and the folder itself, whose mode is neither 0700 nor 0600."""
     return [
         f"{path} {stat.filemode(path.stat().st_mode)}"
         for path in (folder, *folder.rglob("*"))

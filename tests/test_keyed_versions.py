@@ -1,4 +1,4 @@
-"""Whoever is shown less than the document is told a version from which the rest cannot be computed."""
+"""Readers of a part of a document get a version from which the rest cannot be computed."""
 
 import json
 from typing import Any
@@ -74,7 +74,7 @@ async def test_no_answer_to_a_reader_who_misses_members_has_the_hash_of_the_docu
 
 
 async def version(browser: Browser, key: str) -> str:
-    """What a pull says, in its body and, but for logs, its ETag."""
+    """Return the version in the body of a pull and, except for logs, in its ETag."""
     answer = await browser.pull(key)
     told: str = answer.json["hash"]
     assert answer.headers["ETag"] == f'"{told}"'
@@ -163,7 +163,7 @@ async def test_a_guess_of_the_hash_is_no_base(browser: Browser) -> None:
 
 
 async def test_the_version_tells_documents_apart_and_changes_with_what_is_hidden(browser: Browser) -> None:
-    """Whoever may write one could else try values there, and compare."""
+    """A caller who may write a hidden member could try values there and compare."""
     for key in ("staff/a", "staff/b"):
         await browser.push(key, BOB, None, ADMIN)
     first = await version(browser, "staff/a")

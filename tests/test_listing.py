@@ -298,7 +298,7 @@ ROOMS = [f"r{n:04}" for n in range(40)]
 async def lister(
     start: Start, session: aiohttp.ClientSession, *paths: str, names: Iterable[str] = ROOMS
 ) -> tuple[Signed, Counting]:
-    """Who may list `rooms`, but for what its certificate denies, and the store."""
+    """Return a caller who may list `rooms`, except what its certificate denies, and the store."""
     store = Counting()
     collection = {
         "name": "rooms",

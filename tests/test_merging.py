@@ -42,7 +42,7 @@ documents = documents_of(values)
 
 @st.composite
 def edited(draw: st.DrawFn, value: Any) -> Any:
-    """What somebody makes of `value`: some of it is as it was."""
+    """Return an edit of `value` that keeps some of it."""
     kind = draw(st.integers(0, 5))
     if kind == 0:
         return draw(values)

@@ -196,7 +196,7 @@ async def test_what_is_only_called_metrics_passes(
 
 
 def protocol_spoken(port: int, folder: Path, offered: list[str]) -> str | None:
-    """What nginx chooses of the protocols that a client offers in the TLS handshake (ALPN)."""
+    """Return the protocol that nginx chooses of those that a client offers in the TLS handshake (ALPN)."""
     trusting = ssl.create_default_context(cafile=str(folder / "fullchain.pem"))
     trusting.set_alpn_protocols(offered)
     with (
@@ -313,7 +313,7 @@ async def speaks_http2() -> bool:
 
 
 async def curl(*arguments: str) -> str:
-    """What curl prints."""
+    """Return the output of curl."""
     process = await asyncio.create_subprocess_exec("curl", *arguments, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     return output.decode()

@@ -1,4 +1,4 @@
-"""Who owns anything: what lies below an identity in a collection of identities."""
+"""Ownership: an identity owns what lies below it in a collection of identities."""
 
 import pytest
 

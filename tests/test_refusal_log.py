@@ -1,4 +1,4 @@
-"""What operators are told of refusals and requests: which check failed, and no more to the client."""
+"""Logs of refusals and requests: they name the check that failed, and clients learn no more than before."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 @pytest.fixture
 def lines(capsys: pytest.CaptureFixture[str]) -> Iterator[Lines]:
-    """What was logged since the last call, and nothing of what other tests log."""
+    """Return the lines logged since the last call, without those of other tests."""
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
     root.handlers = []

@@ -35,7 +35,7 @@ Looked = list[str]
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
-    """What is dear about a certificate, as it happens: reading all of it, matching its paths."""
+    """Record the expensive steps on a certificate: parsing all of it, matching its paths."""
     happened: Looked = []
 
     def watch(owner: object, name: str) -> None:

@@ -48,7 +48,7 @@ def rot(path: Path, at: int = 0, bit: int = 1) -> None:
 
 
 async def damages(store: Store) -> list[Damage]:
-    """What a verifier tells of the store."""
+    """Return the findings of a verifier of the store."""
     told: list[Damage] = []
     await Verifier(store, told.append).run()
     return told

@@ -178,7 +178,7 @@ async def test_the_innermost_identity_roles_hold(
 async def test_hidden_members_and_roles_of_a_space_go_by_the_innermost_trust(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    """What a space gives stays, and members are shown by the roles that count in the collection."""
+    """Roles of a space stay, and members are shown by the roles that count in the collection."""
     editors = {SUBJECT.user_id: ["editor"]}
     doc = {
         "name": "doc",

@@ -257,7 +257,7 @@ async def _put_some(store: Store) -> None:
 
 
 class TestDamagedFiles:
-    """What a process knows of the files that others found damaged in a bucket."""
+    """The damaged files of a bucket, as a process learns of them from others."""
 
     STAT = FileStat(1, "5" * 64, "text/plain", 0, etag="e1")
 

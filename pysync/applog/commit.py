@@ -51,9 +51,9 @@ SEGMENT_BYTES: Final = 64 * 1024
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """An append that waits, and is announced as a change of `subject`. With a `mark` it recognises its
-    element: another attempt may have written that since the log had the id and count `claimed`, which moves
-    on where much was looked through in vain."""
+    """A pending append, announced as a change of `subject`. With a `mark` it recognises its element, which
+    another attempt may have written since the log had the id and count `claimed`. `claimed` advances when a
+    long search found nothing."""
 
     element: _core.Append
     rules: LogRules

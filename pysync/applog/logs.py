@@ -104,7 +104,7 @@ class Logs:
         request_key: str,
         subject: Subject | None = None,
     ) -> Written:
-        """`append`, answered as the first append with this `request_key` was, for ten minutes.
+        """Append, or return the answer of the first append with this `request_key` within ten minutes.
 
         Who comes first claims the key for the data, and for a mark of its own. Every attempt appends under
         that mark, to a log that did not have it: of two attempts at once one finds, on its turn, what the
@@ -150,11 +150,11 @@ class Logs:
         return tail
 
     async def read_each(self, key: str, each: Sequence[Bounds], rules: LogRules) -> list[Tail]:
-        """`read` within each of these bounds, of the log as it is at one moment."""
+        """Read the log within each of these bounds, as it is at one moment."""
         held = await self._heads.read(key, rules.field) if rules.persist else None
         if held is None or (rules.ttl_ms is not None and rules.expired(held.head, self.now_ms())):
             return [Tail(key, None, bounds, None, self._corruption) for bounds in each]
-        # What several of them need is read once.
+        # Elements that several bounds need are read once.
         shelf: dict[str, bytes] | None = {} if len(each) > 1 else None
         tails = []
         for bounds in each:

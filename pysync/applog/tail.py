@@ -38,8 +38,8 @@ class Bounds:
 
 
 class Nodes:
-    """The objects that hold the elements of a log within `bounds`, beside its tail, the oldest first. Where
-    one is missing, `blame` says what that means. What is read is put on the `shelf`, and taken from there."""
+    """The objects that hold the elements of a log within `bounds`, beside its tail, oldest first. `blame`
+    diagnoses a missing one. Objects that were read are put on the `shelf` and taken from there."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Nodes:
         return self._at_once
 
     async def least_bytes(self) -> int:
-        """The bytes of the segments that lie within the bounds as a whole; 0 where they are few and small."""
+        """The size of the segments that lie wholly within the bounds; 0 if they are few and small."""
         await self.more_than(sys.maxsize)
         whole, beside, has_single = [], 0, False
         since, newest, left = self._bounds
@@ -242,7 +242,7 @@ class Tail:
 
 
 _ts_of = re.compile(rb'\{"ts":([0-9]+)').match
-"""Of an element, which is a line of its own."""
+"""The marker of an element, which is a line of its own."""
 
 
 def _slice(head: _core.LogHead, segments: list[Segment], bounds: Bounds, *, with_tail: bool) -> bytes:

@@ -60,7 +60,7 @@ def client_of(options: argparse.Namespace) -> Client:
 
 
 def credentials_of(options: argparse.Namespace) -> tuple[Keys | None, Certificate | None, str | None]:
-    """The key with the certificate that is given for it, and the admin token."""
+    """Return the key, the certificate given for it, and the admin token."""
     if options.key is None:
         if options.cap is not None:
             raise ValueError("--cap needs --key")

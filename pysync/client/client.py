@@ -246,8 +246,8 @@ class Client(Blobs):
         )
 
     async def revocations(self, issuer: str) -> RevocationList | None:
-        """The revocation list that an issuer (user id) has published, its signature checked; None where there
-        is none. Raises BadSignature or InvalidRevocation where the server answers with anything else."""
+        """Fetch the revocation list that an issuer (user id) has published and verify its signature; None if
+        there is none. Raises BadSignature or InvalidRevocation if the server's answer is anything else."""
 
         def read(answer: dict[str, Any]) -> RevocationList:
             return read_revocation_list(orjson.dumps(answer))

@@ -271,7 +271,7 @@ class Connection:
         return headers
 
     def _valid_certificate(self, keys: Signer) -> Certificate:
-        """The certificate that was given; else one that the keys make for themselves."""
+        """Return the given certificate, else a current one that the keys have made for themselves."""
         now_s = self._now_ms() // 1000
         known = self._certificate
         if known is None or (self._own_kem and not known.nbf <= now_s < known.exp - RENEWED_BEFORE_S):

@@ -20,7 +20,7 @@ def encode(value: Any, options: int = 0) -> bytes:
 
 
 def _non_finite(value: Any, path: str = "") -> Iterator[str]:
-    """The places of all floats that are no finite numbers, in everything that orjson writes."""
+    """Yield the places of all NaN and infinite numbers in whatever orjson can serialise."""
     if isinstance(value, float):
         if not isfinite(value):
             yield path

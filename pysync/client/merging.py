@@ -17,7 +17,7 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
-"""In the place of a value: there is no such member or entry."""
+"""Stands for a member or entry that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class MergeConflict:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """An edit of which a merge kept nothing: `value` is what the `local` or the remote side had written at
-    `path`, MISSING where it had removed what was there."""
+    """An edit that left nothing in a merge. `value` is what the `local` or the remote side wrote at `path`,
+    MISSING if it removed what was there."""
 
     path: Path
     value: Any

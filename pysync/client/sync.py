@@ -25,8 +25,8 @@ MAX_DROPPED: Final = 1000
 
 
 class UnknownBase(ValueError):
-    """The document has changed on the server (it is at `current_hash`), and the version that the local edit
-    began from is not known, so that the two cannot be merged. Nothing is changed, here or there."""
+    """The document has changed on the server (to `current_hash`), and the version that the local edit began
+    from is not known, so the two cannot be merged. Nothing was changed, here or there."""
 
     def __init__(self, current_hash: str) -> None:
         super().__init__(

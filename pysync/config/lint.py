@@ -87,7 +87,7 @@ def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[
 
 
 def _rebinding(config: Config) -> Iterator[Problem]:
-    """Anonymous writes that nothing but the Host header tells from those of a foreign page."""
+    """Warn about anonymous writes, if only the Host header tells them from those of a foreign page."""
     names = [
         found.name
         for _, _, collections in config.each_namespace()
@@ -103,7 +103,7 @@ def _rebinding(config: Config) -> Iterator[Problem]:
 
 
 def _limits(config: Config) -> Iterator[Problem]:
-    """Limits that meter nothing, for want of numbers or of collections that ask for them."""
+    """Warn about limits that meter nothing, because they lack numbers or no collection uses them."""
     used = False
     for _, path, collections in config.each_namespace():
         for at, collection in enumerate(collections):
@@ -160,7 +160,7 @@ def _files(collection: Collection) -> Iterator[tuple[str, str]]:
 
 
 def _role_lists(collection: Collection) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every list of roles, with the member that holds it."""
+    """Yield every list of roles, with the member that holds it."""
     yield "readRoles", collection.read_roles
     yield "writeRoles", collection.write_roles
     for name, permission in collection.field_permissions.items():
@@ -199,7 +199,8 @@ class _Roles:
             yield _ANY_ISSUER.format(role)
 
     def _missing(self, role: str) -> str | None:
-        """Why nobody can hold the role; plugins, and `identityRoles`, might give it."""
+        """Explain why nobody can hold the role; None if somebody may. Plugins and `identityRoles` can give
+        any role."""
         auth = self._config.auth
         if not _HELD.fullmatch(role):
             caps = (f"cap:{op}:{self._collection.name}" for op in ("read", "write", "list"))

@@ -1,4 +1,5 @@
-"""Templates that share keys, and projections: who comes to write, or read, what another collection keeps."""
+"""Find templates that share keys, and projections, by which others could read or write what a collection
+keeps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
@@ -17,8 +18,9 @@ _ACCESS_PATH: Final = "auth.spaces.accessPath"
 
 
 class _Holders(NamedTuple):
-    """Callers who hold a role. `on` is what else decides on it: trusted issuers, user ids, the place of the
-    space in the key. `whose` is the place of the user id in the key that must be theirs, None for none."""
+    """Callers who hold a role. `on` is what else the role depends on: trusted issuers, user ids, the place of
+    the space in the key. `whose` is the place in the key of the user id that must be theirs, None if there is
+    none."""
 
     role: str
     on: object = None
@@ -73,8 +75,8 @@ class _Site(NamedTuple):
 
 
 def takeovers(config: Config, place: Callable[[object], str]) -> Iterator[Problem]:
-    """Ways to overwrite access documents of spaces, and keyrings, for others than their own writers. `place`
-    tells where a collection was written."""
+    """Find ways to overwrite access documents of spaces, and keyrings, for callers other than their own
+    writers. `place` returns where a collection was written."""
     sites = [site._replace(path=place(site.collection)) for site in _sites(config)]
     if config.auth.spaces is not None:
         segments = config.auth.spaces.access_path.split("/")
@@ -94,7 +96,7 @@ def takeovers(config: Config, place: Callable[[object], str]) -> Iterator[Proble
 
 
 def founders(config: Config) -> Iterator[Problem]:
-    """The collection of access documents, where more than the owners of spaces may replace these."""
+    """Find a collection of access documents that callers other than the owners of spaces may replace."""
     if config.auth.spaces is not None:
         segments = config.auth.spaces.access_path.split("/")
         for site in _writers(_sites(config), segments):
@@ -105,7 +107,7 @@ def founders(config: Config) -> Iterator[Problem]:
 
 
 def shared_between_namespaces(config: Config) -> Iterator[Problem]:
-    """Collections whose keys may be those of another namespace's, with other roles."""
+    """Find collections whose keys may be those of another namespace's collection with other roles."""
     sites = _sites(config)
     for at, site in enumerate(sites):
         for other in sites[:at]:
@@ -121,7 +123,7 @@ def shared_between_namespaces(config: Config) -> Iterator[Problem]:
 
 
 def published(config: Config) -> Iterator[Problem]:
-    """Projections whose lists are read by some who may not read the sources, or the members that are taken
+    """Find projections whose lists can be read by callers who may not read the sources, or the members taken
     from them."""
     at = {(site.namespace, site.collection.name): site for site in _sites(config)}
     for number, projection in enumerate(config.projections):
@@ -144,8 +146,8 @@ def published(config: Config) -> Iterator[Problem]:
 
 
 def _hidden(projection: Projection, source: Collection) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The members of the source that are projected and not shown to all its readers, and to whom they are.
-    What a function takes is not known."""
+    """Return the projected members of the source that not all its readers see, with the readers who see them.
+    The members that a function takes are not known."""
     pointers = projection.value.values()
     taken = {
         pointer.split("/")[1].replace("~1", "/").replace("~0", "~") for pointer in pointers if "/" in pointer
@@ -204,7 +206,7 @@ def _strangers(
 
 
 def _made_by_the_server(config: Config, key: Sequence[str], what: str) -> Iterator[Problem]:
-    """Lists and files of events that would lie there."""
+    """Find lists and files of events that would lie there."""
     for at, projection in enumerate(config.projections):
         if _meet(projection.target.split("/"), key):
             yield Problem(f"projections[{at}].target", f"may be {what}, which no list may replace")

@@ -24,8 +24,8 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration is refused. `problems` is all that was found, wrong types before broken rules, in
-    `file` (`""`: not known, or named by the problems)."""
+    """The configuration is invalid. `problems` has everything that was found, wrong types before broken
+    rules, in `file` (`""`: not known, or named by the problems)."""
 
     def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
         self.problems = tuple(problems)

@@ -104,7 +104,7 @@ def owners_of(projection: Projection, config: Config) -> list[Place]:
 
 
 def bodiless(collection: Collection, config: Config) -> str | None:
-    """Why what is pushed to the collection has no body that a projection could read; None where it has."""
+    """Explain why writes of the collection have no body that a projection could read; None if they have."""
     if any(events.collection == collection.name for events in config.events):
         return "events stores its pushes as Parquet"
     if collection.append_only is not None and collection.append_only.persist is False:

@@ -83,8 +83,8 @@ class RateLimit(RateRule):
     """Limits per action. The flat form, without actions, meters pushes."""
 
     push: RateRule | Literal[False] | None = member(
-        "Limit of pushes and appends. Members left out are those beside it, else the server's; `true` leaves "
-        "out all; `false` or `none`: unmetered.",
+        "Limit of pushes and appends. Missing members come from those beside it, else from the server's "
+        "limit; `true`: all of them do; `false` or `none`: unmetered.",
         None,
     )
     pull: RateRule | Literal[False] | None = member("Limit of pulls, likewise; absent: unmetered.", None)
@@ -143,7 +143,7 @@ class Collection:
     )
     encryption: Encryption = member("`delegated`: clients encrypt, the server cannot read.", "none")
     enforce_sealed: bool = member(
-        "Documents and log elements that are not sealed are refused, but for keyrings; needs "
+        "Refuses documents and log elements that are not sealed, except keyrings; needs "
         "`encryption: delegated`, and is not for files.",
         False,
     )
@@ -162,7 +162,7 @@ class Collection:
         None,
     )
     force_full_fetch: bool = member(
-        "Disables sync by checkpoint: a log pulled with `checkpoint` alone is sent from its beginning.",
+        "Disables sync by checkpoint: a pull with `checkpoint` alone returns the log from its beginning.",
         False,
     )
     listable: bool = member("Serves the list route.", False)
@@ -223,8 +223,8 @@ class Server:
     )
     access_log: bool = member("Logs a line for each request: what was asked, by whom, and the answer.", False)
     quick_check_max_bytes: int = member(
-        "SQLite databases up to this size are checked for damage (`quick_check`, which reads all of one) "
-        "before the server starts; 0: none is.",
+        "Before it serves, the server checks SQLite databases up to this size (`quick_check`, which "
+        "reads all of one); 0: none.",
         268_435_456,
         at_least=0,
     )
@@ -281,8 +281,8 @@ class ConfigEndpoint:
 class ChangesKept:
     max_count: int = member("Changes that the change log keeps at least.", 100_000)
     max_resumed: int = member(
-        "Changes of the collections that it follows which a stream that resumes may have missed; where there "
-        "are more it is reset.",
+        "Changes that a stream may have missed when it resumes, of the collections that it follows; if there "
+        "are more it gets a reset.",
         20_000,
     )
     max_age_ms: int = member("How old they may get.", 86_400_000)
@@ -292,7 +292,7 @@ class ChangesKept:
 class ScrubConfig:
     every_ms: int = member("From the end of one scrub to the beginning of the next.", 86_400_000)
     max_bytes_per_second: int = member(
-        "How much is read at most; an object counts as 16 KiB at least.", 8_388_608
+        "Bytes read per second at most; an object counts as at least 16 KiB.", 8_388_608
     )
 
 
@@ -311,7 +311,7 @@ class Projection:
     max_items: int | None = member("Entries a list holds at most.", None)
     max_retries: int = member("Retries of a list write.", 8, at_least=0)
     wait: bool = member(
-        "True: pushes to its sources are answered when the list holds them, or after 5 s.", False
+        "Pushes to its sources are answered when the list holds them, at the latest after 5 s.", False
     )
 
 
@@ -344,12 +344,12 @@ class Config:
     max_batch_append_elements: int = member("Log elements of one batch.", 5000)
     max_batch_bytes: int = member("Bytes of documents and logs in one batch's answer.", 33_554_432)
     batch_key_deny_suffixes: tuple[str, ...] = member(
-        "Last segments of keys, and names of collections, that no batch may ask for.",
+        "Last segments of keys, and names of collections, that batches refuse.",
         ("_keyring", "_members"),
     )
     rate_limit: RateLimit | None = member(
-        "The numbers for members that collections leave out of their `rateLimit`. It meters nothing by "
-        "itself; `true`, `false`, `none` or absent: there are none.",
+        "The numbers for members that collections leave out of their `rateLimit`. By itself it meters "
+        "nothing. `true`, `false`, `none` or absent: no numbers.",
         None,
     )
     restrictions: tuple[Restriction, ...] = member(
@@ -359,7 +359,7 @@ class Config:
         "For how long who follows the change stream may be away without a gap.", ChangesKept
     )
     scrub: ScrubConfig | Literal[False] = member(
-        "Everything stored is read and compared with its hashes, by one process of all; `false`: it is not.",
+        "Background check of everything stored against its hashes, by one of all processes; `false`: off.",
         ScrubConfig,
     )
     projections: tuple[Projection, ...] = member("Lists kept by the server.", ())

@@ -17,8 +17,8 @@ EPOCHS_KEPT: Final = 3
 it arrived: throughout the epoch of its arrival and the two that follow."""
 
 AHEAD_MS: Final = 360_000
-"""A request that is signed for more than this later than now was served while the clock was set ahead. It is
-good again when that time comes, so its nonce is known until then too."""
+"""A request signed more than this ahead of now was served while the clock was ahead. Its signature is valid
+again when that time comes, so its nonce is kept until then, too."""
 
 MAX_LIVE_NONCES: Final = 4_000_000
 """Nonces remembered at one time by default; beyond it signed requests are refused."""
@@ -32,8 +32,8 @@ LEASE_MS: Final = 5_000
 
 
 class Standing(IntEnum):
-    """For whom a nonce is remembered: how many eighths of the memory may be taken by then. Strangers leave a
-    share to those who own something here, and these one to whom the configuration trusts."""
+    """The class of a caller, and the eighths of replay memory that this class can fill. Strangers leave a
+    share to identities that own something, and these leave one to callers whom the configuration trusts."""
 
     STRANGER = 6
     OWNER = 7
@@ -92,8 +92,8 @@ class Coordinator(ChangeLog, Protocol):
         holds another. Of several claims at once one wins, and all of them return its value."""
 
     async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
-        """Put `value` in the place of what `key` holds, for as long as that would have been held, or release
-        the key (None). Does nothing unless the key still holds `held`."""
+        """Replace the value `held` under `key` with `value` for the rest of its time, or release the key
+        (None). Does nothing unless the key still holds `held`."""
 
     async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
         """`ChangeLog.announce`, which ends `intent` too, where there is one: both or neither."""
@@ -119,7 +119,7 @@ class Coordinator(ChangeLog, Protocol):
         latest; two may lead for a moment, so what is done must bear it."""
 
     async def probe(self) -> None:
-        """Raise CoordinatorUnavailable where requests that are signed, counted or announced would fail."""
+        """Raise CoordinatorUnavailable if signed, metered or announced requests would fail."""
 
     async def close(self) -> None: ...
 
@@ -150,7 +150,7 @@ async def open_coordinator(
 
 
 async def withdraw_claim(coordinator: Coordinator, key: str, value: bytes) -> None:
-    """Release a claim of a write that was refused. Where the coordinator does not answer it stays: that makes
-    a repetition dear, and nothing wrong."""
+    """Release the claim of a refused write. If the coordinator does not answer, the claim stays: a repetition
+    then costs more, but is answered correctly."""
     with suppress(CoordinatorUnavailable):
         await coordinator.replace_claim(key, value, None)

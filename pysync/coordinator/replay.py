@@ -161,8 +161,8 @@ class ReplayLedgers:
         self._earlier_count = sum(map(len, self._earlier))
 
     def _keep_for_later(self, digest: bytes, ahead_ms: int) -> None:
-        """Have all processes know the nonce when its request is good again. They look in their next epoch;
-        until then it is in the ledger of this one."""
+        """Record the nonce for all processes for the time when its request is valid again. They look in their
+        next epoch; until then it is in the ledger of this one."""
         epoch = nonce_epoch(self._elapsed_ms() + ahead_ms) + self._ahead
         with closing(Ledger(self._folder / f"{_LATER}{epoch}")) as later:
             later.catch_up()

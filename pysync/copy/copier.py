@@ -122,7 +122,7 @@ class Copier:
             if of is not None and await self._brings_chunks(of):
                 return None
             if key == VERSIONS and (there := await self._look(key)) and not _is_damaged(key, there.body):
-                # What readers of the target have been told is keyed with the one that is there.
+                # Readers of the target know versions that are keyed with its own secret.
                 self._count(key, "already_there")
                 return None
             if key.startswith(f"{REVOCATIONS}/") and await self._is_older(key, found.body):
@@ -184,7 +184,7 @@ class Copier:
         return True
 
     async def _heal_nodes(self, head: _core.LogHead) -> None:
-        """Put what the target lacks of its own log, or has damaged, where the source has it still."""
+        """Copy the objects that the target's own log lacks or has damaged, if the source still has them."""
         waiting = head.nodes()
         while waiting:
             nodes, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
@@ -344,7 +344,7 @@ class Copier:
         self._count_put(key, file.size, heals=is_damaged)
 
     async def _look_at_file(self, key: str) -> tuple[FileStat | None, bool]:
-        """The file that is at the target already, if it is what its hash says; and whether it is damaged."""
+        """Return the file at the target if it matches its hash, and whether it is damaged."""
         with failing(f"reading what is at {key} already"):
             try:
                 return await (self._target.stat if self._quick else self._target.verify)(key), False

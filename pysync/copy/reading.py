@@ -21,8 +21,8 @@ class Unreadable(Exception):
 
 
 class Reader:
-    """Reads objects of `source`. Every method raises Unreadable where only this object cannot be read, and
-    StoreUnavailable, which names the key, where the store does not answer."""
+    """Reads objects of `source`. Every method raises Unreadable if only this object cannot be read, and
+    StoreUnavailable, which names the key, if the store does not answer."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -46,8 +46,8 @@ class Verified:
 
 
 class Verifier:
-    """Verifies the objects of `store`, which may be written meanwhile. `tell` hears of each that is damaged.
-    `pace` is awaited with the size of what was read. The store no longer serves a file that is damaged."""
+    """Verifies the objects of `store`, which may be written meanwhile. `tell` is called for each damaged
+    object, and `pace` is awaited with the number of bytes read. The store no longer serves damaged files."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ class Services:
     sweeps: bool
     count: Callable[..., None]
     corruption: CorruptionReporter = field(default_factory=CorruptionReporter)
-    """Is told of stored objects that are corrupt."""
+    """Is called with the key of a corrupt stored object."""
 
 
 CapValidator = Callable[[Certificate], str | None]

@@ -121,8 +121,8 @@ class Answer(web.StreamResponse):
 
 
 async def send(request: web.BaseRequest, transport: asyncio.Transport, body: bytes) -> None:
-    """Write a long body as the client takes it, and let others have their turn. Raises ConnectionResetError
-    for a client that has gone, or takes nothing for a minute."""
+    """Write a long body as fast as the client takes it, and yield to others. Raises ConnectionResetError if
+    the client has gone, or takes nothing for a minute."""
     text = memoryview(body)
     for start in range(0, len(body), WRITE_BYTES):
         transport.write(text[start : start + WRITE_BYTES])
@@ -133,7 +133,7 @@ async def send(request: web.BaseRequest, transport: asyncio.Transport, body: byt
 
 
 async def flush(request: web.BaseRequest, transport: asyncio.Transport) -> None:
-    """Wait until the connection holds back little. Raises ConnectionResetError as `send` does."""
+    """Wait until the connection has little left to send. Raises ConnectionResetError as `send` does."""
     while (held := transport.get_write_buffer_size()) > DRAIN_ABOVE:
         try:
             async with asyncio.timeout(STALL_S):

@@ -96,8 +96,8 @@ class BatchPull:
         return await self._answer(request, query, verified)
 
     async def _answer(self, request: web.BaseRequest, query: bytes, verified: Verified) -> Answer:
-        """The answer for whoever sends the request: for anybody, where the credentials turn out not to hold.
-        The nonce is taken once something is allowed, or before plugins are asked that may act on it."""
+        """Answer the request; as anonymous if its credentials are not valid. The nonce is taken once
+        something is allowed, or before plugins are asked that may act on it."""
         caller = verified.caller
         plan = self._planner.plan(query, caller.identity, caller.scope)
         named = [self._rules[row] for row in plan.collections]

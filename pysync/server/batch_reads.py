@@ -91,7 +91,7 @@ class Reads:
         for key in self._access.keys() & self._times.keys():
             stored = self._access[key]
             self._budget.send(len(stored) if isinstance(stored, bytes) else 0, self._times[key])
-        # Where reads wait for others, all that is wanted for sure waits together.
+        # If reads wait for a network, everything that is certainly needed is read concurrently.
         keys = self._unread() if self._store.reads_wait else []
         if keys or self._logs:
             await self._read(keys, [log.begin if wants_body else log.open for log in self._logs])
@@ -104,7 +104,7 @@ class Reads:
             await self._read([], [log.weigh for log in self._logs])
 
     async def version(self, now_ms: int) -> _core.BatchAnswer:
-        """The answer without a body: what this process knows the version of is not read. Raises
+        """Build the answer without a body. Documents whose version this process knows are not read. Raises
         BatchTooLarge."""
         known: dict[str, Known] = {}
         unread = self._unread()
@@ -144,7 +144,7 @@ class Reads:
         self._found |= await read_each(self._store, keys, beside, self._budget, at_once=self._at_once)
 
     async def _answer(self, now_ms: int, known: Mapping[str, tuple[str, int]]) -> _core.BatchAnswer:
-        """The answer, made of what was found, and of versions where that is all that is `known`."""
+        """Build the answer from what was read, and from versions if only those are `known`."""
         found: Mapping[str, Outcome | tuple[str, int]] = {**self._found, **known} if known else self._found
         if not self._is_plain and any(verdict.hidden for verdict in self._verdicts):
             await self._versions.load()

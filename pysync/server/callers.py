@@ -99,7 +99,7 @@ class Callers:
             await self._access.meter(caller.identity, self.address(request), rules)
 
     async def holds(self, request: web.BaseRequest, verified: Verified) -> bool:
-        """Take the nonce of a request that anybody may send; False where its credentials do not hold."""
+        """Take the nonce of a request that anybody may send; False if its credentials are not valid."""
         try:
             await self._access.consume(verified)
         except Unauthorized as error:

@@ -52,8 +52,8 @@ class Expiry:
             self._task.cancel()
 
     async def sweep(self) -> int:
-        """Delete what has expired; how many documents, logs and files there were. None within ten minutes of
-        a step of the clock."""
+        """Delete what has expired, and return the number of documents, logs and files. None within ten
+        minutes of a step of the clock."""
         if not is_settled(self._clock):
             return 0
         return sum([await self._sweep_route(*expiring) for expiring in self._expiring])

@@ -86,8 +86,8 @@ class Handlers:
         caller: Caller,
         document: _core.Document | Known | None,
     ) -> Answer:
-        """The answer that `document` makes, None where there is none. One of which only the version is known
-        is read where that does not do."""
+        """The answer to a pull of `document` (None: there is none). Reads the document if only its version is
+        known and that does not suffice."""
         rule = match.rule
         now_ms = self._documents.now_ms()
         keyring = None
@@ -141,21 +141,21 @@ class Handlers:
         except IdempotencyKeyReused:
             if body.base_hash != _STALE:
                 raise
-            # What the caller may not change has changed since, and so what its data is made into.
+            # Members that the caller may not change have changed meanwhile, and so has the merged data.
             raise await self._conflict(match, caller) from None
         except Conflict as error:
             current = Written(error.current_hash, error.written_ms)
             raise Conflict(await self._told(match, caller, current)) from None
 
     async def _conflict(self, match: Match, caller: Caller) -> Conflict:
-        """What says that the base of a push is not what is stored."""
+        """Return the error for a push whose base is not the stored version."""
         current = await self._documents.pull(match.key, match.rule.collection.ttl_ms)
         if current is None:
             return Conflict("")
         return Conflict(await self._told(match, caller, Written(current.hash, current.ts_ms)))
 
     async def _told(self, match: Match, caller: Caller, written: Written) -> str:
-        """The version that the caller is told of what was written."""
+        """The version that the caller gets for a hash."""
         return await self._documents.versions.told_to(match.rule, caller, match.identity, match.key, written)
 
     async def _guarded(
@@ -193,8 +193,8 @@ def _variant(
     keyring: tuple[bytes, str] | None,
     now_ms: int,
 ) -> Answer:
-    """The answer for a reader who gets less than the document, whose `version` is a keyed one, or its keyring
-    too. An author's proof is of all of the document: it would verify guesses of the rest."""
+    """The answer for a reader who gets only a part of the document, or of its keyring; `version` is the keyed
+    one. The author's proof is left out, since it would verify guesses of the rest."""
     etag = version if keyring is None else f"{version}-{keyring[1]}"
     headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
     if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), etag):

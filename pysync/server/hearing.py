@@ -109,7 +109,7 @@ class Hearing:
         if scope is not None and is_one and not scope.allows(self._key(topic, values)):
             return None
         caller, own, identity = replace(caller, scope=None), caller.identity, _identity(rule, values)
-        # What members they miss, and so which version they are told, is seen event by event.
+        # The members that they miss, and so their version, depend on the event.
         is_asked = scope is not None or bool(rule.collection.field_permissions)
         if rule.answers(caller, identity, "") and not rule.by_plugin:
             return values, is_asked

@@ -1,5 +1,5 @@
-"""Which collections could pull what was written: all, in any namespace, whose keys it is among (wire section
-9). A change names its key; what each of them calls it is found here when the change is told."""
+"""An index of the collections that could pull a written key, in any namespace (wire section 9). A change
+names its key; the name that each collection has for it is found here when the change is delivered."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ from pysync.plugins import StoredFiles
 from pysync.rule import Rule
 
 MAX_CACHED: Final = 1_000
-"""Sets of collections of which is remembered what writes to them."""
+"""Number of sets of collections for which the origins that write to them are cached."""
 
 
 class _Reader(NamedTuple):

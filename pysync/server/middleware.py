@@ -51,7 +51,7 @@ CORS_HEADERS = ", ".join(
     )
 )
 SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
-"""Content types that browsers send for a page without asking the server first (Fetch); `""`: none."""
+"""Content types that browsers send for a page without a preflight request (Fetch); `""`: none."""
 CORS_EXPOSED = "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
 CORS_MAX_AGE_S = 600
 
@@ -130,9 +130,8 @@ class Middleware:
             raise Misdirected(reason=f"host: {request.headers.get('Host', '')}")
 
     def _check_origin(self, request: web.BaseRequest) -> None:
-        """Refuse what a page of another site can have sent without being asked: a browser sends a body of
-        these types without a preflight request, unless the page sets `Authorization`. The password of a site
-        it adds by itself."""
+        """Refuse a request that a page of another site can have sent without a preflight: a browser sends a
+        body of these types without asking, as long as no script has set `Authorization`."""
         headers = request.headers
         is_set = headers.get(wire.HEADER_AUTHORIZATION, "").startswith((SCHEME, BEARER))
         if is_set or media_type(request) not in SIMPLE_TYPES:

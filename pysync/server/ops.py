@@ -18,7 +18,7 @@ PROBE_EVERY_S = 1.0
 """A probe writes to the disk: anybody may ask, and not more often than this."""
 
 READY_S = 2.0
-"""A probe that takes longer than this says that the service is not ready."""
+"""Seconds after which an unfinished probe means that the service is not ready."""
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

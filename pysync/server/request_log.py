@@ -12,7 +12,7 @@ from pysync.server.answer import Answer
 REFUSALS: Final = logging.getLogger("pysync.refusals")
 REQUESTS: Final = logging.getLogger("pysync.access")
 EXPLAINED: Final = frozenset({401, 403, 421})
-"""Statuses whose reason is the operator's to know."""
+"""Statuses whose reason only the operator learns."""
 
 identity_var: ContextVar[str] = ContextVar("identity", default="")
 """The identity whose signature or token the current request carries. Set if there is an access log."""

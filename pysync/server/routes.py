@@ -41,7 +41,7 @@ class Route:
     check: Check | None = None
     """What pushed data must satisfy."""
     keyrings: tuple[str, ...] | None = None
-    """Of a collection that takes sealed data alone: the templates of keyrings, which are not sealed."""
+    """The templates of keyrings, which are exempt in a collection that takes sealed data alone."""
     files: FileRules | None = None
     """How the collection has files; None where it has none."""
     alias: bool = False

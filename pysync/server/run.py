@@ -50,7 +50,7 @@ def serve(config: Config, notice: str = "") -> int:
 
 
 def check_databases(config: Config) -> None:
-    """Raise ValueError where a database, unless it is larger than configured, is damaged."""
+    """Raise ValueError if a database, unless it is larger than configured, is damaged."""
     most = config.server.quick_check_max_bytes
     for _, path in database_paths(config):
         if path.exists() and path.stat().st_size <= most and (found := quick_check(path)) is not None:

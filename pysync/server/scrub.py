@@ -26,8 +26,8 @@ log = logging.getLogger("pysync.server")
 
 
 class Scrub:
-    """Verifies the whole store every so often, in one of all processes that share the coordinator. `tell`
-    hears of each damaged object; the store no longer serves a damaged file."""
+    """Verifies the whole store at intervals, in one of all processes that share the coordinator. `tell` is
+    called for each damaged object; the store no longer serves damaged files."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Pushes that are answered when the lists that they belong to hold them (`"wait": true` of a projection)."""
+"""Pushes that wait for lists: they are answered when the lists that they belong to hold them (`"wait": true`
+of a projection)."""
 
 import asyncio
 from collections.abc import Iterable
@@ -32,8 +33,8 @@ class ListWaits:
                     self._awaited.append((keys.stored_at(collection)[0], keeper))
 
     def answering(self, collection: Collection, push: Handler) -> Handler:
-        """The handler of pushes to a collection: `push`, whose answers wait where a projection says so that
-        reads what is written there."""
+        """Wrap `push`, the handler of pushes to a collection, so that its answers wait if a projection with
+        `wait` reads what is written there."""
         path = self._keys.stored_at(collection)[0]
         keepers = list(
             dict.fromkeys(keeper for source, keeper in self._awaited if template.meet(path, source))

@@ -149,7 +149,7 @@ class Wiring:
             self.routes.add([method], route)
 
     def _keyrings(self) -> tuple[str, ...]:
-        """The templates of keyrings that lie elsewhere than below what they open."""
+        """The templates of keyrings that do not lie below what they open."""
         everything = (found for _, _, collections in self.config.each_namespace() for found in collections)
         return tuple(found.keyring_path for found in everything if found.keyring_path is not None)
 

@@ -75,7 +75,7 @@ class File(FileStat):
 
 
 Pace = Callable[[int], Awaitable[None]]
-"""Is told how many bytes were read, and returns when more may be read."""
+"""Awaited with the number of bytes read; returns when more may be read."""
 
 
 async def no_pace(size: int) -> None:
@@ -131,12 +131,12 @@ class AlreadyWritten(Exception):
 
 
 ROTTEN: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
-"""Why a file is refused that was found damaged before."""
+"""The reason in the error of a file that was found damaged before."""
 
 
 class DamagedFile(DocumentCorrupt):
-    """A file that is lost, or whose bytes are not those that were stored; `why` says which. `etag` is that of
-    the version it was: what replaces the damaged file expects it."""
+    """A file is lost, or its bytes are not those that were stored; `why` says which. `etag` is that of the
+    version it was: a write that replaces the damaged file expects it."""
 
     def __init__(self, why: str, etag: str) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class Store(Protocol):
         that is lost or that `verify` found damaged."""
 
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
-        """Read the whole file at `key` and compare its bytes with its sha256; None where there is no file.
+        """Read the whole file at `key` and compare its bytes with its sha256; None if there is no file.
 
         Raises DamagedFile where they differ, or the file is lost. From then on `stat` and `open` raise it,
         too, until the file is written anew or a later `verify` finds it right."""

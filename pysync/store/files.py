@@ -73,7 +73,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, file: int | str) -> Self:
-        """That of an open file, or of what lies at a path, be it a symbolic link. Raises OSError."""
+        """The identity of an open file, or of the entry at a path, even a symbolic link. Raises OSError."""
         found = os.fstat(file) if isinstance(file, int) else os.lstat(file)
         return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 

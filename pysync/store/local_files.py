@@ -55,7 +55,7 @@ def _placed(
 
 @contextmanager
 def _told_of_links(key: str) -> Iterator[None]:
-    """Tell the operator where a symbolic link was met on the way to a file."""
+    """Log a symbolic link that was met on the way to a file."""
     try:
         yield
     except OSError as error:

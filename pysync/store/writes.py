@@ -233,7 +233,7 @@ def mark_file(cursor: sqlite3.Cursor, key: str, etag: str, is_damaged: bool) -> 
 
 
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:
-    """Write what a push writes, and take it back; and something that nobody else reads."""
+    """Write what a push writes, and roll it back; and something that nobody else reads."""
     place = ("_pysync", "")  # no key has an empty name
     cursor.execute(_PUT_ANY, (etag, "", 0, b"{}", *place))
     cursor.execute(_DELETE, place)

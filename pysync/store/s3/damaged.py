@@ -20,7 +20,7 @@ from pysync.store import ABSENT, JSON_TYPE, Etag, EtagMismatch, Expect, FileStat
 KEY: Final = "_pysync/damaged"
 READ_EVERY_S: Final = 60.0
 MOST: Final = 1_000
-"""Files that are listed. Where more are damaged the oldest findings are forgotten."""
+"""Maximum number of listed files. If more are damaged, the oldest findings are dropped."""
 _ATTEMPTS: Final = 8
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ class _Objects(Protocol):
 
 
 class DamagedFiles:
-    """The list, in `objects`. A version is told by its etag and the sha256 that it carries."""
+    """The list of damaged files, kept in `objects`. A version is identified by its etag and the sha256 that
+    it carries."""
 
     def __init__(self, objects: _Objects, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._objects = objects
@@ -56,7 +57,7 @@ class DamagedFiles:
         return self._files.get(key) == [stat.etag, stat.sha256]
 
     async def note(self, key: str, stat: FileStat, *, is_damaged: bool) -> None:
-        """Have every process know whether this version of the file at `key` is damaged."""
+        """Record for every process whether this version of the file at `key` is damaged."""
         version = [stat.etag, stat.sha256]
         if await self.holds(key, stat) == is_damaged:
             return

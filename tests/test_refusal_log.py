@@ -148,6 +148,18 @@ async def test_no_password_of_a_request_target_is_logged(start: Start, lines: Li
     assert "secret" not in str(found)
 
 
+async def test_the_query_of_a_request_is_not_logged_with_its_signature(
+    start: Start, session: aiohttp.ClientSession, lines: Lines
+) -> None:
+    caller = Signed(await start(LOGGED), session, SUBJECT, root_device(SUBJECT))
+    caller.tamper = lambda headers: headers.update({"X-Starfish-Sig": "A" * 86 + "=="})
+    lines()
+    assert (await caller.pull(f"{KEY}?token=secret")).status == 401
+    (line,) = lines()
+    assert f"GET /pull/{KEY} at" in line["check"]
+    assert "secret" not in str(line)
+
+
 async def test_the_refusal_of_a_foreign_page_says_which_check_failed(
     start: Start, session: aiohttp.ClientSession, lines: Lines
 ) -> None:

@@ -399,9 +399,8 @@ def _check_signature(key: _core.PublicKey, credentials: Credentials, request: In
         credentials.timestamp_ms,
         credentials.nonce,
     ):
-        raise Unauthorized(
-            f"signature: not of {request.method} {request.targets[0]} at {request.host}, or of another body"
-        )
+        asked = f"{request.method} {wire.path_of(request.targets[0])} at {request.host}"
+        raise Unauthorized(f"signature: not of {asked}, or of another query or body")
 
 
 def _counters(rule: Rule, identity: str, address: str) -> list[tuple[Limit, str]]:

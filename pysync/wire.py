@@ -21,6 +21,13 @@ HEADER_LAST_EVENT_ID: Final = istr("Last-Event-ID")
 HEADER_REQUEST_ID: Final = istr("X-Request-Id")
 
 
+def path_of(target: str) -> str:
+    """Return the path of a request target, even of one that begins with a scheme and host."""
+    if not target.startswith("/"):
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    return target.partition("?")[0]
+
+
 def error_body(error: PysyncError) -> bytes:
     """The body of a refusal: `{"error": text, "code": code}` and its extras (wire section 2).
     `errors.from_answer` is the way back. Why a store or coordinator cannot be used, operators are told.

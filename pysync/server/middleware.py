@@ -24,7 +24,7 @@ from pysync.errors import (
     Unavailable,
 )
 from pysync.server.answer import NO_STORE, Answer, error_answer
-from pysync.server.request_log import RequestLog, path_of
+from pysync.server.request_log import RequestLog
 from pysync.server.routes import Match, RouteTable
 from pysync.server.tally import Tally
 from pysync.server.writes import media_type
@@ -98,7 +98,7 @@ class Middleware:
             if self._hosts:
                 self._check_host(request)
             method = request.method
-            match = self._routes.match("GET" if method == "HEAD" else method, path_of(request.raw_path))
+            match = self._routes.match("GET" if method == "HEAD" else method, wire.path_of(request.raw_path))
             if method == "POST" and "Origin" in request.headers:
                 self._check_origin(request)
             answer = await match.route.handler(request, match)
@@ -182,7 +182,7 @@ class Middleware:
 def _named(request: web.BaseRequest, match: Match | None) -> str:
     """Describe a request for the log: its action, collection and key."""
     if match is None:
-        return repr(path_of(request.raw_path))
+        return repr(wire.path_of(request.raw_path))
     route = match.route
     return " ".join(filter(None, (route.action, route.collection, repr(match.key))))
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
+from pysync import wire
 from pysync.errors import PysyncError
 from pysync.server.answer import Answer
 
@@ -60,7 +61,7 @@ class RequestLog:
                 "status": error.status,
                 "check": error.reason or error.message,
                 "method": request.method,
-                "path": path_of(request.raw_path),
+                "path": wire.path_of(request.raw_path),
             }
             REFUSALS.log(self._level, message, extra={"request_id": request_id, "fields": fields})
 
@@ -68,7 +69,7 @@ class RequestLog:
         """Log a request and its answer. `seconds` is how long the answer took to begin."""
         fields: dict[str, object] = {
             "method": request.method,
-            "path": path_of(request.raw_path),
+            "path": wire.path_of(request.raw_path),
             "status": answer.status,
             "bytes": 0 if request.method == "HEAD" else answer.size,
             "ms": round(seconds * 1000, 2),
@@ -76,10 +77,3 @@ class RequestLog:
         if identity := identity_var.get():
             fields["identity"] = identity
         REQUESTS.info("request", extra={"request_id": answer.request_id, "fields": fields})
-
-
-def path_of(target: str) -> str:
-    """The path of a request target, also of one that names its scheme and host."""
-    if not target.startswith("/"):
-        target = "/" + target.partition("://")[2].partition("/")[2]
-    return target.partition("?")[0]

@@ -75,7 +75,7 @@ class CatchUp:
                 if await behind.joined:
                     return True
         except Unavailable as error:
-            log.warning("a change stream was cut, as changes cannot be read: %s", error.why)
+            log.warning("aborted a change stream: failed to read changes: %s", error.why)
             listener.cut()
         return False
 

@@ -364,7 +364,7 @@ class GroupCommit:
             try:
                 self._group_work.committed()
             except BaseException:
-                log.exception("what follows a commit failed unexpectedly")
+                log.exception("a callback after a commit failed unexpectedly")
         return outcomes
 
     def _undo(self) -> None:

@@ -101,7 +101,7 @@ def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
     editors = collection(readRoles=["editor"])
     assert warnings({**editors, "identityRoles": {"u": ["editor"]}}) == []
     assert warnings({**editors, "identityRoles": {}}, auth={"identityRoles": {"u": ["editor"]}}) == [
-        ("collections[0].readRoles[0]", "nobody holds 'editor'")
+        ("collections[0].readRoles[0]", "nobody can hold 'editor'")
     ]
 
 
@@ -194,7 +194,7 @@ def test_what_keeps_the_server_from_starting_is_told_before(tmp_path: Path) -> N
 def test_the_linter_names_roles_that_nobody_holds(role: str, hint: str | None) -> None:
     (path, message), *_ = warnings(collection(readRoles=[role]), auth=TRUSTED)
     assert path == "collections[0].readRoles[0]"
-    assert message.startswith(f"nobody holds {role!r}")
+    assert message.startswith(f"nobody can hold {role!r}")
     assert hint is None or hint in message
 
 

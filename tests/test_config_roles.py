@@ -33,22 +33,27 @@ def about(role: str, members: dict[str, Any], auth: dict[str, Any]) -> list[str]
 @pytest.mark.parametrize(
     ("role", "members", "auth", "told"),
     [
-        ("admin", {}, {}, "nobody holds admin: there is no auth.adminToken"),
-        ("space:member", ROOM, {}, "nobody holds space:member: there is no auth.spaces"),
-        ("space:owner", ROOM, {}, "nobody holds space:owner: there is no auth.spaces"),
+        ("admin", {}, {}, "nobody can hold admin: auth.adminToken is not set"),
+        ("space:member", ROOM, {}, "nobody can hold space:member: auth.spaces is not set"),
+        ("space:owner", ROOM, {}, "nobody can hold space:owner: auth.spaces is not set"),
         (
             "space:member",
             {},
             {"spaces": {}},
             "space:member is never held: storagePath lacks {spaceId} of auth.spaces.accessPath",
         ),
-        ("cap:raed:notes", {}, {}, "nobody holds 'cap:raed:notes'; did you mean cap:read:notes?"),
-        ("space:members", ROOM, {"spaces": {}}, "nobody holds 'space:members'; did you mean space:member?"),
+        ("cap:raed:notes", {}, {}, "nobody can hold 'cap:raed:notes'; did you mean cap:read:notes?"),
+        (
+            "space:members",
+            ROOM,
+            {"spaces": {}},
+            "nobody can hold 'space:members'; did you mean space:member?",
+        ),
         (
             "cap:read:notes",
             {},
             {"trustedIssuers": []},
-            "nobody holds cap:read:notes: trustedIssuers is empty, so no certificate yields it",
+            "nobody can hold cap:read:notes: trustedIssuers is empty, so no certificate yields it",
         ),
     ],
 )
@@ -84,9 +89,9 @@ def test_roles_of_single_members_are_looked_at_too() -> None:
     assert warnings(collection(readRoles=["public"], fieldPermissions=secret)) == [
         (
             "collections[0].fieldPermissions.salary.readRoles[0]",
-            "nobody holds admin: there is no auth.adminToken",
+            "nobody can hold admin: auth.adminToken is not set",
         ),
-        ("collections[0].fieldPermissions.salary.writeRoles[0]", "nobody holds 'boss'"),
+        ("collections[0].fieldPermissions.salary.writeRoles[0]", "nobody can hold 'boss'"),
     ]
 
 

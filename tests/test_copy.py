@@ -25,7 +25,7 @@ from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
 
 LOG = "logs/a"
-UNREAD = "it does not read as a document, or is not the one that was stored"
+UNREAD = "it is not a document, or not the one that was stored"
 ELEMENTS = 3000
 Told = list[tuple[str, str]]
 

@@ -330,5 +330,5 @@ def test_a_copy_verifies_the_hash_beside_the_checksum() -> None:
     assert check_document(push.stored(1)) is None
     wrong = _core.read_document(push.stored(1)).redacted(b'{"amount":901}', push.hash)
     assert not _core.read_document(wrong).verify()
-    with pytest.raises(Corrupt, match="its hash is not that of its data"):
+    with pytest.raises(Corrupt, match="its hash does not match its data"):
         check_document(wrong)

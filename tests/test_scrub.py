@@ -189,7 +189,7 @@ async def test_it_waits_while_store_or_coordinator_are_away_and_goes_on(
     await scrub.close()
     assert slept.count(LOOK_S) == 4
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert all("the scrub waits" in record.message for record in caplog.records)
+    assert all("the scrub is paused" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unforeseen"), PanicException("core")])

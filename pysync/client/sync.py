@@ -146,7 +146,7 @@ class SyncDocument:
         if state.get("version") != 1 or not isinstance(data, dict) or not is_whole:
             raise ValueError("this is not what dump() of a SyncDocument returned")
         if state.get("key") != document_key(self.key):
-            raise ValueError(f"this is of {state.get('key')!r}, not of {document_key(self.key)!r}")
+            raise ValueError(f"this state is of {state.get('key')!r}, not of {document_key(self.key)!r}")
         if base is not None:
             self._base_on(base, str(hash_))
         self.data, self.hash = _copy(data), str(hash_)

@@ -204,12 +204,12 @@ class _Roles:
         auth = self._config.auth
         if not _HELD.fullmatch(role):
             caps = (f"cap:{op}:{self._collection.name}" for op in ("read", "write", "list"))
-            return f"nobody holds {role!r}{nearest(role.lower(), dict.fromkeys((*_PLAIN, *caps)))}"
+            return f"nobody can hold {role!r}{nearest(role.lower(), dict.fromkeys((*_PLAIN, *caps)))}"
         if role == "admin" and auth.admin_token is None:
-            return "nobody holds admin: there is no auth.adminToken"
+            return "nobody can hold admin: auth.adminToken is not set"
         if role.startswith("space:"):
             if auth.spaces is None:
-                return f"nobody holds {role}: there is no auth.spaces"
+                return f"nobody can hold {role}: auth.spaces is not set"
             lacking = [
                 f"{{{one}}}" for one in template.params(auth.spaces.access_path) if one not in self._params
             ]
@@ -217,5 +217,5 @@ class _Roles:
                 told = f"storagePath lacks {', '.join(lacking)} of auth.spaces.accessPath"
                 return f"{role} is never held: {told}"
         if self._issuers is not None and not self._issuers and role.startswith(("cap:", "delegated:")):
-            return f"nobody holds {role}: trustedIssuers is empty, so no certificate yields it"
+            return f"nobody can hold {role}: trustedIssuers is empty, so no certificate yields it"
         return None

@@ -232,7 +232,7 @@ def _prepare(
     create_folder(folder, may_be_link=True)
     path = folder / "coordinator.db"
     if not path.exists() and (folder / "nonces").exists():
-        log.warning("%s is gone: counters, idempotency keys and announcements begin anew", path)
+        log.warning("%s is missing: counters, idempotency keys and announcements start empty", path)
     # NORMAL: the file stays whole, and what the loss of power takes of it is only missed where noted.
     database = open_database(path, SCHEMA, "NORMAL")
     database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + changes_kept // CHANGES_A_PAGE}")

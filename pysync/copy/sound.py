@@ -24,7 +24,7 @@ def check_object(key: str, stored: bytes) -> _core.LogHead | None:
         try:
             return _core.LogHead.read(stored, "")
         except DocumentCorrupt:
-            raise Corrupt("its checksum is not that of what it holds") from None
+            raise Corrupt("its checksum does not match its contents") from None
     if key.startswith(f"{REVOCATIONS}/"):
         check_revocations(key, stored)
     elif log_of_chunk(key, stored) is not None:
@@ -70,9 +70,9 @@ def check_document(stored: bytes) -> _core.LogHead | None:
     try:
         document = _core.read_document(stored)
     except DocumentCorrupt:
-        raise Corrupt("it does not read as a document, or is not the one that was stored") from None
+        raise Corrupt("it is not a document, or not the one that was stored") from None
     if not document.verify():
-        raise Corrupt("its hash is not that of its data")
+        raise Corrupt("its hash does not match its data")
     if _core.is_document(stored):
         return None
     try:

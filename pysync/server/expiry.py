@@ -84,6 +84,6 @@ class Expiry:
             try:
                 await self.sweep()
             except PysyncError as error:
-                log.warning("sweeping what has expired: %s", error)
+                log.warning("failed to delete expired data: %s", error)
             except (Exception, PanicException):
-                log.exception("sweeping what has expired failed, and is tried again")
+                log.exception("failed to delete expired data; will retry")

@@ -15,7 +15,7 @@ from pysync.server.tally import BUCKETS_S, Tally
 
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_corrupt_objects": (
-        "Stored objects that were met and are corrupt.",
+        "Corrupt stored objects, each time that one was met.",
         ("kind", "found_by"),
     ),
     "pysync_events": ("Events sent on change streams.", ("collection",)),

@@ -202,7 +202,7 @@ SCHEMAS: Json = {
     "Timestamp": {"type": "integer", "description": "Milliseconds since the epoch."},
     "HasMore": {
         "const": True,
-        "description": "There where elements of a log were left out that are newer than those in data.",
+        "description": "Present if newer elements of the log than those in data were left out.",
     },
     "Entry": object_of(_ENTRY | _PROOF, required=list(_ENTRY)),
     "Document": object_of(

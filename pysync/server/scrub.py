@@ -66,7 +66,7 @@ class Scrub:
             try:
                 await self.round()
             except _LeadsNoMore:
-                log.info("another process goes on with the scrub")
+                log.info("another process continues the scrub")
 
     async def round(self) -> None:
         """Verify everything, and note when that was. Raises StoreUnavailable, CoordinatorUnavailable."""
@@ -95,9 +95,9 @@ class Scrub:
             try:
                 await self.look()
             except Unavailable as error:
-                log.warning("the scrub waits: %s", error.why)
+                log.warning("the scrub is paused: %s", error.why)
             except (Exception, PanicException):
-                log.exception("the scrub failed, and begins anew")
+                log.exception("the scrub failed and will start again")
 
     async def _is_due(self) -> bool:
         found = await self._store.get(SCRUBBED)

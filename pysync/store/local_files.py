@@ -61,7 +61,7 @@ def _told_of_links(key: str) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             log.critical(
-                "a symbolic link in the way of the file of %r is not followed: %s", key, error.filename
+                "refused to follow a symbolic link on the way to the file at %r: %s", key, error.filename
             )
         raise
 

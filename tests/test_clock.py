@@ -227,6 +227,28 @@ async def test_nonces_survive_a_start_of_the_machine_whatever_its_clock_says(
         await coordinator.close()
 
 
+async def test_nonces_do_not_pile_up_where_no_start_of_the_machine_has_a_name(
+    clock: MovedClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sandbox without /proc/sys. The epochs of a machine that was up for long would stand still until it
+    has been up for as long again."""
+    monkeypatch.setattr("pysync.clock.BOOT", tmp_path / "hidden")
+    clock.booted_ms = clock.now_ms - 50 * EPOCH_MS
+    before = await LocalCoordinator.at(tmp_path / "data", SteadyClock(clock))
+    assert await before.remember_nonce("aa", "n", clock())
+    await before.close()
+    clock.booted_ms = clock.now_ms - 7
+    for passed_ms in (0, EPOCH_MS, EPOCH_MS):
+        clock.now_ms += passed_ms
+        after = await LocalCoordinator.at(tmp_path / "data", SteadyClock(clock))
+        assert not await after.remember_nonce("aa", "n", clock())
+        await after.close()
+    clock.now_ms += EPOCH_MS
+    after = await LocalCoordinator.at(tmp_path / "data", SteadyClock(clock))
+    assert await after.remember_nonce("aa", "n", clock()), "it is not kept for ever"
+    await after.close()
+
+
 async def test_ledgers_of_an_earlier_version_are_gone_on_with(clock: MovedClock, tmp_path: Path) -> None:
     before = await LocalCoordinator.at(tmp_path, clock)
     assert await before.remember_nonce("aa", "n", clock())

@@ -17,6 +17,7 @@ from conftest import Start
 from shell import Shell
 
 from pysync import cli, config
+from pysync.clock import BOOT
 from pysync.config import Server
 
 ROOT = Path(__file__).parent.parent
@@ -118,6 +119,16 @@ def test_the_unit_leaves_little_to_attack(systemd_analyze: str, unit: Path) -> N
 def settings_of_the_unit() -> dict[str, str]:
     lines = [line.partition("=") for line in UNIT.read_text().splitlines() if not line.startswith("#")]
     return {name: value for name, _, value in lines}
+
+
+def test_the_unit_shows_the_server_which_start_of_the_machine_it_is() -> None:
+    """`ProcSubset=pid` hides the file that says so, whose name begins with that of /proc/sys."""
+    assert str(BOOT).startswith("/proc/sys/")
+    assert settings_of_the_unit().get("ProcSubset", "all") == "all"
+
+
+def test_the_unit_waits_until_the_clock_is_set() -> None:
+    assert "time-sync.target" in settings_of_the_unit()["After"].split()
 
 
 def test_the_unit_starts_what_pysync_understands() -> None:

@@ -186,11 +186,13 @@ class ReplayLedgers:
         processes until the machine is restarted, and then as large as the newest ledger needs to continue."""
         path = self._folder / "boot"
         known = path.read_text().split() if path.exists() else []
-        if len(known) == 2 and known[0] == boot:
+        epoch = nonce_epoch(self._elapsed_ms())
+        newest = max(self._found(), default=epoch)
+        # Far behind the newest ledger the machine was started anew, also where no start has a name.
+        if len(known) == 2 and known[0] == boot and epoch + int(known[1]) >= newest - 1:
             return int(known[1])
         # Another start of the machine, or the first of all.
-        epoch = nonce_epoch(self._elapsed_ms())
-        ahead = max(self._found(), default=epoch) - epoch
+        ahead = newest - epoch
         beside = self._folder / "boot~"
         beside.touch(0o600)
         beside.write_text(f"{boot} {ahead}\n")

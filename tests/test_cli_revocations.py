@@ -11,7 +11,7 @@ import pytest
 from conftest import ISSUER, SUBJECT, Browser, Start
 from shell import Shell
 
-from pysync import minting
+from pysync import caps, minting
 from pysync.client import Client
 from pysync.keys import Keys
 from pysync.store.memory import MemoryStore
@@ -115,11 +115,16 @@ def test_a_merge_keeps_what_it_does_not_understand() -> None:
     certificates = [minting.audience(ISSUER, "x", now_s=at - 60, expires_at_s=at, nonce=bytes([n]) * 16)
                     for n, at in enumerate((old, kept))]  # fmt: skip
     subjects = [("1" * 64, 0), ("2" * 64, -5), ("3" * 64, old)]
-    earlier = minting.revocation_list(ISSUER, 4, certificates=certificates, subjects=subjects)
+    known = orjson.loads(
+        minting.revocation_list(ISSUER, 3, certificates=certificates, subjects=subjects).text
+    )
+    unknown = {**known, "generation": 4, "note": "of a later version"}
+    earlier = caps.read_revocation_list(minting._signed(ISSUER, caps.REVOCATION_TAG, unknown))
     merged = minting.revocation_list(
         ISSUER, 5, subjects=[("4" * 64, kept)], earlier=earlier, now_s=int(time.time())
     )
     members = orjson.loads(merged.text)
+    assert (members["generation"], members["note"]) == (5, "of a later version")
     assert [entry["nonce"] for entry in members["revoked"]] == [certificates[1].nonce]
     assert [entry["sub"][0] for entry in members["revokedSubjects"]] == ["1", "2", "4"]
 

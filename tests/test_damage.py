@@ -108,6 +108,28 @@ async def test_a_service_that_has_met_damage_is_not_ready_any_more(
     assert (await browser.push("notes/new", {"n": 1})).status == 200, "what is whole is served"
 
 
+async def test_a_coordinator_that_has_met_damage_is_not_ready_any_more(folder: Path) -> None:
+    async def claim_all() -> None:
+        for number in range(200):
+            await coordinator.claim(f"k{number:03}", b"x" * 100, 60_000)
+
+    coordinator = await LocalCoordinator.at(folder)
+    await claim_all()
+    await coordinator.close()
+    with closing(sqlite3.connect(folder / "coordinator.db")) as database:
+        pages = database.execute(
+            "SELECT pageno FROM dbstat WHERE name = 'claim' AND pagetype = 'leaf' ORDER BY path"
+        ).fetchall()
+    overwrite(folder / "coordinator.db", (pages[len(pages) // 2][0] - 1) * PAGE)
+    coordinator = await LocalCoordinator.at(folder)
+    await coordinator.probe()
+    with pytest.raises(CoordinatorUnavailable):
+        await claim_all()
+    with pytest.raises(CoordinatorUnavailable, match="is damaged"):
+        await coordinator.probe()
+    await coordinator.close()
+
+
 async def test_nothing_that_damage_raises_leaves_a_callback_of_the_loop(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

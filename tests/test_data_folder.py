@@ -203,6 +203,18 @@ async def test_a_link_in_the_place_of_what_a_coordinator_locks_or_appends_to_is_
     assert (outside / "b").read_bytes() == b"secret"
 
 
+async def test_a_link_in_the_place_of_the_lock_of_who_leads_is_not_followed(
+    folder: Path, outside: Path
+) -> None:
+    coordinator = await LocalCoordinator.at(folder)
+    (folder / "leads/scrub").symlink_to(outside / "b")
+    before = (outside / "b").stat().st_mtime_ns
+    with pytest.raises(CoordinatorUnavailable):
+        await coordinator.leads("scrub")
+    assert (outside / "b").stat().st_mtime_ns == before
+    await coordinator.close()
+
+
 @pytest.mark.parametrize("name", ["files/~incoming", "merging"])
 async def test_a_link_in_the_place_of_a_folder_of_the_stores_own_is_not_followed(
     folder: Path, outside: Path, name: str

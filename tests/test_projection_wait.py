@@ -1,6 +1,7 @@
 """`"wait": true`: a push is answered after its lists hold it, whichever process keeps them."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from conftest import Browser, Start
 from projected import JOURNAL, LISTS, NOTES, PUBLIC, TITLES, entry, members, titled
 
+from pysync.changes import Change
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.errors import CoordinatorUnavailable
 from pysync.plugins.projection import Projection
 from pysync.store.local import LocalStore
 
@@ -94,6 +97,26 @@ async def test_the_answer_says_that_a_list_is_behind(
     assert "projected" not in await push(browser, "journals/s", {})
     refused = await browser.push("notes/s/a", {"title": "B"}, "0" * 64)
     assert (refused.status, "projected" in refused.json) == (409, False)
+
+
+async def test_the_answer_says_so_too_where_the_write_is_not_announced_yet(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    """Then lists that hold all that was announced do not hold it."""
+
+    class Mute(MemoryCoordinator):
+        is_mute = False
+
+        async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+            if self.is_mute:
+                raise CoordinatorUnavailable
+            return await super().announce(changes, intent)
+
+    coordinator = Mute()
+    browser = Browser(await start(WAITING, coordinator=coordinator), session)
+    assert "projected" not in await push(browser, "notes/s/a", {"title": "A"})
+    coordinator.is_mute = True
+    assert (await push(browser, "notes/s/b", {"title": "B"}))["projected"] is False
 
 
 async def test_another_process_may_keep_the_list(

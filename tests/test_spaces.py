@@ -242,3 +242,15 @@ def test_roles_come_from_the_document_wrapped_or_bare(document: dict[str, Any], 
         membership = spaces.membership("spaces/one/_access", kept)
         assert membership is not None
         assert membership.roles(OWNER) == given
+
+
+def test_whatever_byte_of_an_access_document_is_damaged_it_gives_nobody_a_role() -> None:
+    found = Spaces(Settings(), MemoryStore())
+    body = json.dumps({"data": access(OWNER, MEMBER), "baseHash": None}).encode()
+    stored = _core.decode_push(body).stored(1)
+    whole = found.membership("spaces/s/_access", stored)
+    assert whole is not None
+    assert whole.roles(MEMBER) == {"space:member"}
+    for at in range(len(stored)):
+        damaged = stored[:at] + bytes([stored[at] ^ 1]) + stored[at + 1 :]
+        assert found.membership("spaces/s/_access", damaged) is None, damaged

@@ -7,12 +7,15 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
 import uvloop
 from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_writer import StreamWriter
 from conftest import Start
 from yarl import URL
 
@@ -299,6 +302,37 @@ def test_a_client_that_takes_nothing_is_cut(
             assert source.transport is not None
             assert source.transport.is_closing()
         await runner.cleanup()
+
+    run(scenario())
+
+
+def test_a_client_that_takes_little_is_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "STALL_S", 0.001)
+
+    class Slow(asyncio.Transport):
+        """Holds back less each time that somebody looks."""
+
+        def __init__(self, protocol: BaseProtocol) -> None:
+            super().__init__()
+            self.protocol = protocol
+            self.held = 300_000
+
+        def get_write_buffer_size(self) -> int:
+            self.held -= 50_000
+            if self.held <= 0:
+                self.protocol.resume_writing()
+            return max(self.held, 0)
+
+        def is_closing(self) -> bool:
+            return False
+
+    async def scenario() -> None:
+        protocol = BaseProtocol(asyncio.get_running_loop())
+        protocol.transport = slow = Slow(protocol)
+        protocol.pause_writing()
+        writer = StreamWriter(protocol, asyncio.get_running_loop())
+        await answer.flush(cast(web.BaseRequest, SimpleNamespace(writer=writer)), slow)
+        assert slow.held <= 0
 
     run(scenario())
 

@@ -134,15 +134,28 @@ async def send(request: web.BaseRequest, transport: asyncio.Transport, body: byt
 
 async def flush(request: web.BaseRequest, transport: asyncio.Transport) -> None:
     """Wait until the connection has little left to send. Raises ConnectionResetError as `send` does."""
-    while (held := transport.get_write_buffer_size()) > DRAIN_ABOVE:
-        try:
-            async with asyncio.timeout(STALL_S):
-                await request.writer.drain()
-            return
-        except TimeoutError:
-            if transport.get_write_buffer_size() >= held:
-                transport.abort()
-                raise ConnectionResetError("the client takes nothing") from None
+    held = transport.get_write_buffer_size()
+    if held <= DRAIN_ABOVE:
+        return
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    # A wait that is cancelled would be all that a later one finds to wait for.
+    def look(before: int) -> None:
+        nonlocal timer
+        held = transport.get_write_buffer_size()
+        if held >= before:
+            transport.abort()
+        else:
+            timer = loop.call_later(STALL_S, look, held)
+
+    timer = loop.call_later(STALL_S, look, held)
+    try:
+        await request.writer.drain()
+    finally:
+        timer.cancel()
+    if transport.is_closing():
+        raise ConnectionResetError("the client has gone, or takes nothing")
 
 
 class HeadAnswer(Answer):

@@ -21,9 +21,9 @@ from redis_losses import (
 )
 
 from pysync.changes import Change
-from pysync.clock import LAST_NUMBER, wall_clock_ms
+from pysync.clock import LAST_NUMBER, SteadyClock, wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
-from pysync.coordinator.redis import LEEWAY_MS, TICKS, RedisCoordinator
+from pysync.coordinator.redis import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator
 from pysync.coordinator.redis_link import MAX_WAITING, Command
 from pysync.coordinator.redis_memory import SINCE
 from pysync.errors import CoordinatorUnavailable
@@ -36,6 +36,8 @@ from pysync.testing import (
     MovedClock,
 )
 from pysync.testing.times import MovedTime
+
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -143,6 +145,21 @@ async def test_a_nonce_signed_by_a_clock_two_seconds_ahead_is_refused_after_a_lo
     await flush(redis)
     await come_back(node)
     assert await is_refused(node, "n", signed_ms)
+    await node.close()
+
+
+async def test_what_was_signed_while_the_clock_was_ahead_is_known_when_that_time_comes(
+    redis: RedisServer,
+) -> None:
+    clock = MovedClock(wall_clock_ms())
+    node = await RedisCoordinator.at(redis.url, SteadyClock(clock))
+    clock.step(HOUR_MS)
+    assert await node.remember_nonce("aa", "ahead", clock())
+    assert await node.remember_nonce("aa", "usual", clock() - HOUR_MS + 300_000)
+    async with client(redis) as own:
+        left_ms = sorted([await own.pttl(key) for key in await own.keys("pysync:n:*")])
+    assert left_ms[0] <= NONCE_TTL_MS
+    assert HOUR_MS + NONCE_TTL_MS - 60_000 < left_ms[1] <= HOUR_MS + NONCE_TTL_MS
     await node.close()
 
 

@@ -24,7 +24,7 @@ from redis.asyncio import Connection
 from pysync._core import ReplayWindow
 from pysync.changes import Change, Page, Retention, WrittenBy
 from pysync.clock import LAST_NUMBER, Tick, wall_clock_ms
-from pysync.coordinator import EPOCH_MS, LEASE_MS, Intent, Standing, Window, window_end_ms
+from pysync.coordinator import AHEAD_MS, EPOCH_MS, LEASE_MS, Intent, Standing, Window, window_end_ms
 from pysync.coordinator.redis_arrivals import Arrivals
 from pysync.coordinator.redis_link import Command, connection
 from pysync.coordinator.redis_memory import Memory, time_ms
@@ -96,7 +96,9 @@ class RedisCoordinator:
         self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
     ) -> bool:
         key = b"pysync:n:" + ReplayWindow.digest(presenter, nonce)
-        (stored,) = await self._memory.recall(("SET", key, 1, "NX", "PX", NONCE_TTL_MS))
+        ahead_ms = signed_ms - self._now_ms()
+        ttl_ms = NONCE_TTL_MS + (ahead_ms if ahead_ms > AHEAD_MS else 0)
+        (stored,) = await self._memory.recall(("SET", key, 1, "NX", "PX", ttl_ms))
         if stored is None:
             return False
         if signed_ms < self._signed_from_ms:

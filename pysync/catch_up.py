@@ -1,8 +1,8 @@
 """Catch up subscribers that begin in the past, until they join the live feed (wire section 9).
 
-They are taken through the log together, so what several have missed is read once, and the time that all of
-them take together is bounded. Only what their collections may have written is read. Who comes when others are
-further on already waits for the next time, unless it is no further back than they are.
+They read the log together, so changes that several have missed are read once, and the time that all of them
+take is bounded. Only changes that their collections may have written are read. A subscriber that arrives
+during a run waits for the next one, unless it is no further back than the subscribers under way.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The clocks of the machine. Whoever depends on time takes a clock as an argument.
+"""The clocks of the machine. Code that depends on time takes a clock as an argument.
 
 `wall_clock_ms` is the machine's idea of the time. It steps when somebody sets it. Code that a step must not
 affect uses `elapsed_of(clock)`, which only measures how much time has passed, or a `SteadyClock`.

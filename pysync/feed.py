@@ -1,10 +1,9 @@
 """The feed: one follower of the change log for all who listen to a process (wire section 9).
 
-A change is read once, and its text for the wire made once for each collection that could pull what was
-written, however many listen. Who listens is found by collection and parameters, so a write costs what its
-listeners do. Whoever begins in the past is told of it by `pysync.catch_up` first, up to the follower's place;
-from there on it is handed what the follower reads. As every event has its place in the log, none is missed
-and none is told twice where the two meet.
+A change is read once, and serialised once for each collection that could pull the written document, however
+many subscribers there are. Subscribers are found by collection and parameters, so the cost of a write depends
+on its own subscribers alone. `pysync.catch_up` first brings a subscriber that begins in the past up to the
+follower's place. Every event has its place in the log, so none is missed or delivered twice at the handover.
 """
 
 import asyncio
@@ -115,8 +114,8 @@ class Keys(Protocol):
     """Which collections have which keys."""
 
     def matches(self, subject: Subject) -> Sequence[KeyMatch]:
-        """Which collections could pull what a change is of: one of a namespace at most, so that a stream,
-        which is of one, is told of it once."""
+        """Return the collections that could pull the document of a change: at most one in each namespace, so
+        that a stream, which belongs to one namespace, delivers the change once."""
 
     def may_write_to(self, topics: Iterable[Topic]) -> WrittenBy:
         """Returns True if collections with this origin write documents that one of `topics` pulls."""

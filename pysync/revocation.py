@@ -1,8 +1,8 @@
 """Revocation lists: published once, honoured by every node within seconds (wire section 3).
 
-Anybody may publish one. Lists of strangers, whom the configuration does not trust and who own nothing that is
-stored here, are short, take something back, and are dropped when all of it has expired, so that they neither
-cost much nor take the room of others.
+Anybody may publish one. A stranger is an issuer that the configuration does not name and that owns nothing
+stored here. Lists of strangers must be short and revoke something, and are dropped when all entries have
+expired, so that they neither cost much nor take the room of others.
 """
 
 import asyncio

@@ -106,13 +106,13 @@ class Logs:
     ) -> Written:
         """Append, or return the answer of the first append with this `request_key` within ten minutes.
 
-        Who comes first claims the key for the data, and for a mark of its own. Every attempt appends under
-        that mark, to a log that did not have it: of two attempts at once one finds, on its turn, what the
-        other has written. An append that is refused leaves no claim. How far a repetition has looked for the
-        mark stays with the claim, so that no other looks there again.
+        The first attempt claims the key for its data and a mark of its own. Every attempt appends under that
+        mark, to a log that does not have it yet. Of two concurrent attempts one finds the element that the
+        other has written. A refused append leaves no claim. The claim records how far a repetition has
+        searched for the mark, so that no other searches there again.
 
-        Raises IdempotencyKeyReused where the key was claimed for other data, StoreUnavailable where the mark
-        is still to be looked for (repeat it), and as `append` does.
+        Raises IdempotencyKeyReused if the key was claimed for other data, StoreUnavailable if the search for
+        the mark is not finished (repeat the append), and what `append` raises.
         """
         name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
         if not rules.persist:

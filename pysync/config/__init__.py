@@ -5,7 +5,7 @@
     convert    plain values -> the tree
     presets    collections of Parquet in few words
     rules      what is refused beyond types, in files of their own: projections, events
-    overlaps   templates that share keys, and projections: who comes to write, or read, what others keep
+    overlaps   templates that share keys, and projections, by which others could read or write
     template   key templates
     media      whether a collection holds documents or files
     place      where a store lies

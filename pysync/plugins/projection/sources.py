@@ -44,10 +44,10 @@ class Sources:
     async def events(
         self, touched: Sequence[Touched]
     ) -> AsyncIterator[tuple[Touched, WriteEvent | DocumentCorrupt]]:
-        """Of each document its last write, of each log the elements since the first write that was told of,
-        in order. What is missing or has expired gives none, what cannot be read the error. `identity` is
-        known of a write that was told of. Of a file its last write too, and of what is stored nowhere all
-        that was told of, without a body. Raises StoreUnavailable."""
+        """Yield the writes to fold: the last write of each document and file, the elements of each log since
+        the first announced write, in order, and all announced writes that are stored nowhere, without a body.
+        A missing or expired object yields nothing, an unreadable one the error. `identity` is known if the
+        write was announced. Raises StoreUnavailable."""
         documents = [one for one in touched if one.place.kind == "document"]
         for start in range(0, len(documents), _AT_ONCE):
             some = documents[start : start + _AT_ONCE]

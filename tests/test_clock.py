@@ -9,7 +9,15 @@ from conftest import SUBJECT, Browser, Signed, Start, root_device
 
 from pysync import minting
 from pysync.changes import Retention
-from pysync.clock import DISBELIEF_MS, SteadyClock, boot_clock_ms, elapsed_of, is_settled, wall_clock_ms
+from pysync.clock import (
+    DISBELIEF_MS,
+    SteadyClock,
+    boot_clock_ms,
+    boot_id,
+    elapsed_of,
+    is_settled,
+    wall_clock_ms,
+)
 from pysync.coordinator import EPOCH_MS, Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
@@ -225,6 +233,21 @@ async def test_nonces_survive_a_start_of_the_machine_whatever_its_clock_says(
     assert await pair[0].remember_nonce("aa", "n", clock()), "it is not kept for ever"
     for coordinator in pair:
         await coordinator.close()
+
+
+@pytest.mark.parametrize("kept", ["", "x", "{boot} x", "{boot} 1 2", "{boot}"])
+async def test_what_is_kept_of_the_time_may_be_damaged(clock: MovedClock, tmp_path: Path, kept: str) -> None:
+    for name in ("clock", "nonces/boot"):
+        before = await LocalCoordinator.at(tmp_path, SteadyClock(clock))
+        assert await before.remember_nonce("aa", name, clock())
+        await before.close()
+        (tmp_path / name).write_text(kept.format(boot=boot_id()))
+        steady = SteadyClock(clock)
+        steady.resume(tmp_path / "clock", boot_id())
+        assert steady() == clock()
+        after = await LocalCoordinator.at(tmp_path, steady)
+        assert not await after.remember_nonce("aa", name, clock())
+        await after.close()
 
 
 async def test_nonces_do_not_pile_up_where_no_start_of_the_machine_has_a_name(

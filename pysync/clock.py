@@ -62,6 +62,16 @@ def boot_id() -> str:
     return BOOT.read_text().strip() if BOOT.exists() else ""
 
 
+def kept_number(path: Path, boot: str) -> int | None:
+    """Return the number that a process of this start of the machine, which `boot` names, keeps at `path`. Return
+    None if there is none, or something else."""
+    try:
+        kept_by, number = path.read_text().split()
+        return int(number) if kept_by == boot else None
+    except (OSError, ValueError):
+        return None
+
+
 def elapsed_of(clock: Callable[[], int]) -> Callable[[], int]:
     """The clock beside `clock` that no step moves: its `elapsed_ms`. One without is believed not to step."""
     if clock is wall_clock_ms:
@@ -107,9 +117,8 @@ class SteadyClock:
             except OSError as error:
                 log.warning("cannot keep the time at %s: %s", path, error)
 
-        known = path.read_text().split() if path.exists() else []
-        if len(known) == 2 and known[0] == boot:
-            self._ahead_ms = int(known[1])
+        if (ahead_ms := kept_number(path, boot)) is not None:
+            self._ahead_ms = ahead_ms
         self()
         self._keep = keep
         keep()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from pysync._core import ReplayWindow
+from pysync.clock import kept_number
 from pysync.coordinator import AHEAD_MS, EPOCH_MS, EPOCHS_KEPT, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite import create_folder
@@ -185,12 +186,12 @@ class ReplayLedgers:
         """Return the number of epochs by which the ledgers are ahead of the clock. It is the same for all
         processes until the machine is restarted, and then as large as the newest ledger needs to continue."""
         path = self._folder / "boot"
-        known = path.read_text().split() if path.exists() else []
         epoch = nonce_epoch(self._elapsed_ms())
         newest = max(self._found(), default=epoch)
+        ahead = kept_number(path, boot)
         # Far behind the newest ledger the machine was started anew, also where no start has a name.
-        if len(known) == 2 and known[0] == boot and epoch + int(known[1]) >= newest - 1:
-            return int(known[1])
+        if ahead is not None and epoch + ahead >= newest - 1:
+            return ahead
         # Another start of the machine, or the first of all.
         ahead = newest - epoch
         beside = self._folder / "boot~"

@@ -63,8 +63,8 @@ def boot_id() -> str:
 
 
 def kept_number(path: Path, boot: str) -> int | None:
-    """Return the number that a process of this start of the machine, which `boot` names, keeps at `path`. Return
-    None if there is none, or something else."""
+    """Return the number that a process of this start of the machine, which `boot` names, keeps at `path`.
+    Return None if there is none, or something else."""
     try:
         kept_by, number = path.read_text().split()
         return int(number) if kept_by == boot else None

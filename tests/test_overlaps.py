@@ -251,6 +251,38 @@ def test_of_what_is_only_pushed_the_twin_that_is_pulled_says_who_may_read() -> N
     assert warnings(listed(pushed, twin, roles=["public"], target="lists/all")) == []
 
 
+@pytest.mark.parametrize(
+    ("other", "who"),
+    [
+        ({"pushOnly": True}, "public"),
+        ({"readRoles": ["mods"], "pullOnly": True}, "mods"),
+        ({"pushOnly": True, "writeRoles": ["admin", "boss"]}, ""),
+        ({"readRoles": ["boss"], "pullOnly": True}, ""),
+        ({"pushOnly": True, "fieldPermissions": {"pay": {"readRoles": ["boss"]}}}, ""),
+        ({"pushOnly": True, "storagePath": "{any}/{id}"}, ""),
+    ],
+)
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_the_linter_tells_where_hidden_members_are_not_hidden(
+    other: dict[str, Any], who: str, is_elsewhere: bool
+) -> None:
+    """A conflict tells the hash of the whole document, from which they can be computed."""
+    open_ = {"readRoles": ["public"], "writeRoles": ["public"], "storagePath": "staff/{id}"}
+    staff = {**open_, "name": "staff", "fieldPermissions": {"pay": {"readRoles": ["boss"]}}}
+    twin = {**open_, "name": "twin", **other}
+    if "pushOnly" in other or "pullOnly" in other:
+        staff |= {"pullOnly": True} if "pushOnly" in other else {"pushOnly": True}
+    value = config(staff, **elsewhere(twin)) if is_elsewhere else config(staff, twin)
+    found = [problem for problem in warnings(value) if problem[0].endswith("fieldPermissions")]
+    name = "app/twin" if is_elsewhere else "twin"
+    if is_elsewhere and other.get("storagePath"):
+        who = "public"  # nothing decides whose the keys are
+    message = (
+        f"pay: {who} may read it, or compute it from the document's hash, in {name}, which has the same keys"
+    )
+    assert found == ([("collections[0].fieldPermissions", message)] if who else [])
+
+
 def test_strict_makes_warnings_a_failure(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"]}

@@ -268,7 +268,7 @@ def test_the_linter_tells_where_hidden_members_are_not_hidden(
 ) -> None:
     """A conflict tells the hash of the whole document, from which they can be computed."""
     open_ = {"readRoles": ["public"], "writeRoles": ["public"], "storagePath": "staff/{id}"}
-    staff = {**open_, "name": "staff", "fieldPermissions": {"pay": {"readRoles": ["boss"]}}}
+    staff: dict[str, Any] = {**open_, "name": "staff", "fieldPermissions": {"pay": {"readRoles": ["boss"]}}}
     twin = {**open_, "name": "twin", **other}
     if "pushOnly" in other or "pullOnly" in other:
         staff |= {"pullOnly": True} if "pushOnly" in other else {"pushOnly": True}

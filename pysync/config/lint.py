@@ -46,6 +46,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
     yield from _limits(config)
     yield from _shared_keys(config)
     yield from overlaps.shared_between_namespaces(config)
+    yield from overlaps.unhidden(config)
     yield from overlaps.founders(config)
     yield from overlaps.published(config)
     for at, projection in enumerate(config.projections):

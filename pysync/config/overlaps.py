@@ -122,6 +122,32 @@ def shared_between_namespaces(config: Config) -> Iterator[Problem]:
             yield Problem(f"{site.path}.storagePath", message, site.collection.name)
 
 
+def unhidden(config: Config) -> Iterator[Problem]:
+    """Find collections that do not hide what another one with the same keys hides by `fieldPermissions`."""
+    sites = _sites(config)
+    for site in sites:
+        for other in sites:
+            is_twin = site.shape == other.shape or site.namespace != other.namespace
+            if other is site or not is_twin or not _meet(site.segments, other.segments):
+                continue
+            for name, permission in site.collection.field_permissions.items():
+                who = _unhidden_from(other.collection, name, frozenset(permission.read_roles or ("public",)))
+                if who:
+                    told = f"{', '.join(sorted(who))} may read it, or compute it from the document's hash"
+                    message = f"{name}: {told}, in {other.name}, which has the same keys"
+                    yield Problem(f"{site.path}.fieldPermissions", message, site.collection.name)
+
+
+def _unhidden_from(collection: Collection, name: str, readers: frozenset[str]) -> frozenset[str]:
+    """The roles from which the collection does not hide a member that only `readers` may read."""
+    own = collection.field_permissions.get(name)
+    if "public" in readers or (own is not None and readers.issuperset(own.read_roles or ("public",))):
+        return frozenset()
+    roles = () if collection.push_only else collection.read_roles
+    roles += () if collection.pull_only else collection.write_roles
+    return frozenset(roles) - readers - {"admin"}
+
+
 def published(config: Config) -> Iterator[Problem]:
     """Find projections whose lists can be read by callers who may not read the sources, or the members taken
     from them."""

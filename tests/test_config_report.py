@@ -21,7 +21,7 @@ def warnings(*collections: dict[str, Any], **members: Any) -> list[tuple[str, st
     return [(problem.path, problem.message) for problem in found]
 
 
-ROOT_DEVICE = "device:root is no secret: whoever makes a key of their own holds it"
+ROOT_DEVICE = "device:root grants no protection: anyone can create a key that has this role"
 HOSTS = {"publicHosts": ["sync.example.org"]}
 TRUSTED = {"trustedIssuers": ["ab" * 32]}
 

@@ -42,7 +42,7 @@ def test_a_members_template_in_another_namespace_may_not_be_the_access_path() ->
     assert faults(config(ACCESS, **SPACES, **elsewhere(docs))) == [
         (
             "namespaces.app.collections[0].storagePath",
-            "may be auth.spaces.accessPath: space:member could replace what access keeps for space:owner",
+            "can match auth.spaces.accessPath: space:member could replace what access keeps for space:owner",
         )
     ]
 
@@ -103,7 +103,7 @@ def test_what_takes_nothing_over_is_accepted(value: Any) -> None:
     ],
 )
 def test_the_keyrings_of_sealed_collections_are_their_own_writers_alone(other: Any, who: str) -> None:
-    message = f"may be the keyrings of vault: {who} could replace what vault keeps for self"
+    message = f"can match the keyrings of vault: {who} could replace what vault keeps for self"
     assert faults(config(VAULT, other)) == [("collections[1].storagePath", message)]
     assert faults(config(VAULT, **elsewhere(other)))[0][0] == "namespaces.app.collections[0].storagePath"
     assert "what rings keeps for self" in faults(config(VAULT, RING, **elsewhere(other)))[0][1]
@@ -116,7 +116,7 @@ def test_a_keyring_path_is_guarded_where_it_is() -> None:
     assert faults(config(named, other)) == [
         (
             "collections[1].storagePath",
-            "may be the keyrings of vault: device:root could replace what vault keeps for self",
+            "can match the keyrings of vault: device:root could replace what vault keeps for self",
         )
     ]
     parse(config(named, {**RING, "storagePath": "rings/{identity}"}, other))
@@ -141,11 +141,11 @@ def test_lists_and_files_of_events_replace_no_access_document_and_no_keyring() -
     lists = {"source": "notes", "target": "spaces/{a}/_access", "id": "{batchId}"}
     events = {"collection": "notes", "storagePath": "vault/x/{a}/{batchId}"}
     value = config(notes, VAULT, ACCESS, **SPACES, projections=[lists])
-    assert ("projections[0].target", "may be auth.spaces.accessPath, which no list may replace") in faults(
+    assert ("projections[0].target", "can match auth.spaces.accessPath, which no list may replace") in faults(
         value
     )
     value = config(notes, VAULT, events=[events])
-    assert ("events[0].storagePath", "may be the keyrings of vault, which no file may replace") in faults(
+    assert ("events[0].storagePath", "can match the keyrings of vault, which no file may replace") in faults(
         value
     )
 
@@ -155,7 +155,7 @@ def test_the_linter_tells_who_may_read_what_namespaces_share() -> None:
     open_to_all = {"name": "any", "storagePath": "{kind}/{id}", "readRoles": ["public"], "pullOnly": True}
     shared = (
         "namespaces.app.collections[0].storagePath",
-        "its keys may also be those of notes: here read by public, written by nobody; "
+        "shares keys with notes: here read by public, written by nobody; "
         "there read by admin, written by admin",
     )
     token = {"adminToken": "a-token-of-the-operator"}

@@ -27,7 +27,7 @@ OK, PROBLEM, CONFLICT, REFUSED, UNREACHABLE = 0, 1, 3, 4, 5  # 2 is argparse's
 EXIT_CODES = """\
 exit status:
   0  done
-  1  a problem with the input: a file, a key, a configuration, a request that the server does not take,
+  1  a problem with the input: a file, a key, a configuration, a request that the server rejects,
      an object that is damaged or cannot be copied
   2  a command line that is not understood
   3  conflict: the document is not at the given base
@@ -117,13 +117,13 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="validate a configuration and print its routes")
     check.add_argument("file", metavar="FILE")
     check.add_argument(
-        "--probe", action="store_true", help="open its store and coordinator as well, and ask them"
+        "--probe", action="store_true", help="also open the store and the coordinator, and test them"
     )
     check.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
     check.set_defaults(run=("service", "check"))
 
     _add_keys(commands.add_parser("keys", help="make and show keys"))
-    _add_caps(commands.add_parser("cap", help="make, show and take back certificates"))
+    _add_caps(commands.add_parser("cap", help="make, show and revoke certificates"))
 
     pull = commands.add_parser("pull", help="print a document; with --out: get a file")
     pull.add_argument("document", metavar="KEY", help="its path after /pull/")
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_client(push)
     push.set_defaults(run=("documents", "push"))
 
-    _add_keyrings(commands.add_parser("keyring", help="say who may open what is sealed"))
+    _add_keyrings(commands.add_parser("keyring", help="manage who can open sealed data"))
 
     append = commands.add_parser("append", help="add an element to a log, with a proof of who wrote it")
     append.add_argument("log", metavar="KEY", help="its path after /push/")
@@ -205,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
 
     copy = commands.add_parser(
         "copy",
-        help="copy what one store holds to another; again: go on, or take what came since",
+        help="copy everything in a store to another one; run it again to continue or to catch up",
         description="FROM and TO are file:DIR, s3://BUCKET/PREFIX (credentials from the environment) or a "
         "configuration file, whose store is meant. FROM may be folder:DIR, a folder of Starfish's.",
     )
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     copy.add_argument("target", metavar="TO")
     copy.add_argument("--overwrite", action="store_true", help="replace what differs at TO")
     copy.add_argument(
-        "--keep-corrupt", action="store_true", help="copy what is corrupt as well, and report it all the same"
+        "--keep-corrupt", action="store_true", help="also copy corrupt objects, and report them"
     )
     copy.add_argument(
         "--quick",

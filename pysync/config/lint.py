@@ -22,7 +22,9 @@ _HELD = re.compile(
 )
 """The forms of the roles that the server gives; others come from auth.identityRoles, or from plugins."""
 _PLAIN = ("public", "self", "admin", "device:root", "space:owner", "space:member")
-_ANY_ISSUER = "anybody can sign a certificate that yields {}: name whom you trust in auth.trustedIssuers"
+_ANY_ISSUER = (
+    "anybody can sign a certificate that yields {}: list the issuers that you trust in auth.trustedIssuers"
+)
 
 
 _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
@@ -58,7 +60,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
             message = f"its files have keys of {name}, where they could be read, and replaced"
             yield Problem(f"events[{at}].storagePath", message, events.collection)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
-        yield Problem("auth.spaces.trustOnFirstUse", "whoever comes first owns a space: only false is safe")
+        yield Problem("auth.spaces.trustOnFirstUse", "the first caller would own a space: only false is safe")
     yield from _rebinding(config)
 
 
@@ -195,7 +197,7 @@ class _Roles:
         if role == "self" and "identity" not in self._params:
             yield "self is never held: storagePath has no {identity}"
         if role == "device:root":
-            yield "device:root is no secret: whoever makes a key of their own holds it"
+            yield "device:root grants no protection: anyone can create a key that has this role"
         if self._issuers is None and role.startswith(("cap:", "delegated:")):
             yield _ANY_ISSUER.format(role)
 

@@ -118,7 +118,7 @@ def shared_between_namespaces(config: Config) -> Iterator[Problem]:
             told = f"read by {site.said('pull')}, written by {site.said('push')}"
             told_there = f"read by {other.said('pull')}, written by {other.said('push')}"
             unlike = " (under other trust)" if told == told_there else ""
-            message = f"its keys may also be those of {other.name}: here {told}; there {told_there}{unlike}"
+            message = f"shares keys with {other.name}: here {told}; there {told_there}{unlike}"
             yield Problem(f"{site.path}.storagePath", message, site.collection.name)
 
 
@@ -225,7 +225,7 @@ def _strangers(
     for site in writers:
         own = _allowed(config, site, "push", site.segments, range(len(site.segments)))
         if site is not keeper and not allowed.include(own):
-            message = f"may be {what}: {site.said('push')} could replace what {keeper.name} keeps"
+            message = f"can match {what}: {site.said('push')} could replace what {keeper.name} keeps"
             yield Problem(
                 f"{site.path}.storagePath", f"{message} for {keeper.said('push')}", site.collection.name
             )
@@ -235,10 +235,10 @@ def _made_by_the_server(config: Config, key: Sequence[str], what: str) -> Iterat
     """Find lists and files of events that would lie there."""
     for at, projection in enumerate(config.projections):
         if _meet(projection.target.split("/"), key):
-            yield Problem(f"projections[{at}].target", f"may be {what}, which no list may replace")
+            yield Problem(f"projections[{at}].target", f"can match {what}, which no list may replace")
     for at, events in enumerate(config.events):
         if _meet(events.storage_path.split("/"), key):
-            yield Problem(f"events[{at}].storagePath", f"may be {what}, which no file may replace")
+            yield Problem(f"events[{at}].storagePath", f"can match {what}, which no file may replace")
 
 
 def _keyring(site: _Site) -> list[str]:

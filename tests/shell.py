@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -22,13 +23,18 @@ class Shell:
         self._monkeypatch = monkeypatch
 
     def run(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        """Exit status, output, errors."""
+        """Exit status, output, errors. Whoever listens to the log still does so afterwards."""
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         self._capsys.readouterr()
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
         try:
             status = cli.main(arguments)
         except SystemExit as ended:
             status = int(str(ended.code or 0))
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
         output, errors = self._capsys.readouterr()
         return status, output, errors
 

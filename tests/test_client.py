@@ -349,6 +349,16 @@ async def test_keys_without_a_certificate_make_their_own_and_renew_it_before_it_
     assert len(set(made)) == 5, "one that holds is used again"
 
 
+async def test_a_certificate_that_is_given_is_never_replaced() -> None:
+    clock = MovedClock(NOW_MS + 400 * 24 * 3600 * 1000)
+    async with (
+        serving((200, PULLED)) as server,
+        client(server.url, keys=KEYS, certificate=DEVICE, now_ms=clock) as signed,
+    ):
+        await signed.pull("notes/n1")
+    assert [caps.decode(str(text)) for text in server.headers("Authorization")] == [DEVICE]
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -286,6 +286,16 @@ async def test_a_repeated_push_is_stored_once(browser: Browser, clock: MovedCloc
     assert keys == [b"1700000660000", b"1700001160000", None]
 
 
+async def test_a_push_that_is_refused_leaves_its_idempotency_key_free(browser: Browser) -> None:
+    once = {"Idempotency-Key": "k"}
+    for bad in ({"events": []}, {"events": [1]}, {}, {"events": [1]}):
+        assert (await browser.push("events/web/new", bad, None, once)).error == REFUSED
+    stored = await pushed(browser, {"event": "e"}, **once)
+    assert await pushed(browser, {"event": "e"}, **once) == stored
+    assert (await browser.push("events/web/new", {"events": [1]}, None, once)).status == 422
+    assert await listed(browser) == [stored["batchId"]]
+
+
 async def test_a_push_whose_reply_was_lost_is_told_once_it_is_repeated(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

@@ -288,7 +288,8 @@ async def test_a_repeated_push_is_stored_once(browser: Browser, clock: MovedCloc
 
 async def test_a_push_that_is_refused_leaves_its_idempotency_key_free(browser: Browser) -> None:
     once = {"Idempotency-Key": "k"}
-    for bad in ({"events": []}, {"events": [1]}, {}, {"events": [1]}):
+    refused: list[dict[str, Any]] = [{"events": []}, {"events": [1]}, {}, {"events": [1]}]
+    for bad in refused:
         assert (await browser.push("events/web/new", bad, None, once)).error == REFUSED
     stored = await pushed(browser, {"event": "e"}, **once)
     assert await pushed(browser, {"event": "e"}, **once) == stored

@@ -9,8 +9,8 @@ import orjson
 from pysync.changes import Subject
 from pysync.clock import Tick
 from pysync.config.template import MAX_KEY_BYTES, document_key
-from pysync.coordinator import IDEMPOTENCY_TTL_MS
-from pysync.errors import IdempotencyKeyReused, InvalidPathParameter, StoreUnavailable
+from pysync.coordinator import IDEMPOTENCY_TTL_MS, withdraw_claim
+from pysync.errors import IdempotencyKeyReused, InvalidEvents, InvalidPathParameter, StoreUnavailable
 from pysync.model import Written
 from pysync.plugins import Push, Pushed, Services
 from pysync.plugins.events.batches import BATCH_ID, Batch, Tokens, received_at
@@ -72,30 +72,36 @@ class Intake:
         async with self._places.begun(received_ms) as tick:
             claim = own = Claim(push.hash, self._tokens.next(), received_ms, tick)
             _check_keys(push, self._batch(push, own))
+            claimed = ""
             if push.request_key is not None:
-                claim = await self._first(push, push.request_key, own)
+                claimed, claim = await self._first(push, push.request_key, own)
             if claim.hash != own.hash:
                 raise IdempotencyKeyReused
             once = push.request_key is not None
             batch = self._batch(push, claim)
             until_ms = batch.received_ms + IDEMPOTENCY_TTL_MS + LEEWAY_MS if once else None
-            id_, sha256 = await self._places.store(
-                batch,
-                lambda: self._encoder.encode(push.data, received_at(batch.received_ms), until_ms),
-                once=once,
-            )
+            try:
+                id_, sha256 = await self._places.store(
+                    batch,
+                    lambda: self._encoder.encode(push.data, received_at(batch.received_ms), until_ms),
+                    once=once,
+                )
+            except InvalidEvents:
+                if once:  # whoever claimed it, nobody can have stored these events
+                    await withdraw_claim(self._coordinator, claimed, claim.encoded())
+                raise
         written = Written(sha256, batch.received_ms)
         return Pushed(written, {BATCH_ID: id_}, batch.params(id_), announced=True)
 
-    async def _first(self, push: Push, request_key: str, own: Claim) -> Claim:
-        """The claim of the first attempt at a push: `own`, where this is the first."""
+    async def _first(self, push: Push, request_key: str, own: Claim) -> tuple[str, Claim]:
+        """The claim of the first attempt at a push, `own` where this is the first, and its name."""
         name = hashlib.sha256(f"events {request_key}".encode()).hexdigest()
         attempt = 0
         while True:
-            held = await self._coordinator.claim(f"{name}{attempt}", own.encoded(), IDEMPOTENCY_TTL_MS)
-            first = Claim.read(held)
+            key = f"{name}{attempt}"
+            first = Claim.read(await self._coordinator.claim(key, own.encoded(), IDEMPOTENCY_TTL_MS))
             if not await self._places.is_lost(self._batch(push, first), own.received_ms):
-                return first
+                return key, first
             attempt += 1
 
     def _batch(self, push: Push, claim: Claim) -> Batch:

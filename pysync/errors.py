@@ -314,7 +314,7 @@ class DocumentCorrupt(PysyncError):
 
     status, code, text = 500, "document_corrupt", "document_corrupt"
     key: str | None = None
-    why: str = "its bytes are not those of a sound object; restore it, or push it anew"
+    why: str = "its bytes do not verify: restore it from a backup, or push it again"
 
 
 class Unavailable(PysyncError):

@@ -235,7 +235,7 @@ async def test_an_empty_folder_for_files_is_no_sign_of_a_lost_database(folder: P
 
 
 async def test_a_start_over_tables_without_a_version_says_what_to_do(folder: Path) -> None:
-    """What the command .dump of sqlite3 writes lacks it."""
+    """The output of sqlite3's command .dump lacks the version."""
     await (await LocalStore.at(folder)).close()
     with closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as database:
         database.execute("PRAGMA user_version = 0")

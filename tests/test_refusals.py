@@ -196,7 +196,7 @@ async def test_who_presents_a_certificate_for_anybody_is_a_stranger_whoever_issu
 async def test_a_certificate_that_expires_while_its_request_is_served_is_refused(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    """What a request waits for may take long: here the access document of its space."""
+    """A step before the nonce may take long: here reading the access document of the space."""
     clock = MovedClock(wall_clock_ms())
 
     class Slow(MemoryStore):

@@ -2,9 +2,10 @@
 
 import base64
 import json
+import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,6 +214,18 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     for name in ("PYSYNC_URL", "PYSYNC_ADMIN_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     return Shell(capsys, monkeypatch)
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Puts the log back as it was: `logs.configure` replaces whoever listens."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    root.handlers = []
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    logging.getLogger("pysync").setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -21,17 +20,6 @@ class Unplugged(MemoryStore):
 
     async def get(self, *arguments: Any, **options: Any) -> Any:
         raise StoreUnavailable from OSError("disk gone")
-
-
-@pytest.fixture
-def own_logging() -> Iterator[None]:
-    """Puts the log back as it was: `logs.configure` replaces whoever listens."""
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    root.handlers = []
-    yield
-    root.handlers = handlers
-    root.setLevel(level)
 
 
 async def logged(start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]) -> str:

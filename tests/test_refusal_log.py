@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -34,21 +34,15 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def lines(capsys: pytest.CaptureFixture[str]) -> Iterator[Lines]:
+def lines(own_logging: None, capsys: pytest.CaptureFixture[str]) -> Lines:
     """Return the lines logged since the last call, without those of other tests."""
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    root.handlers = []
 
     def logged() -> list[dict[str, Any]]:
-        if not any(isinstance(handler.formatter, logs.JsonFormatter) for handler in root.handlers):
+        if not any(isinstance(one.formatter, logs.JsonFormatter) for one in logging.getLogger().handlers):
             logs.configure(human=False)
         return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
-    yield logged
-    root.handlers = handlers
-    root.setLevel(level)
-    logging.getLogger("pysync").setLevel(logging.NOTSET)
+    return logged
 
 
 def told(line: dict[str, Any]) -> tuple[Any, ...]:

@@ -18,9 +18,10 @@ from pysync.clock import (
     is_settled,
     wall_clock_ms,
 )
-from pysync.coordinator import EPOCH_MS, Coordinator
+from pysync.coordinator import EPOCH_MS, Coordinator, Standing
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.coordinator.replay import ReplayLedgers
 from pysync.revocation import Revocations
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
@@ -281,6 +282,30 @@ async def test_ledgers_of_an_earlier_version_are_gone_on_with(clock: MovedClock,
     after = await LocalCoordinator.at(tmp_path, SteadyClock(clock))
     assert not await after.remember_nonce("aa", "n", clock())
     await after.close()
+
+
+@pytest.mark.parametrize("phase_ms", [0, 1, EPOCH_MS // 2, EPOCH_MS - 1])
+async def test_an_upgrade_in_the_midst_of_an_epoch_forgets_no_nonce_early(
+    tmp_path: Path, phase_ms: int
+) -> None:
+    """Epochs of the earlier version began with those of the wall clock, and so at other moments."""
+    wall_ms, now_ms = 5_984_548 * EPOCH_MS, 0
+    earlier = ReplayLedgers(tmp_path, lambda: wall_ms + now_ms, 99)
+    now_ms = EPOCH_MS - 1
+    assert await earlier.remember("aa", "n", Standing.OWNER)
+    now_ms = EPOCH_MS
+    assert await earlier.remember("aa", "in the next epoch", Standing.OWNER)
+    (tmp_path / "boot").unlink()
+    booted_ms = now_ms - 7 * EPOCH_MS - phase_ms
+    upgraded = ReplayLedgers(tmp_path, lambda: now_ms - booted_ms, 99, "one")
+    for age_ms in range(1, 2 * EPOCH_MS + 1, EPOCH_MS // 4):
+        now_ms = EPOCH_MS - 1 + age_ms
+        assert not await earlier.remember("aa", "n", Standing.OWNER)
+        assert not await upgraded.remember("aa", "n", Standing.OWNER)
+    now_ms += 2 * EPOCH_MS
+    assert await upgraded.remember("aa", "n", Standing.OWNER), "it is not kept for ever"
+    earlier.close()
+    upgraded.close()
 
 
 async def test_a_replay_is_refused_after_the_clock_stepped_there_and_back(

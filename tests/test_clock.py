@@ -230,7 +230,7 @@ async def test_nonces_survive_a_start_of_the_machine_whatever_its_clock_says(
         for coordinator in pair:
             assert not await coordinator.remember_nonce("aa", "n", clock())
             assert await coordinator.remember_nonce("aa", f"{id(coordinator)} {clock()}", clock())
-    clock.now_ms += 2 * EPOCH_MS
+    clock.now_ms += 3 * EPOCH_MS
     assert await pair[0].remember_nonce("aa", "n", clock()), "it is not kept for ever"
     for coordinator in pair:
         await coordinator.close()
@@ -267,7 +267,7 @@ async def test_nonces_do_not_pile_up_where_no_start_of_the_machine_has_a_name(
         after = await LocalCoordinator.at(tmp_path / "data", SteadyClock(clock))
         assert not await after.remember_nonce("aa", "n", clock())
         await after.close()
-    clock.now_ms += EPOCH_MS
+    clock.now_ms += 2 * EPOCH_MS
     after = await LocalCoordinator.at(tmp_path / "data", SteadyClock(clock))
     assert await after.remember_nonce("aa", "n", clock()), "it is not kept for ever"
     await after.close()

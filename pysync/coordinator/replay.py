@@ -187,13 +187,14 @@ class ReplayLedgers:
         processes until the machine is restarted, and then as large as the newest ledger needs to continue."""
         path = self._folder / "boot"
         epoch = nonce_epoch(self._elapsed_ms())
-        newest = max(self._found(), default=epoch)
+        found = self._found()
         ahead = kept_number(path, boot)
         # Far behind the newest ledger the machine was started anew, also where no start has a name.
-        if ahead is not None and epoch + ahead >= newest - 1:
+        if ahead is not None and epoch + ahead >= max(found, default=0) - 2:
             return ahead
-        # Another start of the machine, or the first of all.
-        ahead = newest - epoch
+        # Another start of the machine, or the first of all. One behind the newest ledger, which an earlier
+        # version may have begun just now, by another clock: by this one the next could begin at once.
+        ahead = max(found) - 1 - epoch if found else 0
         beside = self._folder / "boot~"
         beside.touch(0o600)
         beside.write_text(f"{boot} {ahead}\n")

@@ -11,7 +11,9 @@ from conftest import Browser, Reply, Start
 from test_batch_ceiling import LOG, OPEN, Watched
 
 from pysync import _core
+from pysync.coordinator.memory import MemoryCoordinator
 from pysync.store.local import LocalStore
+from pysync.store.memory import MemoryStore
 
 COLLECTIONS = [
     {"name": "notes", "storagePath": "notes/{id}", **OPEN},
@@ -176,3 +178,23 @@ def test_the_core_answers_for_known_versions_and_makes_no_body_of_them() -> None
     assert plan.answer([(pushed.hash, 5000), None], 7000).etag == plan.answer([None, None], 7000).etag
     with pytest.raises(ValueError, match="body"):
         known.body()
+
+
+async def test_what_another_process_wrote_is_told_though_this_one_knows_an_earlier_version(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    one, other = [
+        Browser(await start({"collections": [notes]}, store=store, coordinator=coordinator), session)
+        for _ in range(2)
+    ]
+    batch = '/batch/pull?collections=notes&params={"notes":[{"id":"a"}]}'
+    first = await one.push("notes/a", {"n": 1})
+    for target in ("/pull/notes/a", batch):
+        known = (await one.request("HEAD", target)).headers["ETag"]
+        assert (await one.request("GET", target, headers={"If-None-Match": known})).status == 304
+    batched = known
+    second = await other.push("notes/a", {"n": 2}, first.json["hash"])
+    assert (await one.request("GET", batch, headers={"If-None-Match": batched})).status == 200
+    assert (await one.request("HEAD", "/pull/notes/a")).headers["ETag"] == f'"{second.json["hash"]}"'

@@ -142,14 +142,19 @@ async def test_an_append_is_answered_with_the_version_that_pulls_tell(browser: B
     assert appended.json["hash"] != true_hash({"n": 1, "last": {"name": "ann"}})
 
 
-async def test_a_batch_without_a_body_is_of_the_version_that_its_reader_is_told(browser: Browser) -> None:
-    """Its ETag is made of versions: of hashes, it would verify guesses of what is hidden."""
+async def test_batches_and_bundles_without_a_body_are_of_the_version_that_their_reader_is_told(
+    browser: Browser,
+) -> None:
+    """Their ETags are made of versions: of hashes, they would verify guesses of what is hidden."""
     await browser.push("staff/a", BOB, None, ADMIN)
     target = '/batch/pull?collections=staff&params={"staff":[{"id":"a"}]}'
     head, whole = [await browser.request(method, target) for method in ("HEAD", "GET")]
     assert head.headers["ETag"] == whole.headers["ETag"]
     unchanged = await browser.request("GET", target, headers={"If-None-Match": whole.headers["ETag"]})
     assert unchanged.status == 304
+    await browser.push("boards/a/cards", BOB, None, ADMIN)
+    head, whole = [await browser.request(method, "/pull/boards/a") for method in ("HEAD", "GET")]
+    assert head.headers["ETag"] == whole.headers["ETag"]
     seen = await browser.request("HEAD", "/pull/staff/a", headers=ADMIN)
     assert seen.headers["ETag"] == f'"{true_hash(BOB)}"'
 

@@ -185,7 +185,9 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
             each = SPACES if write.collection < 0 else found[write.collection]
             path, told = await _push(writer, prefix, each, write, number)
             # Who misses members is told a version of its own.
-            readers = {id(caller): await _pulled(caller, prefix, each, path) for caller in callers}
+            # A key that the rival reads may be one that `c0` itself only pushes to.
+            source = {} if path in shadowed else each
+            readers = {id(caller): await _pulled(caller, prefix, source, path) for caller in callers}
             await _push(writer, prefix, MARK, Write(0, {"n": str(number)}, ()), number)
             name, params = told
             if path in shadowed:

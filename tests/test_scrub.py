@@ -188,8 +188,9 @@ async def test_it_waits_while_store_or_coordinator_are_away_and_goes_on(
     await done.wait()
     await scrub.close()
     assert slept.count(LOOK_S) == 4
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert all("the scrub is paused" in record.message for record in caplog.records)
+    warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warned) == 2
+    assert all("the scrub is paused" in message for message in warned)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unforeseen"), PanicException("core")])

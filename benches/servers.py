@@ -91,14 +91,19 @@ def fresh_folder() -> Iterator[Path]:
 
 @contextmanager
 def serving(
-    folder: Path | None, core: int | None = None, workers: int = 1, config: Path = SERVICE
+    folder: Path | None,
+    core: int | None = None,
+    workers: int = 1,
+    config: Path = SERVICE,
+    checkout: Path = CHECKOUT,
 ) -> Iterator[Running]:
-    """Our server with the documents in `folder`, or in memory; all its workers answer."""
+    """Our server with the documents in `folder`, or in memory; all its workers answer. `checkout` may be
+    another clone, which has been built."""
     port = free_port()
     command = ["-m", "pysync", "serve", "--config", str(config)]
     store = "memory:" if folder is None else f"file:{folder}"
     command += ["--port", str(port), "--store", store, "--workers", str(workers)]
-    with _running(command, port, "/health", core, tells=True) as server:
+    with _running(command, port, "/health", core, tells=True, checkout=checkout) as server:
         yield server
 
 
@@ -110,14 +115,21 @@ def free_port() -> int:
 
 @contextmanager
 def _running(
-    command: list[str], port: int, path: str, core: int | None, *, tells: bool = False
+    command: list[str],
+    port: int,
+    path: str,
+    core: int | None,
+    *,
+    tells: bool = False,
+    checkout: Path = CHECKOUT,
 ) -> Iterator[Running]:
     """A server that answers at `path`; one that `tells` has also written a line: the first worker answers
     before there are others."""
     started = time.perf_counter()
+    python = sys.executable if checkout == CHECKOUT else str(checkout / ".venv/bin/python")
     process = subprocess.Popen(
-        [sys.executable, *command],
-        cwd=CHECKOUT,
+        [python, *command],
+        cwd=checkout,
         stdout=subprocess.PIPE if tells else subprocess.DEVNULL,
         preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
     )

@@ -205,7 +205,7 @@ async def test_of_two_processes_only_the_one_with_the_database_that_is_there_ser
     await other.close()
 
 
-@pytest.mark.parametrize("left", ["a file", "only what the coordinator keeps", "the log of sqlite"])
+@pytest.mark.parametrize("left", ["a file", "nothing but the lock", "the log of sqlite"])
 async def test_a_start_that_misses_the_database_of_what_it_finds_says_what_to_do(
     folder: Path, left: str
 ) -> None:
@@ -214,9 +214,8 @@ async def test_a_start_that_misses_the_database_of_what_it_finds_says_what_to_do
         await store.write("a/b", chunks(b"x"), "text/plain")
     await store.close()
     (folder / "pysync.db").unlink()
-    if left == "only what the coordinator keeps":
+    if left == "nothing but the lock":
         shutil.rmtree(folder / "files")
-        await (await LocalCoordinator.at(folder)).close()
     elif left == "the log of sqlite":
         shutil.rmtree(folder / "files")
         (folder / "pysync.db-wal").write_bytes(b"x")
@@ -226,6 +225,11 @@ async def test_a_start_that_misses_the_database_of_what_it_finds_says_what_to_do
     (folder / "pysync.db").touch()
     with pytest.raises(ValueError, match="is missing or empty"):
         await LocalStore.at(folder)
+
+
+async def test_a_folder_that_served_a_coordinator_alone_takes_a_store(folder: Path) -> None:
+    await (await LocalCoordinator.at(folder)).close()
+    await (await LocalStore.at(folder)).close()
 
 
 @pytest.mark.parametrize("found", ["", "lost+found"], ids=["empty", "a file system of its own"])

@@ -96,7 +96,7 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
     after it, exists; sqlite3.Error or OSError if it cannot be used.
     """
     # Turning a database to WAL ignores the busy timeout, so that step needs a lock of its own.
-    with open(path.with_suffix(".lock"), "wb", opener=_open_private) as lock:
+    with open(path.with_suffix(".lock"), "ab", opener=_open_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists() or not path.stat().st_size:
             _check_is_new(path, traces)

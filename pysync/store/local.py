@@ -339,9 +339,12 @@ def _prepare(folder: Path) -> tuple[Database, FileTree]:
     folder = folder.absolute()
     create_folder(folder, may_be_link=True)
     files = FileTree(folder / "files")
-    # The database first: where there are others of these, it has been there.
-    beside = ("pysync.db-wal", "merging", "coordinator.db", "nonces", "leads")
-    traces = [*files.entries(), *(folder / name for name in beside)]
-    database = open_database(folder / "pysync.db", SCHEMA, "FULL", traces)
+    # The database is made before any of these. Its lock exists earlier, but is empty until then.
+    traces = [*files.entries(), folder / "pysync.db-wal", folder / "merging"]
+    lock = folder / "pysync.lock"
+    is_marked = lock.exists() and lock.stat().st_size > 0
+    database = open_database(folder / "pysync.db", SCHEMA, "FULL", [*traces, lock] if is_marked else traces)
+    if not is_marked:
+        lock.write_bytes(b"pysync.db was made here\n")
     files.create()
     return database, files

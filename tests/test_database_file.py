@@ -229,13 +229,17 @@ async def test_a_start_that_misses_the_database_of_what_it_finds_says_what_to_do
 
 async def test_a_folder_that_served_a_coordinator_alone_takes_a_store(folder: Path) -> None:
     await (await LocalCoordinator.at(folder)).close()
-    await (await LocalStore.at(folder)).close()
+    store = await LocalStore.at(folder)
+    assert await store.get("a") is None
+    await store.close()
 
 
 @pytest.mark.parametrize("found", ["", "lost+found"], ids=["empty", "a file system of its own"])
 async def test_an_empty_folder_for_files_is_no_sign_of_a_lost_database(folder: Path, found: str) -> None:
     (folder / "files" / found).mkdir(parents=True)
-    await (await LocalStore.at(folder)).close()
+    store = await LocalStore.at(folder)
+    assert await store.get("a") is None
+    await store.close()
 
 
 async def test_a_start_over_tables_without_a_version_says_what_to_do(folder: Path) -> None:

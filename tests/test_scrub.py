@@ -212,6 +212,7 @@ async def test_a_scrub_that_fails_unexpectedly_begins_anew(clock: MovedClock, er
     scrub.start()
     await asyncio.wait_for(third.wait(), 10)
     await scrub.close()
+    assert len(slept) == 3
 
 
 async def test_the_service_names_counts_and_refuses_what_its_scrub_finds(

@@ -1,6 +1,7 @@
 """A database that is deleted or replaced while it is open: nothing that is lost with it is acknowledged."""
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -229,6 +230,18 @@ async def test_a_start_that_misses_the_database_of_what_it_finds_says_what_to_do
 
 async def test_a_folder_that_served_a_coordinator_alone_takes_a_store(folder: Path) -> None:
     await (await LocalCoordinator.at(folder)).close()
+    store = await LocalStore.at(folder)
+    assert await store.get("a") is None
+    await store.close()
+
+
+async def test_a_store_is_opened_though_its_lock_cannot_be_marked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
     store = await LocalStore.at(folder)
     assert await store.get("a") is None
     await store.close()

@@ -19,6 +19,7 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -345,6 +346,7 @@ def _prepare(folder: Path) -> tuple[Database, FileTree]:
     is_marked = lock.exists() and lock.stat().st_size > 0
     database = open_database(folder / "pysync.db", SCHEMA, "FULL", [*traces, lock] if is_marked else traces)
     if not is_marked:
-        lock.write_bytes(b"pysync.db was made here\n")
+        with suppress(OSError):  # a full disk can still be read from
+            lock.write_bytes(b"pysync.db was made here\n")
     files.create()
     return database, files

@@ -35,9 +35,9 @@ from benches import servers
 from benches.compare import machine
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.load import cpu_s
-from pysync.sqlite_changes import change_id
+from pysync.sqlite.changelog import change_id
 from pysync.store.local import LocalStore
 
 STREAMS: Final = 2_000

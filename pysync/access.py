@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from pysync import _core, caps, wire
+from pysync import _core, caps, protocol
 from pysync.caps import SKEW_S, CapError, Certificate
 from pysync.config import Config, Limit, every_named_identity, every_role, every_trusted_issuer, trust_of
 from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
@@ -132,19 +132,19 @@ class Access:
 
     def credentials(self, headers: Mapping[str, str]) -> Credentials:
         """`present`, whatever they are for: `NOBODY` where there are none. Raises as it does for bad ones."""
-        authorization = headers.get(wire.HEADER_AUTHORIZATION)
+        authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is not None and authorization.startswith(BEARER):
             return self._present_admin(authorization.removeprefix(BEARER))
         if authorization is None or not authorization.startswith(caps.SCHEME):
             return NOBODY
-        timestamp = headers.get(wire.HEADER_TIMESTAMP, "")
-        nonce = headers.get(wire.HEADER_NONCE, "")
+        timestamp = headers.get(protocol.HEADER_TIMESTAMP, "")
+        nonce = headers.get(protocol.HEADER_NONCE, "")
         if not (_is_timestamp(timestamp) and _is_nonce(nonce)):
             raise Unauthorized("no timestamp or nonce of the right form")
-        presented = self._presented(authorization, headers.get(wire.HEADER_PUB, ""))
+        presented = self._presented(authorization, headers.get(protocol.HEADER_PUB, ""))
         timestamp_ms = int(timestamp)
         self._check_time(presented, timestamp_ms)
-        signature = headers.get(wire.HEADER_SIGNATURE, "")
+        signature = headers.get(protocol.HEADER_SIGNATURE, "")
         return Credentials(None, presented, signature, timestamp_ms, nonce)
 
     async def verify(self, credentials: Credentials, request: Inbound, body: bytes) -> Verified:
@@ -228,13 +228,13 @@ class Access:
             Unauthorized, Forbidden: bad credentials.
             StoreUnavailable: nobody can tell whether they are revoked.
         """
-        authorization = headers.get(wire.HEADER_AUTHORIZATION)
+        authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is None:
             return ANONYMOUS
         if authorization.startswith(BEARER):
             self._present_admin(authorization.removeprefix(BEARER))
             return ADMIN_CALLER
-        presenter = headers.get(wire.HEADER_PUB, "")
+        presenter = headers.get(protocol.HEADER_PUB, "")
         known = self._proofs.get(authorization, presenter)
         if known is None:
             text, opened = _opened(authorization)
@@ -399,7 +399,7 @@ def _check_signature(key: _core.PublicKey, credentials: Credentials, request: In
         credentials.timestamp_ms,
         credentials.nonce,
     ):
-        asked = f"{request.method} {wire.path_of(request.targets[0])} at {request.host}"
+        asked = f"{request.method} {protocol.path_of(request.targets[0])} at {request.host}"
         raise Unauthorized(f"signature: not of {asked}, or of another query or body")
 
 

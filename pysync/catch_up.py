@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync._core import PanicException
-from pysync.changes import MAX_RESUMED
+from pysync.changelog import MAX_RESUMED
 from pysync.errors import Unavailable
 from pysync.feed import Event, Feed, Listener, ListenerIndex, Plan
 

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import orjson
 
 from pysync import _core
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
 from pysync.corruption import CorruptionReporter
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
 from pysync.keyed_versions import KeyedVersions
-from pysync.marks import bears, blank, new_mark
 from pysync.model import Written
 from pysync.outbox import Outbox
 from pysync.store import ABSENT, DamagedFile, Etag, EtagMismatch, Expect, NotModified, Object, Store
+from pysync.write_ids import bears, blank, new_mark
 
 MAX_LATEST = 4096
 """Versions remembered: of what was written, of what was asked for by its version and, where reads wait, of

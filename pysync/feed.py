@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 import orjson
 
 from pysync._core import PanicException
-from pysync.changes import Change, ChangeLog, Subject, Told, WrittenBy, read_change
+from pysync.changelog import Change, ChangeLog, Subject, Told, WrittenBy, read_change
 from pysync.errors import Unavailable
 
 log = logging.getLogger(__name__)

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
 from typing import Self
 
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.config import Collection
 from pysync.config.media import admits, file_types, holds_documents, is_parquet
 from pysync.config.template import matches
 from pysync.corruption import CorruptionReporter
-from pysync.media import PARQUET_TYPE
 from pysync.model import Written
 from pysync.outbox import Outbox
+from pysync.protocol import PARQUET_TYPE
 from pysync.store import File, FileStat, Store
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-from pysync import minting, signing, wire
+from pysync import minting, protocol, signing
 from pysync.caps import Certificate
 from pysync.keys import Keys
 
@@ -53,7 +53,7 @@ class Author:
         self.identity = certificate.iss_user_id if is_device else self._keys.user_id
         self._lines = f"Authorization: {certificate.authorization}\r\n"
         if certificate.kind == "audience":
-            self._lines += f"{wire.HEADER_PUB}: {self._keys.ed_pub}\r\n"
+            self._lines += f"{protocol.HEADER_PUB}: {self._keys.ed_pub}\r\n"
 
     def request(
         self,

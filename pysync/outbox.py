@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
-from pysync.changes import Change, ChangeLog, read_change
+from pysync.changelog import Change, ChangeLog, read_change
 from pysync.clock import Tick
 from pysync.coordinator import Coordinator, Intent
 from pysync.errors import CoordinatorUnavailable, KeyConflict

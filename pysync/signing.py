@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from pysync import wire
+from pysync import protocol
 from pysync._core import canonicalize, request_message
 
 DOCUMENT_AUTHOR: Final = "starfish-doc-author-v1"
@@ -40,9 +40,9 @@ def sign_request(
     nonce_text = base64.b64encode(nonce).decode()
     message = request_message(method, target, body, host, ts_ms, nonce_text)
     return {
-        wire.HEADER_SIGNATURE: signer.sign(message),
-        wire.HEADER_TIMESTAMP: str(ts_ms),
-        wire.HEADER_NONCE: nonce_text,
+        protocol.HEADER_SIGNATURE: signer.sign(message),
+        protocol.HEADER_TIMESTAMP: str(ts_ms),
+        protocol.HEADER_NONCE: nonce_text,
     }
 
 

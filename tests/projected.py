@@ -8,7 +8,7 @@ from typing import Any
 from pysync import config
 from pysync._core import decode_append, decode_push, read_document
 from pysync.applog import LogRules, Logs
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator

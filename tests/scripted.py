@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from pysync import minting, wire
+from pysync import minting, protocol
 from pysync._core import PublicKey, verify_request
 from pysync.client import Client
 from pysync.keys import Keys
@@ -85,11 +85,11 @@ def is_signed(request: web.BaseRequest, body: bytes, target: str) -> bool:
     headers = request.headers
     return verify_request(
         PublicKey(KEYS.ed_pub),
-        headers[wire.HEADER_SIGNATURE],
+        headers[protocol.HEADER_SIGNATURE],
         request.method,
         [target],
         body,
         host,
-        int(headers[wire.HEADER_TIMESTAMP]),
-        headers[wire.HEADER_NONCE],
+        int(headers[protocol.HEADER_TIMESTAMP]),
+        headers[protocol.HEADER_NONCE],
     )

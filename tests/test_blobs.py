@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from scripted import DEVICE, KEYS, PULLED, PUSHED, client, is_signed, serving
 
-from pysync import wire
+from pysync import protocol
 from pysync.client import Backoff, BlobTooLarge, Client, FileChanged, Unreachable
 from pysync.client.uploads import Upload
 from pysync.errors import Forbidden, NotFound, PayloadTooLarge, UnsupportedMediaType
@@ -134,10 +134,10 @@ async def test_a_push_of_what_can_be_had_again_is_repeated_under_one_idempotency
         await signed.push_blob("files/a", b"bytes", "image/png")
         await signed.push_blob("files/a", tmp_path / "f", "image/png", idempotency_key="mine")
     assert [body for _, body in server.requests] == [b"bytes", b"bytes", b"file", b"file"]
-    first, second, *others = server.headers(wire.HEADER_IDEMPOTENCY_KEY)
+    first, second, *others = server.headers(protocol.HEADER_IDEMPOTENCY_KEY)
     assert first == second != others[0]
     assert others == ["mine", "mine"]
-    assert len(set(server.headers(wire.HEADER_NONCE))) == 4
+    assert len(set(server.headers(protocol.HEADER_NONCE))) == 4
 
 
 async def test_a_push_of_what_can_be_had_once_is_not_repeated() -> None:

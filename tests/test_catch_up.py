@@ -7,7 +7,7 @@ from streams import Listen, Serve
 from test_feed import Ear, Followed, Log, anybody, following, note, until
 
 from pysync import catch_up as module
-from pysync.changes import WrittenBy
+from pysync.changelog import WrittenBy
 from pysync.feed import Permit, Plan
 
 

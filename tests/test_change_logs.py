@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from turns import taking_turns
 
-from pysync import sqlite_changes
-from pysync.changes import Change, ChangeLog, Retention
+from pysync.changelog import Change, ChangeLog, Retention
 from pysync.config import parse
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import StoreUnavailable
 from pysync.server.app import create_app
-from pysync.sqlite import create_database
-from pysync.sqlite_changes import TRIM_EVERY, TRIM_ROWS
+from pysync.sqlite import changelog
+from pysync.sqlite.changelog import TRIM_EVERY, TRIM_ROWS
+from pysync.sqlite.connection import create_database
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
 from pysync.store.local import LocalStore
 from pysync.store.writes import SCHEMA
@@ -200,9 +200,7 @@ async def test_changes_of_the_version_before_are_told_with_their_ids(tmp_path: P
             database.execute(insert, change(name, "somebody")[:2])
     store = await LocalStore.at(tmp_path)
     log = store.change_log
-    before = [
-        (sqlite_changes.change_id(place + n), change(name, "somebody")) for n, name in ((1, "a"), (2, "b"))
-    ]
+    before = [(changelog.change_id(place + n), change(name, "somebody")) for n, name in ((1, "a"), (2, "b"))]
     assert await log.changes("", 10) == before
     after = await log.announce([change("c")])
     assert await log.changes(before[0][0], 10) == [before[1], (after, change("c"))]
@@ -213,7 +211,7 @@ async def test_who_waits_is_told_by_its_own_process_and_by_others(
     store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody here would stop waiting by itself."""
-    monkeypatch.setattr(sqlite_changes, "POLLS", 1_000_000)
+    monkeypatch.setattr(changelog, "POLLS", 1_000_000)
     for writer in (store, other):
         place = await store.change_log.newest()
         waiting = asyncio.ensure_future(store.change_log.wait(place))
@@ -229,7 +227,7 @@ async def test_who_waits_is_told_by_its_own_process_and_by_others(
 async def test_a_change_of_another_process_before_the_wait_is_told(
     store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_changes, "POLLS", 1_000_000)
+    monkeypatch.setattr(changelog, "POLLS", 1_000_000)
     place = await store.change_log.newest()
     assert await told(store.change_log, place) == []
     await other.change_log.announce([change("1")])
@@ -239,7 +237,7 @@ async def test_a_change_of_another_process_before_the_wait_is_told(
 async def test_a_cancelled_write_is_told_all_the_same(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_changes, "POLLS", 1_000_000)
+    monkeypatch.setattr(changelog, "POLLS", 1_000_000)
     place = await store.change_log.newest()
     writing = asyncio.ensure_future(store.change_log.put("a", b"1", ABSENT, [change("1")]))
     await asyncio.sleep(0)

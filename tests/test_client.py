@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from scripted import DEVICE, KEYS, NOW_MS, PULLED, PUSHED, Answer, Waits, client, is_signed, serving
 
-from pysync import caps, minting, wire
+from pysync import caps, minting, protocol
 from pysync._core import content_hash, verify_author
 from pysync.client import Backoff, Client, SyncDocument, Unreachable, sealed
 from pysync.errors import (
@@ -140,7 +140,7 @@ async def test_a_signed_request_verifies_over_the_target_that_arrives() -> None:
     for request, body in server.requests:
         assert is_signed(request, body, request.raw_path)
         assert caps.decode(request.headers["Authorization"]) == DEVICE
-        assert wire.HEADER_PUB not in request.headers
+        assert protocol.HEADER_PUB not in request.headers
     assert server.requests[0][0].raw_path == "/pull/users/a@b:c/x?withKeyring=1"
 
 
@@ -171,7 +171,7 @@ async def test_the_presenter_of_an_audience_certificate_names_its_key() -> None:
     options = {"keys": KEYS, "certificate": shared}
     async with serving((200, PULLED)) as server, client(server.url, **options) as signed:
         await signed.pull("notes/n1")
-    assert server.headers(wire.HEADER_PUB) == [KEYS.ed_pub]
+    assert server.headers(protocol.HEADER_PUB) == [KEYS.ed_pub]
 
 
 async def test_an_admin_token_is_sent_as_bearer() -> None:
@@ -185,7 +185,7 @@ async def test_every_attempt_is_signed_afresh(failure: Answer) -> None:
     keys = {"keys": KEYS, "certificate": DEVICE}
     async with serving(failure, (200, PULLED)) as server, client(server.url, **keys) as signed:
         assert (await signed.pull("notes/n1")).hash == "h1"
-    assert len(set(server.headers(wire.HEADER_NONCE))) == 2
+    assert len(set(server.headers(protocol.HEADER_NONCE))) == 2
     assert all(is_signed(request, body, "/pull/notes/n1") for request, body in server.requests)
 
 
@@ -193,7 +193,7 @@ async def test_a_push_whose_answer_was_lost_is_repeated_under_one_idempotency_ke
     async with serving(None, (200, PUSHED), (200, PUSHED)) as server, client(server.url) as anonymous:
         await anonymous.push("notes/n1", {"a": 1})
         await anonymous.push("notes/n1", {"a": 1}, idempotency_key="mine")
-    first, second, third = server.headers(wire.HEADER_IDEMPOTENCY_KEY)
+    first, second, third = server.headers(protocol.HEADER_IDEMPOTENCY_KEY)
     assert first == second != third == "mine"
     assert first is not None
     assert 1 <= len(first) <= 128

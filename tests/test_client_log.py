@@ -8,7 +8,7 @@ import orjson
 import pytest
 from scripted import DEVICE, KEYS, PULLED, PUSHED, Answer, client, is_signed, serving
 
-from pysync import wire
+from pysync import protocol
 from pysync._core import verify_author
 from pysync.client import Backoff, LogElement, PullResult, TailRequest, Unreachable
 from pysync.errors import (
@@ -34,10 +34,10 @@ LOG: dict[str, Any] = {
 }
 CREDENTIALS = (
     "Authorization",
-    wire.HEADER_SIGNATURE,
-    wire.HEADER_TIMESTAMP,
-    wire.HEADER_NONCE,
-    wire.HEADER_PUB,
+    protocol.HEADER_SIGNATURE,
+    protocol.HEADER_TIMESTAMP,
+    protocol.HEADER_NONCE,
+    protocol.HEADER_PUB,
 )
 
 
@@ -138,7 +138,7 @@ async def test_an_append_whose_answer_was_lost_is_repeated_under_one_idempotency
         await anonymous.append("log/a", {"n": 1})
         await anonymous.append("log/a", {"n": 1}, idempotency_key="mine")
         await anonymous.append_anonymous("log/a", {"n": 1})
-    used = server.headers(wire.HEADER_IDEMPOTENCY_KEY)
+    used = server.headers(protocol.HEADER_IDEMPOTENCY_KEY)
     assert used[0] == used[1] == used[2] != used[3] == "mine" != used[4] == used[5] != used[0]
     assert len({body for _, body in server.requests}) == 1
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import SUBJECT, Browser, Signed, Start, root_device
 
 from pysync import minting
-from pysync.changes import Retention
+from pysync.changelog import Retention
 from pysync.clock import (
     DISBELIEF_MS,
     SteadyClock,
@@ -420,7 +420,7 @@ async def test_what_has_expired_is_not_swept_within_ten_minutes_of_a_step(
 async def test_the_log_of_changes_is_not_trimmed_by_age_within_ten_minutes_of_a_step(
     clock: MovedClock, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pysync.sqlite_changes.TRIM_EVERY", 1)
+    monkeypatch.setattr("pysync.sqlite.changelog.TRIM_EVERY", 1)
     steady, retention = SteadyClock(clock), Retention(100, HOUR_MS)
     closing: LocalStore | MemoryCoordinator
     if kind == "store":

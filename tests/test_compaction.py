@@ -21,11 +21,11 @@ from shell import Shell
 
 from pysync.config.tree import wire_name
 from pysync.errors import StoreUnavailable
-from pysync.media import PARQUET_TYPE
 from pysync.parquet import merging
 from pysync.parquet.events import COLUMNS, encode
 from pysync.plugins.events.compaction import Compacted, Compaction, keep_compacting
 from pysync.plugins.events.stored import current_keys
+from pysync.protocol import PARQUET_TYPE
 from pysync.store import Store, merges
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore

@@ -24,7 +24,7 @@ from pysync.coordinator import (
 from pysync.coordinator.local import SCHEMA, LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
-from pysync.sqlite import Schema, create_database
+from pysync.sqlite.connection import Schema, create_database
 from pysync.testing import (
     RETENTION,
     BoundedNoncesContract,

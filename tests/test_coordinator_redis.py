@@ -20,7 +20,7 @@ from redis_losses import (
     take_snapshot,
 )
 
-from pysync.changes import Change
+from pysync.changelog import Change
 from pysync.clock import LAST_NUMBER, SteadyClock, wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
 from pysync.coordinator.redis import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator

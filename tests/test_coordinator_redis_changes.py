@@ -7,7 +7,7 @@ import pytest
 from components import RedisServer
 from redis_losses import WITH_AOF, client, cut, end_and_forget, end_and_remember, flush
 
-from pysync.changes import Change, Retention
+from pysync.changelog import Change, Retention
 from pysync.coordinator import Intent
 from pysync.coordinator.redis import CHANGES, INTENTS, RedisCoordinator
 from pysync.errors import CoordinatorUnavailable

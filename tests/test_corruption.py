@@ -22,10 +22,10 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.copy.sound import Corrupt, check_document
 from pysync.documents import Documents
 from pysync.errors import DocumentCorrupt
-from pysync.marks import blank, new_mark
 from pysync.store import Object
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
+from pysync.write_ids import blank, new_mark
 
 TS_MS = 1_763_740_000_000
 DATA = {"amount": 101, "text": "größe", "list": [1.5, None]}

@@ -15,7 +15,7 @@ from components import RedisServer, S3Server
 from conftest import Browser
 from test_processes import serving
 
-from pysync.changes import read_change
+from pysync.changelog import read_change
 from pysync.coordinator.redis import RedisCoordinator
 from pysync.testing import FaultProxy
 

@@ -20,7 +20,7 @@ from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.server import ops, run
-from pysync.sqlite_file import quick_check
+from pysync.sqlite.database_file import quick_check
 from pysync.store import Object
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore

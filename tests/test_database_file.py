@@ -18,10 +18,10 @@ import pytest
 from conftest import Browser, Reply, Start
 from test_workers import asked_everybody, gone, on_fresh_connection, until, workers
 
-from pysync import sqlite
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
-from pysync.sqlite_file import DatabaseFile
+from pysync.sqlite import connection
+from pysync.sqlite.database_file import DatabaseFile
 from pysync.store.local import LocalStore
 from pysync.store.writes import SCHEMA
 
@@ -157,7 +157,7 @@ async def test_a_database_that_is_put_back_is_not_trusted_before_a_restart(
 async def test_a_store_that_nobody_writes_to_is_looked_after(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "CHECK_S", 0.001)
+    monkeypatch.setattr(connection, "CHECK_S", 0.001)
     found = threading.Event()
     check = DatabaseFile.check
 

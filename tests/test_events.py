@@ -14,7 +14,7 @@ from conftest import ISSUER, Browser, Signed, Start, root_device
 from plugin_samples import OPEN, Told
 
 from pysync import minting
-from pysync.changes import read_change
+from pysync.changelog import read_change
 from pysync.clock import Tick
 from pysync.config import ConfigError
 from pysync.coordinator.memory import MemoryCoordinator

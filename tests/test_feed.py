@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pysync import catch_up as catch_up_module
 from pysync import feed as feed_module
 from pysync.catch_up import CatchUp
-from pysync.changes import Change, Page, Retention, Subject, WrittenBy, origin
+from pysync.changelog import Change, Page, Retention, Subject, WrittenBy, origin
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.feed import Event, Feed, KeyMatch, Listener, Permit, Permits, Plan, Topic

@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 from outbox_scene import Scene, made_scene
 
-from pysync.changes import Subject, read_change
+from pysync.changelog import Subject, read_change
 from pysync.errors import StoreUnavailable
 from pysync.files import Files
 from pysync.model import Written

@@ -13,11 +13,11 @@ from plugin_samples import OPEN, Reading, Roles, Told, batch
 from yarl import URL
 
 from pysync import plugins
-from pysync.changes import read_change
+from pysync.changelog import read_change
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.files import FileRules
-from pysync.media import PARQUET_MIME_TYPES
+from pysync.protocol import PARQUET_MIME_TYPES
 from pysync.server.files import Span, clean, span_of
 from pysync.store import Store
 from pysync.store.memory import MemoryStore

@@ -52,9 +52,7 @@ def test_heavy_dependencies_have_one_home() -> None:
     homes = {
         "aiohttp.web": ("server/",),
         "sqlite3": (
-            "sqlite.py",
-            "sqlite_changes.py",
-            "sqlite_file.py",
+            "sqlite/",
             "store/local.py",
             "store/local_files.py",
             "store/merges.py",

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from test_store import run_python
 
-from pysync.changes import Change
+from pysync.changelog import Change
 from pysync.clock import Tick
 from pysync.errors import KeyConflict, StoreUnavailable
-from pysync.sqlite import Schema, create_database
+from pysync.sqlite.connection import Schema, create_database
 from pysync.store import NOT_MODIFIED, DamagedFile, Object
 from pysync.store.arrivals import SETTLE_EVERY
 from pysync.store.files import Stamp

@@ -28,7 +28,7 @@ from benches.workloads import (
 from pysync import signing
 from pysync._core import canonicalize, verify_author
 from pysync.load import Measured
-from pysync.sqlite import Schema, connect_writer, create_database
+from pysync.sqlite.connection import Schema, connect_writer, create_database
 
 NOW_MS = 1_763_700_000_000
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysync._core import decode_push, read_document
-from pysync.marks import bears, blank, marked, new_mark, unmarked
+from pysync.write_ids import bears, blank, marked, new_mark, unmarked
 
 
 @given(st.binary(max_size=200))

@@ -15,7 +15,7 @@ from outbox_scene import FaultyCoordinator, Scene, Verb, made_scene
 
 from pysync import _core
 from pysync.applog import LogRules, Logs
-from pysync.changes import Subject, read_change
+from pysync.changelog import Subject, read_change
 from pysync.documents import Documents
 from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
 from pysync.outbox import EARLY_MS, SETTLED_MS, Outbox

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outbox_scene import FaultyCoordinator, Scene, Verb, made_scene
 
-from pysync.changes import Change, Subject, read_change
+from pysync.changelog import Change, Subject, read_change
 from pysync.clock import Tick
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
 from pysync.outbox import EARLY_MS, SETTLED_MS, Outbox

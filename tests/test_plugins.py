@@ -22,7 +22,7 @@ from plugin_samples import (
     people,
 )
 
-from pysync.changes import read_change
+from pysync.changelog import read_change
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import Forbidden
 from pysync.model import WriteEvent, Written

@@ -17,7 +17,7 @@ from shell import Shell
 from pysync import config
 from pysync.config import Problem
 from pysync.coordinator import open_coordinator
-from pysync.probe import Findings, probe
+from pysync.diagnose import Findings, probe
 from pysync.store import open_store
 from pysync.store.local import LocalStore
 from pysync.testing import FaultProxy

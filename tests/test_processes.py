@@ -16,7 +16,7 @@ import pytest
 from conftest import SUBJECT, Browser, Signed, root_device
 
 from pysync import _core
-from pysync.changes import read_change
+from pysync.changelog import read_change
 from pysync.store import Object
 from pysync.store.local import LocalStore
 

@@ -9,7 +9,7 @@ from configurations import config, faults
 from conftest import Browser, Start
 from projected import JOURNAL, LISTS, NOTES, PUBLIC, TITLES, Site, entry, members
 
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.config import parse
 from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection

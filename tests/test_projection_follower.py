@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from projected import NOTES, PUBLIC, TITLES, Site, entry, members, titled
 
-from pysync.changes import Retention, read_change
+from pysync.changelog import Retention, read_change
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable

@@ -10,7 +10,7 @@ import pytest
 from conftest import Browser, Start
 from projected import JOURNAL, LISTS, NOTES, PUBLIC, TITLES, entry, members, titled
 
-from pysync.changes import Change
+from pysync.changelog import Change
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable

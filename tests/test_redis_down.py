@@ -15,7 +15,7 @@ from components.fixtures import StartRedis
 from conftest import ISSUER, Browser, Reply, Signed, Start, root_device
 from redis_losses import WITH_AOF, client
 
-from pysync.changes import Subject, read_change
+from pysync.changelog import Subject, read_change
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.redis import INTENTS, LEEWAY_MS, RedisCoordinator
 from pysync.outbox import SETTLED_MS

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from pysync import signing, wire
+from pysync import protocol, signing
 from pysync._core import PublicKey, canonicalize, request_message, verify_author, verify_request
 from pysync.keys import Keys
 
@@ -27,9 +27,9 @@ def test_a_request_is_signed_as_every_client_signs_it(case: dict[str, Any]) -> N
     told = case["expected"]
     headers = signing.sign_request(keys(case["privKey"]), *request, bytes.fromhex(case["nonceHex"]))
     assert headers == {
-        wire.HEADER_SIGNATURE: told["sig"],
-        wire.HEADER_TIMESTAMP: told["tsHeader"],
-        wire.HEADER_NONCE: told["nonce"],
+        protocol.HEADER_SIGNATURE: told["sig"],
+        protocol.HEADER_TIMESTAMP: told["tsHeader"],
+        protocol.HEADER_NONCE: told["nonce"],
     }
     assert request_message(*request, told["nonce"]).decode() == told["canonicalInput"]
 

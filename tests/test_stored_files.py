@@ -10,7 +10,7 @@ from conftest import Browser, Start
 from plugin_samples import CARDS, LOG, OPEN, Told, batch
 
 from pysync import config
-from pysync.changes import Subject, read_change
+from pysync.changelog import Subject, read_change
 from pysync.config import ConfigError
 from pysync.model import Written
 from pysync.plugins import Push, Pushed, Services, StoredFiles

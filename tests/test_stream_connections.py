@@ -17,7 +17,7 @@ from test_processes import serving
 from yarl import URL
 
 from pysync import minting
-from pysync.changes import Change, Subject
+from pysync.changelog import Change, Subject
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.feed import Start
 from pysync.model import ANONYMOUS

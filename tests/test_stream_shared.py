@@ -11,7 +11,7 @@ from plugin_samples import Told
 from projected import LISTS, NOTES, TITLES, Site, entry
 from streams import Listen, Serve
 
-from pysync.changes import Change
+from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}

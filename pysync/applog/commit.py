@@ -14,7 +14,7 @@ from pysync.applog.heads import Heads, Held
 from pysync.applog.rules import LogRules
 from pysync.applog.starfish import adopted, gathered
 from pysync.applog.tail import Bounds, Nodes, folder, object_key
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.corruption import CorruptionReporter
 from pysync.errors import (
     AppendLimitExceeded,

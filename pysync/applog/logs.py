@@ -15,7 +15,7 @@ from pysync.applog.heads import Heads
 from pysync.applog.rules import LogRules
 from pysync.applog.starfish import chunk_key, chunk_names, gathered
 from pysync.applog.tail import Bounds, Nodes, Tail
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
 from pysync.corruption import CorruptionReporter
 from pysync.errors import (

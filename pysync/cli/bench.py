@@ -19,7 +19,7 @@ from pysync.client import CollectionInfo, ServerConfig
 from pysync.config import template
 from pysync.errors import NotFound
 from pysync.load import Author
-from pysync.media import JSON_TYPE
+from pysync.protocol import JSON_TYPE
 
 READ: Final = 1_000
 """Documents, or files, that are made to be pulled."""

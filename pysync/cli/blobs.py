@@ -13,7 +13,7 @@ from pysync.cli.documents import client_of
 from pysync.cli.files import print_json, read_bytes
 from pysync.client import Client, FileHead, PushResult
 from pysync.client.uploads import CHUNK_BYTES, Source
-from pysync.media import JSON_TYPE, OPAQUE_TYPE
+from pysync.protocol import JSON_TYPE, OPAQUE_TYPE
 
 
 def push(options: argparse.Namespace) -> int:

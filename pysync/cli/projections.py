@@ -8,7 +8,7 @@ import sys
 
 from pysync import config
 from pysync.applog import Logs
-from pysync.changes import Retention
+from pysync.changelog import Retention
 from pysync.cli.files import print_lines
 from pysync.clock import wall_clock_ms
 from pysync.config import Config, effective_coordinator

@@ -72,7 +72,7 @@ def check(options: argparse.Namespace) -> int:
 def _probe(settings: config.Config) -> int:
     """Print what opening and asking store and coordinator found, and return the exit status."""
     from pysync.config.report import aligned, told
-    from pysync.probe import probe
+    from pysync.diagnose import probe
 
     findings = asyncio.run(probe(settings))
     lines = aligned([("PROBE", "FOUND"), *findings.rows])

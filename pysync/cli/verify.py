@@ -14,7 +14,7 @@ from pysync.config import StoreConfig
 from pysync.copy import Verified, Verifier
 from pysync.copy.places import check_exists
 from pysync.errors import StoreUnavailable
-from pysync.sqlite_file import quick_check
+from pysync.sqlite.database_file import quick_check
 from pysync.store import open_store
 
 

@@ -15,7 +15,7 @@ from pysync.client.downloads import FileChanged, FileHead, Progress
 from pysync.client.results import PushResult, blob_result
 from pysync.client.uploads import Source, Upload
 from pysync.errors import UnsupportedMediaType
-from pysync.media import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
+from pysync.protocol import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 
 class BlobTooLarge(ValueError):

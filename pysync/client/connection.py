@@ -15,11 +15,11 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from pysync import minting, signing, wire
+from pysync import minting, protocol, signing
 from pysync.caps import Certificate
 from pysync.client.results import members_of
 from pysync.errors import PysyncError, RateLimited, Unavailable, from_answer
-from pysync.media import JSON_TYPE
+from pysync.protocol import JSON_TYPE
 from pysync.signing import Signer
 
 T = TypeVar("T")
@@ -253,7 +253,7 @@ class Connection:
     ) -> dict[str, str]:
         return {
             "Content-Type": content_type,
-            wire.HEADER_IDEMPOTENCY_KEY: idempotency_key or self._random(16).hex(),
+            protocol.HEADER_IDEMPOTENCY_KEY: idempotency_key or self._random(16).hex(),
         }
 
     def _credentials(self, method: str, target: str, body: bytes) -> dict[str, str]:
@@ -267,7 +267,7 @@ class Connection:
         )
         headers["Authorization"] = certificate.authorization
         if certificate.kind == "audience":
-            headers[wire.HEADER_PUB] = self._keys.ed_pub
+            headers[protocol.HEADER_PUB] = self._keys.ed_pub
         return headers
 
     def _valid_certificate(self, keys: Signer) -> Certificate:

@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 
 from pysync.client.connection import Unreachable, refusal
-from pysync.media import JSON_TYPE, OPAQUE_TYPE
+from pysync.protocol import JSON_TYPE, OPAQUE_TYPE
 
 _EMPTY_DOCUMENT_BYTES: Final = 256
 """The answer where nothing is stored is shorter."""

@@ -7,7 +7,7 @@ from pysync.client.blobs import Blobs, check_size
 from pysync.client.connection import document_key
 from pysync.client.keyrings import BLOB_OVERHEAD_BYTES, OpenKeyring
 from pysync.client.results import PushResult
-from pysync.media import OPAQUE_TYPE
+from pysync.protocol import OPAQUE_TYPE
 
 
 async def seal_and_push_blob(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pysync.config import template
 from pysync.config.effective import document_path
 from pysync.config.tree import Collection, Config, EventsPlugin
-from pysync.media import JSON_TYPE
+from pysync.protocol import JSON_TYPE
 
 Fault = tuple[str, str]
 """The member at fault, relative to its object, and the message."""

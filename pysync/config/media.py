@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from pysync.config.tree import Collection
-from pysync.media import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
+from pysync.protocol import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 
 def holds_documents(collection: Collection) -> bool:

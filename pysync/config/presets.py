@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pysync.config import template
 from pysync.config.tree import Collection, RateLimit, member
-from pysync.media import PARQUET_MIME_TYPES
+from pysync.protocol import PARQUET_MIME_TYPES
 
 Access = Literal["public", "authenticated", "none"]
 

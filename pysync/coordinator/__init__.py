@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
-from pysync.changes import Change, ChangeLog, Retention
+from pysync.changelog import Change, ChangeLog, Retention
 from pysync.clock import Tick, wall_clock_ms
 from pysync.errors import CoordinatorUnavailable
 

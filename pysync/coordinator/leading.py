@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pysync.coordinator import LEASE_MS
-from pysync.sqlite import create_folder
+from pysync.sqlite.connection import create_folder
 
 
 class Leading:

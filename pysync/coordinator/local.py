@@ -15,22 +15,15 @@ from typing import Final, Self
 
 import orjson
 
-from pysync import sqlite_changes
-from pysync.changes import Change, Page, Retention, WrittenBy
+from pysync.changelog import Change, Page, Retention, WrittenBy
 from pysync.clock import Tick, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator import MAX_LIVE_NONCES, Intent, Standing, Window, window_end_ms
 from pysync.coordinator.leading import Leading
 from pysync.coordinator.replay import ReplayLedgers
 from pysync.errors import CoordinatorUnavailable
-from pysync.sqlite import (
-    Database,
-    GroupCommit,
-    Schema,
-    TurnReader,
-    create_folder,
-    open_database,
-)
-from pysync.sqlite_changes import Rows, SqliteChanges, append, change_id
+from pysync.sqlite import changelog
+from pysync.sqlite.changelog import Rows, SqliteChanges, append, change_id
+from pysync.sqlite.connection import Database, GroupCommit, Schema, TurnReader, create_folder, open_database
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +44,7 @@ SCHEMA: Final = Schema(
         "CREATE TABLE change(id INTEGER PRIMARY KEY)",  # in another form, which nobody has read
         f"""
         DROP TABLE change;
-        {sqlite_changes.TABLE};
+        {changelog.TABLE};
         CREATE TABLE intent(
             id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, changes BLOB NOT NULL
         );
@@ -62,7 +55,7 @@ SCHEMA: Final = Schema(
         CREATE TABLE tick(ms INTEGER NOT NULL, number INTEGER NOT NULL);
         INSERT INTO tick VALUES(0, 0)
         """,
-        sqlite_changes.BY_ORIGIN,
+        changelog.BY_ORIGIN,
     )
 )
 
@@ -250,7 +243,7 @@ def _note_boot(writer: sqlite3.Connection, boot: str) -> None:
     writer.execute("BEGIN IMMEDIATE")
     if writer.execute("SELECT id FROM boot").fetchone() != (boot,):
         writer.execute("UPDATE boot SET id = ?", (boot,))
-        for statement in sqlite_changes.FORGET_ALL:
+        for statement in changelog.FORGET_ALL:
             writer.execute(statement)
     writer.execute("COMMIT")
 
@@ -298,7 +291,7 @@ def _probe(cursor: sqlite3.Cursor) -> None:
     """Write what requests write, and take it back."""
     for statement in _PROBES:
         cursor.execute(statement)
-    sqlite_changes.probe(cursor)
+    changelog.probe(cursor)
 
 
 def _tick(cursor: sqlite3.Cursor, clock: Callable[[], int]) -> Tick:

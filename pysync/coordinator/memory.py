@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.changes import Change, Page, Retention, WrittenBy
+from pysync.changelog import Change, Page, Retention, WrittenBy
 from pysync.clock import FIRST_TICK, Tick, elapsed_of, is_settled, wall_clock_ms
 from pysync.coordinator import (
     AHEAD_MS,

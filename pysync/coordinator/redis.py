@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from redis.asyncio import Connection
 
 from pysync._core import ReplayWindow
-from pysync.changes import Change, Page, Retention, WrittenBy
+from pysync.changelog import Change, Page, Retention, WrittenBy
 from pysync.clock import LAST_NUMBER, Tick, wall_clock_ms
 from pysync.coordinator import AHEAD_MS, EPOCH_MS, LEASE_MS, Intent, Standing, Window, window_end_ms
 from pysync.coordinator.redis_arrivals import Arrivals

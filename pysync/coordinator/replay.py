@@ -25,7 +25,7 @@ from pysync._core import ReplayWindow
 from pysync.clock import kept_number
 from pysync.coordinator import AHEAD_MS, EPOCH_MS, EPOCHS_KEPT, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
-from pysync.sqlite import create_folder
+from pysync.sqlite.connection import create_folder
 
 RECORD_BYTES: Final = 16
 READ_BYTES: Final = 1 << 20

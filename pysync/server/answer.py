@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
-from pysync import wire
+from pysync import protocol
 from pysync.errors import PysyncError
 
 NO_STORE = "Cache-Control: no-store\r\n"
@@ -172,7 +172,7 @@ class HeadAnswer(Answer):
 def wants_body(request: web.BaseRequest) -> bool:
     """True if the answer has a body whatever is stored: not for HEAD, nor if the client may have it
     already."""
-    return request.method != "HEAD" and wire.HEADER_IF_NONE_MATCH not in request.headers
+    return request.method != "HEAD" and protocol.HEADER_IF_NONE_MATCH not in request.headers
 
 
 def json_answer(status: int, value: object, headers: str = "") -> Answer:
@@ -183,7 +183,7 @@ def json_answer(status: int, value: object, headers: str = "") -> Answer:
 def error_answer(error: PysyncError, *, close: bool = False) -> Answer:
     """The answer that `error` stands for (wire section 2), never cached."""
     lines = NO_STORE + header_lines(error.headers)
-    return Answer(error.status, wire.error_body(error), lines, close=close)
+    return Answer(error.status, protocol.error_body(error), lines, close=close)
 
 
 def header_lines(headers: Mapping[str, str]) -> str:

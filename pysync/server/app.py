@@ -19,7 +19,7 @@ from pysync import __version__
 from pysync.access import Access
 from pysync.applog import Logs
 from pysync.caps import user_id
-from pysync.changes import Retention
+from pysync.changelog import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms
 from pysync.config import (
     Config,

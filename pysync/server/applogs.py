@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 from aiohttp import web
 
-from pysync import _core, fields, wire
+from pysync import _core, fields, protocol
 from pysync.access import Access
 from pysync.applog import Bounds, LogRules, Logs, Tail
 from pysync.errors import (
@@ -51,7 +51,7 @@ class LogHandlers:
         caller, element = await self._received(request, match)
         written = await self._made(request, match, caller, element)
         told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written)
-        return Answer(200, wire.written_body(told, written.timestamp_ms), NO_STORE)
+        return Answer(200, protocol.written_body(told, written.timestamp_ms), NO_STORE)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
         """`GET {ns}/pull/<key>`: the elements within the bounds of the query."""
@@ -100,7 +100,7 @@ class LogHandlers:
             hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
         version = tail.hash = await self._versions.told(match.key, tail.hash, tail.newest_ms, hidden)
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
-        if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
+        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
             return Answer(304, b"", headers)
         if request.method == "HEAD":
             return HeadAnswer(headers)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from pysync import _core, fields, wire
+from pysync import _core, fields, protocol
 from pysync.access import ANYBODY, Verified
 from pysync.applog import Logs
 from pysync.batch import Outcome, read_each
@@ -117,7 +117,7 @@ class BatchPull:
         if not wants_body(request):
             answer = await reads.version(self._now_ms())
             headers = _headers(named, caller, answer)
-            if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), answer.etag):
+            if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), answer.etag):
                 return Answer(304, b"", headers)
             if request.method == "HEAD":
                 await reads.weigh()

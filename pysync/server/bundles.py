@@ -3,7 +3,7 @@
 import orjson
 from aiohttp import web
 
-from pysync import bundles, wire
+from pysync import bundles, protocol
 from pysync.access import Access
 from pysync.bundles import Bundle
 from pysync.documents import Documents
@@ -58,7 +58,7 @@ class BundlePull:
         )
         version = bundles.version(members)
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
-        if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
+        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
             return Answer(304, b"", headers)
         if request.method == "HEAD":
             return HeadAnswer(headers)

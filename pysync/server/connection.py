@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from pysync import wire
+from pysync import protocol
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout
 from pysync.server.answer import Answer, error_answer
 
@@ -84,7 +84,7 @@ class Connection(web.RequestHandler):
 def _unrouted(error: PysyncError) -> Answer:
     """The answer to what never became a request. It has a request id all the same."""
     answer = error_answer(error, close=True)
-    answer.header_text += f"{wire.HEADER_REQUEST_ID}: {os.urandom(8).hex()}\r\n"
+    answer.header_text += f"{protocol.HEADER_REQUEST_ID}: {os.urandom(8).hex()}\r\n"
     return answer
 
 

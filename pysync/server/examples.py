@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from pysync import wire
+from pysync import protocol
 from pysync.config.template import is_parameter
 from pysync.errors import NotFound
 from pysync.server.answer import Answer, version_matches
@@ -57,7 +57,7 @@ class Examples:
         content = await asyncio.to_thread(_read, self._folder / name)
         version = hashlib.sha256(content).hexdigest()
         headers = f'{_HEADERS}ETag: "{version}"\r\n'
-        if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), version):
+        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
             return Answer(304, b"", headers)
         return Answer(200, content, headers, content_type=media_type(name))
 

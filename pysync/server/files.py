@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from pysync import wire
+from pysync import protocol
 from pysync.config.template import document_key
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
 from pysync.files import FileRules, Files
@@ -68,7 +68,7 @@ class FileHandlers(Handlers):
             return await super().push(request, match)
         async with self._uploaded(request, match) as upload:
             written = await self._kept(match, upload)
-        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+        return Answer(200, protocol.written_body(written.hash, written.timestamp_ms), NO_STORE)
 
     async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
         rules = rules_of(match)
@@ -115,7 +115,7 @@ class FileHandlers(Handlers):
         key, ttl_ms = file_key(match, rules), match.rule.collection.ttl_ms
         headers = request.headers
         is_head = request.method == "HEAD"
-        condition = headers.get(wire.HEADER_IF_NONE_MATCH)
+        condition = headers.get(protocol.HEADER_IF_NONE_MATCH)
         if is_head or condition is not None:
             stat = await self._files.stat(key, ttl_ms)
             if stat is None:
@@ -125,7 +125,7 @@ class FileHandlers(Handlers):
             if is_head:
                 lines, content_type = _told(match, rules, stat)
                 return StreamedAnswer(b"", None, lines, content_type=content_type, size=stat.size)
-        asked = headers.get(wire.HEADER_RANGE)
+        asked = headers.get(protocol.HEADER_RANGE)
         span = None if asked is None else span_of(asked)
         if span is None:
             file = await self._files.open(key, ttl_ms=ttl_ms)
@@ -133,7 +133,7 @@ class FileHandlers(Handlers):
         file = await self._files.open(key, span.start, span.end, ttl_ms)
         if file is None:
             return None
-        if headers.get(wire.HEADER_IF_RANGE, f'"{file.sha256}"') != f'"{file.sha256}"':
+        if headers.get(protocol.HEADER_IF_RANGE, f'"{file.sha256}"') != f'"{file.sha256}"':
             await file.chunks.aclose()
             file = await self._files.open(key, ttl_ms=ttl_ms)
             return None if file is None else await _sent(match, rules, file)

@@ -5,7 +5,7 @@ from contextlib import suppress
 import orjson
 from aiohttp import web
 
-from pysync import _core, fields, wire
+from pysync import _core, fields, protocol
 from pysync.access import Access
 from pysync.config import Limit
 from pysync.documents import Documents, Known
@@ -52,7 +52,7 @@ class Handlers:
         caller, body = await self._received(request, match)
         written = await self._made(request, match, caller, body)
         told = await self._told(match, caller, written)
-        return Answer(200, wire.written_body(told, written.timestamp_ms), NO_STORE)
+        return Answer(200, protocol.written_body(told, written.timestamp_ms), NO_STORE)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Answer:
         """`POST /revocations`: the list is its own proof (wire section 3)."""
@@ -101,7 +101,7 @@ class Handlers:
             hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
         if not hidden and keyring is None:
             headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
-            if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), document.hash):
+            if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), document.hash):
                 return Answer(304, b"", headers)
             if request.method == "HEAD":
                 return HeadAnswer(headers)
@@ -197,7 +197,7 @@ def _variant(
     one. The author's proof is left out, since it would verify guesses of the rest."""
     etag = version if keyring is None else f"{version}-{keyring[1]}"
     headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
-    if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), etag):
+    if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), etag):
         return Answer(304, b"", headers)
     if request.method == "HEAD":
         return HeadAnswer(headers)

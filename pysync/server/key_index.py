@@ -4,7 +4,7 @@ names its key; the name that each collection has for it is found here when the c
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from pysync.changes import Subject, origin
+from pysync.changelog import Subject, origin
 from pysync.config.effective import document_path
 from pysync.config.template import TemplateIndex, document_key, meet, params
 from pysync.feed import KeyMatch, Topic

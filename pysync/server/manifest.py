@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 from aiohttp import web
 
-from pysync import wire
+from pysync import protocol
 from pysync.access import Access
 from pysync.config import AppendOnly, Collection, Config
 from pysync.config.tree import wire_name
@@ -55,9 +55,9 @@ class Manifest:
         """`{"collections": [...], "namespaces": {name: {"collections": [...]}}}`, the latter where there are
         any. What credentials that do not hold are shown is nothing, and no error."""
         page = self._common
-        if self._filtered and wire.HEADER_AUTHORIZATION in request.headers:
+        if self._filtered and protocol.HEADER_AUTHORIZATION in request.headers:
             page = self._page(await self._caller(request))
-        if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), page.version):
+        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), page.version):
             return Answer(304, b"", page.headers)
         return Answer(200, page.body, page.headers)
 

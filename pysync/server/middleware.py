@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 from aiohttp import web
 
-from pysync import wire
+from pysync import protocol
 from pysync._core import PanicException
 from pysync.access import BEARER
 from pysync.caps import SCHEME
@@ -34,20 +34,20 @@ log = logging.getLogger("pysync.server")
 
 CORS_HEADERS = ", ".join(
     (
-        wire.HEADER_AUTHORIZATION,
+        protocol.HEADER_AUTHORIZATION,
         "Content-Type",
         "Content-Encoding",
-        wire.HEADER_SIGNATURE,
-        wire.HEADER_TIMESTAMP,
-        wire.HEADER_NONCE,
-        wire.HEADER_PUB,
+        protocol.HEADER_SIGNATURE,
+        protocol.HEADER_TIMESTAMP,
+        protocol.HEADER_NONCE,
+        protocol.HEADER_PUB,
         "X-Requested-With",
-        wire.HEADER_REQUEST_ID,
-        wire.HEADER_IDEMPOTENCY_KEY,
-        wire.HEADER_IF_NONE_MATCH,
-        wire.HEADER_RANGE,
-        wire.HEADER_IF_RANGE,
-        wire.HEADER_LAST_EVENT_ID,
+        protocol.HEADER_REQUEST_ID,
+        protocol.HEADER_IDEMPOTENCY_KEY,
+        protocol.HEADER_IF_NONE_MATCH,
+        protocol.HEADER_RANGE,
+        protocol.HEADER_IF_RANGE,
+        protocol.HEADER_LAST_EVENT_ID,
     )
 )
 SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
@@ -86,7 +86,7 @@ class Middleware:
     async def handle(self, request: web.BaseRequest) -> Answer:
         """Answer `request`, whatever happens."""
         started = time.perf_counter()
-        request_id = request.headers.get(wire.HEADER_REQUEST_ID)
+        request_id = request.headers.get(protocol.HEADER_REQUEST_ID)
         if request_id is None or not _is_request_id(request_id):
             request_id = f"{self._id_prefix}-{next(self._ids):x}"
         if self._told is not None:
@@ -98,7 +98,9 @@ class Middleware:
             if self._hosts:
                 self._check_host(request)
             method = request.method
-            match = self._routes.match("GET" if method == "HEAD" else method, wire.path_of(request.raw_path))
+            match = self._routes.match(
+                "GET" if method == "HEAD" else method, protocol.path_of(request.raw_path)
+            )
             if method == "POST" and "Origin" in request.headers:
                 self._check_origin(request)
             answer = await match.route.handler(request, match)
@@ -111,7 +113,7 @@ class Middleware:
             unforeseen = InternalError(extras={"requestId": request_id})
             answer = error_answer(unforeseen, close=not request.content.is_eof())
         answer.request_id = request_id
-        answer.header_text += f"{wire.HEADER_REQUEST_ID}: {request_id}\r\n"
+        answer.header_text += f"{protocol.HEADER_REQUEST_ID}: {request_id}\r\n"
         if self.draining:
             answer.close = True
         if self._origins:
@@ -133,7 +135,7 @@ class Middleware:
         """Refuse a request that a page of another site can have sent without a preflight: a browser sends a
         body of these types without asking, as long as no script has set `Authorization`."""
         headers = request.headers
-        is_set = headers.get(wire.HEADER_AUTHORIZATION, "").startswith((SCHEME, BEARER))
+        is_set = headers.get(protocol.HEADER_AUTHORIZATION, "").startswith((SCHEME, BEARER))
         if is_set or media_type(request) not in SIMPLE_TYPES:
             return
         origin = headers["Origin"]
@@ -182,7 +184,7 @@ class Middleware:
 def _named(request: web.BaseRequest, match: Match | None) -> str:
     """Describe a request for the log: its action, collection and key."""
     if match is None:
-        return repr(wire.path_of(request.raw_path))
+        return repr(protocol.path_of(request.raw_path))
     route = match.route
     return " ".join(filter(None, (route.action, route.collection, repr(match.key))))
 

@@ -3,7 +3,7 @@
 from http import HTTPStatus
 from typing import Any
 
-from pysync import errors, wire
+from pysync import errors, protocol
 from pysync.store import JSON_TYPE
 
 Json = dict[str, Any]
@@ -130,25 +130,25 @@ PARAMETERS: Json = {
         ),
     },
     "ifNoneMatch": {
-        "name": wire.HEADER_IF_NONE_MATCH,
+        "name": protocol.HEADER_IF_NONE_MATCH,
         "in": "header",
         "description": "Versions that the caller has: the answer is 304 where one of them is current.",
         "schema": {"type": "string"},
     },
     "range": {
-        "name": wire.HEADER_RANGE,
+        "name": protocol.HEADER_RANGE,
         "in": "header",
         "description": "One range of bytes of a file; anything else gets all of it.",
         "schema": {"type": "string"},
     },
     "ifRange": {
-        "name": wire.HEADER_IF_RANGE,
+        "name": protocol.HEADER_IF_RANGE,
         "in": "header",
         "description": "The version that Range is of: all of the file where another is current.",
         "schema": {"type": "string"},
     },
     "lastEventId": {
-        "name": wire.HEADER_LAST_EVENT_ID,
+        "name": protocol.HEADER_LAST_EVENT_ID,
         "in": "header",
         "description": "The id of the last event that the caller has: what came since is told first.",
         "schema": {"type": "string"},
@@ -160,7 +160,7 @@ PARAMETERS: Json = {
         "schema": {"type": "string"},
     },
     "idempotencyKey": {
-        "name": wire.HEADER_IDEMPOTENCY_KEY,
+        "name": protocol.HEADER_IDEMPOTENCY_KEY,
         "in": "header",
         "description": "Makes the write safe to repeat for ten minutes, with the same data.",
         "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
@@ -275,11 +275,11 @@ def security_schemes(admin: bool) -> Json:
     """The ways to present oneself. The four headers of a signed request go together; the fifth names the
     presenter of an audience certificate."""
     schemes = {
-        "capability": _in_header(wire.HEADER_AUTHORIZATION, "`Cap `, then the certificate in base64."),
-        "signature": _in_header(wire.HEADER_SIGNATURE, "Ed25519 signature of the request, in base64."),
-        "timestamp": _in_header(wire.HEADER_TIMESTAMP, "When it was signed, in ms; at most 300 s off."),
-        "nonce": _in_header(wire.HEADER_NONCE, "16 random bytes in base64, good for one request."),
-        "presenter": _in_header(wire.HEADER_PUB, "The presenter's key, for audience certificates."),
+        "capability": _in_header(protocol.HEADER_AUTHORIZATION, "`Cap `, then the certificate in base64."),
+        "signature": _in_header(protocol.HEADER_SIGNATURE, "Ed25519 signature of the request, in base64."),
+        "timestamp": _in_header(protocol.HEADER_TIMESTAMP, "When it was signed, in ms; at most 300 s off."),
+        "nonce": _in_header(protocol.HEADER_NONCE, "16 random bytes in base64, good for one request."),
+        "presenter": _in_header(protocol.HEADER_PUB, "The presenter's key, for audience certificates."),
     }
     return schemes | {"admin": {"type": "http", "scheme": "bearer"}} if admin else schemes
 

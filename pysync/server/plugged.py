@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from pysync import _core, wire
+from pysync import _core, protocol
 from pysync.keyed_versions import KeyedVersions
 from pysync.model import Caller, WriteEvent, Written
 from pysync.outbox import Outbox
@@ -53,7 +53,7 @@ class Plugs:
         if pushed is None:
             written = await make()
             told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written)
-            text = wire.written_body(told, written.timestamp_ms)
+            text = protocol.written_body(told, written.timestamp_ms)
         else:
             written = pushed.written
             text = _pushed_body(pushed)
@@ -141,7 +141,7 @@ class PluggedFiles(FileHandlers):
         async with self._uploaded(request, match) as upload:
             written = await self._kept(match, upload)
         await self._plugs.tell(match, upload.caller, written, match.params, None)
-        return Answer(200, wire.written_body(written.hash, written.timestamp_ms), NO_STORE)
+        return Answer(200, protocol.written_body(written.hash, written.timestamp_ms), NO_STORE)
 
     async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
         answer = await self._plugs.pull(request, match, caller)
@@ -163,6 +163,6 @@ def _answer(request: web.BaseRequest, match: Match, reply: Reply) -> Answer:
     headers = match.route.read_headers
     if reply.version is not None:
         headers += f'ETag: "{reply.version}"\r\n'
-        if version_matches(request.headers.get(wire.HEADER_IF_NONE_MATCH), reply.version):
+        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), reply.version):
             return Answer(304, b"", headers)
     return Answer(200, reply.body, headers, content_type=reply.content_type)

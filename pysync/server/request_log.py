@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from pysync import wire
+from pysync import protocol
 from pysync.errors import PysyncError
 from pysync.server.answer import Answer
 
@@ -61,7 +61,7 @@ class RequestLog:
                 "status": error.status,
                 "check": error.reason or error.message,
                 "method": request.method,
-                "path": wire.path_of(request.raw_path),
+                "path": protocol.path_of(request.raw_path),
             }
             REFUSALS.log(self._level, message, extra={"request_id": request_id, "fields": fields})
 
@@ -69,7 +69,7 @@ class RequestLog:
         """Log a request and its answer. `seconds` is how long the answer took to begin."""
         fields: dict[str, object] = {
             "method": request.method,
-            "path": wire.path_of(request.raw_path),
+            "path": protocol.path_of(request.raw_path),
             "status": answer.status,
             "bytes": 0 if request.method == "HEAD" else answer.size,
             "ms": round(seconds * 1000, 2),

@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.config.template import MAX_KEY_BYTES, RESERVED, is_parameter
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.files import FileRules

@@ -26,7 +26,7 @@ from pysync.server.app import App, Worker, create_app
 from pysync.server.banner import banner
 from pysync.server.connection import listen
 from pysync.server.supervisor import NO_RELOAD, Post, Supervisor
-from pysync.sqlite_file import quick_check
+from pysync.sqlite.database_file import quick_check
 
 _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "redis"}
 """Kinds of stores and coordinators, and the modules that are imported where they are used."""

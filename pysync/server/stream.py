@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion
 
-from pysync import _core, wire
+from pysync import _core, protocol
 from pysync.access import NOBODY, Access
 from pysync.config.template import is_parameter, params
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
@@ -125,7 +125,7 @@ class StreamAnswer(Answer):
 def _last_event_id(request: web.BaseRequest) -> str:
     """Where the client stopped, `""` for one that begins. A browser that comes back by itself says it in the
     header, and has in its query what it said at first."""
-    place = request.headers.get(wire.HEADER_LAST_EVENT_ID) or request.query.get("lastEventId", "")
+    place = request.headers.get(protocol.HEADER_LAST_EVENT_ID) or request.query.get("lastEventId", "")
     return place if len(place) <= _MAX_PLACE_CHARS and place.isascii() and place.isprintable() else "?"
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from pysync._core import PanicException
 from pysync.catch_up import CatchUp
-from pysync.changes import MAX_RESUMED
+from pysync.changelog import MAX_RESUMED
 from pysync.feed import Event, Feed, Start
 from pysync.model import Caller
 from pysync.proofs import Proof

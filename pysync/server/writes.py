@@ -7,7 +7,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 from aiohttp import web
 
-from pysync import _core, sealed, wire
+from pysync import _core, protocol, sealed
 from pysync.access import Access
 from pysync.config import template
 from pysync.errors import BadRequest, Forbidden, UnsupportedMediaType
@@ -96,7 +96,7 @@ async def apply(check: Check, data: bytes) -> None:
 def request_key(request: web.BaseRequest, caller: Caller, key: str) -> str | None:
     """Under what a repetition of this write is recognised: it belongs to one caller and one document. None
     where the client asks for nothing. Raises BadRequest for an unusable Idempotency-Key."""
-    sent = request.headers.get(wire.HEADER_IDEMPOTENCY_KEY)
+    sent = request.headers.get(protocol.HEADER_IDEMPOTENCY_KEY)
     if sent is None:
         return None
     if not _is_idempotency_key(sent):

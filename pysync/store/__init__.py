@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, M
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
-from pysync.changes import Change, ChangeLog, Retention
+from pysync.changelog import Change, ChangeLog, Retention
 from pysync.clock import Tick, wall_clock_ms
 from pysync.config import StoreConfig
 from pysync.errors import DocumentCorrupt

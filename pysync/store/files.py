@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 from pysync.errors import KeyConflict, StoreUnavailable
-from pysync.sqlite import create_folder, sync_folder
+from pysync.sqlite.connection import create_folder, sync_folder
 
 P = ParamSpec("P")
 T = TypeVar("T")

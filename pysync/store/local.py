@@ -25,17 +25,10 @@ from typing import Any, ClassVar, Final, Self
 
 import orjson
 
-from pysync.changes import Retention
+from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
-from pysync.sqlite import (
-    Database,
-    GroupCommit,
-    TurnReader,
-    create_folder,
-    open_database,
-    refusal,
-)
+from pysync.sqlite.connection import Database, GroupCommit, TurnReader, create_folder, open_database, refusal
 from pysync.store import (
     ANY,
     JSON_TYPE,

@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterable, Callable, Sequence
 from typing import Any
 
-from pysync.changes import Change, Retention
+from pysync.changelog import Change, Retention
 from pysync.clock import Tick
 from pysync.errors import StoreUnavailable
-from pysync.sqlite import GroupCommit, TurnReader
-from pysync.sqlite_changes import SqliteChanges
+from pysync.sqlite.changelog import SqliteChanges
+from pysync.sqlite.connection import GroupCommit, TurnReader
 from pysync.store import JSON_TYPE, Expect, Namesakes, writes
 from pysync.store.arrivals import Arrivals
 from pysync.store.local_files import LocalFiles

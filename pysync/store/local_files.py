@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Se
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
-from pysync.sqlite import GroupCommit
+from pysync.sqlite.connection import GroupCommit
 from pysync.store import ROTTEN, DamagedFile, File, FileStat, Pace, merges, split_key, within, writes
 from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread

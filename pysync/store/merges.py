@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
-from pysync.sqlite import GroupCommit, create_folder, sync_folder
+from pysync.sqlite.connection import GroupCommit, create_folder, sync_folder
 from pysync.store import EtagMismatch, MergeRefused, writes
 from pysync.store.arrivals import Arrivals
 from pysync.store.exchange import exchange

@@ -4,11 +4,11 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from pysync import sqlite_changes
 from pysync.clock import Tick
 from pysync.errors import StoreUnavailable
-from pysync.sqlite import Schema
-from pysync.sqlite_changes import Rows, append
+from pysync.sqlite import changelog
+from pysync.sqlite.changelog import Rows, append
+from pysync.sqlite.connection import Schema
 from pysync.store import ANY, AlreadyWritten, Etag, Expect, Namesakes, check_expectation, split_key
 from pysync.store.arrivals import Arrivals
 from pysync.store.files import FileTree, Incoming, Stamp, disk_errors
@@ -36,7 +36,7 @@ SCHEMA: Final = Schema(
     CREATE TABLE doomed(key TEXT PRIMARY KEY) WITHOUT ROWID;
     CREATE TABLE probe(id INTEGER PRIMARY KEY, etag TEXT NOT NULL)
     """,
-        sqlite_changes.TABLE,
+        changelog.TABLE,
         """
     CREATE TABLE arriving(key TEXT PRIMARY KEY, name TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE tick(id INTEGER PRIMARY KEY CHECK(id = 1), ms INTEGER NOT NULL, number INTEGER NOT NULL);
@@ -61,7 +61,7 @@ SCHEMA: Final = Schema(
         WHEN OLD.sha256 IS NOT NULL AND EXISTS(SELECT 1 FROM merge)
         BEGIN INSERT OR REPLACE INTO came VALUES(OLD.parent, OLD.name); END
     """,
-        sqlite_changes.BY_ORIGIN,
+        changelog.BY_ORIGIN,
     )
 )
 
@@ -237,5 +237,5 @@ def probe(cursor: sqlite3.Cursor, etag: str) -> None:
     place = ("_pysync", "")  # no key has an empty name
     cursor.execute(_PUT_ANY, (etag, "", 0, b"{}", *place))
     cursor.execute(_DELETE, place)
-    sqlite_changes.probe(cursor)
+    changelog.probe(cursor)
     cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from pysync.changes import Change, ChangeLog, Retention
+from pysync.changelog import Change, ChangeLog, Retention
 from pysync.testing.times import Advance, MovedTime
 
 RETENTION: Final = Retention(count=100, age_ms=3_600_000)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from pysync.changes import ChangeLog
+from pysync.changelog import ChangeLog
 from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing.change_logs import ChangeLogContract, change

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from proof import service
 from proof.history import History, Kind, Operation
 from proof.signed import ANSWER_LIMIT_S, MESSAGE_ID, Answer, Connection, Device, NoAnswer, Request
-from pysync import wire
+from pysync import protocol
 from pysync.clock import wall_clock_ms
 
 REQUESTS_PER_CONNECTION: Final = 15
@@ -34,7 +34,7 @@ class Asker:
 
     async def pull(self, node: int, key: str, known: str = "") -> tuple[Operation, Request]:
         """Pull a document, unless it is the version `known`."""
-        headers = [(wire.HEADER_IF_NONE_MATCH, f'"{known}"')] if known else []
+        headers = [(protocol.HEADER_IF_NONE_MATCH, f'"{known}"')] if known else []
         request = self._device.request(f"/pull/{key}", headers=headers)
         return await self.send(node, "pull", key, {"known": known} if known else {}, request), request
 
@@ -45,7 +45,7 @@ class Asker:
 
     def writing(self, kind: Kind, key: str, sent: Mapping[str, Any]) -> Request:
         """The request of a push, append or batch: `sent` as in `Operation`."""
-        once = [(wire.HEADER_IDEMPOTENCY_KEY, sent["once"])] if "once" in sent else []
+        once = [(protocol.HEADER_IDEMPOTENCY_KEY, sent["once"])] if "once" in sent else []
         if kind == "batch":
             events = [{MESSAGE_ID: id_} for id_ in sent["ids"]]
             body = {"data": {"events": events}, "baseHash": None}
@@ -55,7 +55,7 @@ class Asker:
 
     async def download(self, node: int, key: str, known: str = "") -> tuple[Operation, Request]:
         """Pull a file, unless it is the version `known`."""
-        headers = [(wire.HEADER_IF_NONE_MATCH, f'"{known}"')] if known else []
+        headers = [(protocol.HEADER_IF_NONE_MATCH, f'"{known}"')] if known else []
         request = self._device.request(f"/pull/{key}", headers=headers)
         return await self.send(node, "download", key, {"known": known} if known else {}, request), request
 

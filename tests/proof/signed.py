@@ -16,10 +16,10 @@ import orjson
 from pyarrow import parquet
 
 from proof.service import FILE_TYPE
-from pysync import minting, signing, wire
+from pysync import minting, protocol, signing
 from pysync.clock import wall_clock_ms
 from pysync.keys import Keys
-from pysync.media import PARQUET_TYPE
+from pysync.protocol import PARQUET_TYPE
 from pysync.store import JSON_TYPE
 
 MESSAGE_ID: Final = "message_id"
@@ -74,7 +74,7 @@ class Device:
             lines |= {"Content-Type": content_type, "Content-Length": str(len(sent))}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         text = f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + sent
-        return Request(text, signed[wire.HEADER_NONCE], now_ms)
+        return Request(text, signed[protocol.HEADER_NONCE], now_ms)
 
 
 class Connection:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from pysync.changes import Change, Subject
+from pysync.changelog import Change, Subject
 from pysync.clock import Tick
 
 BATCH_ID: Final = "batchId"

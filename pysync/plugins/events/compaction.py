@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pysync.errors import Unavailable
 from pysync.files import has_outlived
-from pysync.media import PARQUET_TYPE
 from pysync.plugins.events.batches import SUFFIX
 from pysync.plugins.events.stored import batch_keys, batch_match
+from pysync.protocol import PARQUET_TYPE
 from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRefused, Store
 
 if TYPE_CHECKING:

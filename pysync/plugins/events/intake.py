@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, Self
 
 import orjson
 
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.clock import Tick
 from pysync.config.template import MAX_KEY_BYTES, document_key
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, withdraw_claim

@@ -5,10 +5,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import Final, Protocol
 
 from pysync.clock import FIRST_TICK, Tick
-from pysync.media import PARQUET_TYPE
 from pysync.outbox import SETTLED_MS
 from pysync.plugins import Services
 from pysync.plugins.events.batches import SUFFIX, Batch, place
+from pysync.protocol import PARQUET_TYPE
 from pysync.store import AlreadyWritten, Namesakes
 
 LEEWAY_MS: Final = 60_000

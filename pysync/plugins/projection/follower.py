@@ -10,7 +10,7 @@ from typing import Final
 import orjson
 
 from pysync._core import PanicException
-from pysync.changes import read_change
+from pysync.changelog import read_change
 from pysync.config import is_shared
 from pysync.errors import Unavailable
 from pysync.plugins import Services

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
-from pysync.changes import Subject
+from pysync.changelog import Subject
 from pysync.config import Collection, Config, template
 from pysync.config.effective import document_path, owner
 from pysync.config.media import holds_documents

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from typing import Final, NamedTuple
 
 from pysync import _core
-from pysync.changes import Subject, Told
+from pysync.changelog import Subject, Told
 from pysync.config import template
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent

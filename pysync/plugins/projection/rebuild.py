@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pysync.changes import ChangeLog, read_change
+from pysync.changelog import ChangeLog, read_change
 from pysync.config import template
 from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.definition import Projection

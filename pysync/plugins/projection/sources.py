@@ -8,7 +8,7 @@ import orjson
 
 from pysync import _core
 from pysync.applog import Bounds, LogRules
-from pysync.changes import Told
+from pysync.changelog import Told
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import Services

@@ -9,7 +9,6 @@ from typing import ClassVar, Self
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig, s3_place
 from pysync.errors import StoreUnavailable
-from pysync.marks import unmarked
 from pysync.store import (
     ANY,
     JSON_TYPE,
@@ -41,6 +40,7 @@ from pysync.store.s3.requests import Call, Patience, Requests
 from pysync.store.s3.uploads import Uploads
 from pysync.store.s3.versions import Version
 from pysync.store.s3.writes import Writes
+from pysync.write_ids import unmarked
 
 
 class S3Store:

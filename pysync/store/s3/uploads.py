@@ -12,13 +12,13 @@ from typing import IO, Any, Final
 from urllib.parse import quote
 
 from pysync.errors import StoreUnavailable
-from pysync.marks import new_mark
 from pysync.store import Received
 from pysync.store.files import in_thread
 from pysync.store.s3.account import Account, asking
 from pysync.store.s3.requests import READ_BYTES, Call, Requests, Upload
 from pysync.store.s3.versions import LINEAGE, SHA256, Lineage
 from pysync.store.s3.writes import Writes
+from pysync.write_ids import new_mark
 
 PART_BYTES: Final = 8 * 1024 * 1024
 WHOLE_BYTES: Final = 2 * 1024 * 1024

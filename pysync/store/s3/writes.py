@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync.errors import StoreUnavailable
-from pysync.marks import marked, new_mark
 from pysync.store import ANY, Etag, EtagMismatch, Expect, Object, check_expectation
 from pysync.store.s3.bucket import Bucket
 from pysync.store.s3.recent import Recent
@@ -26,6 +25,7 @@ from pysync.store.s3.versions import (
     decide,
     plain_etag,
 )
+from pysync.write_ids import marked, new_mark
 
 _LOCKS: Final = 256
 

@@ -1,4 +1,7 @@
-"""Names on the wire, and the bodies that client and server both know."""
+"""Names on the wire, and the bodies that client and server both know.
+
+Names of media types that client and server both know.
+"""
 
 from typing import Final
 
@@ -40,3 +43,10 @@ def error_body(error: PysyncError) -> bytes:
 def written_body(hash_: str, timestamp_ms: int) -> bytes:
     """The answer to a push or an append: `{"hash", "timestamp"}`."""
     return b'{"hash":"%b","timestamp":%d}' % (hash_.encode(), timestamp_ms)
+
+
+JSON_TYPE: Final = "application/json"
+OPAQUE_TYPE: Final = "application/octet-stream"
+PARQUET_TYPE: Final = "application/vnd.apache.parquet"
+PARQUET_MIME_TYPES: Final = (PARQUET_TYPE, "application/x-parquet", OPAQUE_TYPE)
+"""What Parquet may be pushed as (service, Columnar collections)."""

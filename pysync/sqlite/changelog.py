@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pysync.changes import Change, Page, Retention, WrittenBy
+from pysync.changelog import Change, Page, Retention, WrittenBy
 from pysync.clock import is_settled
 from pysync.errors import Unavailable
-from pysync.sqlite import GroupCommit, TurnReader, refusal
+from pysync.sqlite.connection import GroupCommit, TurnReader, refusal
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"  # in steps of a millisecond
 

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from pysync.errors import Unavailable
-from pysync.sqlite_file import DatabaseFile
+from pysync.sqlite.database_file import DatabaseFile
 
 log = logging.getLogger(__name__)
 

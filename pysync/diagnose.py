@@ -19,7 +19,7 @@ from pysync.config import (
 )
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.errors import Unavailable
-from pysync.sqlite_file import quick_check
+from pysync.sqlite.database_file import quick_check
 from pysync.store import Store, open_store
 
 TIMES: Final = 10

@@ -21,11 +21,11 @@ from typing import TypeVar
 import orjson
 
 from benches import servers
-from pysync import minting
 from pysync._core import content_hash
+from pysync.auth import issuing
+from pysync.auth.signing import Keys
 from pysync.client import Client
 from pysync.errors import Conflict
-from pysync.keys import Keys
 
 sys.path.append(str(servers.CHECKOUT / "tests"))  # where the oracle lives
 import reference
@@ -100,7 +100,7 @@ def documents(step: int = 1) -> Iterator[Document]:
 async def run(base_url: str, corpus: Iterable[Document]) -> Tally:
     """Take every document through the server. Raises Mismatch at the first that does not come back."""
     keys = Keys.generate()
-    certificate = minting.device(
+    certificate = issuing.device(
         keys, keys.ed_pub, keys.kem_pub, now_s=int(time.time()), nonce=os.urandom(16)
     )
     tally = Tally()

@@ -26,11 +26,11 @@ import orjson
 from benches import servers
 from benches.compare import machine
 from benches.servers import Running
-from pysync import minting, signing
-from pysync.caps import SCHEME
-from pysync.keys import Keys
+from pysync.auth import issuing, signing
+from pysync.auth.certificates import SCHEME
+from pysync.auth.issuing import EVERYTHING, Grant
+from pysync.auth.signing import Keys
 from pysync.load import cpu_s, read_head
-from pysync.minting import EVERYTHING, Grant
 
 ROUNDS: Final = 5
 REQUESTS: Final = 400
@@ -49,7 +49,7 @@ class Stranger:
         self.keys = Keys.generate()
         self._host = urlsplit(url).netloc
         self._signed_host = signing.host_of(url)
-        self.certificate = minting.device(
+        self.certificate = issuing.device(
             self.keys,
             self.keys.ed_pub,
             self.keys.kem_pub,
@@ -190,7 +190,7 @@ def _publish(url: str, issuer: Stranger) -> int:
     with Connection(url) as connection:
         for count in LISTED:
             subjects = [(f"{n:064x}", 2**40) for n in range(count)]
-            text = minting.revocation_list(issuer.keys, 1, subjects=subjects).text
+            text = issuing.revocation_list(issuer.keys, 1, subjects=subjects).text
             head = f"POST /revocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n"
             if connection.ask(f"{head}Content-Type: application/json\r\n\r\n".encode() + text) == 200:
                 return count

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from pysync import _core, fields
+from pysync import _core
+from pysync.auth import field_permissions
+from pysync.auth.policy import Rule
 from pysync.documents import Documents, Known
 from pysync.keyed_versions import KeyedVersions
 from pysync.model import Caller
-from pysync.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ async def _as_read(
         return Member(name, b"{}", "", frozenset())
     if isinstance(document, Known):
         return Member(name, None, document.hash, frozenset())
-    hidden = fields.hidden(rule.collection.field_permissions, roles)
-    data = fields.without(document.data, hidden) if hidden else document.data
+    hidden = field_permissions.hidden(rule.collection.field_permissions, roles)
+    data = field_permissions.without(document.data, hidden) if hidden else document.data
     version = await versions.told(f"{path}/{name}", document.hash, document.ts_ms, hidden)
     return Member(name, data, version, hidden)

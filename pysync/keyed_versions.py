@@ -8,12 +8,13 @@ from typing import Final
 
 import orjson
 
-from pysync import _core, fields
+from pysync import _core
+from pysync.auth import field_permissions
+from pysync.auth.policy import Rule
 from pysync.config.template import RESERVED
 from pysync.corruption import CorruptionReporter
 from pysync.errors import DocumentCorrupt, StoreUnavailable
 from pysync.model import Caller, Written
-from pysync.rule import Rule
 from pysync.store import ABSENT, EtagMismatch, Object, Store
 
 KEY: Final = f"{RESERVED}/secrets/versions"
@@ -54,7 +55,7 @@ class KeyedVersions:
         permissions = rule.collection.field_permissions
         if not permissions:
             return written.hash
-        hidden = fields.hidden(permissions, rule.roles_of(caller, identity))
+        hidden = field_permissions.hidden(permissions, rule.roles_of(caller, identity))
         return await self.told(key, written.hash, written.timestamp_ms, hidden)
 
     async def load(self) -> None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-from pysync import minting, protocol, signing
-from pysync.caps import Certificate
-from pysync.keys import Keys
+from pysync import protocol
+from pysync.auth import issuing, signing
+from pysync.auth.certificates import Certificate
+from pysync.auth.signing import Keys
 
 CONNECTIONS: Final = 32
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -46,7 +47,7 @@ class Author:
         self._keys = keys or Keys.generate()
         if certificate is None:
             now_s, nonce = int(time.time()), os.urandom(16)
-            certificate = minting.device(
+            certificate = issuing.device(
                 self._keys, self._keys.ed_pub, self._keys.kem_pub, now_s=now_s, nonce=nonce
             )
         is_device = certificate.kind == "device"

@@ -19,11 +19,12 @@ from log_nodes import Node
 from shell import Shell
 from yarl import URL
 
-from pysync import config, minting, signing
-from pysync.caps import Certificate
+from pysync import config
+from pysync.auth import issuing, signing
+from pysync.auth.certificates import Certificate
+from pysync.auth.signing import Keys
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.keys import Keys
 from pysync.server.app import App, create_app
 from pysync.server.run import listening
 from pysync.store import Store
@@ -134,7 +135,7 @@ def minted_at() -> dict[str, Any]:
 
 def root_device(keys: Keys, **options: Any) -> Certificate:
     """The certificate of a root's own first device."""
-    return minting.device(keys, keys.ed_pub, keys.kem_pub, **minted_at(), **options)
+    return issuing.device(keys, keys.ed_pub, keys.kem_pub, **minted_at(), **options)
 
 
 def encoded(members: dict[str, Any]) -> str:
@@ -189,8 +190,8 @@ def owner(base: str, session: aiohttp.ClientSession) -> Signed:
 @pytest.fixture
 def member(base: str, session: aiohttp.ClientSession) -> Signed:
     """Somebody else, whom the issuer lets read and write `rooms`."""
-    certificate = minting.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=minting.writer("rooms"), **minted_at()
+    certificate = issuing.member(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=issuing.writer("rooms"), **minted_at()
     )
     return Signed(base, session, SUBJECT, certificate)
 

@@ -33,7 +33,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from pysync import config, signing
+from pysync import config
+from pysync.auth import signing
 from pysync.clock import wall_clock_ms
 from pysync.server.app import create_app
 from pysync.server.run import listening

@@ -8,8 +8,8 @@ import orjson
 from conftest import Browser, Reply
 from reference import canonical
 
-from pysync import signing
-from pysync.keys import Keys
+from pysync.auth import signing
+from pysync.auth.signing import Keys
 
 Unique = Callable[[str], str]
 

@@ -9,14 +9,15 @@ import orjson
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from pysync import minting, protocol
+from pysync import protocol
 from pysync._core import PublicKey, verify_request
+from pysync.auth import issuing
+from pysync.auth.signing import Keys
 from pysync.client import Client
-from pysync.keys import Keys
 
 KEYS = Keys.from_private(bytes([1]) * 32, bytes([2]) * 32)
 NOW_MS = 1_700_000_000_000
-DEVICE = minting.device(KEYS, KEYS.ed_pub, KEYS.kem_pub, now_s=NOW_MS // 1000, nonce=bytes(16))
+DEVICE = issuing.device(KEYS, KEYS.ed_pub, KEYS.kem_pub, now_s=NOW_MS // 1000, nonce=bytes(16))
 PULLED = {"data": {"a": 1}, "hash": "h1", "timestamp": 5}
 PUSHED = {"hash": "h2", "timestamp": 6}
 

@@ -7,9 +7,9 @@ import orjson
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
 
-from pysync import caps, minting
 from pysync._core import canonicalize, content_hash
-from pysync.caps import Certificate
+from pysync.auth import certificates, issuing
+from pysync.auth.certificates import Certificate
 from pysync.clock import wall_clock_ms
 from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
@@ -28,12 +28,12 @@ FORBIDDEN = (403, "Forbidden")
 def labelled(length: int) -> Certificate:
     """A certificate of SUBJECT's root device whose Authorization header has `length` characters."""
     own = {name: value for name, value in orjson.loads(root_device(SUBJECT).text).items() if name != "sig"}
-    text_bytes = (length - len(caps.SCHEME)) // 4 * 3
+    text_bytes = (length - len(certificates.SCHEME)) // 4 * 3
 
     def signed(label: str) -> Certificate:
         members = own | {"label": label}
-        sig = SUBJECT.sign(caps.signing_input(caps.CERTIFICATE_TAG, members))
-        return caps.read(canonicalize(orjson.dumps(members | {"sig": sig})))
+        sig = SUBJECT.sign(certificates.signing_input(certificates.CERTIFICATE_TAG, members))
+        return certificates.read(canonicalize(orjson.dumps(members | {"sig": sig})))
 
     certificate = signed("x" * (text_bytes - len(signed("").text)))
     assert len(certificate.authorization) == length
@@ -71,10 +71,10 @@ async def test_only_the_owners_devices_hold_the_owners_admin_role(
     roles = [f"admin:{ISSUER.user_id}"]
     owned = {"name": "owned", "storagePath": "owned/{id}", "readRoles": roles, "writeRoles": roles}
     base = await start({"collections": [{**owned, "requireAuth": True}]})
-    grant = minting.writer("owned")
-    device = minting.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, **minted_at())
-    member = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "owned", grant=grant, **minted_at())
-    audience = minting.audience(ISSUER, "owned", grant=grant, **minted_at())
+    grant = issuing.writer("owned")
+    device = issuing.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, **minted_at())
+    member = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "owned", grant=grant, **minted_at())
+    audience = issuing.audience(ISSUER, "owned", grant=grant, **minted_at())
     assert (await Signed(base, session, SUBJECT, device).pull("owned/a")).status == 200
     for delegate in (
         Signed(base, session, SUBJECT, member),
@@ -92,7 +92,7 @@ async def test_only_a_trusted_issuer_delegates(
     shared = {"name": "shared", "storagePath": "shared/{identity}/{id}", "readRoles": roles}
     members = {"auth": {"trustedIssuers": [trusted.ed_pub]}, "collections": [{**shared, "pullOnly": True}]}
     base = await start(members)
-    certificate = minting.member(STRANGER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", **minted_at())
+    certificate = issuing.member(STRANGER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", **minted_at())
     delegate = Signed(base, session, SUBJECT, certificate)
     assert (await delegate.pull(f"shared/{STRANGER.user_id}/a")).status == status
 
@@ -105,8 +105,8 @@ async def test_a_keyring_that_no_collection_owns_is_folded_within_the_scope_alon
     keyring = b'{"v":1,"ts":1,"hash":"%b","data":{"k":1}}' % content_hash(b'{"k":1}').encode()
     await store.put("rooms/a/_keyring", keyring)
     base = await start({"collections": [ROOMS]}, store=store)
-    grant = minting.Grant(("read",), (path, "!rooms/_members"))
-    certificate = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
+    grant = issuing.Grant(("read",), (path, "!rooms/_members"))
+    certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
     answer = await Signed(base, session, SUBJECT, certificate).request("GET", "/pull/rooms/a?withKeyring=1")
     assert answer.status == 200
     assert ("keyring" in answer.json) is is_folded
@@ -163,7 +163,7 @@ async def test_a_revocation_is_honoured_by_every_node_within_5_seconds(
     callers = [Signed(node, session, SUBJECT, certificate, ts_ms=clock.now_ms) for node in (here, there)]
     key = f"u/{SUBJECT.user_id}/a"
     assert [(await caller.pull(key)).status for caller in callers] == [200, 200]
-    listed = minting.revocation_list(SUBJECT, 1, certificates=[certificate])
+    listed = issuing.revocation_list(SUBJECT, 1, certificates=[certificate])
     assert (await Browser(here, session).request("POST", "/revocations", listed.text)).status == 200
     assert (await callers[0].pull(key)).status == 401, "at once where it was published"
     clock.now_ms += 5000

@@ -11,7 +11,7 @@ import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
 from shell import Shell
 
-from pysync.keys import Keys
+from pysync.auth.signing import Keys
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/how-to/choose-an-access-model.md").read_text()

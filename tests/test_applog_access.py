@@ -8,7 +8,7 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, minted_at, root
 from log_browser import Unique, append, elements, proof, tail
 from reference import canonical
 
-from pysync import minting
+from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
 
 # What is not kept, listed, restricted
@@ -74,7 +74,7 @@ async def test_callers_need_roles_and_operations(
     ):
         assert other.error == (403, "Forbidden")
     assert (await tail(anyone, key, "last=x")).status == 401, "who asks is told first"
-    member.certificate = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at())
+    member.certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at())
     assert (await tail(member, key, "last=1")).status == 200
     assert (await append(member, key, {}, **proof(SUBJECT, key, {}))).error == (403, "Forbidden")
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed
 from log_browser import Unique, append, elements, proof
 
-from pysync import signing
+from pysync.auth import signing
 
 # Author proofs (clients-and-crypto section 5)
 

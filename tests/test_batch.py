@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, minted_at, root_device
 
-from pysync import _core, minting
+from pysync import _core
+from pysync.auth import issuing
 from pysync.batch import read_each
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
@@ -123,8 +124,8 @@ def root(base: str, session: aiohttp.ClientSession) -> Browser:
 
 def member(base: str, session: aiohttp.ClientSession) -> Browser:
     """A member who may read the lobby, and that alone of the rooms."""
-    grant = minting.Grant(("read",), ("rooms/lobby", "spaces/**", "cards/**", "shared/**"))
-    certificate = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
+    grant = issuing.Grant(("read",), ("rooms/lobby", "spaces/**", "cards/**", "shared/**"))
+    certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
     return Signed(base, session, SUBJECT, certificate)
 
 

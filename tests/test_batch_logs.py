@@ -11,8 +11,9 @@ import pytest
 from conftest import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, root_device
 from test_batch import STORED_MS, batch, collection, entries, stored
 
-from pysync import _core, config, minting
+from pysync import _core, config
 from pysync.applog import LogRules, Logs
+from pysync.auth import issuing
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
@@ -497,8 +498,8 @@ async def test_a_log_is_read_by_those_who_may_pull_it(anyone: Browser, store: Fa
 async def test_a_member_reads_the_logs_in_its_scope(anyone: Browser, store: FaultyStore) -> None:
     for room in ("lobby", "attic"):
         await append(store, "rooms", f"rooms/{room}", ALL)
-    grant = minting.Grant(("read",), ("rooms/lobby",))
-    certificate = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
+    grant = issuing.Grant(("read",), ("rooms/lobby",))
+    certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
     member = Signed(anyone.base, anyone.session, SUBJECT, certificate)
     params = {"rooms": [{"room": "lobby"}, {"room": "attic"}]}
     answer = await batch(member, "rooms", params=params, append={"rooms": [{"last": 1}] * 2})

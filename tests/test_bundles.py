@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from conftest import ISSUER, SUBJECT, Browser, Signed, Start, minted_at, root_device
 
-from pysync import minting
+from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
@@ -86,12 +86,12 @@ async def test_each_member_asks_for_its_own_scope(start: Start, session: aiohttp
     base = await start(service(part("title", roles), part("cards", roles), part("news", "public")))
 
     def member(*paths: str) -> Signed:
-        certificate = minting.member(
+        certificate = issuing.member(
             ISSUER,
             SUBJECT.ed_pub,
             SUBJECT.kem_pub,
             "boards",
-            grant=minting.Grant(("read",), (*paths, "!boards/_members")),
+            grant=issuing.Grant(("read",), (*paths, "!boards/_members")),
             **minted_at(),
         )
         return Signed(base, session, SUBJECT, certificate)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysync import caps, minting
 from pysync._core import canonicalize
-from pysync.caps import CapError
+from pysync.auth import certificates, issuing
+from pysync.auth.certificates import CapError
+from pysync.auth.signing import Keys
 from pysync.errors import BadRequest, BadSignature, InvalidRevocation
-from pysync.keys import Keys
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors/protocol.json").read_text())
 ISSUER, SUBJECT, PRESENTER = (
@@ -37,7 +37,7 @@ SHARED = [case for case in CERTIFICATES if case["cert"]["kind"] != "device"]
 
 def reason_of(text: bytes, now_s: int = NOW_S) -> str:
     try:
-        caps.verify(caps.read(text), now_s)
+        certificates.verify(certificates.read(text), now_s)
     except CapError as error:
         return error.reason
     return "ok"
@@ -47,12 +47,12 @@ def signed(**members: Any) -> bytes:
     """The certificate of ISSUER for SUBJECT with these members in place of its own, signed anew."""
     own = orjson.loads(device().text)
     changed = {name: value for name, value in {**own, **members}.items() if value is not ...}
-    changed["sig"] = ISSUER.sign(caps.signing_input(caps.CERTIFICATE_TAG, changed))
+    changed["sig"] = ISSUER.sign(certificates.signing_input(certificates.CERTIFICATE_TAG, changed))
     return orjson.dumps(changed)
 
 
-def device() -> caps.Certificate:
-    return minting.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=NOW_S, nonce=NONCE)
+def device() -> certificates.Certificate:
+    return issuing.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=NOW_S, nonce=NONCE)
 
 
 @pytest.mark.parametrize("case", CERTIFICATES, ids=lambda case: case["id"])
@@ -65,7 +65,7 @@ def test_a_certificate_is_judged_as_the_protocol_judges_it(case: dict[str, Any])
 @pytest.mark.parametrize("case", SHARED, ids=lambda case: case["id"])
 def test_what_may_be_shared_is_judged_as_the_protocol_judges_it(case: dict[str, Any]) -> None:
     try:
-        caps.check_sharing(caps.read(orjson.dumps(case["cert"])))
+        certificates.check_sharing(certificates.read(orjson.dumps(case["cert"])))
         reason = "ok"
     except CapError as error:
         reason = error.reason
@@ -73,13 +73,13 @@ def test_what_may_be_shared_is_judged_as_the_protocol_judges_it(case: dict[str, 
 
 
 def test_a_device_certificate_is_not_bound_to_one_collection() -> None:
-    caps.check_sharing(device())
+    certificates.check_sharing(device())
 
 
 def test_the_signed_text_is_the_one_that_every_implementation_signs() -> None:
     for case in CERTIFICATES:
         told = case["expected"] if case["agree"] else case["recommended"]
-        input_ = caps.signing_input(caps.CERTIFICATE_TAG, case["cert"])
+        input_ = certificates.signing_input(certificates.CERTIFICATE_TAG, case["cert"])
         assert input_.decode() == told["canonicalInput"], case["id"]
 
 
@@ -154,7 +154,12 @@ def test_an_audience_is_a_list_of_distinct_keys_and_has_no_subject(members: Any,
 def test_a_small_order_issuer_signs_nothing() -> None:
     key = "01" + "00" * 31
     signature = base64.b64encode(b"\x01" + bytes(63)).decode()
-    members = {**orjson.loads(device().text), "iss": key, "issUserId": caps.user_id(key), "sig": signature}
+    members = {
+        **orjson.loads(device().text),
+        "iss": key,
+        "issUserId": certificates.user_id(key),
+        "sig": signature,
+    }
     assert reason_of(orjson.dumps(members)) == "bad-signature"
 
 
@@ -183,7 +188,7 @@ def test_of_a_repeated_member_the_last_counts_and_is_what_was_signed() -> None:
 
 
 def test_a_certificate_survives_its_way_through_the_header() -> None:
-    assert caps.decode(device().authorization) == device()
+    assert certificates.decode(device().authorization) == device()
 
 
 @pytest.mark.parametrize(
@@ -201,15 +206,15 @@ def test_a_certificate_survives_its_way_through_the_header() -> None:
     ],
 )
 def test_a_header_has_one_spelling(spoil: Any) -> None:
-    headers = (caps.read(signed(label="x" * n)).authorization for n in range(3))
+    headers = (certificates.read(signed(label="x" * n)).authorization for n in range(3))
     header = next(header for header in headers if header.endswith("="))
-    caps.decode(header)
+    certificates.decode(header)
     with pytest.raises(CapError):
-        caps.decode(spoil(header))
+        certificates.decode(spoil(header))
 
 
 def test_only_a_self_signed_device_is_a_root_device() -> None:
-    own = minting.device(ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, now_s=NOW_S, nonce=NONCE)
+    own = issuing.device(ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, now_s=NOW_S, nonce=NONCE)
     assert own.is_root_device
     assert not device().is_root_device
 
@@ -220,7 +225,7 @@ def minted(name: str) -> dict[str, Any]:
 
 def test_minted_certificates_are_the_published_ones() -> None:
     made = {
-        "mint_device_cap root_all": minting.device(
+        "mint_device_cap root_all": issuing.device(
             ISSUER,
             SUBJECT.ed_pub,
             SUBJECT.kem_pub,
@@ -228,7 +233,7 @@ def test_minted_certificates_are_the_published_ones() -> None:
             nonce=NONCE,
             expires_at_s=NOW_S + 3600,
         ),
-        "mint_member_cap read_only": minting.member(
+        "mint_member_cap read_only": issuing.member(
             ISSUER,
             SUBJECT.ed_pub,
             SUBJECT.kem_pub,
@@ -237,7 +242,7 @@ def test_minted_certificates_are_the_published_ones() -> None:
             nonce=NONCE,
             expires_at_s=1_700_009_999,
         ),
-        "mint_audience_cap list": minting.audience(
+        "mint_audience_cap list": issuing.audience(
             ISSUER,
             "notes",
             now_s=NOW_S,
@@ -252,61 +257,64 @@ def test_minted_certificates_are_the_published_ones() -> None:
 
 def test_a_public_link_is_the_published_one() -> None:
     vector = minted("public link fragment")
-    assert minting.public_link(caps.read(orjson.dumps(vector["cap"]))) == vector["fragment"]
+    assert issuing.public_link(certificates.read(orjson.dumps(vector["cap"]))) == vector["fragment"]
     with pytest.raises(ValueError, match="audience"):
-        minting.public_link(device())
+        issuing.public_link(device())
 
 
 def test_a_certificate_lasts_thirty_days_by_default_and_never_backwards() -> None:
     assert device().exp - device().nbf == 30 * 24 * 3600
     with pytest.raises(CapError, match="expiresAt-not-after-nbf"):
-        minting.audience(ISSUER, "notes", now_s=NOW_S, nonce=NONCE, expires_at_s=NOW_S)
+        issuing.audience(ISSUER, "notes", now_s=NOW_S, nonce=NONCE, expires_at_s=NOW_S)
 
 
 def test_nothing_is_minted_that_a_server_would_refuse() -> None:
     with pytest.raises(CapError, match="audience-empty"):
-        minting.audience(ISSUER, "notes", now_s=NOW_S, nonce=NONCE, aud=())
+        issuing.audience(ISSUER, "notes", now_s=NOW_S, nonce=NONCE, aud=())
     with pytest.raises(CapError, match="member-self"):
-        minting.member(ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, "notes", now_s=NOW_S, nonce=NONCE)
+        issuing.member(ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, "notes", now_s=NOW_S, nonce=NONCE)
     with pytest.raises(CapError, match="audience-members-not-denied"):
-        minting.audience(ISSUER, "notes", now_s=NOW_S, nonce=NONCE, grant=minting.admin("notes"))
+        issuing.audience(ISSUER, "notes", now_s=NOW_S, nonce=NONCE, grant=issuing.admin("notes"))
 
 
 def test_a_revocation_list_is_the_published_one() -> None:
     vector = VECTORS["revocation_list"][0]
-    found = caps.read_revocation_list(orjson.dumps(vector["expected"]))
+    found = certificates.read_revocation_list(orjson.dumps(vector["expected"]))
     assert found.generation == 3
     assert found.iss == ISSUER.ed_pub
     assert found.text == canonicalize(orjson.dumps(vector["expected"]))
     without_sig = {name: value for name, value in vector["expected"].items() if name != "sig"}
-    assert caps.signing_input(caps.REVOCATION_TAG, without_sig).decode() == vector["canonicalInput"]
+    assert (
+        certificates.signing_input(certificates.REVOCATION_TAG, without_sig).decode()
+        == vector["canonicalInput"]
+    )
 
 
 def test_a_revoked_certificate_is_revoked_and_its_neighbour_is_not() -> None:
-    other = minting.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=NOW_S, nonce=bytes(16))
-    listed = minting.revocation_list(ISSUER, 1, certificates=[device()])
+    other = issuing.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=NOW_S, nonce=bytes(16))
+    listed = issuing.revocation_list(ISSUER, 1, certificates=[device()])
     assert listed.revokes(device())
     assert not listed.revokes(other)
 
 
 def test_an_audience_certificate_is_revoked_by_its_nonce() -> None:
-    shared = minting.audience(ISSUER, "notes", now_s=NOW_S, nonce=NONCE)
-    assert minting.revocation_list(ISSUER, 1, certificates=[shared]).revokes(shared)
-    assert not minting.revocation_list(ISSUER, 1, subjects=[("", NOW_S)]).revokes(shared)
+    shared = issuing.audience(ISSUER, "notes", now_s=NOW_S, nonce=NONCE)
+    assert issuing.revocation_list(ISSUER, 1, certificates=[shared]).revokes(shared)
+    assert not issuing.revocation_list(ISSUER, 1, subjects=[("", NOW_S)]).revokes(shared)
 
 
 def test_a_revoked_subject_loses_all_its_certificates_from_that_issuer_alone() -> None:
-    listed = minting.revocation_list(ISSUER, 1, subjects=[(SUBJECT.ed_pub, NOW_S)])
+    listed = issuing.revocation_list(ISSUER, 1, subjects=[(SUBJECT.ed_pub, NOW_S)])
     assert listed.revokes(device())
-    foreign = minting.device(PRESENTER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=NOW_S, nonce=NONCE)
+    foreign = issuing.device(PRESENTER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=NOW_S, nonce=NONCE)
     assert not listed.revokes(foreign)
 
 
 def test_a_list_that_its_issuer_did_not_sign_is_refused() -> None:
-    members = orjson.loads(minting.revocation_list(ISSUER, 1).text)
+    members = orjson.loads(issuing.revocation_list(ISSUER, 1).text)
     for forged in ({**members, "generation": 2}, {**members, "sig": None}, {**members, "sig": ""}):
         with pytest.raises(BadSignature):
-            caps.read_revocation_list(orjson.dumps(forged))
+            certificates.read_revocation_list(orjson.dumps(forged))
 
 
 @pytest.mark.parametrize(
@@ -326,16 +334,16 @@ def test_a_list_that_its_issuer_did_not_sign_is_refused() -> None:
     ],
 )
 def test_what_is_no_revocation_list_is_refused(members: Any) -> None:
-    own = orjson.loads(minting.revocation_list(ISSUER, 1).text)
+    own = orjson.loads(issuing.revocation_list(ISSUER, 1).text)
     with pytest.raises(InvalidRevocation):
-        caps.read_revocation_list(orjson.dumps({**own, **members}))
+        certificates.read_revocation_list(orjson.dumps({**own, **members}))
     without = {name: value for name, value in own.items() if name not in members}
     if "revokedSubjects" not in members:
         with pytest.raises(InvalidRevocation):
-            caps.read_revocation_list(orjson.dumps(without))
+            certificates.read_revocation_list(orjson.dumps(without))
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"[" * 100_000])
 def test_text_that_is_no_object_is_no_revocation_list(text: bytes) -> None:
     with pytest.raises(InvalidRevocation):
-        caps.read_revocation_list(text)
+        certificates.read_revocation_list(text)

@@ -11,8 +11,9 @@ import pytest
 from conftest import Start
 from shell import Shell
 
-from pysync import __version__, caps
-from pysync.keys import Keys
+from pysync import __version__
+from pysync.auth import certificates
+from pysync.auth.signing import Keys
 
 ADMIN_TOKEN = "token-of-the-tests"
 SERVICE: dict[str, Any] = {
@@ -143,16 +144,16 @@ def test_certificates_of_each_kind_hold_and_say_for_whom(shell: Shell, tmp_path:
     assert shown["root"]["subject"] == issuer["userId"]
     assert shown["member"]["subject"] == other["userId"]
     assert shown["audience"]["certificate"]["aud"] == [other["edPub"]]
-    certificates = {name: told["certificate"] for name, told in shown.items()}
-    assert certificates["device"]["scope"]["collections"] == ["notes"]
-    assert certificates["device"]["exp"] - certificates["device"]["nbf"] == 86_400
-    assert certificates["member"]["scope"]["ops"] == ["read", "list", "write"]
+    issued = {name: told["certificate"] for name, told in shown.items()}
+    assert issued["device"]["scope"]["collections"] == ["notes"]
+    assert issued["device"]["exp"] - issued["device"]["nbf"] == 86_400
+    assert issued["member"]["scope"]["ops"] == ["read", "list", "write"]
 
 
 def test_a_certificate_is_shown_from_standard_input_and_from_its_header(shell: Shell) -> None:
     shell.json("keys", "new", "--out", "k.json")
     text = json.dumps(shell.json("cap", "device", "--key", "k.json"))
-    header = caps.read(text.encode()).authorization
+    header = certificates.read(text.encode()).authorization
     assert shell.json("cap", "show", "-", stdin=header + "\n") == shell.json("cap", "show", "-", stdin=text)
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from conftest import Start
 from shell import Shell
 
-from pysync.keys import Keys
+from pysync.auth.signing import Keys
 
 OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 SERVICE: dict[str, Any] = {

@@ -11,8 +11,8 @@ from scripted import Answer, serving
 from shell import Shell, running
 
 from pysync._core import verify_author
+from pysync.auth.signing import APPEND_AUTHOR
 from pysync.client import Client
-from pysync.signing import APPEND_AUTHOR
 
 OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 SERVICE: dict[str, Any] = {

@@ -11,9 +11,9 @@ import pytest
 from conftest import ISSUER, SUBJECT, Browser, Start
 from shell import Shell
 
-from pysync import caps, minting
+from pysync.auth import certificates, issuing
+from pysync.auth.signing import Keys
 from pysync.client import Client
-from pysync.keys import Keys
 from pysync.store.memory import MemoryStore
 
 BOARD = {
@@ -48,7 +48,7 @@ async def test_a_published_list_is_answered_to_anybody(start: Start, session: ai
     browser = Browser(base, session)
     path = f"/revocations/{ISSUER.user_id}"
     assert (await browser.request("GET", path)).error == (404, "Not found")
-    text = minting.revocation_list(ISSUER, 3, subjects=[(SUBJECT.ed_pub, LATER_S)]).text
+    text = issuing.revocation_list(ISSUER, 3, subjects=[(SUBJECT.ed_pub, LATER_S)]).text
     assert (await browser.request("POST", "/revocations", text)).status == 200
     answer = await browser.request("GET", path)
     assert (answer.status, answer.body, answer.headers["Content-Type"]) == (200, text, "application/json")
@@ -95,7 +95,7 @@ async def test_a_list_that_another_publishes_meanwhile_is_merged_with(
     base = await start(SERVICE)
     await guests(shell, "bob", "eve")
     owner = Keys.from_json(Path("owner.json").read_bytes())
-    others = iter([minting.revocation_list(owner, 7, subjects=[("0" * 64, LATER_S)])])
+    others = iter([issuing.revocation_list(owner, 7, subjects=[("0" * 64, LATER_S)])])
     publish = Client.revoke
 
     async def overtaken(client: Client, listed: Any) -> int:
@@ -112,20 +112,18 @@ async def test_a_list_that_another_publishes_meanwhile_is_merged_with(
 
 def test_a_merge_keeps_what_it_does_not_understand() -> None:
     old, kept = int(time.time()) - 10 * 86_400, int(time.time()) + 60
-    certificates = [minting.audience(ISSUER, "x", now_s=at - 60, expires_at_s=at, nonce=bytes([n]) * 16)
+    issued = [issuing.audience(ISSUER, "x", now_s=at - 60, expires_at_s=at, nonce=bytes([n]) * 16)
                     for n, at in enumerate((old, kept))]  # fmt: skip
     subjects = [("1" * 64, 0), ("2" * 64, -5), ("3" * 64, old)]
-    known = orjson.loads(
-        minting.revocation_list(ISSUER, 3, certificates=certificates, subjects=subjects).text
-    )
+    known = orjson.loads(issuing.revocation_list(ISSUER, 3, certificates=issued, subjects=subjects).text)
     unknown = {**known, "generation": 4, "note": "of a later version"}
-    earlier = caps.read_revocation_list(minting._signed(ISSUER, caps.REVOCATION_TAG, unknown))
-    merged = minting.revocation_list(
+    earlier = certificates.read_revocation_list(issuing._signed(ISSUER, certificates.REVOCATION_TAG, unknown))
+    merged = issuing.revocation_list(
         ISSUER, 5, subjects=[("4" * 64, kept)], earlier=earlier, now_s=int(time.time())
     )
     members = orjson.loads(merged.text)
     assert (members["generation"], members["note"]) == (5, "of a later version")
-    assert [entry["nonce"] for entry in members["revoked"]] == [certificates[1].nonce]
+    assert [entry["nonce"] for entry in members["revoked"]] == [issued[1].nonce]
     assert [entry["sub"][0] for entry in members["revokedSubjects"]] == ["1", "2", "4"]
 
 
@@ -177,7 +175,7 @@ async def test_a_list_of_somebody_else_is_not_merged(
 ) -> None:
     base = await start(SERVICE)
     await guests(shell, "bob")
-    foreign = minting.revocation_list(ISSUER, 1, subjects=[("0" * 64, LATER_S)])
+    foreign = issuing.revocation_list(ISSUER, 1, subjects=[("0" * 64, LATER_S)])
 
     async def lie(client: Client, issuer: str) -> Any:
         return foreign

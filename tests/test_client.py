@@ -14,8 +14,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from scripted import DEVICE, KEYS, NOW_MS, PULLED, PUSHED, Answer, Waits, client, is_signed, serving
 
-from pysync import caps, minting, protocol
+from pysync import protocol
 from pysync._core import content_hash, verify_author
+from pysync.auth import certificates, issuing
+from pysync.auth.signing import DOCUMENT_AUTHOR, Keys
 from pysync.client import Backoff, Client, SyncDocument, Unreachable, sealed
 from pysync.errors import (
     Conflict,
@@ -26,8 +28,6 @@ from pysync.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from pysync.keys import Keys
-from pysync.signing import DOCUMENT_AUTHOR
 from pysync.testing import MovedClock
 
 
@@ -139,7 +139,7 @@ async def test_a_signed_request_verifies_over_the_target_that_arrives() -> None:
         await signed.push("a b/é", {"a": 1})
     for request, body in server.requests:
         assert is_signed(request, body, request.raw_path)
-        assert caps.decode(request.headers["Authorization"]) == DEVICE
+        assert certificates.decode(request.headers["Authorization"]) == DEVICE
         assert protocol.HEADER_PUB not in request.headers
     assert server.requests[0][0].raw_path == "/pull/users/a@b:c/x?withKeyring=1"
 
@@ -167,7 +167,7 @@ async def test_a_path_in_the_base_url_is_not_signed() -> None:
 
 
 async def test_the_presenter_of_an_audience_certificate_names_its_key() -> None:
-    shared = minting.audience(KEYS, "notes", now_s=NOW_MS // 1000, nonce=bytes(16))
+    shared = issuing.audience(KEYS, "notes", now_s=NOW_MS // 1000, nonce=bytes(16))
     options = {"keys": KEYS, "certificate": shared}
     async with serving((200, PULLED)) as server, client(server.url, **options) as signed:
         await signed.pull("notes/n1")
@@ -310,7 +310,7 @@ async def test_silence_is_unreachable() -> None:
 
 
 async def test_a_revocation_list_is_published_once_and_unsigned() -> None:
-    listed = minting.revocation_list(KEYS, 7, certificates=[DEVICE])
+    listed = issuing.revocation_list(KEYS, 7, certificates=[DEVICE])
     async with serving((200, {"ok": True, "generation": 7})) as server, client(server.url) as anonymous:
         assert await anonymous.revoke(listed) == 7
     request, body = server.requests[0]
@@ -338,7 +338,7 @@ async def test_keys_without_a_certificate_make_their_own_and_renew_it_before_it_
         for day in days:
             clock.now_ms = NOW_MS + int(day * day_ms)
             await signed.pull("notes/n1")
-    told = [caps.decode(str(text)) for text in server.headers("Authorization")]
+    told = [certificates.decode(str(text)) for text in server.headers("Authorization")]
     for day, certificate in zip(days, told, strict=True):
         now_s = NOW_MS // 1000 + int(day * day_ms) // 1000
         assert (certificate.kind, certificate.iss, certificate.sub) == ("device", KEYS.ed_pub, KEYS.ed_pub)
@@ -356,7 +356,7 @@ async def test_a_certificate_that_is_given_is_never_replaced() -> None:
         client(server.url, keys=KEYS, certificate=DEVICE, now_ms=clock) as signed,
     ):
         await signed.pull("notes/n1")
-    assert [caps.decode(str(text)) for text in server.headers("Authorization")] == [DEVICE]
+    assert [certificates.decode(str(text)) for text in server.headers("Authorization")] == [DEVICE]
 
 
 @pytest.mark.parametrize(

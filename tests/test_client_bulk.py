@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from conftest import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
 
-from pysync import minting
+from pysync.auth import issuing
 from pysync.client import (
     Backoff,
     Client,
@@ -232,7 +232,7 @@ async def test_a_manifest_that_is_not_served_raises(start: Start) -> None:
 async def test_bad_credentials_of_a_bundle_raise(start: Start) -> None:
     closed = {**COLLECTIONS[6], "readRoles": ["self"], "name": "closed"}
     base = await start({**SERVICE, "collections": [COLLECTIONS[5], closed]})
-    past = minting.device(ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, now_s=1_000_000, nonce=minted_at()["nonce"])
+    past = issuing.device(ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, now_s=1_000_000, nonce=minted_at()["nonce"])
     async with client(base, keys=ISSUER, certificate=past) as late:
         with pytest.raises(Unauthorized):
             await late.pull_bundle("boards/b1")

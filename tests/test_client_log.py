@@ -10,6 +10,7 @@ from scripted import DEVICE, KEYS, PULLED, PUSHED, Answer, client, is_signed, se
 
 from pysync import protocol
 from pysync._core import verify_author
+from pysync.auth.signing import APPEND_AUTHOR, Keys
 from pysync.client import Backoff, LogElement, PullResult, TailRequest, Unreachable
 from pysync.errors import (
     AppendLimitExceeded,
@@ -17,8 +18,6 @@ from pysync.errors import (
     NonMonotonicTimestamp,
     PullBoundRequired,
 )
-from pysync.keys import Keys
-from pysync.signing import APPEND_AUTHOR
 
 SIGNED = {"keys": KEYS, "certificate": DEVICE}
 OTHER = Keys.from_private(bytes([3]) * 32, bytes([4]) * 32)

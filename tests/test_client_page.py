@@ -11,8 +11,8 @@ import pytest
 from conftest import Start
 from shell import Shell
 
+from pysync.auth.signing import Keys
 from pysync.client import sealed
-from pysync.keys import Keys
 
 PAGE = (Path(__file__).parents[1] / "docs/client.md").read_text()
 

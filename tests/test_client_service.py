@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
 
-from pysync import minting
-from pysync.caps import Certificate
+from pysync.auth import issuing
+from pysync.auth.certificates import Certificate
+from pysync.auth.signing import Keys
 from pysync.client import Backoff, Client, SyncDocument
 from pysync.errors import Conflict, Forbidden, InvalidPathParameter, StaleGeneration, Unauthorized
-from pysync.keys import Keys
 from pysync.testing import MovedClock
 
 ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"]}
@@ -88,8 +88,8 @@ async def test_a_namespaced_client_reaches_its_namespace(start: Start) -> None:
 
 
 async def test_an_audience_member_presents_its_own_key(start: Start) -> None:
-    shared = minting.audience(
-        ISSUER, "rooms", aud=(SUBJECT.ed_pub,), grant=minting.writer("rooms"), **minted_at()
+    shared = issuing.audience(
+        ISSUER, "rooms", aud=(SUBJECT.ed_pub,), grant=issuing.writer("rooms"), **minted_at()
     )
     base = await start(SERVICE)
     async with client(base, SUBJECT, shared) as invited, client(base, STRANGER, shared) as other:
@@ -99,19 +99,19 @@ async def test_an_audience_member_presents_its_own_key(start: Start) -> None:
 
 
 async def test_a_revoked_certificate_is_refused_and_its_list_is_accepted_once(start: Start) -> None:
-    guest = minting.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=minting.writer("rooms"), **minted_at()
+    guest = issuing.member(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=issuing.writer("rooms"), **minted_at()
     )
     base = await start(SERVICE)
     async with client(base, SUBJECT, guest) as member, client(base) as owner:
-        listed = minting.revocation_list(ISSUER, 2, certificates=[guest])
+        listed = issuing.revocation_list(ISSUER, 2, certificates=[guest])
         assert await owner.revoke(listed) == 2
         with pytest.raises(Unauthorized):
             await member.pull("rooms/r1")
         await owner.pull("rooms/r1")
         for generation in (1, 2):
             with pytest.raises(StaleGeneration):
-                await owner.revoke(minting.revocation_list(ISSUER, generation))
+                await owner.revoke(issuing.revocation_list(ISSUER, generation))
 
 
 @asynccontextmanager
@@ -205,7 +205,7 @@ async def test_keys_alone_speak_for_months_and_nobody_else_reads_what_is_theirs(
 
 async def test_two_devices_end_up_with_the_merge_of_what_both_wrote(start: Start) -> None:
     base = await start(SERVICE)
-    phone = minting.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=OWNER.nbf, nonce=os.urandom(16))
+    phone = issuing.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=OWNER.nbf, nonce=os.urandom(16))
     key = f"users/{ISSUER.user_id}/settings"
     async with client(base) as one, client(base, SUBJECT, phone) as two:
         laptop, mobile = SyncDocument(one, key), SyncDocument(two, key, sign_author=True)

@@ -7,7 +7,8 @@ import aiohttp
 import pytest
 from conftest import SUBJECT, Browser, Signed, Start, root_device
 
-from pysync import minting
+from pysync.auth import issuing
+from pysync.auth.revocation import Revocations
 from pysync.changelog import Retention
 from pysync.clock import (
     DISBELIEF_MS,
@@ -22,7 +23,6 @@ from pysync.coordinator import EPOCH_MS, Coordinator, Standing
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.coordinator.replay import ReplayLedgers
-from pysync.revocation import Revocations
 from pysync.store.local import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
@@ -448,7 +448,7 @@ async def test_no_revocation_list_is_dropped_within_ten_minutes_of_a_step() -> N
     clock = MovedClock(wall_clock_ms())
     revocations = Revocations(MemoryStore(), SteadyClock(clock))
     until_s = clock() // 1000 + 60
-    await revocations.publish(minting.revocation_list(SUBJECT, 1, subjects=[("0" * 64, until_s)]).text)
+    await revocations.publish(issuing.revocation_list(SUBJECT, 1, subjects=[("0" * 64, until_s)]).text)
     clock.step(100 * 24 * HOUR_MS)
     assert await revocations.sweep() == 0
     clock.step(-100 * 24 * HOUR_MS)

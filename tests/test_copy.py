@@ -13,9 +13,9 @@ import pytest_asyncio
 from conftest import ISSUER
 from log_nodes import Node, element, keys_below, numbered
 
-from pysync import minting
 from pysync._core import LogHead, decode_push
 from pysync.applog.tail import object_key
+from pysync.auth import issuing
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.copy import Copier, Outcomes
 from pysync.errors import StoreUnavailable
@@ -101,7 +101,7 @@ async def fill(store: Store, elements: int = ELEMENTS) -> None:
     await put_all(store, {**DOCUMENTS, **log_objects(elements)})
     for key, content in FILES.items():
         await store.write(key, chunks_of(content), "application/x-test")
-    await store.put(REVOCATIONS, minting.revocation_list(ISSUER, 3).text)
+    await store.put(REVOCATIONS, issuing.revocation_list(ISSUER, 3).text)
 
 
 async def contents(store: Store) -> dict[str, tuple[str, bytes]]:
@@ -504,7 +504,7 @@ async def test_a_large_file_arrives_whole(source: Store, target: Store) -> None:
 
 
 async def test_a_revocation_list_is_never_replaced_by_an_earlier_one(source: Store, target: Store) -> None:
-    lists = {generation: minting.revocation_list(ISSUER, generation).text for generation in (3, 4)}
+    lists = {generation: issuing.revocation_list(ISSUER, generation).text for generation in (3, 4)}
     await source.put(REVOCATIONS, lists[3])
     await target.put(REVOCATIONS, lists[4])
     outcomes, told = await copy(source, target, overwrite=True)

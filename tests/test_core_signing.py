@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pysync._core as core
-from pysync import caps
+from pysync.auth import certificates
 
 SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC_KEY = SIGNER.public_key().public_bytes_raw().hex()
@@ -170,7 +170,7 @@ def test_a_certificate_opens_where_its_issuer_signed_it_and_nowhere_else(name: s
     own = {key: held for key, held in orjson.loads(certificate.text).items() if key != "sig"}
     members = {**own, "nested": {"sig": "x", "a": 1}} | ({name: value} if name not in own else {})
     members.pop("sig", None)
-    members["sig"] = ISSUER.sign(caps.signing_input(caps.CERTIFICATE_TAG, members))
+    members["sig"] = ISSUER.sign(certificates.signing_input(certificates.CERTIFICATE_TAG, members))
     opened = (certificate.sub, certificate.nbf, certificate.exp)
     assert core.open_certificate(orjson.dumps(members)) == opened
     shuffled = dict(reversed(members.items()))
@@ -194,5 +194,5 @@ def test_what_is_no_certificate_does_not_open(text: bytes) -> None:
 def test_a_certificate_whose_time_is_no_integer_does_not_open(seconds: object) -> None:
     own = {key: held for key, held in orjson.loads(root_device(ISSUER).text).items() if key != "sig"}
     own["exp"] = seconds
-    sig = ISSUER.sign(caps.signing_input(caps.CERTIFICATE_TAG, own))
+    sig = ISSUER.sign(certificates.signing_input(certificates.CERTIFICATE_TAG, own))
     assert core.open_certificate(orjson.dumps({**own, "sig": sig})) is None

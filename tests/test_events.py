@@ -13,7 +13,7 @@ import pytest
 from conftest import ISSUER, Browser, Signed, Start, root_device
 from plugin_samples import OPEN, Told
 
-from pysync import minting
+from pysync.auth import issuing
 from pysync.changelog import read_change
 from pysync.clock import Tick
 from pysync.config import ConfigError
@@ -335,7 +335,7 @@ async def test_batches_that_a_certificate_denies_are_not_listed(
     closed = {**EVENTS, "readRoles": ["admin:" + ISSUER.user_id], "writeRoles": ["public"]}
     base = await start({"collections": [closed], "events": [SECTION]})
     ids = [(await pushed(Browser(base, session), {"event": "e"}))["batchId"] for _ in range(3)]
-    grant = minting.Grant(("read", "list"), ("**", f"!events/web/{ids[1]}"))
+    grant = issuing.Grant(("read", "list"), ("**", f"!events/web/{ids[1]}"))
     caller = Signed(base, session, ISSUER, root_device(ISSUER, grant=grant))
     assert await listed(caller) == [ids[0], ids[2]]
     assert (await caller.pull(f"events/web/{ids[1]}")).status == 403

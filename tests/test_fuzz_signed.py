@@ -15,10 +15,11 @@ from conftest import PROTOCOL, SUBJECT, Browser, Reply, Signed, root_device
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pysync import caps, config, signing
+from pysync import config
 from pysync._core import canonicalize
+from pysync.auth import certificates, signing
+from pysync.auth.signing import Keys
 from pysync.errors import BadRequest, table
-from pysync.keys import Keys
 from pysync.server.app import create_app
 from pysync.server.run import listening
 
@@ -124,7 +125,7 @@ def test_no_revocation_list_that_its_issuer_signed_is_a_server_error(attacked: A
             text = canonicalize(json.dumps(members).encode())
         except BadRequest:
             text = json.dumps(members).encode()
-        signed = {**members, "sig": issuer.sign(caps.REVOCATION_TAG + text)}
+        signed = {**members, "sig": issuer.sign(certificates.REVOCATION_TAG + text)}
         # From another address each time, so that its rate refuses none of them.
         headers = {"X-Forwarded-For": next(addresses)}
         reply = attacked.answer(attacked.browser.request("POST", "/revocations", signed, headers))

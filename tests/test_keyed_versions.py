@@ -10,7 +10,8 @@ from plugin_samples import Told
 from streams import Listen
 from test_copy import copy
 
-from pysync import _core, keyed_versions, signing
+from pysync import _core, keyed_versions
+from pysync.auth import signing
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.copy import Damage, Verifier
 from pysync.store import Object

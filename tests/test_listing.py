@@ -9,7 +9,8 @@ from conftest import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysync import _core, listing, minting
+from pysync import _core, listing
+from pysync.auth import issuing
 from pysync.config.template import are_parameters, is_parameter
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
@@ -217,12 +218,12 @@ async def test_nobody_is_self_where_the_identities_are_what_is_listed(
 
 
 def member(base: str, session: aiohttp.ClientSession, ops: tuple[str, ...], *paths: str) -> Signed:
-    certificate = minting.member(
+    certificate = issuing.member(
         ISSUER,
         SUBJECT.ed_pub,
         SUBJECT.kem_pub,
         "rooms",
-        grant=minting.Grant(ops, paths),
+        grant=issuing.Grant(ops, paths),
         **minted_at(),
     )
     return Signed(base, session, SUBJECT, certificate)

@@ -24,8 +24,9 @@ from benches.workloads import (
     big_document,
     note,
 )
-from pysync import caps, config, signing
+from pysync import config
 from pysync._core import PublicKey, canonicalize, content_hash, decode_push, verify_request
+from pysync.auth import certificates, signing
 from pysync.load import drive, read_head
 
 BASE = "http://127.0.0.1:8080"
@@ -127,8 +128,8 @@ def test_signed_requests_hold_and_no_nonce_is_used_twice(name: str) -> None:
     nonces = set()
     for request in requests:
         method, path, headers, body = parts(request)
-        certificate = caps.decode(headers["Authorization"])
-        caps.verify(certificate, time.time())
+        certificate = certificates.decode(headers["Authorization"])
+        certificates.verify(certificate, time.time())
         ts_ms, nonce = int(headers["X-Starfish-Ts"]), headers["X-Starfish-Nonce"]
         key = PublicKey(certificate.sub)
         host = signing.host_of(BASE)

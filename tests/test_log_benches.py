@@ -25,8 +25,8 @@ from benches.workloads import (
     append_body,
     element_data,
 )
-from pysync import signing
 from pysync._core import canonicalize, verify_author
+from pysync.auth import signing
 from pysync.load import Measured
 from pysync.sqlite.connection import Schema, connect_writer, create_database
 

@@ -136,12 +136,12 @@ async def test_what_cannot_be_read_without_its_hidden_members_is_corrupt(
 
 
 async def test_a_certificate_of_many_denies_is_refused(start: Start, session: aiohttp.ClientSession) -> None:
-    from pysync import minting
+    from pysync.auth import issuing
 
     mine = {"name": "mine", "storagePath": "u/{identity}", "readRoles": ["self"]}
     base = (await service(start, session, MemoryStore(), mine)).base
     for count, status in ((64, 200), (65, 401)):
-        grant = minting.Grant(("read",), ("**", *["!*~"] * count))
+        grant = issuing.Grant(("read",), ("**", *["!*~"] * count))
         caller = Signed(base, session, SUBJECT, root_device(SUBJECT, grant=grant))
         assert (await caller.pull(f"u/{SUBJECT.user_id}")).status == status
 

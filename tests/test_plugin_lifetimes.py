@@ -11,8 +11,9 @@ import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Signed, Start, minted_at, root_device
 from plugin_samples import EVERYTHING, MINE, NOTES, Reading, Roles, Taking, Told, batch, people
 
-from pysync import config, minting
-from pysync.caps import Certificate
+from pysync import config
+from pysync.auth import issuing
+from pysync.auth.certificates import Certificate
 from pysync.config import Config
 from pysync.model import WriteEvent
 from pysync.plugins import Services
@@ -158,8 +159,8 @@ async def test_a_certificate_is_looked_at_once_and_then_remembered(
     for _ in range(3):
         assert (await someone.pull(f"u/{ISSUER.user_id}")).status == 200
     assert choosy.seen == ["device"]
-    certificate = minting.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "u", grant=minting.writer("u"), **minted_at()
+    certificate = issuing.member(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "u", grant=issuing.writer("u"), **minted_at()
     )
     member = Signed(base, session, SUBJECT, certificate)
     assert (await member.pull(f"u/{SUBJECT.user_id}")).status == 200
@@ -200,7 +201,7 @@ async def test_a_certificate_that_only_introduces_is_looked_at_too(
 ) -> None:
     shared = {**NOTES, "readRoles": ["cap:read:notes"], "writeRoles": []}
     members = {"collections": [shared], "configEndpoint": {"auth": "role-filtered"}}
-    certificate = minting.audience(ISSUER, "notes", grant=minting.reader("notes"), **minted_at())
+    certificate = issuing.audience(ISSUER, "notes", grant=issuing.reader("notes"), **minted_at())
     presented = {"Authorization": certificate.authorization}
     for code, shown in ((None, 1), ("audience-closed", 0)):
         base = await start(members, plugins=[Choosy("audience", code)])

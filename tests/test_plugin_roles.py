@@ -11,7 +11,8 @@ from conftest import ISSUER, STRANGER, SUBJECT, Signed, Start, minted_at, root_d
 from plugin_samples import Roles, Told, batch, people
 from streams import listen
 
-from pysync import _core, minting
+from pysync import _core
+from pysync.auth import issuing
 from pysync.errors import Forbidden, NotFound
 from pysync.plugins import Request
 from pysync.server import hearing
@@ -245,8 +246,8 @@ async def test_a_scope_holds_whatever_roles_plugins_give(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start({"collections": EVERYTHING}, plugins=[Roles({SUBJECT.user_id: ["editor"]})])
-    certificate = minting.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "notes", grant=minting.writer("notes"), **minted_at()
+    certificate = issuing.member(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "notes", grant=issuing.writer("notes"), **minted_at()
     )
     member = Signed(base, session, SUBJECT, certificate)
     assert (await member.pull("notes/a")).status == 200

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from test_processes import serving
 
-from pysync.caps import Certificate
+from pysync.auth.certificates import Certificate
 from pysync.config import ConfigError, parse
 from pysync.model import WriteEvent
 from pysync.plugins import Plugin, Request, Services

@@ -5,8 +5,8 @@ import dataclasses
 from conftest import ISSUER
 
 from pysync._core import PublicKey
+from pysync.auth.certificate_cache import MAX_IDENTITY_BYTES, Proof, ProofCache
 from pysync.model import Caller
-from pysync.proofs import MAX_IDENTITY_BYTES, Proof, ProofCache
 
 KEY = PublicKey(ISSUER.ed_pub)
 

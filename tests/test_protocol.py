@@ -15,8 +15,8 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, encoded, minted
 from reference import canonical
 from yarl import URL
 
-from pysync import minting, signing
-from pysync.keys import Keys
+from pysync.auth import issuing, signing
+from pysync.auth.signing import Keys
 
 Unique = Callable[[str], str]
 
@@ -447,13 +447,13 @@ async def test_a_member_acts_within_its_certificate(member: Signed, unique: Uniq
 
 
 async def test_a_read_only_certificate_does_not_write(member: Signed, unique: Unique) -> None:
-    member.certificate = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at())
+    member.certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at())
     assert (await member.pull(unique("rooms"))).status == 200
     assert (await member.push(unique("rooms"), {})).error == (403, "Forbidden")
 
 
 async def test_operations_limit_a_device_too(stranger: Signed) -> None:
-    grant = minting.Grant(("read",), ("**",))
+    grant = issuing.Grant(("read",), ("**",))
     stranger.certificate = root_device(STRANGER, grant=grant)
     key = f"users/{STRANGER.user_id}/a"
     assert (await stranger.pull(key)).status == 200
@@ -461,7 +461,7 @@ async def test_operations_limit_a_device_too(stranger: Signed) -> None:
 
 
 async def test_paths_limit_a_device_too(stranger: Signed) -> None:
-    grant = minting.Grant(("read", "write"), ("users/{identity}/**", "!users/*/secret"))
+    grant = issuing.Grant(("read", "write"), ("users/{identity}/**", "!users/*/secret"))
     stranger.certificate = root_device(STRANGER, grant=grant)
     mine = f"users/{STRANGER.user_id}"
     assert (await stranger.pull(f"{mine}/a")).status == 200
@@ -481,7 +481,7 @@ async def test_a_wildcard_collection_is_only_its_literal_text(owner: Signed, mem
 async def test_root_only_needs_a_root_device(owner: Signed, member: Signed) -> None:
     assert (await owner.pull("roots/a")).status == 200
     device = Keys.generate()
-    paired = minting.device(ISSUER, device.ed_pub, device.kem_pub, **minted_at())
+    paired = issuing.device(ISSUER, device.ed_pub, device.kem_pub, **minted_at())
     second = Signed(owner.base, owner.session, device, paired)
     assert (await second.pull(f"users/{ISSUER.user_id}/a")).status == 200, "it acts for its issuer"
     assert (await second.pull("roots/a")).error == (403, "Forbidden")
@@ -489,7 +489,7 @@ async def test_root_only_needs_a_root_device(owner: Signed, member: Signed) -> N
 
 
 async def test_delegates_reach_across_identities_but_others_do_not(member: Signed, stranger: Signed) -> None:
-    member.certificate = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", **minted_at())
+    member.certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", **minted_at())
     assert (await member.pull(f"shared/{ISSUER.user_id}/a")).status == 200
     assert (await stranger.pull(f"shared/{ISSUER.user_id}/a")).status == 403
 
@@ -497,12 +497,12 @@ async def test_delegates_reach_across_identities_but_others_do_not(member: Signe
 async def test_audience_certificates_serve_whoever_presents_them(
     base: str, anyone: Browser, unique: Unique
 ) -> None:
-    link = minting.audience(ISSUER, "rooms", **minted_at())
+    link = issuing.audience(ISSUER, "rooms", **minted_at())
     anybody = Signed(base, anyone.session, Keys.generate(), link, presenter=True)
     assert (await anybody.pull(unique("rooms"))).status == 200
     anybody.presenter = False
     assert (await anybody.pull(unique("rooms"))).error == (401, "Unauthorized")
-    chosen = minting.audience(ISSUER, "rooms", aud=(SUBJECT.ed_pub,), **minted_at())
+    chosen = issuing.audience(ISSUER, "rooms", aud=(SUBJECT.ed_pub,), **minted_at())
     assert (await Signed(base, anyone.session, SUBJECT, chosen, presenter=True).pull("rooms/a")).status == 200
     other = Signed(base, anyone.session, STRANGER, chosen, presenter=True)
     assert (await other.pull("rooms/a")).error == (403, "Forbidden")
@@ -640,19 +640,19 @@ async def test_a_shared_certificate_without_paths_is_forbidden(base: str, anyone
 
 async def test_a_revoked_certificate_is_refused_and_lists_only_grow(anyone: Browser, base: str) -> None:
     root, device = Keys.generate(), Keys.generate()
-    certificate = minting.device(root, device.ed_pub, device.kem_pub, **minted_at())
+    certificate = issuing.device(root, device.ed_pub, device.kem_pub, **minted_at())
     caller = Signed(base, anyone.session, device, certificate)
     key = f"users/{root.user_id}/a"
     assert (await caller.pull(key)).status == 200
-    first = minting.revocation_list(root, 1, certificates=[certificate])
+    first = issuing.revocation_list(root, 1, certificates=[certificate])
     answer = await anyone.request("POST", "/revocations", first.text)
     assert (answer.status, answer.json) == (200, {"ok": True, "generation": 1})
     assert (await caller.pull(key)).error == (401, "Unauthorized")
     assert (await anyone.request("POST", "/revocations", first.text)).error == (409, "stale-generation")
-    second = minting.revocation_list(root, 2, subjects=[(device.ed_pub, 9_999_999_999)])
+    second = issuing.revocation_list(root, 2, subjects=[(device.ed_pub, 9_999_999_999)])
     assert (await anyone.request("POST", "/revocations", second.text)).status == 200
     assert (await caller.pull(key)).status == 401
-    third = minting.revocation_list(root, 3)
+    third = issuing.revocation_list(root, 3)
     assert (await anyone.request("POST", "/revocations", third.text)).status == 400, (
         "a stranger's is not empty"
     )
@@ -663,7 +663,7 @@ async def test_a_revoked_certificate_is_refused_and_lists_only_grow(anyone: Brow
 
 
 async def test_bad_revocation_lists_are_refused(anyone: Browser) -> None:
-    good = orjson.loads(minting.revocation_list(Keys.generate(), 1).text)
+    good = orjson.loads(issuing.revocation_list(Keys.generate(), 1).text)
     for body, expected in (
         ({**good, "generation": 2}, (403, "bad-signature")),
         ({**good, "generation": "2"}, (400, "Invalid revocation list")),
@@ -823,8 +823,8 @@ async def test_a_keyring_outside_the_scope_or_roles_is_left_out(
     key = unique("rooms")
     await owner.push(key, {"n": 1})
     await owner.push(f"{key}/_keyring", {"v": 1})
-    grant = minting.Grant(("read",), (f"{key}/**", key, f"!{key}/_keyring", "!rooms/_members"))
-    member.certificate = minting.member(
+    grant = issuing.Grant(("read",), (f"{key}/**", key, f"!{key}/_keyring", "!rooms/_members"))
+    member.certificate = issuing.member(
         ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at()
     )
     answer = await member.request("GET", f"/pull/{key}?withKeyring=1")

@@ -14,7 +14,7 @@ import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
 from yarl import URL
 
-from pysync import minting
+from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
 from pysync.server import logs
 from pysync.server.stream import StreamAnswer
@@ -56,11 +56,11 @@ async def test_each_refusal_says_which_check_failed(
     base = await start(LOGGED, now_ms=clock)
     clock.now_ms = wall_clock_ms()
     own = root_device(SUBJECT)
-    foreign = minting.audience(ISSUER, "team", aud=(ISSUER.ed_pub,), now_s=clock.now_ms // 1000,
+    foreign = issuing.audience(ISSUER, "team", aud=(ISSUER.ed_pub,), now_s=clock.now_ms // 1000,
                                nonce=os.urandom(16))  # fmt: skip
-    narrow = root_device(SUBJECT, grant=minting.Grant(("read",), ("other/*",)))
+    narrow = root_device(SUBJECT, grant=issuing.Grant(("read",), ("other/*",)))
     past_s = clock.now_ms // 1000 - 9_000
-    past = minting.device(SUBJECT, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=past_s, nonce=os.urandom(16),
+    past = issuing.device(SUBJECT, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=past_s, nonce=os.urandom(16),
                           expires_at_s=past_s + 60)  # fmt: skip
     replayed = Signed(base, session, SUBJECT, own, nonce=b"n" * 16, ts_ms=clock.now_ms)
     assert (await replayed.pull(KEY)).status == 200
@@ -93,7 +93,7 @@ async def test_each_refusal_says_which_check_failed(
             assert "-412 s" in line["check"]
         if check == "signature":
             assert base.removeprefix("http://") in line["check"], "the host that it was checked for"
-    listed = minting.revocation_list(SUBJECT, 1, certificates=[own]).text
+    listed = issuing.revocation_list(SUBJECT, 1, certificates=[own]).text
     assert (await Browser(base, session).request("POST", "/revocations", listed)).status == 200
     lines()
     await Signed(base, session, SUBJECT, own).pull(KEY, {"X-Request-Id": "r"})

@@ -9,7 +9,8 @@ import orjson
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, encoded, minted_at, root_device
 
-from pysync import _core, caps, minting
+from pysync import _core
+from pysync.auth import certificates, issuing
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.plugins import Request
@@ -26,7 +27,7 @@ LOG = {
     "appendOnly": {"requireAuthorSignature": False},
 }
 PART = {**MINE, "name": "part", "storagePath": "b/{identity}", "bundle": "all"}
-DENIES = minting.Grant(("read", "list", "write"), ("**", *(f"!{'*a' * 12}{n:02d}" for n in range(64))))
+DENIES = issuing.Grant(("read", "list", "write"), ("**", *(f"!{'*a' * 12}{n:02d}" for n in range(64))))
 KEY = f"u/{STRANGER.user_id}/a"
 KEYS = quote(orjson.dumps({"mine": [{"id": f"n{n}"} for n in range(100)]}))
 
@@ -47,8 +48,8 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
 
         monkeypatch.setattr(owner, name, watched)
 
-    watch(caps, "read")
-    watch(caps, "check_sharing")
+    watch(certificates, "read")
+    watch(certificates, "check_sharing")
     watch(_core, "Scope")
     return happened
 
@@ -140,11 +141,11 @@ async def test_what_is_refused_takes_no_replay_memory_and_what_is_allowed_does(
 ) -> None:
     base = await start({"collections": [MINE, LOG]}, coordinator=MemoryCoordinator(max_live_nonces=8))
     own = {"identity": STRANGER.user_id, "id": "a"}
-    narrow = minting.Grant(("read",), (f"u/{STRANGER.user_id}/*", f"!{KEY}"))
+    narrow = issuing.Grant(("read",), (f"u/{STRANGER.user_id}/*", f"!{KEY}"))
     for grant, target in (
-        (minting.EVERYTHING, "/pull/u/somebody/a"),
-        (minting.EVERYTHING, "/list/u/somebody"),
-        (minting.EVERYTHING, "/pull/logs/somebody/a?last=1"),
+        (issuing.EVERYTHING, "/pull/u/somebody/a"),
+        (issuing.EVERYTHING, "/list/u/somebody"),
+        (issuing.EVERYTHING, "/pull/logs/somebody/a?last=1"),
         (narrow, f"/pull/{KEY}"),
         (narrow, f"/batch/pull?collections=mine&params={quote(orjson.dumps({'mine': [{'id': 'a'}]}))}"),
         (narrow, f"/events?collections=log&params={quote(orjson.dumps({'log': own}))}"),
@@ -185,9 +186,9 @@ async def test_who_presents_a_certificate_for_anybody_is_a_stranger_whoever_issu
     }
     members = {"collections": [shared], "auth": {"trustedIssuers": [ISSUER.ed_pub]}}
     base = await start(members, coordinator=MemoryCoordinator(max_live_nonces=8))
-    grant = minting.Grant(("read",), ("shared/**", "!shared/_members"))
-    link = minting.audience(ISSUER, "shared", grant=grant, **minted_at())
-    named = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", grant=grant, **minted_at())
+    grant = issuing.Grant(("read",), ("shared/**", "!shared/_members"))
+    link = issuing.audience(ISSUER, "shared", grant=grant, **minted_at())
+    named = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", grant=grant, **minted_at())
     anybody = Signed(base, session, STRANGER, link, presenter=True)
     assert [(await anybody.pull("shared/a")).status for _ in range(7)] == [200] * 6 + [503]
     assert (await Signed(base, session, SUBJECT, named).pull("shared/a")).status == 200
@@ -210,7 +211,7 @@ async def test_a_certificate_that_expires_while_its_request_is_served_is_refused
     for lasts_s, status in ((0, 200), (-280, 401)):
         now_ms = clock()
         until_s = now_ms // 1000 + lasts_s
-        certificate = minting.device(
+        certificate = issuing.device(
             STRANGER, STRANGER.ed_pub, STRANGER.kem_pub, now_s=until_s - 30 * 86_400, nonce=bytes(16)
         )
         assert certificate.exp == until_s

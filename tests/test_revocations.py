@@ -9,13 +9,14 @@ import orjson
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, root_device
 
-from pysync import _core, caps, minting, revocation
+from pysync import _core
 from pysync._core import PanicException
+from pysync.auth import certificates, issuing, revocation
+from pysync.auth.revocation import PREFIX, Revocations
+from pysync.auth.signing import Keys
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import BadSignature, StaleGeneration, StoreUnavailable, TooManyIssuers
-from pysync.keys import Keys
-from pysync.revocation import PREFIX, Revocations
 from pysync.store import ANY, Expect
 from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
@@ -28,7 +29,7 @@ LATER_S = wall_clock_ms() // 1000 + 86_400
 
 def listed(issuer: Keys, generation: int, entries: int = 1, until_s: int = LATER_S) -> bytes:
     subjects = [(f"{n:064x}", until_s) for n in range(entries)]
-    return minting.revocation_list(issuer, generation, subjects=subjects).text
+    return issuing.revocation_list(issuer, generation, subjects=subjects).text
 
 
 async def publish(base: str, session: aiohttp.ClientSession, text: bytes) -> Reply:
@@ -98,7 +99,7 @@ async def test_lists_of_strangers_are_dropped_when_every_entry_has_expired() -> 
     for keys in (ISSUER, SUBJECT, STRANGER):
         await revocations.publish(listed(keys, 1, until_s=now_s + 60))
     entries = [("0" * 64, now_s + 60), ("1" * 64, now_s + 90 * 86_400)]
-    await revocations.publish(minting.revocation_list(lasting, 1, subjects=entries).text)
+    await revocations.publish(issuing.revocation_list(lasting, 1, subjects=entries).text)
     assert await revocations.sweep() == 0
     clock.now_ms += 2 * DAY_MS
     assert await revocations.sweep() == 1
@@ -234,7 +235,7 @@ async def test_long_lists_are_read_beside_the_event_loop(monkeypatch: pytest.Mon
         beside.append(work.__name__)
         return await to_thread(work, *args)
 
-    monkeypatch.setattr("pysync.revocation.asyncio.to_thread", watched)
+    monkeypatch.setattr("pysync.auth.revocation.asyncio.to_thread", watched)
     store = MemoryStore()
     revocations = Revocations(store, wall_clock_ms, [ISSUER.user_id])
     await revocations.publish(listed(ISSUER, 1))
@@ -273,8 +274,8 @@ async def test_lists_of_strangers_put_no_trusted_issuers_list_out_of_the_memory(
 
 async def test_a_long_list_takes_back_what_it_names() -> None:
     revocations = Revocations(MemoryStore(), wall_clock_ms, [ISSUER.user_id])
-    own = [minting.audience(ISSUER, "x", now_s=LATER_S, nonce=n.to_bytes(16)) for n in range(3_000)]
-    text = minting.revocation_list(ISSUER, 1, certificates=own[:-1]).text
+    own = [issuing.audience(ISSUER, "x", now_s=LATER_S, nonce=n.to_bytes(16)) for n in range(3_000)]
+    text = issuing.revocation_list(ISSUER, 1, certificates=own[:-1]).text
     await revocations.publish(text)
     assert [await revocations.revoked(each) for each in (own[0], own[-2], own[-1])] == [True, True, False]
-    assert caps.read_revocation_list(text).revoked.last_expiry_s == own[0].exp
+    assert certificates.read_revocation_list(text).revoked.last_expiry_s == own[0].exp

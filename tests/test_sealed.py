@@ -11,9 +11,9 @@ from conftest import ISSUER, STRANGER, SUBJECT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pysync.auth.signing import Keys
 from pysync.client import sealed, wraps
 from pysync.client.sealed import Keyring, OpenKeyring, open_envelope, seal_envelope
-from pysync.keys import Keys
 
 NOW_S = 1_700_000_000
 TRUSTED = [ISSUER.ed_pub]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pysync.auth.signing import Keys
 from pysync.client import wraps
 from pysync.client.sealed import (
     AadRequired,
@@ -18,7 +19,6 @@ from pysync.client.sealed import (
     UnknownEpoch,
     open_envelope,
 )
-from pysync.keys import Keys
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors/protocol.json").read_text())
 DELEGATED = VECTORS["delegated_envelope"]

@@ -11,8 +11,9 @@ import pytest
 from conftest import SUBJECT, Browser, Signed, Start, minted_at, root_device
 from yarl import URL
 
-from pysync import config, minting
+from pysync import config
 from pysync._core import decode_push
+from pysync.auth import issuing
 from pysync.server import body as body_module
 from pysync.server import connection
 from pysync.server.app import create_app
@@ -329,7 +330,7 @@ async def test_an_unreadable_revocation_list_refuses_its_issuer_until_it_publish
     key = f"u/{SUBJECT.user_id}/a"
     await store.put(f"_pysync/revocations/{SUBJECT.user_id}", stored)
     assert (await caller.pull(key)).error == (503, "store_unavailable")
-    healed = minting.revocation_list(SUBJECT, 1, subjects=[("0" * 64, 9_999_999_999)])
+    healed = issuing.revocation_list(SUBJECT, 1, subjects=[("0" * 64, 9_999_999_999)])
     browser = Browser(base, session)
     assert (await browser.request("POST", "/revocations", healed.text)).status == 200
     assert (await caller.pull(key)).status == 200

@@ -11,11 +11,11 @@ import pytest_asyncio
 from conftest import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
 from scripted import serving
 
-from pysync import minting
+from pysync.auth import issuing
+from pysync.auth.signing import Keys
 from pysync.client import Client, SyncDocument, sealed, wraps
 from pysync.client.sealed import SharedKeyring
 from pysync.errors import BodyTooDeep, Conflict, Forbidden
-from pysync.keys import Keys
 
 ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"], "encryption": "delegated"}
 SERVICE: dict[str, Any] = {
@@ -43,8 +43,8 @@ async def owner(start: Start) -> AsyncIterator[Client]:
 @pytest_asyncio.fixture
 async def member(owner: Client) -> AsyncIterator[Client]:
     """Somebody who may write rooms, but not their keyrings."""
-    grant = minting.Grant(("read", "write"), (*minting.writer("rooms").paths, "!rooms/*/_keyring"))
-    certificate = minting.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
+    grant = issuing.Grant(("read", "write"), (*issuing.writer("rooms").paths, "!rooms/*/_keyring"))
+    certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
     async with Client(owner._base, keys=SUBJECT, certificate=certificate) as client:
         yield client
 

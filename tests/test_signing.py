@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from pysync import protocol, signing
+from pysync import protocol
 from pysync._core import PublicKey, canonicalize, request_message, verify_author, verify_request
-from pysync.keys import Keys
+from pysync.auth import signing
+from pysync.auth.signing import Keys
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors/protocol.json").read_text())
 

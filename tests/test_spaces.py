@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
 
-from pysync import _core, spaces
+from pysync import _core
+from pysync.auth import spaces
+from pysync.auth.spaces import Spaces
 from pysync.config import Spaces as Settings
-from pysync.spaces import Spaces
 from pysync.store import Object
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore

@@ -8,7 +8,7 @@ import pytest
 from conftest import ISSUER, STRANGER, Browser, Signed, root_device
 from streams import Listen, Serve
 
-from pysync.minting import Grant
+from pysync.auth.issuing import Grant
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}

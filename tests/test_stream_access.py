@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import Heard, listen
 
-from pysync import config, minting
-from pysync.minting import Grant
+from pysync import config
+from pysync.auth import issuing
+from pysync.auth.issuing import Grant
 from pysync.server.app import create_app
 from pysync.server.run import listening
 
@@ -202,7 +203,7 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
 def _signers(base: str, session: aiohttp.ClientSession, paths: list[str]) -> list[Browser]:
     limited = Grant(("read", "write"), tuple(paths))
     blind = Grant(("write",), ("**",))
-    guest = minting.member(
+    guest = issuing.member(
         ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "c0", grant=Grant(("read",), (*paths, "!c0/_members")),
         **minted_at(),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from streams import Heard, Listen, Serve
 from test_processes import serving
 from yarl import URL
 
-from pysync import minting
+from pysync.auth import issuing
 from pysync.changelog import Change, Subject
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.feed import Start
@@ -93,7 +93,7 @@ async def test_a_stream_ends_when_its_certificate_is_taken_back(
     heard, open_to_all = await hear(me), await hear(me, collections="notes")
     await browser.push("notes/a", {})
     assert (await heard.event()).data["params"] == {"id": "a"}
-    taken_back = minting.revocation_list(SUBJECT, 1, certificates=[me.certificate])
+    taken_back = issuing.revocation_list(SUBJECT, 1, certificates=[me.certificate])
     assert (await browser.request("POST", "/revocations", taken_back.text)).status == 200
     clock.now_ms += 4_000
     if not is_idle:

@@ -10,7 +10,7 @@ from configurations import only
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
 from streams import Listen
 
-from pysync import minting
+from pysync.auth import issuing
 from pysync.config import parse
 from pysync.plugins import Request
 
@@ -138,8 +138,8 @@ async def test_the_innermost_trusted_issuers_hold(
         "auth": {"trustedIssuers": server},
         "namespaces": {"acme": {"trustedIssuers": namespace, "collections": [notes]}},
     }
-    certificate = minting.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "notes", grant=minting.writer("notes"), **minted_at()
+    certificate = issuing.member(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "notes", grant=issuing.writer("notes"), **minted_at()
     )
     member = Signed(await start(members), session, SUBJECT, certificate)
     assert (await member.request("GET", "/acme/pull/notes/a")).status == (200 if holds else 403)

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _status(error: Exception) -> int:
     """The exit status for an error that a caller may meet; raises every other again."""
-    from pysync.caps import CapError
+    from pysync.auth.certificates import CapError
     from pysync.client import Unreachable
     from pysync.client.sealed_errors import SealedError
     from pysync.config import ConfigError
@@ -77,7 +77,7 @@ def _status(error: Exception) -> int:
 
 
 def _told(error: Exception) -> str:
-    from pysync.caps import CapError
+    from pysync.auth.certificates import CapError
     from pysync.errors import Conflict, PysyncError
 
     if isinstance(error, CapError):

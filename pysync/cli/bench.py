@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 import orjson
 import uvloop
 
-from pysync import load, minting
+from pysync import load
+from pysync.auth import issuing
 from pysync.cli.documents import client_of, credentials_of
 from pysync.client import CollectionInfo, ServerConfig
 from pysync.config import template
@@ -91,7 +92,7 @@ class _Load:
         keys, certificate, self._token = credentials_of(options)
         if keys is not None and certificate is None:
             now_s, nonce = int(time.time()), os.urandom(16)
-            certificate = minting.device(keys, keys.ed_pub, keys.kem_pub, now_s=now_s, nonce=nonce)
+            certificate = issuing.device(keys, keys.ed_pub, keys.kem_pub, now_s=now_s, nonce=nonce)
         self._signs = keys is not None
         self._author = Author(options.server, keys, certificate)
         self._prefix = "" if options.namespace is None else f"/v1/{options.namespace}"

@@ -10,10 +10,10 @@ from typing import Final, TypedDict
 
 import orjson
 
-from pysync import caps, minting
-from pysync.caps import Certificate
+from pysync.auth import certificates, issuing
+from pysync.auth.certificates import Certificate
+from pysync.auth.issuing import Grant
 from pysync.cli.files import print_json, read_certificate, read_keys, read_public_keys
-from pysync.minting import Grant
 
 REFUSALS: Final = {
     "expiresAt-not-after-nbf": "--days must be 1 or more",
@@ -36,18 +36,18 @@ REFUSALS: Final = {
 
 def device(options: argparse.Namespace) -> int:
     issuer = read_keys(options.key)
-    certificate = minting.device(
+    certificate = issuing.device(
         issuer,
         *(read_public_keys(options.to) if options.to else (issuer.ed_pub, issuer.kem_pub)),
         **_lifetime(options),
-        grant=_grant(options, minting.EVERYTHING),
+        grant=_grant(options, issuing.EVERYTHING),
         collections=tuple(options.collection or ("*",)),
     )
     return _hand_out(certificate, options)
 
 
 def member(options: argparse.Namespace) -> int:
-    certificate = minting.member(
+    certificate = issuing.member(
         read_keys(options.key),
         *read_public_keys(options.to),
         options.collection,
@@ -58,7 +58,7 @@ def member(options: argparse.Namespace) -> int:
 
 
 def audience(options: argparse.Namespace) -> int:
-    certificate = minting.audience(
+    certificate = issuing.audience(
         read_keys(options.key),
         options.collection,
         **_lifetime(options),
@@ -66,7 +66,7 @@ def audience(options: argparse.Namespace) -> int:
         aud=tuple(options.aud) if options.aud else None,
     )
     if options.link:
-        print(minting.public_link(certificate))
+        print(issuing.public_link(certificate))
         return 0
     return _hand_out(certificate, options)
 
@@ -85,7 +85,7 @@ def show(options: argparse.Namespace) -> int:
             "verdict": verdict,
             "from": _date(certificate.nbf),
             "until": _date(certificate.exp),
-            "subject": caps.user_id(certificate.sub) if certificate.sub else None,
+            "subject": certificates.user_id(certificate.sub) if certificate.sub else None,
             "rootDevice": certificate.is_root_device,
             "certificate": orjson.loads(certificate.text),
         }
@@ -96,9 +96,9 @@ def show(options: argparse.Namespace) -> int:
 def _verdict(certificate: Certificate) -> str:
     """`ok`, or the reason for which a server refuses the certificate now."""
     try:
-        caps.verify(certificate, time.time())
-        caps.check_sharing(certificate)
-    except caps.CapError as error:
+        certificates.verify(certificate, time.time())
+        certificates.check_sharing(certificate)
+    except certificates.CapError as error:
         return error.reason
     return "ok"
 
@@ -124,7 +124,7 @@ def _lifetime(options: argparse.Namespace) -> _Lifetime:
 
 
 def _preset(options: argparse.Namespace) -> Grant:
-    return minting.writer(options.collection) if options.write else minting.reader(options.collection)
+    return issuing.writer(options.collection) if options.write else issuing.reader(options.collection)
 
 
 def _grant(options: argparse.Namespace, default: Grant) -> Grant:

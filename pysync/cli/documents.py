@@ -5,10 +5,10 @@ import asyncio
 import os
 from typing import Any
 
-from pysync.caps import Certificate
+from pysync.auth.certificates import Certificate
+from pysync.auth.signing import Keys
 from pysync.cli.files import print_json, read_certificate, read_keys, read_object
 from pysync.client import Client, PullResult, PushResult, SyncDocument
-from pysync.keys import Keys
 
 
 def pull(options: argparse.Namespace) -> int:

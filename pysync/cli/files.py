@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from pysync import caps
-from pysync.caps import Certificate
-from pysync.keys import Keys
+from pysync.auth import certificates
+from pysync.auth.certificates import Certificate
+from pysync.auth.signing import Keys
 
 
 def read_bytes(name: str) -> bytes:
@@ -72,10 +72,10 @@ def read_certificate(name: str) -> Certificate:
     file and the reason."""
     content = read_bytes(name).strip()
     try:
-        if content.startswith(caps.SCHEME.encode()):
-            return caps.decode(content.decode("ascii", "replace"))
-        return caps.read(content)
-    except caps.CapError as error:
+        if content.startswith(certificates.SCHEME.encode()):
+            return certificates.decode(content.decode("ascii", "replace"))
+        return certificates.read(content)
+    except certificates.CapError as error:
         raise ValueError(f"{_shown(name)}: not a certificate: {error.reason}") from None
 
 

@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from pysync.auth.signing import Keys
 from pysync.cli.files import print_json, read_keys
-from pysync.keys import Keys
 
 
 def new(options: argparse.Namespace) -> int:

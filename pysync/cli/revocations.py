@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from pysync import minting
-from pysync.caps import Certificate, RevocationList
+from pysync.auth import issuing
+from pysync.auth.certificates import Certificate, RevocationList
+from pysync.auth.signing import Keys
 from pysync.cli.files import read_certificate, read_keys, read_public_keys
 from pysync.errors import StaleGeneration
-from pysync.keys import Keys
 
 SUBJECT_S: Final = 10 * 365 * 86_400
 """Seconds for which a key stays in the list. Nobody knows how long its certificates are valid."""
@@ -33,7 +33,7 @@ def revoke(options: argparse.Namespace) -> int:
         raise ValueError("nothing to revoke: pass certificates, or a key with --subject")
 
     def make(generation: int, earlier: RevocationList | None) -> RevocationList:
-        return minting.revocation_list(
+        return issuing.revocation_list(
             issuer, generation, certificates=certificates, subjects=subjects, earlier=earlier, now_s=now_s
         )
 

@@ -7,9 +7,10 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from pysync import signing
 from pysync._core import decode_push
-from pysync.caps import RevocationList, read_revocation_list
+from pysync.auth import signing
+from pysync.auth.certificates import RevocationList, read_revocation_list
+from pysync.auth.signing import Signer
 from pysync.client.blobs import Blobs
 from pysync.client.connection import document_key
 from pysync.client.encoding import encode
@@ -29,7 +30,6 @@ from pysync.client.results import (
 from pysync.client.tails import Bounds, ParamSet, TailRequest, check_batch_bounds, pull_query
 from pysync.client.watch import IDLE_S, Stream, Watch
 from pysync.errors import NotFound, PysyncError
-from pysync.signing import Signer
 
 MAX_PAGE = 1000
 

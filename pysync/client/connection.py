@@ -15,12 +15,13 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from pysync import minting, protocol, signing
-from pysync.caps import Certificate
+from pysync import protocol
+from pysync.auth import issuing, signing
+from pysync.auth.certificates import Certificate
+from pysync.auth.signing import Signer
 from pysync.client.results import members_of
 from pysync.errors import PysyncError, RateLimited, Unavailable, from_answer
 from pysync.protocol import JSON_TYPE
-from pysync.signing import Signer
 
 T = TypeVar("T")
 
@@ -275,7 +276,7 @@ class Connection:
         now_s = self._now_ms() // 1000
         known = self._certificate
         if known is None or (self._own_kem and not known.nbf <= now_s < known.exp - RENEWED_BEFORE_S):
-            known = self._certificate = minting.device(
+            known = self._certificate = issuing.device(
                 keys, keys.ed_pub, self._own_kem or "", now_s=now_s, nonce=self._random(16)
             )
         return known

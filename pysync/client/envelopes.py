@@ -5,12 +5,11 @@ import base64
 import os
 from typing import Any, Final, NamedTuple
 
-from pysync.caps import base64_bytes
+from pysync.auth.certificates import base64_bytes
+from pysync.auth.signing import Keys, Signer
 from pysync.client import wraps
 from pysync.client.sealed_errors import AadRequired, NotSealed
 from pysync.client.wraps import Random
-from pysync.keys import Keys
-from pysync.signing import Signer
 
 _EPOCH: Final = 0  # an envelope has a key of its own
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import orjson
 
-from pysync.caps import base64_bytes
+from pysync.auth.certificates import base64_bytes
+from pysync.auth.signing import Keys, Signer
 from pysync.client import wraps
 from pysync.client.encoding import encode
 from pysync.client.sealed_errors import (
@@ -24,8 +25,6 @@ from pysync.client.sealed_errors import (
     UnknownEpoch,
 )
 from pysync.client.wraps import Entry, Random
-from pysync.keys import Keys
-from pysync.signing import Signer
 
 MAX_EPOCH: Final = (1 << 32) - 1
 _EPOCH: Final = re.compile("[1-9][0-9]{0,9}")

@@ -7,13 +7,13 @@ from contextlib import suppress
 import orjson
 
 from pysync._core import canonicalize, verify_author
+from pysync.auth.signing import APPEND_AUTHOR
 from pysync.client.client import Client
 from pysync.client.connection import document_key
 from pysync.client.lookout import Where, follow
 from pysync.client.results import LogElement
 from pysync.client.tails import ParamSet
 from pysync.errors import CheckpointTooOld, FullNotAllowed
-from pysync.signing import APPEND_AUTHOR
 
 QUIET_LOOK_BACK = 100
 """How many of the newest elements are asked for where the server finds a checkpoint too old: of a log that is

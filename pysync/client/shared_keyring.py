@@ -7,13 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 
+from pysync.auth.signing import Keys
 from pysync.client.client import Client
 from pysync.client.connection import document_key
 from pysync.client.keyrings import Keyring, OpenKeyring
 from pysync.client.sealed_errors import KeyringMissing
 from pysync.client.sync import SyncDocument
 from pysync.client.wraps import Random
-from pysync.keys import Keys
 
 Data = dict[str, Any]
 

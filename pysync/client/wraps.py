@@ -16,10 +16,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from pysync._core import PublicKey, canonicalize
-from pysync.caps import base64_bytes
+from pysync.auth.certificates import base64_bytes
+from pysync.auth.signing import Keys, Signer
 from pysync.client.sealed_errors import DecryptionFailed, ForgedEntry, Truncated, UntrustedAdder
-from pysync.keys import Keys
-from pysync.signing import Signer
 
 Random = Callable[[int], bytes]
 """So many random bytes, fresh at each call: `os.urandom`."""

@@ -10,6 +10,7 @@ from pysync import _core
 from pysync.applog.commit import discard
 from pysync.applog.starfish import chunk_key, chunk_names
 from pysync.applog.tail import folder, object_key
+from pysync.auth.revocation import PREFIX as REVOCATIONS
 from pysync.copy.outcomes import Outcome, Outcomes
 from pysync.copy.reading import SCRUBBED, Reader, Unreadable, as_object, failing, for_each_key
 from pysync.copy.sound import (
@@ -24,7 +25,6 @@ from pysync.copy.sound import (
 )
 from pysync.errors import DocumentCorrupt, KeyConflict
 from pysync.keyed_versions import KEY as VERSIONS
-from pysync.revocation import PREFIX as REVOCATIONS
 from pysync.store import (
     ABSENT,
     ANY,

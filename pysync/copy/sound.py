@@ -4,9 +4,9 @@ import re
 from typing import Final
 
 from pysync import _core
-from pysync.caps import read_revocation_list
+from pysync.auth.certificates import read_revocation_list
+from pysync.auth.revocation import PREFIX as REVOCATIONS
 from pysync.errors import BadRequest, BadSignature, DocumentCorrupt
-from pysync.revocation import PREFIX as REVOCATIONS
 
 _CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
 _FIELD: Final = "items"

@@ -11,11 +11,11 @@ import orjson
 from pysync import _core
 from pysync.applog.starfish import chunk_key, chunk_names
 from pysync.applog.tail import folder, object_key
+from pysync.auth.revocation import PREFIX as REVOCATIONS
 from pysync.copy.reading import Reader, Unreadable, failing, for_each_key
 from pysync.copy.sound import Corrupt, check_chunks, check_object, expanded
 from pysync.corruption import Kind
 from pysync.keyed_versions import KEY as VERSIONS
-from pysync.revocation import PREFIX as REVOCATIONS
 from pysync.store import DamagedFile, Pace, Store, no_pace
 
 AT_ONCE: Final = 8

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from pysync.applog import Logs
-from pysync.caps import Certificate
+from pysync.auth.certificates import Certificate
 from pysync.config import Action, Config
 from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pysync.caps import Certificate
+from pysync.auth.certificates import Certificate
 from pysync.errors import AuthorizationError, InternalError, NotFound, PysyncError, RolesUnavailable
 from pysync.model import WriteEvent
 from pysync.plugins import HOOK_S, LEAVE_S, Plugin, Push, Pushed, Reply, Request, Services, StoredFiles

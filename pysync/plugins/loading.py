@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from pysync.caps import Kind
+from pysync.auth.certificates import Kind
 from pysync.config import Collection, Config, ConfigError, Problem
 from pysync.config import template as templates
 from pysync.plugins import StoredFiles

@@ -16,9 +16,12 @@ from types import TracebackType
 from aiohttp import web
 
 from pysync import __version__
-from pysync.access import Access
 from pysync.applog import Logs
-from pysync.caps import user_id
+from pysync.auth.authentication import Access
+from pysync.auth.certificates import user_id
+from pysync.auth.ownership import Ownership
+from pysync.auth.revocation import Revocations
+from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms
 from pysync.config import (
@@ -36,13 +39,11 @@ from pysync.documents import Documents
 from pysync.feed import Feed
 from pysync.files import Files
 from pysync.outbox import Outbox
-from pysync.ownership import Ownership
 from pysync.plugins import HOOK_S, Services
 from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loading import loaded
 from pysync.plugins.projection import projections_of
-from pysync.revocation import Revocations
 from pysync.server.answer import Answer
 from pysync.server.callers import Callers
 from pysync.server.expiry import Expiry
@@ -65,7 +66,6 @@ from pysync.server.subscribers import Subscribers
 from pysync.server.tally import SharedTally, Tally
 from pysync.server.waiting import ListWaits
 from pysync.server.wiring import Wiring, owners, owners_of, pull_rules
-from pysync.spaces import Spaces
 from pysync.store import Store, open_store
 
 

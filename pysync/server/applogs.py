@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 from aiohttp import web
 
-from pysync import _core, fields, protocol
-from pysync.access import Access
+from pysync import _core, protocol
 from pysync.applog import Bounds, LogRules, Logs, Tail
+from pysync.auth import field_permissions
+from pysync.auth.authentication import Access
 from pysync.errors import (
     AppendProofMissing,
     BadRequest,
@@ -69,7 +70,7 @@ class LogHandlers:
                 raise AppendProofMissing
             await aside(len(text), check_author, "append", element, caller, match.key)
         if permissions:
-            fields.check_appended(permissions, rule.roles_of(caller, match.identity), element.data)
+            field_permissions.check_appended(permissions, rule.roles_of(caller, match.identity), element.data)
         if match.route.keyrings is not None:
             await check_sealed(match, element.data)
         if match.route.check is not None:
@@ -97,7 +98,7 @@ class LogHandlers:
         permissions = rule.collection.field_permissions
         hidden: frozenset[str] = frozenset()
         if permissions:
-            hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
+            hidden = field_permissions.hidden(permissions, rule.roles_of(caller, match.identity))
         version = tail.hash = await self._versions.told(match.key, tail.hash, tail.newest_ms, hidden)
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
         if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
@@ -191,12 +192,12 @@ def visible_frame(tail: Tail, field: str, hidden: frozenset[str]) -> tuple[bytes
     before, after = tail.frame(field)
     if not hidden:
         return before, after
-    visible = fields.without(before + after, hidden - {field})
+    visible = field_permissions.without(before + after, hidden - {field})
     return visible.removesuffix(after), after
 
 
 async def stripped(elements: bytes, hidden: frozenset[str]) -> bytes:
     """The elements without their hidden members, made beside the event loop where there are many."""
     if len(elements) > STRIP_IN_THREAD_ABOVE:
-        return await asyncio.to_thread(fields.without_in_each, elements, hidden)
-    return fields.without_in_each(elements, hidden)
+        return await asyncio.to_thread(field_permissions.without_in_each, elements, hidden)
+    return field_permissions.without_in_each(elements, hidden)

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from pysync import _core, fields, protocol
-from pysync.access import ANYBODY, Verified
+from pysync import _core, protocol
 from pysync.applog import Logs
+from pysync.auth import field_permissions
+from pysync.auth.authentication import ANYBODY, Verified
+from pysync.auth.policy import Rule
+from pysync.auth.spaces import with_roles
 from pysync.batch import Outcome, read_each
 from pysync.config import Config
 from pysync.config.template import document_key, params
@@ -22,14 +25,12 @@ from pysync.errors import (
 )
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins.hooks import Hooks
-from pysync.rule import Rule
 from pysync.server.answer import Answer, HeadAnswer, version_matches, wants_body
 from pysync.server.batch_reads import ADMITTED, Reads, Verdict
 from pysync.server.callers import Callers
 from pysync.server.roles import Roles, request_of
 from pysync.server.routes import Match
 from pysync.server.tails import Tails, max_elements
-from pysync.spaces import with_roles
 from pysync.store import READS_AT_ONCE, Store
 
 _Group = tuple[int, str | None, list[str]]
@@ -204,7 +205,7 @@ def _decide(rule: Rule, reader: Caller, identity: str | None, key: str) -> Verdi
     permissions = rule.collection.field_permissions
     if not permissions:
         return ADMITTED
-    hidden = fields.hidden(permissions, rule.roles_of(reader, identity))
+    hidden = field_permissions.hidden(permissions, rule.roles_of(reader, identity))
     return Verdict(None, hidden) if hidden else ADMITTED
 
 

@@ -6,8 +6,9 @@ from typing import Final, NamedTuple, TypeVar
 
 import orjson
 
-from pysync import _core, fields
+from pysync import _core
 from pysync.applog import Bounds
+from pysync.auth import field_permissions
 from pysync.batch import Budget, Outcome, Read, read_each
 from pysync.corruption import CorruptionReporter
 from pysync.documents import Documents, Known
@@ -175,7 +176,7 @@ class Reads:
             return stored
         try:
             document = _core.read_document(stored)
-            data = fields.without(document.data, hidden)
+            data = field_permissions.without(document.data, hidden)
         except DocumentCorrupt:
             return stored  # the answer finds it out, too
         return document.redacted(data, self._versions.of(key, document.hash, document.ts_ms, hidden))

@@ -4,13 +4,13 @@ import orjson
 from aiohttp import web
 
 from pysync import bundles, protocol
-from pysync.access import Access
+from pysync.auth.authentication import Access
+from pysync.auth.policy import Rule
 from pysync.bundles import Bundle
 from pysync.documents import Documents
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins.hooks import Hooks
-from pysync.rule import Rule
 from pysync.server.answer import Answer, HeadAnswer, json_answer, version_matches, wants_body
 from pysync.server.callers import Callers
 from pysync.server.roles import Roles, request_of

@@ -5,14 +5,14 @@ from ipaddress import ip_address
 
 from aiohttp import web
 
-from pysync.access import ANYBODY, NOBODY, Access, Credentials, Inbound, Verified
+from pysync.auth.authentication import ANYBODY, NOBODY, Access, Credentials, Inbound, Verified
+from pysync.auth.policy import Rule
+from pysync.auth.signing import host_of_header
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import Caller
-from pysync.rule import Rule
 from pysync.server.request_log import RequestLog
 from pysync.server.roles import Roles
 from pysync.server.routes import Match
-from pysync.signing import host_of_header
 
 
 class Callers:

@@ -5,13 +5,14 @@ from contextlib import suppress
 import orjson
 from aiohttp import web
 
-from pysync import _core, fields, protocol
-from pysync.access import Access
+from pysync import _core, protocol
+from pysync.auth import field_permissions
+from pysync.auth.authentication import Access
+from pysync.auth.revocation import Revocations
 from pysync.config import Limit
 from pysync.documents import Documents, Known
 from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound
 from pysync.model import Caller, Written
-from pysync.revocation import Revocations
 from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches, wants_body
 from pysync.server.body import read_body
 from pysync.server.callers import Callers
@@ -98,7 +99,7 @@ class Handlers:
         permissions = rule.collection.field_permissions
         hidden: frozenset[str] = frozenset()
         if permissions:
-            hidden = fields.hidden(permissions, rule.roles_of(caller, match.identity))
+            hidden = field_permissions.hidden(permissions, rule.roles_of(caller, match.identity))
         if not hidden and keyring is None:
             headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
             if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), document.hash):
@@ -168,19 +169,19 @@ class Handlers:
             match.rule.roles_of(caller, match.identity),
         )
         if not body.base_hash:
-            return fields.guarded(permissions, roles, body, None)
+            return field_permissions.guarded(permissions, roles, body, None)
         current = await self._documents.pull(match.key, match.rule.collection.ttl_ms)
         if current is None:
             raise Conflict("")
         version = await self._told(match, caller, Written(current.hash, current.ts_ms))
         if version == body.base_hash:
             body = body if version == current.hash else body.rebased(current.hash)
-            return fields.guarded(permissions, roles, body, current.data)
+            return field_permissions.guarded(permissions, roles, body, current.data)
         if request_key(request, caller, match.key) is None:
             raise Conflict(version)
         with suppress(Forbidden):
             # Not over the base that it names, which may be a guess of the hash.
-            return fields.guarded(permissions, roles, body.rebased(_STALE), current.data)
+            return field_permissions.guarded(permissions, roles, body.rebased(_STALE), current.data)
         raise Conflict(version)
 
 
@@ -203,7 +204,7 @@ def _variant(
         return HeadAnswer(headers)
     if not hidden:
         return Answer(200, document.answer(now_ms, keyring and keyring[0]), headers)
-    data = orjson.Fragment(fields.without(document.data, hidden))
+    data = orjson.Fragment(field_permissions.without(document.data, hidden))
     members = {"data": data, "hash": version, "timestamp": now_ms}
     if keyring is not None:
         members["keyring"] = orjson.Fragment(keyring[0])

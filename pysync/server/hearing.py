@@ -9,19 +9,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
-from pysync import fields
-from pysync.access import Access
+from pysync.auth import field_permissions
+from pysync.auth.authentication import Access
+from pysync.auth.certificate_cache import Proof
+from pysync.auth.policy import Rule
+from pysync.auth.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles
 from pysync.batch import read_each
 from pysync.config.template import document_key, params
 from pysync.errors import PysyncError, StoreUnavailable
 from pysync.feed import Event, Interest, Listener, Permit, Plan, Topic
 from pysync.keyed_versions import KeyedVersions
 from pysync.model import ANONYMOUS, Caller
-from pysync.proofs import Proof
-from pysync.rule import Rule
 from pysync.server.key_index import topic_of
 from pysync.server.roles import Roles
-from pysync.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles
 from pysync.store import Store
 
 log = logging.getLogger("pysync.server")
@@ -166,7 +166,9 @@ class Hearing:
             identity = event.params.get("identity")
             if not rule.answers(caller, identity, event.key):
                 return None
-            hidden = fields.hidden(rule.collection.field_permissions, rule.roles_of(caller, identity))
+            hidden = field_permissions.hidden(
+                rule.collection.field_permissions, rule.roles_of(caller, identity)
+            )
             if not hidden:
                 return event
             variant = variants.get((event.id, event.topic, hidden))

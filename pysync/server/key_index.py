@@ -4,12 +4,12 @@ names its key; the name that each collection has for it is found here when the c
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from pysync.auth.policy import Rule
 from pysync.changelog import Subject, origin
 from pysync.config.effective import document_path
 from pysync.config.template import TemplateIndex, document_key, meet, params
 from pysync.feed import KeyMatch, Topic
 from pysync.plugins import StoredFiles
-from pysync.rule import Rule
 
 MAX_CACHED: Final = 1_000
 """Number of sets of collections for which the origins that write to them are cached."""

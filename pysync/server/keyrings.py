@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from pysync import fields
+from pysync.auth import field_permissions
 from pysync.config.template import RESERVED, document_key
 from pysync.documents import Documents
 from pysync.errors import PysyncError
@@ -50,8 +50,8 @@ class Keyrings:
         hidden: frozenset[str] = frozenset()
         if owner is not None:
             roles = owner.rule.roles_of(reader, owner.identity)
-            hidden = fields.hidden(owner.rule.collection.field_permissions, roles)
-        data = fields.without(keyring.data, hidden) if hidden else keyring.data
+            hidden = field_permissions.hidden(owner.rule.collection.field_permissions, roles)
+        data = field_permissions.without(keyring.data, hidden) if hidden else keyring.data
         version = await self._documents.versions.told(key, keyring.hash, keyring.ts_ms, hidden)
         entry = {"data": orjson.Fragment(data), "hash": version, "timestamp": now_ms}
         return orjson.dumps(entry), version

@@ -9,15 +9,15 @@ import orjson
 from aiohttp import web
 
 from pysync import protocol
-from pysync.access import Access
+from pysync.auth.authentication import Access
+from pysync.auth.policy import Rule
+from pysync.auth.spaces import MEMBER, OWNER, with_roles
 from pysync.config import AppendOnly, Collection, Config
 from pysync.config.tree import wire_name
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
-from pysync.rule import Rule
 from pysync.server.answer import Answer, version_matches
 from pysync.server.routes import Match
-from pysync.spaces import MEMBER, OWNER, with_roles
 
 _NOBODY = Caller(roles=frozenset())
 

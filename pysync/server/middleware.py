@@ -12,8 +12,9 @@ from aiohttp import web
 
 from pysync import protocol
 from pysync._core import PanicException
-from pysync.access import BEARER
-from pysync.caps import SCHEME
+from pysync.auth.authentication import BEARER
+from pysync.auth.certificates import SCHEME
+from pysync.auth.signing import host_of_header
 from pysync.errors import (
     DocumentCorrupt,
     ForeignOrigin,
@@ -28,7 +29,6 @@ from pysync.server.request_log import RequestLog
 from pysync.server.routes import Match, RouteTable
 from pysync.server.tally import Tally
 from pysync.server.writes import media_type
-from pysync.signing import host_of_header
 
 log = logging.getLogger("pysync.server")
 

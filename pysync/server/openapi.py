@@ -11,8 +11,8 @@ import orjson
 from aiohttp import web
 
 from pysync import __version__
+from pysync.auth.policy import Rule
 from pysync.config import Config
-from pysync.rule import Rule
 from pysync.server.answer import Answer
 from pysync.server.openapi_actions import ACTIONS, Service, credentials, metered, schema_name
 from pysync.server.openapi_parts import (

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pysync.auth.policy import Rule
+from pysync.auth.spaces import Spaces, with_roles
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins import Request
 from pysync.plugins.hooks import Hooks
-from pysync.rule import Rule
-from pysync.spaces import Spaces, with_roles
 
 
 class Roles:

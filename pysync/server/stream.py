@@ -9,11 +9,11 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion
 
 from pysync import _core, protocol
-from pysync.access import NOBODY, Access
+from pysync.auth.authentication import NOBODY, Access
+from pysync.auth.policy import Rule
 from pysync.config.template import is_parameter, params
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
 from pysync.feed import Topic
-from pysync.rule import Rule
 from pysync.server.answer import Answer
 from pysync.server.callers import Callers
 from pysync.server.connection import Connection

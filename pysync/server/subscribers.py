@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pysync._core import PanicException
+from pysync.auth.certificate_cache import Proof
 from pysync.catch_up import CatchUp
 from pysync.changelog import MAX_RESUMED
 from pysync.feed import Event, Feed, Start
 from pysync.model import Caller
-from pysync.proofs import Proof
 from pysync.server.connection import Connection
 from pysync.server.hearing import Grant, Hearing
 from pysync.server.tally import Tally

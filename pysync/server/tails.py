@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pysync.applog import Bounds, LogRules, Logs, Tail
+from pysync.auth.policy import Rule
 from pysync.batch import Budget
 from pysync.errors import CheckpointTooOld, DocumentCorrupt, PullBoundRequired, StoreUnavailable
 from pysync.keyed_versions import KeyedVersions
-from pysync.rule import Rule
 from pysync.server.applogs import stripped, visible_frame
 
 Told = tuple[str, bytes, bool] | str

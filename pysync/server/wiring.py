@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from pysync.access import Access
 from pysync.applog import LogRules, Logs
+from pysync.auth.authentication import Access
+from pysync.auth.policy import Rule
 from pysync.bundles import Bundle
 from pysync.config import Action, Collection, Config
 from pysync.config.media import holds_documents
@@ -17,7 +18,6 @@ from pysync.documents import Documents
 from pysync.errors import NotFound, PysyncError
 from pysync.files import FileRules
 from pysync.plugins.hooks import Hooks
-from pysync.rule import Rule
 from pysync.schema import compile_schema
 from pysync.server.answer import Answer
 from pysync.server.applogs import LogHandlers

@@ -7,8 +7,10 @@ from typing import Literal, ParamSpec, TypeVar
 
 from aiohttp import web
 
-from pysync import _core, protocol, sealed
-from pysync.access import Access
+from pysync import _core, protocol
+from pysync.auth import sealed
+from pysync.auth.authentication import Access
+from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.config import template
 from pysync.errors import BadRequest, Forbidden, UnsupportedMediaType
 from pysync.model import Caller
@@ -16,7 +18,6 @@ from pysync.schema import Check
 from pysync.server.body import read_body
 from pysync.server.callers import Callers
 from pysync.server.routes import Match
-from pysync.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.store import JSON_TYPE
 
 Authored = Literal["document", "append"]

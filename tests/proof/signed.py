@@ -16,9 +16,10 @@ import orjson
 from pyarrow import parquet
 
 from proof.service import FILE_TYPE
-from pysync import minting, protocol, signing
+from pysync import protocol
+from pysync.auth import issuing, signing
+from pysync.auth.signing import Keys
 from pysync.clock import wall_clock_ms
-from pysync.keys import Keys
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import JSON_TYPE
 
@@ -52,7 +53,7 @@ class Device:
     def __init__(self, random: Random, collections: tuple[str, ...]) -> None:
         keys = Keys.from_private(random.randbytes(32), random.randbytes(32))
         self._keys = keys
-        self._authorization = minting.device(
+        self._authorization = issuing.device(
             keys,
             keys.ed_pub,
             keys.kem_pub,

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import orjson
 
-from pysync.caps import base64_bytes
+from pysync.auth.certificates import base64_bytes
 from pysync.errors import DataNotSealed
 
 KEYRING: Final = "_keyring"

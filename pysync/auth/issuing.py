@@ -11,10 +11,20 @@ from typing import Any, Final
 
 import orjson
 
-from pysync import caps
 from pysync._core import canonicalize
-from pysync.caps import CapError, Certificate, RevocationList
-from pysync.signing import Signer
+from pysync.auth.certificates import (
+    CERTIFICATE_TAG,
+    REVOCATION_TAG,
+    CapError,
+    Certificate,
+    RevocationList,
+    check_sharing,
+    read,
+    read_revocation_list,
+    signing_input,
+    user_id,
+)
+from pysync.auth.signing import Signer
 
 LIFETIME_S: Final = 30 * 24 * 3600
 DROPPED_AFTER_S: Final = 24 * 3600
@@ -77,7 +87,7 @@ def member(
     grant: Grant | None = None,
 ) -> Certificate:
     """A certificate for another person, with key `sub`, in one collection; `grant` is `reader` by default."""
-    subject = {"sub": sub, "subKem": sub_kem, "subUserId": caps.user_id(sub)}
+    subject = {"sub": sub, "subKem": sub_kem, "subUserId": user_id(sub)}
     return _mint(
         issuer, "member", subject, grant or reader(collection), (collection,), now_s, nonce, expires_at_s
     )
@@ -131,14 +141,14 @@ def revocation_list(
         **{name: value for name, value in known.items() if name != "sig"},
         "v": 1,
         "iss": issuer.ed_pub,
-        "issUserId": caps.user_id(issuer.ed_pub),
+        "issUserId": user_id(issuer.ed_pub),
         "generation": generation,
         "revoked": _merged(known.get("revoked", []), own, ("sub", "nonce"), now_s),
     }
     held = [{"sub": sub, "exp": exp} for sub, exp in subjects]
     if dropped := _merged(known.get("revokedSubjects", []), held, ("sub",), now_s):
         members["revokedSubjects"] = dropped
-    return caps.read_revocation_list(_signed(issuer, caps.REVOCATION_TAG, members))
+    return read_revocation_list(_signed(issuer, REVOCATION_TAG, members))
 
 
 def _merged(
@@ -174,18 +184,18 @@ def _mint(
         "v": 1,
         "kind": kind,
         "iss": issuer.ed_pub,
-        "issUserId": caps.user_id(issuer.ed_pub),
+        "issUserId": user_id(issuer.ed_pub),
         **subject,
         "scope": {"ops": grant.ops, "paths": grant.paths, "collections": collections},
         "nbf": now_s,
         "exp": exp,
         "nonce": base64.b64encode(nonce).decode(),
     }
-    certificate = caps.read(_signed(issuer, caps.CERTIFICATE_TAG, members))
-    caps.check_sharing(certificate)
+    certificate = read(_signed(issuer, CERTIFICATE_TAG, members))
+    check_sharing(certificate)
     return certificate
 
 
 def _signed(issuer: Signer, tag: bytes, members: dict[str, Any]) -> bytes:
-    sig = issuer.sign(caps.signing_input(tag, members))
+    sig = issuer.sign(signing_input(tag, members))
     return canonicalize(orjson.dumps({**members, "sig": sig}))

@@ -13,7 +13,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from pysync._core import PanicException
 from pysync._core import RevocationList as SignedList
-from pysync.caps import Revocable, RevocationList, read_revocation_list
+from pysync.auth.certificates import Revocable, RevocationList, read_revocation_list
 from pysync.clock import is_settled
 from pysync.errors import (
     BadSignature,

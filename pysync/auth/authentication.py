@@ -19,15 +19,16 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from pysync import _core, caps, protocol
-from pysync.caps import SKEW_S, CapError, Certificate
+from pysync import _core, protocol
+from pysync.auth import certificates
+from pysync.auth.certificate_cache import Proof, ProofCache
+from pysync.auth.certificates import SKEW_S, CapError, Certificate
+from pysync.auth.policy import Rule
+from pysync.auth.revocation import Revocations
 from pysync.config import Config, Limit, every_named_identity, every_role, every_trusted_issuer, trust_of
 from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import Forbidden, RateLimited, Unauthorized
 from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller, Claims
-from pysync.proofs import Proof, ProofCache
-from pysync.revocation import Revocations
-from pysync.rule import Rule
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class Access:
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is not None and authorization.startswith(BEARER):
             return self._present_admin(authorization.removeprefix(BEARER))
-        if authorization is None or not authorization.startswith(caps.SCHEME):
+        if authorization is None or not authorization.startswith(certificates.SCHEME):
             return NOBODY
         timestamp = headers.get(protocol.HEADER_TIMESTAMP, "")
         nonce = headers.get(protocol.HEADER_NONCE, "")
@@ -301,13 +302,13 @@ class Access:
         """Parse a certificate that its issuer signed, check its form and validity period, and have plugins
         accept it. Raises Unauthorized, or Forbidden if it names no paths."""
         try:
-            certificate = caps.read(text)
-            caps.check_window(certificate, self._now_ms() // 1000)
+            certificate = certificates.read(text)
+            certificates.check_window(certificate, self._now_ms() // 1000)
             if certificate.kind != "device" and not certificate.paths:
                 raise Forbidden(reason="scope: a certificate for others needs paths")
             if sum(path.startswith("!") for path in certificate.paths or ()) > MAX_DENIES:
                 raise Unauthorized(f"certificate: more than {MAX_DENIES} denies")
-            caps.check_sharing(certificate)
+            certificates.check_sharing(certificate)
         except CapError as error:
             raise Unauthorized(f"certificate: {error.reason}") from None
         except ValueError:
@@ -359,7 +360,7 @@ def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
 def _opened(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
     """Decode the certificate of a header and open it with `open_certificate`. Raises Unauthorized."""
     try:
-        text = caps.decode_header(authorization)
+        text = certificates.decode_header(authorization)
     except CapError as error:
         raise Unauthorized(f"certificate: {error.reason}") from None
     opened = _core.open_certificate(text)

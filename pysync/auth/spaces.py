@@ -14,6 +14,7 @@ from typing import Final
 import orjson
 
 from pysync import _core
+from pysync.auth.policy import Rule
 from pysync.config import Spaces as Settings
 from pysync.corruption import CorruptionReporter
 from pysync.errors import (
@@ -24,7 +25,6 @@ from pysync.errors import (
     StoreUnavailable,
 )
 from pysync.model import Caller
-from pysync.rule import Rule
 from pysync.store import NotModified, Store
 
 RESOLVE_S = 5.0

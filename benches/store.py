@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 
 from pysync.coordinator.local import LocalCoordinator
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 
 KIB = 1024
 WRITERS = 32

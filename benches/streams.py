@@ -38,7 +38,7 @@ from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
 from pysync.changelog import Subject
 from pysync.load import cpu_s
 from pysync.sqlite.changelog import change_id
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 
 STREAMS: Final = 2_000
 SECONDS: Final = 20.0

@@ -130,7 +130,7 @@ async def _probe_coordinator(url: str, folder: str | None, findings: Findings, t
 
 
 async def _redis_skew_ms(coordinator: Coordinator) -> int:
-    from pysync.coordinator.redis import RedisCoordinator
+    from pysync.coordinator.redis.coordinator import RedisCoordinator
 
     assert isinstance(coordinator, RedisCoordinator)
     return await coordinator.skew_ms()

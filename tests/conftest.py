@@ -28,7 +28,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.server.app import App, create_app
 from pysync.server.run import listening
 from pysync.store import Store
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
 

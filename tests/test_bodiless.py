@@ -12,7 +12,7 @@ from test_batch_ceiling import LOG, OPEN, Watched
 
 from pysync import _core
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 
 COLLECTIONS = [

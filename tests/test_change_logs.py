@@ -20,8 +20,8 @@ from pysync.sqlite import changelog
 from pysync.sqlite.changelog import TRIM_EVERY, TRIM_ROWS
 from pysync.sqlite.connection import create_database
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
-from pysync.store.local import LocalStore
-from pysync.store.writes import SCHEMA
+from pysync.store.local.store import LocalStore
+from pysync.store.local.tables import SCHEMA
 from pysync.testing import RETENTION, ChangeLogContract, MovedClock, change, chunks_of
 
 

@@ -22,8 +22,8 @@ from pysync.clock import (
 from pysync.coordinator import EPOCH_MS, Coordinator, Standing
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.coordinator.replay import ReplayLedgers
-from pysync.store.local import LocalStore
+from pysync.coordinator.nonce_log import ReplayLedgers
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
 from pysync.testing.change_logs import change

@@ -26,8 +26,9 @@ from pysync.parquet.events import COLUMNS, encode
 from pysync.plugins.events.compaction import Compacted, Compaction, keep_compacting
 from pysync.plugins.events.stored import current_keys
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import Store, merges
-from pysync.store.local import LocalStore
+from pysync.store import Store
+from pysync.store.local import file_merge
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
 
@@ -37,7 +38,7 @@ FIRST_MS = 1_700_000_000_000
 
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merges, "GRACE_S", 0.0)
+    monkeypatch.setattr(file_merge, "GRACE_S", 0.0)
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from redis_losses import (
 from pysync.changelog import Change
 from pysync.clock import LAST_NUMBER, SteadyClock, wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
-from pysync.coordinator.redis import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator
-from pysync.coordinator.redis_link import MAX_WAITING, Command
-from pysync.coordinator.redis_memory import SINCE
+from pysync.coordinator.redis.connection import MAX_WAITING, Command
+from pysync.coordinator.redis.coordinator import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator
+from pysync.coordinator.redis.epoch import SINCE
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing import (
     RETENTION,

@@ -9,7 +9,7 @@ from redis_losses import WITH_AOF, client, cut, end_and_forget, end_and_remember
 
 from pysync.changelog import Change, Retention
 from pysync.coordinator import Intent
-from pysync.coordinator.redis import CHANGES, INTENTS, RedisCoordinator
+from pysync.coordinator.redis.coordinator import CHANGES, INTENTS, RedisCoordinator
 from pysync.errors import CoordinatorUnavailable
 
 

@@ -20,7 +20,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.copy import Copier, Outcomes
 from pysync.errors import StoreUnavailable
 from pysync.store import ANY, JSON_TYPE, Expect, File, NotModified, Object, Source, Store
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
 

@@ -13,7 +13,7 @@ from shell import Shell
 from test_copy import DOCUMENTS, UNREAD, contents, document, fill, flipped, replace
 
 from pysync.errors import StoreUnavailable
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 
 NONE = {
     "copied": 0,

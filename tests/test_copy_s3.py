@@ -21,7 +21,7 @@ from pysync.copy import Outcomes
 from pysync.copy.copier import AT_ONCE
 from pysync.errors import StoreUnavailable
 from pysync.store import Store, open_store
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of
 

@@ -23,7 +23,7 @@ from pysync.copy.sound import Corrupt, check_document
 from pysync.documents import Documents
 from pysync.errors import DocumentCorrupt
 from pysync.store import Object
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.write_ids import blank, new_mark
 

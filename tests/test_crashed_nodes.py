@@ -16,7 +16,7 @@ from conftest import Browser
 from test_processes import serving
 
 from pysync.changelog import read_change
-from pysync.coordinator.redis import RedisCoordinator
+from pysync.coordinator.redis.coordinator import RedisCoordinator
 from pysync.testing import FaultProxy
 
 pytestmark = pytest.mark.timeout(180)

@@ -22,7 +22,7 @@ from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.server import ops, run
 from pysync.sqlite.database_file import quick_check
 from pysync.store import Object
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 
 NOTES = {

@@ -13,7 +13,7 @@ from shell import Shell
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.store import File
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.sqlite import connection
 from pysync.sqlite.database_file import DatabaseFile
-from pysync.store.local import LocalStore
-from pysync.store.writes import SCHEMA
+from pysync.store.local.store import LocalStore
+from pysync.store.local.tables import SCHEMA
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 

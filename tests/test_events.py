@@ -21,7 +21,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.plugins.events import create_events_plugin
 from pysync.plugins.events.batches import place
 from pysync.store import Store
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock
 

@@ -18,7 +18,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import InvalidEvents, Unavailable
 from pysync.plugins.events import Events
 from pysync.plugins.events.encoder import Encoder
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock
 

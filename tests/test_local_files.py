@@ -21,11 +21,11 @@ from pysync.clock import Tick
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite.connection import Schema, create_database
 from pysync.store import NOT_MODIFIED, DamagedFile, Object
-from pysync.store.arrivals import SETTLE_EVERY
-from pysync.store.files import Stamp
-from pysync.store.local import LocalStore
-from pysync.store.local_files import RECENT_ROWS
-from pysync.store.writes import SCHEMA
+from pysync.store.local.disk import Stamp
+from pysync.store.local.files import RECENT_ROWS
+from pysync.store.local.rename_journal import SETTLE_EVERY
+from pysync.store.local.store import LocalStore
+from pysync.store.local.tables import SCHEMA
 from pysync.testing import MovedClock, chunks_of, read_file
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from pysync.errors import StoreUnavailable
-from pysync.store import MergeRefused, merges
-from pysync.store.exchange import exchange
-from pysync.store.local import LocalStore
+from pysync.store import MergeRefused
+from pysync.store.local import file_merge
+from pysync.store.local.file_merge import exchange
+from pysync.store.local.store import LocalStore
 from pysync.testing import chunks_of, read_file
 
 SOURCES = 5
@@ -58,7 +59,7 @@ for line in sys.stdin:
 
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merges, "GRACE_S", 0.0)
+    monkeypatch.setattr(file_merge, "GRACE_S", 0.0)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from pysync.errors import StoreUnavailable
-from pysync.store import EtagMismatch, MergeRefused, Store, journaled
+from pysync.store import EtagMismatch, MergeRefused, Store, merge_journal
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
 
@@ -29,7 +29,7 @@ async def merge(store: Store, merged: dict[str, str]) -> None:
 async def counted(store: Store) -> Counter[str]:
     """What is counted by whoever heeds the journals."""
     keys = {f"e/{name}" for name in await store.list("e", None, 100)}
-    for merge in await journaled.merges(store):
+    for merge in await merge_journal.merges(store):
         if merge.key in keys:
             keys -= merge.merged.keys()
     texts = [(await read_file(store, key))[1].decode() for key in keys]
@@ -53,9 +53,9 @@ async def test_a_crash_at_any_step_counts_nothing_twice_and_is_finished(
     store = FaultyStore(inner, clock)
     await store.settle_merges()
     assert await counted(store) == Counter("0123")
-    clock.now_ms += journaled.ABANDONED_MS
+    clock.now_ms += merge_journal.ABANDONED_MS
     await store.settle_merges()
-    assert await journaled.merges(store) == []
+    assert await merge_journal.merges(store) == []
     assert await counted(store) == Counter("0123")
     names = await store.list("e", None, 100)
     assert names == (["2-", "3"] if after > 1 else [*"0123"])
@@ -75,8 +75,8 @@ async def test_what_another_merges_is_left_to_it(clock: MovedClock) -> None:
     overlapping = {"e/3": merged["e/3"], "e/2": merged["e/2"]}
     with pytest.raises(MergeRefused, match="another process merges some of these files"):
         await second.merge("e/2+", chunks_of(b"23"), "text/plain", overlapping)
-    assert len(await journaled.merges(second)) == 1
-    clock.now_ms += journaled.ABANDONED_MS
+    assert len(await merge_journal.merges(second)) == 1
+    clock.now_ms += merge_journal.ABANDONED_MS
     await second.merge("e/2+", chunks_of(b"23"), "text/plain", overlapping)
     assert await counted(second) == Counter("0123")
 
@@ -94,6 +94,6 @@ async def test_of_another_file_at_its_key_a_merge_is_not_finished(clock: MovedCl
     store = FaultyStore(inner, clock)
     await store.settle_merges()
     assert await store.list("e", None, 100) == ["0", "1", "2", "2-", "3"]
-    clock.now_ms += journaled.ABANDONED_MS
+    clock.now_ms += merge_journal.ABANDONED_MS
     with pytest.raises(EtagMismatch):
         await merge(store, merged)

@@ -21,7 +21,7 @@ from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
 from pysync.outbox import EARLY_MS, SETTLED_MS, Outbox
 from pysync.server.healing import Healing
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, change
 

@@ -17,7 +17,7 @@ from pysync.clock import Tick
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
 from pysync.outbox import EARLY_MS, SETTLED_MS, Outbox
 from pysync.store import Received
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
 

@@ -10,7 +10,7 @@ import pytest
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.local import LocalCoordinator
 from pysync.outbox import SETTLED_MS, Outbox
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.testing import FaultyStore, MovedClock
 
 WRITE_ON = """

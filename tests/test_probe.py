@@ -19,7 +19,7 @@ from pysync.config import Problem
 from pysync.coordinator import open_coordinator
 from pysync.diagnose import Findings, probe
 from pysync.store import open_store
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.testing import FaultProxy
 
 COLLECTIONS = [

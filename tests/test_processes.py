@@ -18,7 +18,7 @@ from conftest import SUBJECT, Browser, Signed, root_device
 from pysync import _core
 from pysync.changelog import read_change
 from pysync.store import Object
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 
 COLLECTIONS = [
     {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]},

@@ -16,7 +16,7 @@ from test_workers import workers
 
 from pysync import _core
 from pysync.store import Object
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 
 SETTINGS: dict[str, Any] = {"collections": [NOTES, LISTS], "projections": [TITLES]}
 SPACES = ("x", "y")

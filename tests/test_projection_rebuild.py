@@ -17,7 +17,7 @@ from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
 from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.server.app import create_app
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock
 

@@ -11,7 +11,7 @@ from projected import TITLES, Site, entry, members
 from redis_losses import flush
 from test_projection_follower import following, lists
 
-from pysync.coordinator.redis import RedisCoordinator
+from pysync.coordinator.redis.coordinator import RedisCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.store.memory import MemoryStore
 

@@ -15,7 +15,7 @@ from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.plugins.projection import Projection
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 
 WAITING = members(TITLES | {"wait": True})
 TWIN = NOTES | {"name": "twin", "storagePath": "notes/{s}/{n}"}

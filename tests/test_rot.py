@@ -13,8 +13,8 @@ from test_copy import contents, copy, document
 
 from pysync.copy import Damage, Verifier
 from pysync.store import DamagedFile, Store
-from pysync.store.local import LocalStore
-from pysync.store.local_files import LOST
+from pysync.store.local.files import LOST
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import chunks_of, read_file
 

@@ -15,7 +15,7 @@ from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Object, Store, open_store
 from pysync.store.s3 import S3Store
-from pysync.store.s3.recent import Recent
+from pysync.store.s3.cache import Recent
 from pysync.testing import StoreContract, chunks_of, read_file, s3_error
 
 MB = 1024 * 1024

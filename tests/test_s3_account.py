@@ -14,7 +14,7 @@ from components import S3Server
 
 from pysync.config import StoreConfig, s3_place
 from pysync.store import NOT_MODIFIED
-from pysync.store.s3.account import Account
+from pysync.store.s3.credentials import Account
 
 
 async def base(url: str, **members: Any) -> str:

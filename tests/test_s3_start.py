@@ -18,7 +18,7 @@ from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Object
 from pysync.store.s3 import Patience, S3Store
-from pysync.store.s3.requests import Attempts
+from pysync.store.s3.http import Attempts
 from pysync.testing import FaultProxy, chunks_of, read_file, s3_error
 
 

@@ -9,7 +9,7 @@ from botocore.credentials import ReadOnlyCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysync.store.s3.signing import Request, Signer
+from pysync.store.s3.credentials import Request, Signer
 from pysync.store.s3.versions import (
     MAX_REPLACED,
     NOTHING,

@@ -26,7 +26,7 @@ from pysync.errors import CoordinatorUnavailable
 from pysync.server.app import create_app
 from pysync.server.scrub import LEAST_BYTES, LOOK_S, Scrub
 from pysync.store import Object, Store
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock, chunks_of
 

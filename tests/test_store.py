@@ -13,8 +13,10 @@ import pytest
 
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
-from pysync.store import ABSENT, Object, Store, local, open_store
-from pysync.store.local import LIST_NAMES, LocalStore
+from pysync.store import ABSENT, Object, Store, open_store
+from pysync.store.local import LocalStore
+from pysync.store.local import store as local_store
+from pysync.store.local.store import LIST_NAMES
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, StoreContract, chunks_of, read_file
 
@@ -231,8 +233,8 @@ async def test_a_document_is_kept_until_anybody_commits(store: LocalStore, folde
 
 
 async def test_what_is_kept_is_bounded(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "RECENT_BYTES", 10)
-    monkeypatch.setattr(local, "RECENT_OBJECT_BYTES", 4)
+    monkeypatch.setattr(local_store, "RECENT_BYTES", 10)
+    monkeypatch.setattr(local_store, "RECENT_OBJECT_BYTES", 4)
     for key, body in (("a", b"1234"), ("b", b"1234"), ("c", b"1234"), ("big", b"12345")):
         await store.put(key, body)
     kept = [await store.get("a"), await store.get("b")]

@@ -24,7 +24,7 @@ from pysync.server import answer, connection, streamed
 from pysync.server.answer import WRITE_BYTES, Answer
 from pysync.server.connection import listen
 from pysync.server.streamed import StreamedAnswer
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

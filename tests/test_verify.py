@@ -25,9 +25,9 @@ from test_rot import damages, rot
 from pysync.copy import Damage
 from pysync.errors import StoreUnavailable
 from pysync.store import DamagedFile, FileStat, Object, Store
-from pysync.store.local import LocalStore
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.store.s3.damaged import KEY, MOST, READ_EVERY_S, DamagedFiles
+from pysync.store.s3.damaged_files import KEY, MOST, READ_EVERY_S, DamagedFiles
 from pysync.testing import FaultyStore, chunks_of, read_file
 
 CHUNKED = {

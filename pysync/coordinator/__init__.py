@@ -1,156 +1,37 @@
-"""What workers and nodes must agree on beside the store: nonces seen, rate counters, idempotency keys, and
-the log of changes."""
+"""What the processes of a service share: the protocol of coordinators (`base`), and `open_coordinator`."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Final, NamedTuple, Protocol
+from pysync.coordinator.base import (
+    AHEAD_MS,
+    EPOCH_MS,
+    EPOCHS_KEPT,
+    IDEMPOTENCY_TTL_MS,
+    LEASE_MS,
+    MAX_LIVE_NONCES,
+    Coordinator,
+    Intent,
+    ReplayMemoryFull,
+    Standing,
+    Window,
+    nonce_epoch,
+    window_end_ms,
+    withdraw_claim,
+)
+from pysync.coordinator.open import open_coordinator
 
-from pysync.changelog import Change, ChangeLog, Retention
-from pysync.clock import Tick, wall_clock_ms
-from pysync.errors import CoordinatorUnavailable
-
-EPOCH_MS: Final = 300_000
-EPOCHS_KEPT: Final = 3
-"""A signed request is good for 300 s on either side of its time, so its nonce must be known for 600 s after
-it arrived: throughout the epoch of its arrival and the two that follow."""
-
-AHEAD_MS: Final = 360_000
-"""A request signed more than this ahead of now was served while the clock was ahead. Its signature is valid
-again when that time comes, so its nonce is kept until then, too."""
-
-MAX_LIVE_NONCES: Final = 4_000_000
-"""Nonces remembered at one time by default; beyond it signed requests are refused."""
-
-
-IDEMPOTENCY_TTL_MS: Final = 600_000
-"""For how long a write is recognised again by its Idempotency-Key (wire section 4)."""
-
-LEASE_MS: Final = 5_000
-"""How long a process may do what only one should, after it was last told that it leads."""
-
-
-class Standing(IntEnum):
-    """The class of a caller, and the eighths of replay memory that this class can fill. Strangers leave a
-    share to identities that own something, and these leave one to callers whom the configuration trusts."""
-
-    STRANGER = 6
-    OWNER = 7
-    TRUSTED = 8
-
-
-class ReplayMemoryFull(CoordinatorUnavailable):
-    """There is no room for the nonce of somebody of this standing."""
-
-
-def nonce_epoch(elapsed_ms: int) -> int:
-    """The number of the epoch in which a nonce arrives now, by a clock that no step moves."""
-    return elapsed_ms // EPOCH_MS
-
-
-def window_end_ms(now_ms: int, window_ms: int) -> int:
-    """When the fixed window that holds `now_ms` ends."""
-    return now_ms - now_ms % window_ms + window_ms
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A fixed window: `count` includes the call that returned it, `resets_in_ms` is what is left of it."""
-
-    count: int
-    resets_in_ms: int
-
-
-class Intent(NamedTuple):
-    """Changes of a write that was about to be made `age_ms` ago."""
-
-    name: str
-    age_ms: int
-    changes: list[Change]
-
-
-class Coordinator(ChangeLog, Protocol):
-    """Shared, short-lived memory. `CoordinatorContract` in `pysync.testing` is its promise as tests. What
-    cannot be kept safely is refused with `CoordinatorUnavailable`, never let through.
-    """
-
-    async def remember_nonce(
-        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
-    ) -> bool:
-        """True the first time this nonce (text of the header) of this key (hex) is seen by anyone who
-        shares the coordinator, False within the ten minutes after. Holds at least 1,000,000 live nonces, and
-        raises ReplayMemoryFull where the share of this `standing` is taken.
-        `signed_ms` is the request's own time: one from before the coordinator's memory is refused with
-        CoordinatorUnavailable where that memory may have had forerunners."""
-
-    async def count(self, bucket: str, window_ms: int) -> Window:
-        """Count one more in `bucket`'s current window (windows start at multiples of `window_ms`)."""
-
-    async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
-        """The value that `key` holds: `value` from now on and for `ttl_ms`, unless an earlier claim still
-        holds another. Of several claims at once one wins, and all of them return its value."""
-
-    async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
-        """Replace the value `held` under `key` with `value` for the rest of its time, or release the key
-        (None). Does nothing unless the key still holds `held`."""
-
-    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
-        """`ChangeLog.announce`, which ends `intent` too, where there is one: both or neither."""
-
-    async def intend(self, changes: Sequence[Change]) -> str:
-        """Remember, beyond the end of this process, that a write with these changes is about to be made,
-        until it is announced or withdrawn. Returns the intent's name. Not for stores that keep changes with
-        their writes."""
-
-    async def withdraw(self, intent: str) -> None:
-        """Forget an intent: its write was not made."""
-
-    async def intents(self, limit: int) -> list[Intent]:
-        """The oldest intents of all processes, at most `limit`."""
-
-    async def tick(self) -> Tick:
-        """A tick later than every one before, of all who share the coordinator, whatever the clocks say;
-        where memory was lost, as with the power, only where the clock has not been set back, too."""
-
-    async def leads(self, name: str) -> bool:
-        """Whether this process is the one that does `name` for all that share the coordinator, for `LEASE_MS`
-        from now. Ask again well before. When a process ends or hangs another leads after that time at the
-        latest; two may lead for a moment, so what is done must bear it."""
-
-    async def probe(self) -> None:
-        """Raise CoordinatorUnavailable if signed, metered or announced requests would fail."""
-
-    async def close(self) -> None: ...
-
-
-async def open_coordinator(
-    url: str,
-    folder: str | None = None,
-    now_ms: Callable[[], int] = wall_clock_ms,
-    retention: Retention = Retention(),  # noqa: B008 (frozen)
-) -> Coordinator:
-    """The coordinator that `url` names: `memory:`, `file:` (in `folder`, the file store's), `file:DIR`,
-    `redis://...` or `rediss://...`. Raises ValueError for any other and for a Redis that will not do,
-    CoordinatorUnavailable where it cannot be used."""
-    kind, _, rest = url.partition(":")
-    if kind == "memory" and not rest:
-        from pysync.coordinator.memory import MemoryCoordinator
-
-        return MemoryCoordinator(now_ms, retention=retention)
-    if kind == "file" and (rest or folder):
-        from pysync.coordinator.local import LocalCoordinator
-
-        return await LocalCoordinator.at(rest or folder or "", now_ms, retention=retention)
-    if kind in ("redis", "rediss"):
-        from pysync.coordinator.redis import RedisCoordinator
-
-        return await RedisCoordinator.at(url, now_ms, retention)
-    raise ValueError(f"{kind}: is no coordinator of this version: use memory:, file: or redis:")
-
-
-async def withdraw_claim(coordinator: Coordinator, key: str, value: bytes) -> None:
-    """Release the claim of a refused write. If the coordinator does not answer, the claim stays: a repetition
-    then costs more, but is answered correctly."""
-    with suppress(CoordinatorUnavailable):
-        await coordinator.replace_claim(key, value, None)
+__all__ = [
+    "AHEAD_MS",
+    "EPOCHS_KEPT",
+    "EPOCH_MS",
+    "IDEMPOTENCY_TTL_MS",
+    "LEASE_MS",
+    "MAX_LIVE_NONCES",
+    "Coordinator",
+    "Intent",
+    "ReplayMemoryFull",
+    "Standing",
+    "Window",
+    "nonce_epoch",
+    "open_coordinator",
+    "window_end_ms",
+    "withdraw_claim",
+]

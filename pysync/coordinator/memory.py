@@ -13,7 +13,7 @@ from typing import Final
 from pysync._core import ReplayWindow
 from pysync.changelog import Change, Page, Retention, WrittenBy
 from pysync.clock import FIRST_TICK, Tick, elapsed_of, is_settled, wall_clock_ms
-from pysync.coordinator import (
+from pysync.coordinator.base import (
     AHEAD_MS,
     EPOCHS_KEPT,
     MAX_LIVE_NONCES,

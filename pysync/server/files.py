@@ -19,7 +19,7 @@ from pysync.server.routes import Match
 from pysync.server.streamed import SentFile, StreamedAnswer
 from pysync.server.writes import media_type
 from pysync.store import JSON_TYPE, File, FileStat
-from pysync.store.files import Outgoing
+from pysync.store.local.disk import Outgoing
 
 MAX_CONTENT_TYPE: Final = 255
 SENT_FROM: Final = 65_536

@@ -15,7 +15,7 @@ from aiohttp.http import HttpVersion, HttpVersion11
 from pysync.errors import PysyncError
 from pysync.server.answer import STALL_S, Answer, send
 from pysync.store import JSON_TYPE, Chunks
-from pysync.store.files import Outgoing
+from pysync.store.local.disk import Outgoing
 
 log = logging.getLogger("pysync.server")
 

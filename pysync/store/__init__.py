@@ -1,366 +1,71 @@
-"""Where documents and files live: the Store protocol, and the one place that knows which stores exist."""
-
-import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Final, Literal, NamedTuple, Protocol
-
-from pysync.changelog import Change, ChangeLog, Retention
-from pysync.clock import Tick, wall_clock_ms
-from pysync.config import StoreConfig
-from pysync.errors import DocumentCorrupt
-
-JSON_TYPE: Final = "application/json"
-
-READS_AT_ONCE: Final = 100
-"""Reads on behalf of one request that wait for a store together: all of a batch, by default."""
-
-
-class Object(NamedTuple):
-    """A stored object. `etag` names this write and no other, `modified_ms` is its time."""
-
-    body: bytes
-    etag: str
-    content_type: str
-    modified_ms: int
-
-
-class ObjectInfo(NamedTuple):
-    """The etag of a stored object and the `size` of its body in bytes, without the body."""
-
-    etag: str
-    size: int
-
-
-class NotModified:
-    """The answer of `get` when the stored object still has the etag that the caller knows."""
-
-
-NOT_MODIFIED: Final = NotModified()
-
-
-class Chunks(Protocol):
-    """The bytes of a file's range, piece by piece. Closed by exhausting it or by `aclose()`."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-    def __anext__(self) -> Awaitable[bytes]: ...
-    def aclose(self) -> Awaitable[None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FileStat:
-    """What is known of a stored file: `sha256` is the hex digest of its whole content, `size` its length in
-    bytes, `etag` names this write and no other."""
-
-    size: int
-    sha256: str
-    content_type: str
-    modified_ms: int
-    etag: str = field(kw_only=True)
-
-
-@dataclass(frozen=True, slots=True)
-class File(FileStat):
-    """A stored file, opened. `chunks` yields the bytes of the range that was asked for: [start, end). Whoever
-    opened it closes `chunks`."""
-
-    start: int
-    end: int
-    chunks: Chunks
-
-    @property
-    def stat(self) -> FileStat:
-        """What is known of it, without the chunks."""
-        return FileStat(self.size, self.sha256, self.content_type, self.modified_ms, etag=self.etag)
-
-
-Pace = Callable[[int], Awaitable[None]]
-"""Awaited with the number of bytes read; returns when more may be read."""
-
-
-async def no_pace(size: int) -> None:
-    """Read on at once."""
-
-
-Received = Callable[[str], Awaitable[None]]
-"""Is told the sha256 of a file when all of it has come in and nobody sees it yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One object met by `walk`."""
-
-    key: str
-    etag: str
-    modified_ms: int
-
-
-ANY: Final = "any"
-ABSENT: Final = "absent"
-
-
-@dataclass(frozen=True, slots=True)
-class Etag:
-    """The version that a conditional write expects to replace."""
-
-    value: str
-
-
-Expect = Literal["any", "absent"] | Etag
-
-
-class EtagMismatch(Exception):
-    """A conditional write found another version than it expects."""
-
-
-class Namesakes(NamedTuple):
-    """The files directly under `folder` whose names are greater than `after` and end with `ending`."""
-
-    folder: str
-    after: str
-    ending: str
-
-
-class AlreadyWritten(Exception):
-    """A write found the file that another one has made: its name, and its sha256."""
-
-    def __init__(self, name: str, sha256: str) -> None:
-        super().__init__(name)
-        self.name = name
-        self.sha256 = sha256
-
-
-ROTTEN: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
-"""The reason in the error of a file that was found damaged before."""
-
-
-class DamagedFile(DocumentCorrupt):
-    """A file is lost, or its bytes are not those that were stored; `why` says which. `etag` is that of the
-    version it was: a write that replaces the damaged file expects it."""
-
-    def __init__(self, why: str, etag: str) -> None:
-        super().__init__()
-        self.why = why
-        self.etag = etag
-
-
-class MergeRefused(Exception):
-    """Files that cannot be merged, or not now; the text says why. Nothing was done."""
-
-
-def split_key(key: str) -> tuple[str, str]:
-    """The key's parent (`""` at the top) and name. Raises ValueError for a key that no store takes: one with
-    an empty, `.` or `..` segment, a NUL, or a lone surrogate."""
-    # A segment is bad only beside a slash or an end, so most keys pass on the cheap test alone.
-    if not key or key[0] in "/." or key[-1] == "/" or "//" in key or "/." in key or "\0" in key:
-        segments = key.split("/")
-        if "\0" in key or not {"", ".", ".."}.isdisjoint(segments):
-            raise ValueError(f"not a key: {key!r}")
-    if not key.isascii():
-        key.encode()
-    parent, _, name = key.rpartition("/")
-    return parent, name
-
-
-def check_expectation(expect: Expect, current: str | None) -> None:
-    """Raise `EtagMismatch` unless the etag stored now, None for nothing, is what a write expects."""
-    if expect == ANY:
-        return
-    if current != (expect.value if isinstance(expect, Etag) else None):
-        raise EtagMismatch
-
-
-def within(size: int, start: int, end: int | None) -> tuple[int, int]:
-    """The bytes [start, end) that `open` is asked for, of a file that has `size`."""
-    begin = min(start, size) if start >= 0 else max(size + start, 0)
-    return begin, max(begin, size if end is None else min(end, size))
-
-
-def check_mergeable(key: str, merged: Mapping[str, str]) -> str:
-    """The folder that all these keys lie in. Raises ValueError where there is none, or nothing to merge."""
-    parents = {split_key(other)[0] for other in (key, *merged)}
-    if len(parents) != 1 or parents == {""} or not merged or key in merged:
-        raise ValueError("files are merged into a new one beside them, in one folder")
-    return parents.pop()
-
-
-class Source(Protocol):
-    """What can be read, by the verbs of `Store`: a store, or what others keep their objects in."""
-
-    async def get(self, key: str) -> Object | NotModified | None: ...
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None: ...
-    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]: ...
-    def walk(self, prefix: str) -> AsyncIterator[Listed]: ...
-    async def close(self) -> None: ...
-
-
-class StoredChanges(ChangeLog, Protocol):
-    """The change log of a store that keeps one beside its objects."""
-
-    async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
-        """`Store.put` of a document, and its changes: both or neither."""
-
-    async def write(
-        self,
-        key: str,
-        chunks: AsyncIterable[bytes],
-        content_type: str,
-        changes_of: Callable[[str], Sequence[Change]],
-    ) -> str:
-        """`Store.write`, and the changes of the file that has this sha256: both or neither."""
-
-    async def write_next(
-        self,
-        key_of: Callable[[Tick], str],
-        chunks: AsyncIterable[bytes],
-        content_type: str,
-        changes_of: Callable[[Tick, str], Sequence[Change]],
-        unless: Namesakes | None = None,
-    ) -> tuple[Tick, str]:
-        """`write` at a key that is made of a tick: later than that of every `write_next` before, in any
-        process, whatever the clock says. Who lists sees the files in the order of their ticks: none comes to
-        light after a later one. Both functions are called in another thread. Returns tick and sha256.
-
-        Raises AlreadyWritten where one of `unless` is there: of several writes with the same ones, in any
-        processes, one is made."""
-
-
-class Store(Protocol):
-    """Objects under keys: UTF-8, `/` between segments; `split_key` says which are valid. The same promise on
-    every back end; `StoreContract` in `pysync.testing` is that promise as tests. Whatever goes wrong beside
-    the named errors is `StoreUnavailable`. A reader sees the old bytes of an object or the new, never a part.
-
-    Small objects (documents) go through `get` and `put`, big ones (files) through `open` and `write`; a key
-    holds one or the other, and the last write wins between them.
-    """
-
-    reads_wait: ClassVar[bool]
-    """Whether `get` waits for others, as behind a network: then many are worth asking for at once."""
-    light_put_bytes: ClassVar[int]
-    """How many bytes a `put` carries at about the price of none."""
-
-    @property
-    def change_log(self) -> StoredChanges | None:
-        """The log that keeps changes together with the writes; None where there is none, and a coordinator's
-        log is told of them afterwards."""
-
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
-        """The object at `key`, None where there is none. Never stale: a `put` that returned is seen."""
-
-    async def get_many(self, keys: Sequence[str]) -> list[Object | None]:
-        """What `get` would say of each of `keys`, which are distinct, in their order; cheaper than to ask for
-        each. Raises StoreUnavailable where any of them cannot be told."""
-
-    async def info_many(self, keys: Sequence[str]) -> list[ObjectInfo | None] | None:
-        """Return etag and size of the object at each of `keys`, which are distinct, in their order; None if
-        there is no object. No body is read. A store in which that would cost as much as `get` returns None in
-        place of the list."""
-
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
-        """Write `body` and return its etag, once it would survive the loss of power.
-
-        `expect=ABSENT` succeeds only where nothing is stored, `Etag(value)` only over that version: of two
-        writers with one expectation exactly one succeeds, in any number of processes. Raises `EtagMismatch`.
-        """
-
-    async def stat(self, key: str) -> FileStat | None:
-        """What is known of the file at `key`, at the price of a look. None where there is no file."""
-
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
-        """The file at `key`, its chunks limited to bytes [start, end) as far as it has them; a negative
-        `start` counts from its end. None where there is no file. Raises DamagedFile, as `stat` does, for one
-        that is lost or that `verify` found damaged."""
-
-    async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
-        """Read the whole file at `key` and compare its bytes with its sha256; None if there is no file.
-
-        Raises DamagedFile where they differ, or the file is lost. From then on `stat` and `open` raise it,
-        too, until the file is written anew or a later `verify` finds it right."""
-
-    async def write(
-        self,
-        key: str,
-        chunks: AsyncIterable[bytes],
-        content_type: str,
-        received: Received | None = None,
-    ) -> str:
-        """Store the chunks as one file, durably, and return its sha256. A failing iterable leaves no trace,
-        and neither does one whose sha256 `received` refuses, by raising. Raises `KeyConflict` where the key
-        would lie below or above another file's on a store of folders."""
-
-    async def merge(
-        self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
-    ) -> str:
-        """`write` at `key`, where nothing is, and remove what it stands for: the files at the keys `merged`,
-        which lie in the folder of `key` (not at the top) and have these sha256. Who looks at that folder sees
-        either those files or the one: where a store can, they change in one moment; else both are there while
-        they are removed. What a crash leaves half done `settle_merges` finishes.
-
-        Raises EtagMismatch where something is at `key`, or one of `merged` is not or not any more what it is
-        said to be, and MergeRefused where the folder or the store does not allow it; nothing is done then."""
-
-    async def settle_merges(self) -> None:
-        """Finish the merges, or undo them, of which a crash of this or another process left a part."""
-
-    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
-        """Names of objects and files directly under `prefix` (no trailing slash; `""`: the top), in
-        code-point order, at most `limit`, greater than `after`. Deeper keys neither appear nor cost."""
-
-    def walk(self, prefix: str) -> AsyncIterator[Listed]:
-        """Every object and file whose key is below `prefix` (no trailing slash; `""`: all), at any depth, in
-        no promised order. What is written meanwhile may or may not be met."""
-
-    async def delete(self, key: str, expect: Expect = ANY) -> None:
-        """Remove what is at `key`; nothing there is fine. Raises `EtagMismatch` as `put` does, except that an
-        absent object satisfies every expectation."""
-
-    async def probe(self) -> None:
-        """Return when the store can be read and written, else raise `StoreUnavailable`."""
-
-    async def close(self) -> None:
-        """Finish the writes under way and let go of everything. The store is not used afterwards."""
-
-
-async def get_each(store: Source, keys: Sequence[str], at_once: int = READS_AT_ONCE) -> list[Object | None]:
-    """`Store.get_many` for a store that has nothing better: `at_once` of its gets wait together."""
-    found: dict[str, Object | None] = {}
-    waiting = iter(keys)
-
-    async def read_on() -> None:
-        for key in waiting:
-            object_ = await store.get(key)
-            found[key] = None if isinstance(object_, NotModified) else object_
-
-    readers = [asyncio.ensure_future(read_on()) for _ in range(min(at_once, len(keys)))]
-    try:
-        await asyncio.gather(*readers)
-    finally:
-        for reader in readers:
-            reader.cancel()
-    return [found[key] for key in keys]
-
-
-async def open_store(
-    config: StoreConfig,
-    now_ms: Callable[[], int] = wall_clock_ms,
-    *,
-    shared: bool = False,
-    retention: Retention = Retention(),  # noqa: B008 (frozen)
-) -> Store:
-    """The store that `config` names. `shared`: other processes serve it too, so conditions that only this
-    process could keep will not do. Raises ValueError for a store that does not exist or cannot be shared,
-    StoreUnavailable where it cannot be used."""
-    kind, _, rest = config.url.partition(":")
-    if kind == "memory" and not rest:
-        from pysync.store.memory import MemoryStore
-
-        return MemoryStore(now_ms)
-    if kind == "file" and rest:
-        from pysync.store.local import LocalStore
-
-        return await LocalStore.at(rest, now_ms, retention)
-    if kind == "s3" and rest.startswith("//"):
-        from pysync.store.s3 import S3Store
-
-        return await S3Store.at(config, now_ms, shared=shared)
-    raise ValueError(f"{kind}: is no store: use file:DIR, s3://bucket/prefix or memory:")
+"""Where documents and files live: the protocol of stores (`base`), and `open_store`."""
+
+from pysync.store.base import (
+    ABSENT,
+    ANY,
+    JSON_TYPE,
+    NOT_MODIFIED,
+    READS_AT_ONCE,
+    ROTTEN,
+    AlreadyWritten,
+    Chunks,
+    DamagedFile,
+    Etag,
+    EtagMismatch,
+    Expect,
+    File,
+    FileStat,
+    Listed,
+    MergeRefused,
+    Namesakes,
+    NotModified,
+    Object,
+    ObjectInfo,
+    Pace,
+    Received,
+    Source,
+    Store,
+    StoredChanges,
+    check_expectation,
+    check_mergeable,
+    get_each,
+    no_pace,
+    split_key,
+    within,
+)
+from pysync.store.open import open_store
+
+__all__ = [
+    "ABSENT",
+    "ANY",
+    "JSON_TYPE",
+    "NOT_MODIFIED",
+    "READS_AT_ONCE",
+    "ROTTEN",
+    "AlreadyWritten",
+    "Chunks",
+    "DamagedFile",
+    "Etag",
+    "EtagMismatch",
+    "Expect",
+    "File",
+    "FileStat",
+    "Listed",
+    "MergeRefused",
+    "Namesakes",
+    "NotModified",
+    "Object",
+    "ObjectInfo",
+    "Pace",
+    "Received",
+    "Source",
+    "Store",
+    "StoredChanges",
+    "check_expectation",
+    "check_mergeable",
+    "get_each",
+    "no_pace",
+    "open_store",
+    "split_key",
+    "within",
+]

@@ -14,8 +14,8 @@ from typing import Final
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store import JSON_TYPE, File, Listed, Object, split_key, within
-from pysync.store.files import Outgoing, disk_errors, in_thread
+from pysync.store.base import JSON_TYPE, File, Listed, Object, split_key, within
+from pysync.store.local.disk import Outgoing, disk_errors, in_thread
 
 _SIDECAR: Final = ".__meta__"
 _BINARY: Final = "application/octet-stream"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pysync.clock import wall_clock_ms
-from pysync.store import (
+from pysync.store.base import (
     ANY,
     JSON_TYPE,
     NOT_MODIFIED,

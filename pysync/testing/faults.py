@@ -23,7 +23,7 @@ from pysync.store import (
     Received,
     Store,
     get_each,
-    journaled,
+    merge_journal,
     no_pace,
 )
 
@@ -139,11 +139,11 @@ class FaultyStore:
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
         return await self._call(
-            "merge", lambda: journaled.merge(self, key, chunks, content_type, merged, self._now_ms)
+            "merge", lambda: merge_journal.merge(self, key, chunks, content_type, merged, self._now_ms)
         )
 
     async def settle_merges(self) -> None:
-        await journaled.settle(self, self._now_ms)
+        await merge_journal.settle(self, self._now_ms)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         return await self._call("list", lambda: self._store.list(prefix, after, limit))

@@ -19,7 +19,7 @@ from components import RedisServer, S3Server
 from proof.history import Kind
 from proof.service import COLLECTIONS, EVENTS
 from pysync.coordinator import Intent
-from pysync.coordinator.redis import RedisCoordinator
+from pysync.coordinator.redis.coordinator import RedisCoordinator
 from pysync.testing import FaultProxy
 from pysync.testing.injected import s3_error
 

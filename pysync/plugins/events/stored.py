@@ -8,7 +8,7 @@ from typing import Final
 from pysync.config.template import matches
 from pysync.errors import StoreUnavailable
 from pysync.plugins.events.batches import SUFFIX
-from pysync.store import Store, journaled
+from pysync.store import Store, merge_journal
 
 _TRIES: Final = 10
 
@@ -30,7 +30,7 @@ async def current_keys(store: Store, storage_path: str) -> list[str]:
     for _ in range(_TRIES):
         found = {key async for key in batch_keys(store, storage_path)}
         # Where nothing of it has gone until afterwards, it is what there was when the merges were read.
-        merges = await journaled.merges(store)
+        merges = await merge_journal.merges(store)
         if found <= {key async for key in batch_keys(store, storage_path)}:
             for merge in merges:
                 if merge.key in found:

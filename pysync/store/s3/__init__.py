@@ -16,8 +16,8 @@ Each object lies at its own key below the URL's prefix, a document with 65 bytes
 (`versions` says why).
 """
 
-from pysync.store.s3.bucket import Bucket
-from pysync.store.s3.requests import Patience
+from pysync.store.s3.http import Patience
 from pysync.store.s3.store import S3Store
+from pysync.store.s3.versions import Bucket
 
 __all__ = ["Bucket", "Patience", "S3Store"]

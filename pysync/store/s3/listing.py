@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Final
 
-from pysync.store import Listed, split_key
-from pysync.store.s3.account import Account, asking
+from pysync.store.base import Listed, split_key
+from pysync.store.s3.conditional_writes import Writes
+from pysync.store.s3.credentials import Account, asking
 from pysync.store.s3.versions import TOMBSTONE, plain_etag
-from pysync.store.s3.writes import Writes
 
 PROBES: Final = "_pysync/probe"
 """What the store writes to try its bucket: this key, and those below it. No listing shows them."""

@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 
 from pysync.config import S3Place
 from pysync.errors import StoreUnavailable
-from pysync.store.s3.account import Account, asking
-from pysync.store.s3.bucket import Bucket
+from pysync.store.s3.credentials import Account, asking
+from pysync.store.s3.http import Answer, Broken, Call, Refused, Requests
 from pysync.store.s3.listing import PROBES
-from pysync.store.s3.requests import Answer, Broken, Call, Refused, Requests
-from pysync.store.s3.versions import plain_etag
+from pysync.store.s3.versions import Bucket, plain_etag
 from pysync.write_ids import new_mark
 
 T = TypeVar("T")

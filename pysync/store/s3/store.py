@@ -9,7 +9,8 @@ from typing import ClassVar, Self
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig, s3_place
 from pysync.errors import StoreUnavailable
-from pysync.store import (
+from pysync.store import merge_journal
+from pysync.store.base import (
     ANY,
     JSON_TYPE,
     NOT_MODIFIED,
@@ -25,21 +26,18 @@ from pysync.store import (
     Pace,
     Received,
     get_each,
-    journaled,
     no_pace,
     split_key,
 )
-from pysync.store.s3.account import Account
-from pysync.store.s3.bucket import Bucket
-from pysync.store.s3.damaged import DamagedFiles
-from pysync.store.s3.downloads import Downloads
+from pysync.store.s3.cache import Recent
+from pysync.store.s3.conditional_writes import Writes
+from pysync.store.s3.credentials import Account
+from pysync.store.s3.damaged_files import DamagedFiles
+from pysync.store.s3.http import Call, Patience, Requests
 from pysync.store.s3.listing import PROBES, Listings
 from pysync.store.s3.probe import examine
-from pysync.store.s3.recent import Recent
-from pysync.store.s3.requests import Call, Patience, Requests
-from pysync.store.s3.uploads import Uploads
-from pysync.store.s3.versions import Version
-from pysync.store.s3.writes import Writes
+from pysync.store.s3.transfers import Downloads, Uploads
+from pysync.store.s3.versions import Bucket, Version
 from pysync.write_ids import unmarked
 
 
@@ -170,10 +168,10 @@ class S3Store:
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
-        return await journaled.merge(self, key, chunks, content_type, merged, self._now_ms)
+        return await merge_journal.merge(self, key, chunks, content_type, merged, self._now_ms)
 
     async def settle_merges(self) -> None:
-        await journaled.settle(self, self._now_ms)
+        await merge_journal.settle(self, self._now_ms)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
         if prefix:

@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync.sqlite.connection import GroupCommit
-from pysync.store import ROTTEN, DamagedFile, File, FileStat, Pace, merges, split_key, within, writes
-from pysync.store.arrivals import Arrivals
-from pysync.store.files import FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
-from pysync.store.writes import GET_FILE, FileRow, file_row
+from pysync.store.base import ROTTEN, DamagedFile, File, FileStat, Pace, split_key, within
+from pysync.store.local import file_merge, tables
+from pysync.store.local.disk import FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
+from pysync.store.local.rename_journal import Arrivals
+from pysync.store.local.tables import GET_FILE, FileRow, file_row
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class LocalFiles:
             outgoing.close()
         is_damaged = digest.hexdigest() != found.sha256
         if is_damaged != found.is_damaged:
-            await self._writer.submit(writes.mark_file, key, found.etag, is_damaged)
+            await self._writer.submit(tables.mark_file, key, found.etag, is_damaged)
         if is_damaged:
             why = f"its sha256 is {digest.hexdigest()} and should be {found.sha256}"
             raise DamagedFile(why, found.etag)
@@ -219,7 +220,7 @@ class LocalFiles:
                     return row
                 self._tree.check_folders(key)
             # Written or deleted this very moment; or the one who did it was killed, or works slowly.
-            unfitting = await self._writer.submit(merges.look, self._arrivals, self._tree, key)
+            unfitting = await self._writer.submit(file_merge.look, self._arrivals, self._tree, key)
             if unfitting is not None:
                 row, stamp = unfitting
                 if stamp is None:
@@ -238,5 +239,5 @@ class LocalFiles:
             was, is_ = row.sha256, sha256
             log.warning("the file of %r was replaced on disk: its sha256 was %s and is %s now", key, was, is_)
         fitting = row._replace(etag=self._new_etag(), sha256=sha256, stamp=stamp, is_damaged=False)
-        await self._writer.submit(writes.correct_file, key, fitting, row.etag)
+        await self._writer.submit(tables.correct_file, key, fitting, row.etag)
         return fitting

@@ -23,7 +23,7 @@ from typing import Final
 
 from pysync._core import ReplayWindow
 from pysync.clock import kept_number
-from pysync.coordinator import AHEAD_MS, EPOCH_MS, EPOCHS_KEPT, ReplayMemoryFull, Standing, nonce_epoch
+from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, EPOCHS_KEPT, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite.connection import create_folder
 

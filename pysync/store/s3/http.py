@@ -18,8 +18,7 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
-from pysync.store.s3.account import Account
-from pysync.store.s3.signing import Request
+from pysync.store.s3.credentials import Account, Request
 
 SLOWEST_BYTES_PER_S: Final = 262_144
 """A long body may take as long as it does at this rate, beside the time that any request may take."""

@@ -29,7 +29,7 @@ from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.sqlite.connection import Database, GroupCommit, TurnReader, create_folder, open_database, refusal
-from pysync.store import (
+from pysync.store.base import (
     ANY,
     JSON_TYPE,
     NOT_MODIFIED,
@@ -45,14 +45,14 @@ from pysync.store import (
     check_mergeable,
     no_pace,
     split_key,
-    writes,
 )
-from pysync.store.arrivals import Arrivals
-from pysync.store.files import FileTree
-from pysync.store.local_changes import LocalChanges
-from pysync.store.local_files import LocalFiles
-from pysync.store.merges import Merges, new_plan
-from pysync.store.writes import SCHEMA
+from pysync.store.local import tables
+from pysync.store.local.changes import LocalChanges
+from pysync.store.local.disk import FileTree
+from pysync.store.local.file_merge import Merges, new_plan
+from pysync.store.local.files import LocalFiles
+from pysync.store.local.rename_journal import Arrivals
+from pysync.store.local.tables import SCHEMA
 
 log = logging.getLogger(__name__)
 
@@ -216,13 +216,13 @@ class LocalStore:
 
     async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
         etag, row = self._row(key, body, content_type)
-        if await self._writer.submit(writes.put, self._arrivals, row, expect):
+        if await self._writer.submit(tables.put, self._arrivals, row, expect):
             await self._files.unlink(key)
         return etag
 
     async def delete(self, key: str, expect: Expect = ANY) -> None:
         parent, name = split_key(key)
-        if await self._writer.submit(writes.delete, self._arrivals, parent, name, expect):
+        if await self._writer.submit(tables.delete, self._arrivals, parent, name, expect):
             await self._files.unlink(key)
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
@@ -245,7 +245,7 @@ class LocalStore:
         async with self._files.incoming(chunks) as flushed:
             if received is not None:
                 await received(flushed.sha256)
-            await self._files.place(flushed, writes.place_file, content_type, key)
+            await self._files.place(flushed, tables.place_file, content_type, key)
         return flushed.sha256
 
     async def merge(
@@ -284,7 +284,7 @@ class LocalStore:
     async def probe(self) -> None:
         if (fault := self._database.fault) is not None:
             raise StoreUnavailable(fault)
-        await self._writer.submit(writes.probe, self._new_etag())
+        await self._writer.submit(tables.probe, self._new_etag())
         if not self._read("SELECT 1 FROM probe WHERE id = 1"):
             raise StoreUnavailable()
         self._read(LIST_NAMES, "", "", 1)

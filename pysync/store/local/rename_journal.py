@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Final
 
 from pysync.errors import KeyConflict, StoreUnavailable
-from pysync.store import split_key
-from pysync.store.files import FileTree, Incoming, disk_errors
+from pysync.store.base import split_key
+from pysync.store.local.disk import FileTree, Incoming, disk_errors
 
 log = logging.getLogger(__name__)
 

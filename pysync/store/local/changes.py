@@ -8,9 +8,10 @@ from pysync.clock import Tick
 from pysync.errors import StoreUnavailable
 from pysync.sqlite.changelog import SqliteChanges
 from pysync.sqlite.connection import GroupCommit, TurnReader
-from pysync.store import JSON_TYPE, Expect, Namesakes, writes
-from pysync.store.arrivals import Arrivals
-from pysync.store.local_files import LocalFiles
+from pysync.store.base import JSON_TYPE, Expect, Namesakes
+from pysync.store.local import tables
+from pysync.store.local.files import LocalFiles
+from pysync.store.local.rename_journal import Arrivals
 
 
 class LocalChanges(SqliteChanges):
@@ -34,7 +35,7 @@ class LocalChanges(SqliteChanges):
     async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
         etag, row = self._new_row(key, body, JSON_TYPE)
         was_file, last = await self._writer.submit(
-            writes.put_changed, self._arrivals, row, expect, self.rows_of(changes)
+            tables.put_changed, self._arrivals, row, expect, self.rows_of(changes)
         )
         self.tell(last)
         if was_file:
@@ -51,7 +52,7 @@ class LocalChanges(SqliteChanges):
         self._files.check(key)
         async with self._files.incoming(chunks) as flushed:
             rows = self.rows_of(changes_of(flushed.sha256))
-            last = await self._files.place(flushed, writes.place_changed, content_type, key, rows)
+            last = await self._files.place(flushed, tables.place_changed, content_type, key, rows)
         self.tell(last)
         return flushed.sha256
 
@@ -66,7 +67,7 @@ class LocalChanges(SqliteChanges):
         async with self._files.incoming(chunks) as flushed:
             tick, last = await self._files.place(
                 flushed,
-                writes.place_next,
+                tables.place_next,
                 content_type,
                 key_of,
                 self._now_ms,

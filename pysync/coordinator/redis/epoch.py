@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 from redis.asyncio import Connection
 
 from pysync.clock import elapsed_of
-from pysync.coordinator.redis_link import Ask, Command, Link, ReplyError
+from pysync.coordinator.redis.connection import Ask, Command, Link, ReplyError
 from pysync.errors import CoordinatorUnavailable
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from typing import Final, Self
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store import ABSENT, EtagMismatch, MergeRefused, Object, Store, check_mergeable
+from pysync.store.base import ABSENT, EtagMismatch, MergeRefused, Object, Store, check_mergeable
 
 ABANDONED_MS: Final = 3_600_000
 _JOURNALS: Final = "_pysync/merges"

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync.errors import StoreUnavailable
-from pysync.store import ANY, Etag, EtagMismatch, Expect, Object, check_expectation
-from pysync.store.s3.bucket import Bucket
-from pysync.store.s3.recent import Recent
-from pysync.store.s3.requests import Answer, Broken, Call, Refused, Requests
+from pysync.store.base import ANY, Etag, EtagMismatch, Expect, Object, check_expectation
+from pysync.store.s3.cache import Recent
+from pysync.store.s3.http import Answer, Broken, Call, Refused, Requests
 from pysync.store.s3.versions import (
     LINEAGE,
     NOTHING,
@@ -19,6 +18,7 @@ from pysync.store.s3.versions import (
     TOMBSTONE,
     TOMBSTONE_TYPE,
     Base,
+    Bucket,
     Lineage,
     Verdict,
     Version,

@@ -9,9 +9,9 @@ from pysync.errors import StoreUnavailable
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import Rows, append
 from pysync.sqlite.connection import Schema
-from pysync.store import ANY, AlreadyWritten, Etag, Expect, Namesakes, check_expectation, split_key
-from pysync.store.arrivals import Arrivals
-from pysync.store.files import FileTree, Incoming, Stamp, disk_errors
+from pysync.store.base import ANY, AlreadyWritten, Etag, Expect, Namesakes, check_expectation, split_key
+from pysync.store.local.disk import FileTree, Incoming, Stamp, disk_errors
+from pysync.store.local.rename_journal import Arrivals
 
 # A document's row has a body; a file's has sha256 and the stamp. The body comes last: the columns before it
 # are then read without its overflow pages. `arriving` and `doomed` are the notes of `Arrivals`,

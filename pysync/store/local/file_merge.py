@@ -13,9 +13,12 @@ A crash leaves the row of `merge`. Where the merged file still lies in the folde
 yet, and `Merges.settle` removes what there is. Else the folders have changed places, and who finds that in a
 transaction writes the rows: `Merges.settle`, or `look` for a reader who misses a file. The old folder is kept
 for a moment, for those who are just reading its names.
+
+Two folders that change places in one step: whoever looks sees one or the other, and never none.
 """
 
 import asyncio
+import ctypes
 import errno
 import fcntl
 import os
@@ -31,11 +34,32 @@ from typing import Any, Final, NamedTuple, Self
 import orjson
 
 from pysync.sqlite.connection import GroupCommit, create_folder, sync_folder
-from pysync.store import EtagMismatch, MergeRefused, writes
-from pysync.store.arrivals import Arrivals
-from pysync.store.exchange import exchange
-from pysync.store.files import FileTree, Incoming, Stamp, disk_errors, in_thread
-from pysync.store.writes import PUT_FILE, FileRow
+from pysync.store.base import EtagMismatch, MergeRefused
+from pysync.store.local import tables
+from pysync.store.local.disk import FileTree, Incoming, Stamp, disk_errors, in_thread
+from pysync.store.local.rename_journal import Arrivals
+from pysync.store.local.tables import PUT_FILE, FileRow
+
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+_CANNOT: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Give each of two folders the other's name. Raises MergeRefused where kernel or file system cannot,
+    OSError where something else is wrong."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        raise MergeRefused("this system's C library has no renameat2") from None
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return
+    number = ctypes.get_errno()
+    error = OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
+    if number in _CANNOT:
+        raise MergeRefused(f"the file system of {other} cannot exchange two folders in one step") from error
+    raise error
+
 
 GRACE_S: Final = 1.0
 """How long an old folder is kept: whoever has opened it reads its names within that time."""
@@ -171,7 +195,7 @@ def look(
         with disk_errors():
             if _is_exchanged(cursor, files, plan):
                 _write_rows(cursor, files, plan)
-    return writes.look(cursor, arrivals, files, key)
+    return tables.look(cursor, arrivals, files, key)
 
 
 def _begin(cursor: sqlite3.Cursor, arrivals: Arrivals, plan: Plan) -> None:

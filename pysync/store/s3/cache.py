@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import Final
 
-from pysync.store import Object
+from pysync.store.base import Object
 from pysync.store.s3.versions import Base
 
 MAX_VERSIONS: Final = 16_384

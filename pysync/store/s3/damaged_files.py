@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store import ABSENT, JSON_TYPE, Etag, EtagMismatch, Expect, FileStat, NotModified, Object
+from pysync.store.base import ABSENT, JSON_TYPE, Etag, EtagMismatch, Expect, FileStat, NotModified, Object
 
 KEY: Final = "_pysync/damaged"
 READ_EVERY_S: Final = 60.0

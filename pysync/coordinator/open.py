@@ -1,0 +1,32 @@
+"""The one place that knows which coordinators exist."""
+
+from collections.abc import Callable
+
+from pysync.changelog import Retention
+from pysync.clock import wall_clock_ms
+from pysync.coordinator.base import Coordinator
+
+
+async def open_coordinator(
+    url: str,
+    folder: str | None = None,
+    now_ms: Callable[[], int] = wall_clock_ms,
+    retention: Retention = Retention(),  # noqa: B008 (frozen)
+) -> Coordinator:
+    """The coordinator that `url` names: `memory:`, `file:` (in `folder`, the file store's), `file:DIR`,
+    `redis://...` or `rediss://...`. Raises ValueError for any other and for a Redis that will not do,
+    CoordinatorUnavailable where it cannot be used."""
+    kind, _, rest = url.partition(":")
+    if kind == "memory" and not rest:
+        from pysync.coordinator.memory import MemoryCoordinator
+
+        return MemoryCoordinator(now_ms, retention=retention)
+    if kind == "file" and (rest or folder):
+        from pysync.coordinator.local import LocalCoordinator
+
+        return await LocalCoordinator.at(rest or folder or "", now_ms, retention=retention)
+    if kind in ("redis", "rediss"):
+        from pysync.coordinator.redis import RedisCoordinator
+
+        return await RedisCoordinator.at(url, now_ms, retention)
+    raise ValueError(f"{kind}: is no coordinator of this version: use memory:, file: or redis:")

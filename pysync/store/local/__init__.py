@@ -1,0 +1,5 @@
+"""The store in a folder: documents in a database, files beside it."""
+
+from pysync.store.local.store import LocalStore
+
+__all__ = ["LocalStore"]

@@ -9,8 +9,8 @@ import orjson
 from pysync import _core
 from pysync.auth import field_permissions
 from pysync.auth.policy import Rule
-from pysync.documents import Documents, Known
-from pysync.keyed_versions import KeyedVersions
+from pysync.engine.documents import Documents, Known
+from pysync.engine.keyed_versions import KeyedVersions
 from pysync.model import Caller
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import reference_log as twin
 
 from pysync._core import Append, decode_append
-from pysync.applog import Bounds, LogRules, Logs
 from pysync.coordinator import Coordinator
+from pysync.engine.append_log import Bounds, LogRules, Logs
 from pysync.model import Written
 from pysync.store import ANY, JSON_TYPE, Expect, NotModified, Object, Store
 from pysync.testing import FaultyStore, MovedClock

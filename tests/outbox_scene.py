@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple, TypeVar
 from pysync.changelog import Change
 from pysync.coordinator import Intent
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.outbox import SETTLED_MS, Outbox
 from pysync.errors import CoordinatorUnavailable
-from pysync.outbox import SETTLED_MS, Outbox
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from pysync import config
 from pysync._core import decode_append, decode_push, read_document
-from pysync.applog import LogRules, Logs
 from pysync.changelog import Subject
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.documents import Documents
-from pysync.files import Files
+from pysync.engine.append_log import LogRules, Logs
+from pysync.engine.documents import Documents
+from pysync.engine.files import Files
+from pysync.engine.outbox import Outbox
 from pysync.model import WriteEvent
-from pysync.outbox import Outbox
 from pysync.plugins import Services
 from pysync.plugins.projection import Projection, projections_of
 from pysync.plugins.projection.keys import Keys

@@ -8,7 +8,7 @@ import reference_log as twin
 from conftest import MakeNode
 from log_nodes import KEY, RULES, Node, element, keys_below, log_of, numbered, parsed, store_values
 
-from pysync.applog import Bounds, LogRules, commit
+from pysync.engine.append_log import Bounds, LogRules, append
 from pysync.errors import (
     AppendLimitExceeded,
     DocumentCorrupt,
@@ -213,11 +213,11 @@ async def test_a_chunk_size_bounds_the_tail(make_node: MakeNode, store: Store) -
 
 
 async def test_too_many_waiting_appends_are_refused_and_not_queued(node: Node) -> None:
-    told = await node.append_at_once(numbered(commit.MAX_WAITING + 100))
+    told = await node.append_at_once(numbered(append.MAX_WAITING + 100))
     refused = [outcome for outcome in told if not isinstance(outcome, Written)]
     assert {type(outcome) for outcome in refused} == {StoreUnavailable}
     assert len(refused) == 100
-    assert await node.datas() == numbered(commit.MAX_WAITING)
+    assert await node.datas() == numbered(append.MAX_WAITING)
     await node.append({})
 
 
@@ -226,7 +226,7 @@ async def test_closing_finishes_the_appends_that_wait(make_node: MakeNode) -> No
     waiting = [asyncio.ensure_future(node.append({"n": n})) for n in range(50)]
     await asyncio.sleep(0)
     await node.logs.close()
-    assert all(append.done() for append in waiting)
+    assert all(one.done() for one in waiting)
     await asyncio.gather(*waiting)
     assert await make_node().datas() == numbered(50)
 

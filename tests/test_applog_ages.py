@@ -9,7 +9,7 @@ import reference_log as twin
 from conftest import MakeNode
 from log_nodes import KEY, RULES, Node, keys_below, log_of, numbered, parsed, store_values
 
-from pysync.applog import Bounds, LogRules
+from pysync.engine.append_log import Bounds, LogRules
 from pysync.errors import DocumentCorrupt, StoreUnavailable
 from pysync.store import Object, Store
 from pysync.testing import MovedClock

@@ -7,7 +7,7 @@ from conftest import MakeNode
 from log_nodes import KEY, RULES, Node, keys_below, log_of, numbered, store_values
 from reference_log import starfish_document
 
-from pysync.applog import LogRules, commit
+from pysync.engine.append_log import LogRules, append
 from pysync.errors import AppendLimitExceeded, StoreUnavailable
 from pysync.model import Written
 from pysync.store import Object, Store
@@ -42,15 +42,15 @@ async def test_appends_at_once_under_different_rules_each_keep_to_their_own(node
 async def test_a_group_is_as_large_as_one_put_should_be(make_node: MakeNode) -> None:
     node = make_node(head_bytes=None)
     large = [{"text": "x" * 60_000, "n": n} for n in range(12)]
-    assert max(await put_sizes(node, *large)) < 2 * commit.GROUP_BYTES
+    assert max(await put_sizes(node, *large)) < 2 * append.GROUP_BYTES
     assert await node.datas() == large
-    await node.append_at_once(numbered(commit.GROUP_COUNT + 1))
-    assert len(await node.datas()) == 12 + commit.GROUP_COUNT + 1
+    await node.append_at_once(numbered(append.GROUP_COUNT + 1))
+    assert len(await node.datas()) == 12 + append.GROUP_COUNT + 1
 
 
 async def test_a_group_is_of_so_many_appends_at_most(make_node: MakeNode) -> None:
     node = make_node(head_bytes=100_000_000)
-    assert len(await put_sizes(node, *numbered(2 * commit.GROUP_COUNT))) == 2
+    assert len(await put_sizes(node, *numbered(2 * append.GROUP_COUNT))) == 2
 
 
 async def test_a_head_leaves_room_for_what_is_added(make_node: MakeNode, store: Store) -> None:

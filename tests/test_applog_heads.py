@@ -7,7 +7,7 @@ import pytest
 import reference_log as twin
 from log_nodes import KEY, Node, log_of, numbered, store_values
 
-from pysync.applog import LogRules, commit, heads, starfish
+from pysync.engine.append_log import LogRules, append, head, starfish
 from pysync.errors import DocumentCorrupt
 from pysync.store import Store
 from pysync.testing import MovedClock
@@ -23,7 +23,7 @@ async def gets(node: Node, key: str) -> int:
 async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(head, "HELD_BYTES", 20_000)
     keys = [f"logs/{n}" for n in range(40)]
     for key in keys:
         await node.append(*numbered(5), key=key)
@@ -37,7 +37,7 @@ async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(
 async def test_of_logs_that_expired_and_began_anew_a_node_remembers_few(
     node: Node, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit, "MAX_DISCARDED", 4)
+    monkeypatch.setattr(append, "MAX_DISCARDED", 4)
     rules = LogRules(ttl_ms=1000)
     before = finished_tasks()
     for _ in range(2):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pysync._core import LogHead, decode_append
-from pysync.applog import Bounds, LogRules, Logs
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.append_log import Bounds, LogRules, Logs
 from pysync.errors import (
     AppendLimitExceeded,
     DocumentCorrupt,

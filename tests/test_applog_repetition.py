@@ -9,9 +9,9 @@ import reference_log as twin
 from conftest import MakeNode
 from log_nodes import KEY, Node, keys_below, log_of, numbered, store_values
 
-from pysync.applog import LogRules, commit, tail
-from pysync.applog.heads import RECENT_MS
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
+from pysync.engine.append_log import LogRules, append, read
+from pysync.engine.append_log.head import RECENT_MS
 from pysync.errors import (
     AppendLimitExceeded,
     DocumentCorrupt,
@@ -238,7 +238,7 @@ async def test_a_refused_repetition_does_not_free_the_key_of_an_append_that_was_
 async def test_what_one_attempt_looked_through_no_other_looks_through_again(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "PIECE_BYTES", 1)
+    monkeypatch.setattr(read, "PIECE_BYTES", 1)
     dying, other = make_node(), make_node()
     dying.fail("put")
     with pytest.raises(StoreUnavailable):
@@ -256,8 +256,8 @@ async def test_what_one_attempt_looked_through_no_other_looks_through_again(
 async def test_an_attempt_looks_through_so_much_and_the_next_one_goes_on_from_there(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "PIECE_BYTES", 1)
-    monkeypatch.setattr(commit, "MAX_SEARCH_BYTES", 4_000)
+    monkeypatch.setattr(read, "PIECE_BYTES", 1)
+    monkeypatch.setattr(append, "MAX_SEARCH_BYTES", 4_000)
     dying, other = make_node(), make_node()
     dying.fail("put")
     with pytest.raises(StoreUnavailable):

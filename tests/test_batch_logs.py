@@ -12,9 +12,9 @@ from conftest import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, 
 from test_batch import STORED_MS, batch, collection, entries, stored
 
 from pysync import _core, config
-from pysync.applog import LogRules, Logs
 from pysync.auth import issuing
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.append_log import LogRules, Logs
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

@@ -6,9 +6,9 @@ import pytest
 from streams import Listen, Serve
 from test_feed import Ear, Followed, Log, anybody, following, note, until
 
-from pysync import catch_up as module
 from pysync.changelog import WrittenBy
-from pysync.feed import Permit, Plan
+from pysync.engine import catch_up as module
+from pysync.engine.subscriptions import Permit, Plan
 
 
 class Uncounted(Log):

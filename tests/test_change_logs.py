@@ -322,7 +322,7 @@ class TestForgetting:
 
 WRITE_ON = """
 import asyncio, itertools, sys
-from pysync.changes import Change
+from pysync.changelog import Change
 from pysync.store import ABSENT
 from pysync.store.local import LocalStore
 

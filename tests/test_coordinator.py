@@ -196,7 +196,7 @@ FILL_DISK = """
 import asyncio, resource, signal, sys
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable
-from pysync.sqlite import Schema, create_database
+from pysync.sqlite.connection import Schema, create_database
 
 async def main(folder):
     coordinator = await LocalCoordinator.at(folder, lambda: 1_700_000_000_000)

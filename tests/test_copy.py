@@ -14,11 +14,11 @@ from conftest import ISSUER
 from log_nodes import Node, element, keys_below, numbered
 
 from pysync._core import LogHead, decode_push
-from pysync.applog.tail import object_key
 from pysync.auth import issuing
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.copy import Copier, Outcomes
+from pysync.engine.append_log.read import object_key
 from pysync.errors import StoreUnavailable
+from pysync.migrate import Copier, Outcomes
 from pysync.store import ANY, JSON_TYPE, Expect, File, NotModified, Object, Source, Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

@@ -17,9 +17,9 @@ from test_copy_starfish import LOG as STARFISH_LOG
 from test_copy_starfish import stored
 
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.copy import Outcomes
-from pysync.copy.copier import AT_ONCE
 from pysync.errors import StoreUnavailable
+from pysync.migrate import Outcomes
+from pysync.migrate.copier import AT_ONCE
 from pysync.store import Store, open_store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

@@ -13,13 +13,13 @@ import reference_log as twin
 from log_nodes import Node, keys_below, log_of, numbered
 from test_copy import UNREAD, contents, copy
 
-from pysync.applog import LogRules
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.copy import Outcomes
-from pysync.documents import Documents
+from pysync.engine.append_log import LogRules
+from pysync.engine.documents import Documents
 from pysync.errors import StoreUnavailable
+from pysync.migrate import Outcomes
+from pysync.migrate.starfish_folder import FolderSource
 from pysync.store import Source
-from pysync.store.folder import FolderSource
 from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
 

@@ -17,11 +17,11 @@ from streams import Listen
 from test_copy import LOG, log_objects
 
 from pysync import _core
-from pysync.applog import Bounds, LogRules, Logs
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.copy.sound import Corrupt, check_document
-from pysync.documents import Documents
+from pysync.engine.append_log import Bounds, LogRules, Logs
+from pysync.engine.documents import Documents
 from pysync.errors import DocumentCorrupt
+from pysync.migrate.verify import Corrupt, check_document
 from pysync.store import Object
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

@@ -9,7 +9,7 @@ from conftest import Browser, Start
 from pysync._core import decode_push
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.documents import Documents
+from pysync.engine.documents import Documents
 from pysync.errors import Conflict, StoreUnavailable
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pysync import catch_up as catch_up_module
-from pysync import feed as feed_module
-from pysync.catch_up import CatchUp
 from pysync.changelog import Change, Page, Retention, Subject, WrittenBy, origin
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine import catch_up as catch_up_module
+from pysync.engine import subscriptions as feed_module
+from pysync.engine.catch_up import CatchUp
+from pysync.engine.subscriptions import Event, Feed, KeyMatch, Listener, Permit, Permits, Plan, Topic
 from pysync.errors import CoordinatorUnavailable
-from pysync.feed import Event, Feed, KeyMatch, Listener, Permit, Permits, Plan, Topic
 
 NOTES: Topic = (None, "notes")
 

@@ -8,10 +8,10 @@ import pytest
 from outbox_scene import Scene, made_scene
 
 from pysync.changelog import Subject, read_change
+from pysync.engine.files import Files
+from pysync.engine.outbox import Outbox
 from pysync.errors import StoreUnavailable
-from pysync.files import Files
 from pysync.model import Written
-from pysync.outbox import Outbox
 from pysync.testing import FaultyStore, chunks_of, read_file
 
 SUBJECT = Subject("photos", {"id": "a"}, "acme", "somebody")

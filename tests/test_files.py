@@ -15,8 +15,8 @@ from yarl import URL
 from pysync import plugins
 from pysync.changelog import read_change
 from pysync.clock import wall_clock_ms
+from pysync.engine.files import FileRules
 from pysync.errors import StoreUnavailable
-from pysync.files import FileRules
 from pysync.protocol import PARQUET_MIME_TYPES
 from pysync.server.files import Span, clean, span_of
 from pysync.store import Store

@@ -10,10 +10,11 @@ from plugin_samples import Told
 from streams import Listen
 from test_copy import copy
 
-from pysync import _core, keyed_versions
+from pysync import _core
 from pysync.auth import signing
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.copy import Damage, Verifier
+from pysync.engine import keyed_versions
+from pysync.migrate import Damage, Verifier
 from pysync.store import Object
 from pysync.store.memory import MemoryStore
 

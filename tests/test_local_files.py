@@ -435,7 +435,7 @@ def states() -> list[dict[str, tuple[str, bytes]]]:
 KILL_AT_EACH_STEP = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
-from pysync.store import arrivals
+from pysync.store.local import rename_journal
 from pysync.store.local import LocalStore
 from pysync.testing import MovedClock, chunks_of
 
@@ -460,7 +460,7 @@ def die_at(count, place):
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(hook)
 
-folder, steps, arrivals.SETTLE_EVERY = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+folder, steps, rename_journal.SETTLE_EVERY = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 status, count = 1, 0
 while status:
     count += 1
@@ -500,7 +500,7 @@ async def test_a_kill_before_any_step_on_disk_leaves_files_and_rows_at_one(
 
 WRITE_AND_DELETE = """
 import asyncio, itertools, os, sys
-from pysync.changes import Change
+from pysync.changelog import Change
 from pysync.store.local import LocalStore
 from pysync.testing import MovedClock, chunks_of
 
@@ -623,7 +623,7 @@ async def test_who_is_slow_to_move_a_file_does_no_harm(store: LocalStore, folder
 
 ADD = """
 import asyncio, sys
-from pysync.changes import Change
+from pysync.changelog import Change
 from pysync.store.local import LocalStore
 from pysync.testing import MovedClock, chunks_of
 

@@ -24,7 +24,7 @@ SOURCES = 5
 
 DIES_AT_STEP = """
 import asyncio, os, signal, sys
-from pysync.store import merges
+from pysync.store.local import file_merge
 from pysync.store.local import LocalStore
 from pysync.testing import chunks_of
 
@@ -44,7 +44,7 @@ async def main(folder, dies_at):
     merged = {f"e/{n}": (await store.stat(f"e/{n}")).sha256 for n in range(1, 6)}
     for name in ("_begin", "_check_folder", "_build", "_take", "_link", "_finish", "exchange", "sync_folder",
                  "_write_rows", "_forget", "_settle", "_sweep"):
-        setattr(merges, name, stepping(getattr(merges, name), dies_at))
+        setattr(file_merge, name, stepping(getattr(file_merge, name), dies_at))
     await store.merge("e/4-", chunks_of(b"1\\n2\\n3\\n4\\n5\\n"), "text/plain", merged)
     await store.close()
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from outbox_scene import FaultyCoordinator, Scene, Verb, made_scene
 
 from pysync import _core
-from pysync.applog import LogRules, Logs
 from pysync.changelog import Subject, read_change
-from pysync.documents import Documents
+from pysync.engine.append_log import LogRules, Logs
+from pysync.engine.documents import Documents
+from pysync.engine.outbox import EARLY_MS, SETTLED_MS, Outbox
 from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
-from pysync.outbox import EARLY_MS, SETTLED_MS, Outbox
 from pysync.server.healing import Healing
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
 from pysync.store.local.store import LocalStore
@@ -162,7 +162,7 @@ async def test_what_is_young_is_left_to_its_writer(scene: Scene) -> None:
 
 
 async def test_any_number_of_intents_is_healed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pysync.outbox._PAGE", 10)
+    monkeypatch.setattr("pysync.engine.outbox._PAGE", 10)
     for n in range(35):
         await scene.coordinator.intend([change(f"{n}")])
     scene.clock.now_ms += SETTLED_MS

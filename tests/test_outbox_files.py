@@ -14,8 +14,8 @@ from outbox_scene import FaultyCoordinator, Scene, Verb, made_scene
 
 from pysync.changelog import Change, Subject, read_change
 from pysync.clock import Tick
+from pysync.engine.outbox import EARLY_MS, SETTLED_MS, Outbox
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
-from pysync.outbox import EARLY_MS, SETTLED_MS, Outbox
 from pysync.store import Received
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

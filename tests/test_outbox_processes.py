@@ -9,15 +9,15 @@ import pytest
 
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.local import LocalCoordinator
-from pysync.outbox import SETTLED_MS, Outbox
+from pysync.engine.outbox import SETTLED_MS, Outbox
 from pysync.store.local.store import LocalStore
 from pysync.testing import FaultyStore, MovedClock
 
 WRITE_ON = """
 import asyncio, itertools, sys
-from pysync.changes import Change
+from pysync.changelog import Change
 from pysync.coordinator.local import LocalCoordinator
-from pysync.outbox import Outbox
+from pysync.engine.outbox import Outbox
 from pysync.store import ABSENT
 from pysync.store.local import LocalStore
 from pysync.testing import FaultyStore

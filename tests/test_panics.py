@@ -10,7 +10,7 @@ from conftest import Browser, Start
 from log_nodes import KEY, RULES, Node, element
 
 from pysync import _core
-from pysync.applog import commit
+from pysync.engine.append_log import append
 from pysync.plugins.events.encoder import Encoder
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
@@ -53,7 +53,7 @@ async def test_after_a_panic_in_a_group_of_appends_the_log_goes_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(commit.Commits, "_attempt", panics)
+        patched.setattr(append.Commits, "_attempt", panics)
         appends = [node.logs.append(KEY, element({"n": n}), RULES) for n in range(3)]
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [_core.PanicException] * 3

@@ -18,7 +18,7 @@ from redis_losses import WITH_AOF, client
 from pysync.changelog import Subject, read_change
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.redis.coordinator import INTENTS, LEEWAY_MS, RedisCoordinator
-from pysync.outbox import SETTLED_MS
+from pysync.engine.outbox import SETTLED_MS
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import Browser, Start
 from test_copy import contents, copy, document
 
-from pysync.copy import Damage, Verifier
+from pysync.migrate import Damage, Verifier
 from pysync.store import DamagedFile, Store
 from pysync.store.local.files import LOST
 from pysync.store.local.store import LocalStore

@@ -21,8 +21,8 @@ from pysync import config
 from pysync._core import PanicException
 from pysync.config import ScrubConfig
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.copy import SCRUBBED, Damage
 from pysync.errors import CoordinatorUnavailable
+from pysync.migrate import SCRUBBED, Damage
 from pysync.server.app import create_app
 from pysync.server.scrub import LEAST_BYTES, LOOK_S, Scrub
 from pysync.store import Object, Store

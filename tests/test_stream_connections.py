@@ -19,7 +19,7 @@ from yarl import URL
 from pysync.auth import issuing
 from pysync.changelog import Change, Subject
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.feed import Start
+from pysync.engine.subscriptions import Start
 from pysync.model import ANONYMOUS
 from pysync.server.hearing import CHECK_MS, Grant
 from pysync.server.subscribers import BEAT_S, Subscriber, Subscribers

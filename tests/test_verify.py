@@ -22,8 +22,8 @@ from test_copy_starfish import LOG as STARFISH_LOG
 from test_copy_starfish import stored as starfish_document
 from test_rot import damages, rot
 
-from pysync.copy import Damage
 from pysync.errors import StoreUnavailable
+from pysync.migrate import Damage
 from pysync.store import DamagedFile, FileStat, Object, Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

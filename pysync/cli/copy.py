@@ -9,8 +9,8 @@ from typing import Final, TextIO
 
 from pysync.cli.files import print_json
 from pysync.config.tree import wire_name
-from pysync.copy import Copier, Outcomes, open_source, open_target, place
 from pysync.errors import StoreUnavailable
+from pysync.migrate import Copier, Outcomes, open_source, open_target, place
 
 _ON_TERMINAL_S: Final = 0.5
 _ELSEWHERE_S: Final = 10.0

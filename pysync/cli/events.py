@@ -13,7 +13,7 @@ from pysync import config
 from pysync.cli.files import print_lines
 from pysync.clock import wall_clock_ms
 from pysync.config import Config
-from pysync.copy.places import check_exists
+from pysync.migrate.locations import check_exists
 from pysync.parquet import duckdb_read_parquet_sql
 from pysync.plugins import loading
 from pysync.plugins.events import Events, events_of

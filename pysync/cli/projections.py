@@ -7,16 +7,16 @@ import os
 import sys
 
 from pysync import config
-from pysync.applog import Logs
 from pysync.changelog import Retention
 from pysync.cli.files import print_lines
 from pysync.clock import wall_clock_ms
 from pysync.config import Config, effective_coordinator
 from pysync.coordinator import open_coordinator
-from pysync.copy.places import check_exists
-from pysync.documents import Documents
-from pysync.files import Files
-from pysync.outbox import Outbox
+from pysync.engine.append_log import Logs
+from pysync.engine.documents import Documents
+from pysync.engine.files import Files
+from pysync.engine.outbox import Outbox
+from pysync.migrate.locations import check_exists
 from pysync.plugins import Services, loading
 from pysync.plugins.projection import Projection, projections_in, projections_of
 from pysync.plugins.projection.lists import Lists, Outcome

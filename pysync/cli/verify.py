@@ -11,9 +11,9 @@ from pathlib import Path
 from pysync import config
 from pysync.cli.files import print_lines
 from pysync.config import StoreConfig
-from pysync.copy import Verified, Verifier
-from pysync.copy.places import check_exists
 from pysync.errors import StoreUnavailable
+from pysync.migrate import Verified, Verifier
+from pysync.migrate.locations import check_exists
 from pysync.sqlite.database_file import quick_check
 from pysync.store import open_store
 

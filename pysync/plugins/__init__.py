@@ -20,15 +20,15 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from pysync.applog import Logs
 from pysync.auth.certificates import Certificate
 from pysync.config import Action, Config
 from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter
-from pysync.documents import Documents
-from pysync.files import Files
+from pysync.engine.append_log import Logs
+from pysync.engine.documents import Documents
+from pysync.engine.files import Files
+from pysync.engine.outbox import Outbox
 from pysync.model import Caller, WriteEvent, Written
-from pysync.outbox import Outbox
 from pysync.store import Store
 
 __all__ = [

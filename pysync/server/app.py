@@ -16,7 +16,6 @@ from types import TracebackType
 from aiohttp import web
 
 from pysync import __version__
-from pysync.applog import Logs
 from pysync.auth.authentication import Access
 from pysync.auth.certificates import user_id
 from pysync.auth.ownership import Ownership
@@ -33,12 +32,13 @@ from pysync.config import (
     is_shared,
 )
 from pysync.coordinator import Coordinator, open_coordinator
-from pysync.copy import Damage
 from pysync.corruption import CorruptionReporter
-from pysync.documents import Documents
-from pysync.feed import Feed
-from pysync.files import Files
-from pysync.outbox import Outbox
+from pysync.engine.append_log import Logs
+from pysync.engine.documents import Documents
+from pysync.engine.files import Files
+from pysync.engine.outbox import Outbox
+from pysync.engine.subscriptions import Feed
+from pysync.migrate import Damage
 from pysync.plugins import HOOK_S, Services
 from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id

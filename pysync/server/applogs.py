@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from aiohttp import web
 
 from pysync import _core, protocol
-from pysync.applog import Bounds, LogRules, Logs, Tail
 from pysync.auth import field_permissions
 from pysync.auth.authentication import Access
+from pysync.engine.append_log import Bounds, LogRules, Logs, Tail
+from pysync.engine.keyed_versions import KeyedVersions
 from pysync.errors import (
     AppendProofMissing,
     BadRequest,
@@ -20,7 +21,6 @@ from pysync.errors import (
     InvalidLimit,
     PullBoundRequired,
 )
-from pysync.keyed_versions import KeyedVersions
 from pysync.model import Caller, Written
 from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches
 from pysync.server.callers import Callers

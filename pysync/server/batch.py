@@ -7,7 +7,6 @@ from dataclasses import replace
 from aiohttp import web
 
 from pysync import _core, protocol
-from pysync.applog import Logs
 from pysync.auth import field_permissions
 from pysync.auth.authentication import ANYBODY, Verified
 from pysync.auth.policy import Rule
@@ -16,7 +15,8 @@ from pysync.batch import Outcome, read_each
 from pysync.config import Config
 from pysync.config.template import document_key, params
 from pysync.corruption import CorruptionReporter
-from pysync.documents import Documents
+from pysync.engine.append_log import Logs
+from pysync.engine.documents import Documents
 from pysync.errors import (
     AuthorizationError,
     Forbidden,

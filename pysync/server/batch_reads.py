@@ -7,11 +7,11 @@ from typing import Final, NamedTuple, TypeVar
 import orjson
 
 from pysync import _core
-from pysync.applog import Bounds
 from pysync.auth import field_permissions
 from pysync.batch import Budget, Outcome, Read, read_each
 from pysync.corruption import CorruptionReporter
-from pysync.documents import Documents, Known
+from pysync.engine.append_log import Bounds
+from pysync.engine.documents import Documents, Known
 from pysync.errors import DocumentCorrupt, Forbidden
 from pysync.server.tails import Asked, LogReads, Tails, Told
 from pysync.store import Store

@@ -7,7 +7,7 @@ from pysync import bundles, protocol
 from pysync.auth.authentication import Access
 from pysync.auth.policy import Rule
 from pysync.bundles import Bundle
-from pysync.documents import Documents
+from pysync.engine.documents import Documents
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins.hooks import Hooks

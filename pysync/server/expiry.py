@@ -6,10 +6,10 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from pysync._core import PanicException
-from pysync.applog import LogRules, Logs
 from pysync.clock import is_settled
 from pysync.config import Collection
-from pysync.documents import Documents
+from pysync.engine.append_log import LogRules, Logs
+from pysync.engine.documents import Documents
 from pysync.errors import PysyncError
 from pysync.server.routes import Route, RouteTable
 

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from pysync import protocol
 from pysync.config.template import document_key
+from pysync.engine.files import FileRules, Files
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
-from pysync.files import FileRules, Files
 from pysync.model import Caller, Written
 from pysync.server.answer import NO_STORE, Answer, version_matches
 from pysync.server.body import check_declared, read_body, stream_body

@@ -10,7 +10,7 @@ from pysync.auth import field_permissions
 from pysync.auth.authentication import Access
 from pysync.auth.revocation import Revocations
 from pysync.config import Limit
-from pysync.documents import Documents, Known
+from pysync.engine.documents import Documents, Known
 from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound
 from pysync.model import Caller, Written
 from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches, wants_body

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from pysync.engine.outbox import Outbox
 from pysync.errors import CoordinatorUnavailable
-from pysync.outbox import Outbox
 
 HEAL_EVERY_S = 5.0
 FIRST_TURNS = 2

@@ -16,9 +16,9 @@ from pysync.auth.policy import Rule
 from pysync.auth.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles
 from pysync.batch import read_each
 from pysync.config.template import document_key, params
+from pysync.engine.keyed_versions import KeyedVersions
+from pysync.engine.subscriptions import Event, Interest, Listener, Permit, Plan, Topic
 from pysync.errors import PysyncError, StoreUnavailable
-from pysync.feed import Event, Interest, Listener, Permit, Plan, Topic
-from pysync.keyed_versions import KeyedVersions
 from pysync.model import ANONYMOUS, Caller
 from pysync.server.key_index import topic_of
 from pysync.server.roles import Roles

@@ -8,7 +8,7 @@ from pysync.auth.policy import Rule
 from pysync.changelog import Subject, origin
 from pysync.config.effective import document_path
 from pysync.config.template import TemplateIndex, document_key, meet, params
-from pysync.feed import KeyMatch, Topic
+from pysync.engine.subscriptions import KeyMatch, Topic
 from pysync.plugins import StoredFiles
 
 MAX_CACHED: Final = 1_000

@@ -6,7 +6,7 @@ import orjson
 
 from pysync.auth import field_permissions
 from pysync.config.template import RESERVED, document_key
-from pysync.documents import Documents
+from pysync.engine.documents import Documents
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins.hooks import Hooks

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from pysync.auth.policy import Rule
 from pysync.config import Collection, Config, template
-from pysync.files import FileRules
+from pysync.engine.files import FileRules
 from pysync.server.examples import media_type
 from pysync.server.openapi_parts import Json, answer, array, component, json_content, map_of, object_of
 from pysync.server.routes import Route

@@ -8,9 +8,9 @@ import orjson
 from aiohttp import web
 
 from pysync import _core, protocol
-from pysync.keyed_versions import KeyedVersions
+from pysync.engine.keyed_versions import KeyedVersions
+from pysync.engine.outbox import Outbox
 from pysync.model import Caller, WriteEvent, Written
-from pysync.outbox import Outbox
 from pysync.plugins import Push, Pushed, Reply, Request
 from pysync.plugins.hooks import Hooks
 from pysync.server.answer import NO_STORE, Answer, version_matches

@@ -11,8 +11,8 @@ import orjson
 from pysync._core import PanicException
 from pysync.config import ScrubConfig
 from pysync.coordinator import Coordinator
-from pysync.copy import SCRUBBED, Damage, Verifier
 from pysync.errors import Unavailable
+from pysync.migrate import SCRUBBED, Damage, Verifier
 from pysync.store import Object, Store
 
 LOOK_S: Final = 60.0

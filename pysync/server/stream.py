@@ -12,8 +12,8 @@ from pysync import _core, protocol
 from pysync.auth.authentication import NOBODY, Access
 from pysync.auth.policy import Rule
 from pysync.config.template import is_parameter, params
+from pysync.engine.subscriptions import Topic
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
-from pysync.feed import Topic
 from pysync.server.answer import Answer
 from pysync.server.callers import Callers
 from pysync.server.connection import Connection

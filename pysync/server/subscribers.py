@@ -8,9 +8,9 @@ from typing import Final
 
 from pysync._core import PanicException
 from pysync.auth.certificate_cache import Proof
-from pysync.catch_up import CatchUp
 from pysync.changelog import MAX_RESUMED
-from pysync.feed import Event, Feed, Start
+from pysync.engine.catch_up import CatchUp
+from pysync.engine.subscriptions import Event, Feed, Start
 from pysync.model import Caller
 from pysync.server.connection import Connection
 from pysync.server.hearing import Grant, Hearing

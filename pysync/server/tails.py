@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from pysync.applog import Bounds, LogRules, Logs, Tail
 from pysync.auth.policy import Rule
 from pysync.batch import Budget
+from pysync.engine.append_log import Bounds, LogRules, Logs, Tail
+from pysync.engine.keyed_versions import KeyedVersions
 from pysync.errors import CheckpointTooOld, DocumentCorrupt, PullBoundRequired, StoreUnavailable
-from pysync.keyed_versions import KeyedVersions
 from pysync.server.applogs import stripped, visible_frame
 
 Told = tuple[str, bytes, bool] | str

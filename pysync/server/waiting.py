@@ -8,8 +8,8 @@ from typing import Final
 from aiohttp import web
 
 from pysync.config import Collection, Config, template
+from pysync.engine.outbox import Outbox
 from pysync.errors import Unavailable
-from pysync.outbox import Outbox
 from pysync.plugins.projection import Projections, keepers_in
 from pysync.plugins.projection.keys import Keys
 from pysync.server.answer import Answer

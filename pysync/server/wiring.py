@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from pysync.applog import LogRules, Logs
 from pysync.auth.authentication import Access
 from pysync.auth.policy import Rule
 from pysync.bundles import Bundle
@@ -14,9 +13,10 @@ from pysync.config import Action, Collection, Config
 from pysync.config.media import holds_documents
 from pysync.config.template import params
 from pysync.corruption import CorruptionReporter
-from pysync.documents import Documents
+from pysync.engine.append_log import LogRules, Logs
+from pysync.engine.documents import Documents
+from pysync.engine.files import FileRules
 from pysync.errors import NotFound, PysyncError
-from pysync.files import FileRules
 from pysync.plugins.hooks import Hooks
 from pysync.schema import compile_schema
 from pysync.server.answer import Answer

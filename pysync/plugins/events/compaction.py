@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from pysync.engine.files import has_outlived
 from pysync.errors import Unavailable
-from pysync.files import has_outlived
 from pysync.plugins.events.batches import SUFFIX
 from pysync.plugins.events.stored import batch_keys, batch_match
 from pysync.protocol import PARQUET_TYPE

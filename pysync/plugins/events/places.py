@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import Final, Protocol
 
 from pysync.clock import FIRST_TICK, Tick
-from pysync.outbox import SETTLED_MS
+from pysync.engine.outbox import SETTLED_MS
 from pysync.plugins import Services
 from pysync.plugins.events.batches import SUFFIX, Batch, place
 from pysync.protocol import PARQUET_TYPE

@@ -7,8 +7,8 @@ from typing import Final
 import orjson
 
 from pysync import _core
-from pysync.applog import Bounds, LogRules
 from pysync.changelog import Told
+from pysync.engine.append_log import Bounds, LogRules
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import Services

@@ -1,19 +1,24 @@
-"""Each object from one store to another, bytes as they are."""
+"""Each object from one store to another, bytes as they are.
+
+The outcome of a copy, object by object.
+"""
 
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
 
 from pysync import _core
-from pysync.applog.commit import discard
-from pysync.applog.starfish import chunk_key, chunk_names
-from pysync.applog.tail import folder, object_key
 from pysync.auth.revocation import PREFIX as REVOCATIONS
-from pysync.copy.outcomes import Outcome, Outcomes
-from pysync.copy.reading import SCRUBBED, Reader, Unreadable, as_object, failing, for_each_key
-from pysync.copy.sound import (
+from pysync.engine.append_log.append import discard
+from pysync.engine.append_log.read import folder, object_key
+from pysync.engine.append_log.starfish import chunk_key, chunk_names
+from pysync.engine.keyed_versions import KEY as VERSIONS
+from pysync.errors import DocumentCorrupt, KeyConflict
+from pysync.migrate.reading import SCRUBBED, Reader, Unreadable, as_object, failing, for_each_key
+from pysync.migrate.verify import (
     Corrupt,
     check_chunk,
     check_chunks,
@@ -23,8 +28,6 @@ from pysync.copy.sound import (
     expanded,
     log_of_chunk,
 )
-from pysync.errors import DocumentCorrupt, KeyConflict
-from pysync.keyed_versions import KEY as VERSIONS
 from pysync.store import (
     ABSENT,
     ANY,
@@ -38,6 +41,31 @@ from pysync.store import (
     Source,
     Store,
 )
+
+Outcome = Literal["copied", "healed", "already_there", "corrupt", "different", "refused", "unreadable"]
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """Numbers of objects by outcome, and the bytes of those that were put. A `healed` object replaced a
+    damaged one. A `different` one was kept out by another at the key. A `refused` one has a key that the
+    store does not take, or names something that is missing. An `unreadable` one is lost, or the disk or
+    server does not return it."""
+
+    copied: int = 0
+    healed: int = 0
+    already_there: int = 0
+    corrupt: int = 0
+    different: int = 0
+    refused: int = 0
+    unreadable: int = 0
+    bytes: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the target now holds everything."""
+        return not (self.corrupt or self.different or self.refused or self.unreadable)
+
 
 T = TypeVar("T")
 

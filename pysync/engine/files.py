@@ -9,8 +9,8 @@ from pysync.config import Collection
 from pysync.config.media import admits, file_types, holds_documents, is_parquet
 from pysync.config.template import matches
 from pysync.corruption import CorruptionReporter
+from pysync.engine.outbox import Outbox
 from pysync.model import Written
-from pysync.outbox import Outbox
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import File, FileStat, Store
 

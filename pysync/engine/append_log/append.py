@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync import _core
-from pysync.applog.heads import Heads, Held
-from pysync.applog.rules import LogRules
-from pysync.applog.starfish import adopted, gathered
-from pysync.applog.tail import Bounds, Nodes, folder, object_key
 from pysync.changelog import Subject
 from pysync.corruption import CorruptionReporter
+from pysync.engine.append_log.head import Heads, Held, LogRules
+from pysync.engine.append_log.read import Bounds, Nodes, folder, object_key
+from pysync.engine.append_log.starfish import adopted, gathered
+from pysync.engine.outbox import Outbox
 from pysync.errors import (
     AppendLimitExceeded,
     NonMonotonicTimestamp,
@@ -24,7 +24,6 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.model import Written
-from pysync.outbox import Outbox
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, Store
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Final
 
 from pysync._core import PanicException
 from pysync.changelog import MAX_RESUMED
+from pysync.engine.subscriptions import Event, Feed, Listener, ListenerIndex, Plan
 from pysync.errors import Unavailable
-from pysync.feed import Event, Feed, Listener, ListenerIndex, Plan
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from typing import NamedTuple, Self
 import orjson
 
 from pysync import _core
-from pysync.applog.commit import Commits, Waiting, discard
-from pysync.applog.heads import Heads
-from pysync.applog.rules import LogRules
-from pysync.applog.starfish import chunk_key, chunk_names, gathered
-from pysync.applog.tail import Bounds, Nodes, Tail
 from pysync.changelog import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
 from pysync.corruption import CorruptionReporter
+from pysync.engine.append_log.append import Commits, Waiting, discard
+from pysync.engine.append_log.head import Heads, LogRules
+from pysync.engine.append_log.read import Bounds, Nodes, Tail
+from pysync.engine.append_log.starfish import chunk_key, chunk_names, gathered
+from pysync.engine.outbox import Outbox
 from pysync.errors import (
     AppendLimitExceeded,
     CoordinatorUnavailable,
@@ -29,7 +29,6 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.model import Written
-from pysync.outbox import Outbox
 from pysync.store import Etag, EtagMismatch, Object, Store
 
 

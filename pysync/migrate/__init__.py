@@ -7,11 +7,10 @@ sound    whether an object is what it should be
 verifier everything that a store holds, checked where it lies
 """
 
-from pysync.copy.copier import Copier
-from pysync.copy.outcomes import Outcomes
-from pysync.copy.places import Place, open_source, open_target, place
-from pysync.copy.reading import SCRUBBED
-from pysync.copy.verifier import Damage, Verified, Verifier
+from pysync.migrate.copier import Copier, Outcomes
+from pysync.migrate.locations import Place, open_source, open_target, place
+from pysync.migrate.reading import SCRUBBED
+from pysync.migrate.verify import Damage, Verified, Verifier
 
 __all__ = [
     "SCRUBBED",

@@ -11,10 +11,10 @@ from pysync import _core
 from pysync.changelog import Subject
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
 from pysync.corruption import CorruptionReporter
+from pysync.engine.keyed_versions import KeyedVersions
+from pysync.engine.outbox import Outbox
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
-from pysync.keyed_versions import KeyedVersions
 from pysync.model import Written
-from pysync.outbox import Outbox
 from pysync.store import ABSENT, DamagedFile, Etag, EtagMismatch, Expect, NotModified, Object, Store
 from pysync.write_ids import bears, blank, new_mark
 

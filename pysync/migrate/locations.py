@@ -5,8 +5,8 @@ from typing import Final
 
 from pysync import config
 from pysync.config import StoreConfig
+from pysync.migrate.starfish_folder import FolderSource
 from pysync.store import Source, Store, open_store
-from pysync.store.folder import FolderSource
 
 Place = StoreConfig | Path
 """A store, or a folder of plain files."""

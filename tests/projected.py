@@ -18,9 +18,9 @@ from pysync.engine.outbox import Outbox
 from pysync.model import WriteEvent
 from pysync.plugins import Services
 from pysync.plugins.projection import Projection, projections_of
-from pysync.plugins.projection.keys import Keys
 from pysync.plugins.projection.lists import Lists
 from pysync.plugins.projection.rebuild import catch_up
+from pysync.plugins.projection.targets import Keys
 from pysync.store import Object, Store
 from pysync.store.memory import MemoryStore
 

@@ -19,12 +19,11 @@ from buckets import new_prefix, opened
 from components import S3Server
 from shell import Shell
 
-from pysync.config.tree import wire_name
+from pysync.config.schema import wire_name
 from pysync.errors import StoreUnavailable
-from pysync.parquet import merging
-from pysync.parquet.events import COLUMNS, encode
-from pysync.plugins.events.compaction import Compacted, Compaction, keep_compacting
-from pysync.plugins.events.stored import current_keys
+from pysync.parquet import event_files
+from pysync.parquet.event_files import COLUMNS, encode
+from pysync.plugins.events.compaction import Compacted, Compaction, current_keys, keep_compacting
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import Store
 from pysync.store.local import file_merge
@@ -274,7 +273,7 @@ async def test_files_grow_up_to_their_size_and_keep_the_order(store: Store, cloc
 async def test_large_files_are_read_and_written_by_row_groups(
     clock: MovedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr(event_files, "ROW_GROUP_ROWS", 10)
     store = MemoryStore()
     for at in range(20):
         await push(store, at)

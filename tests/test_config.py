@@ -24,10 +24,10 @@ from pysync.config import (
     load,
     parse,
     s3_place,
-    tree,
+    schema,
 )
+from pysync.config.loader import MAX_BYTES
 from pysync.config.report import report
-from pysync.config.source import MAX_BYTES
 
 
 def test_nothing_configured_is_every_default() -> None:
@@ -140,8 +140,8 @@ def test_every_member_of_the_service_configuration_is_read() -> None:
     assert read.server.cors.origins == ("https://app.example.org", "*")
     assert (read.store.url, read.store.force_path_style) == ("s3://bucket/prefix", True)
     assert read.auth.identity_roles == {"someone": ("editor",)}
-    assert read.auth.spaces == tree.Spaces(access_path="s/{sid}/_access", param="sid")
-    assert read.config_endpoint == tree.ConfigEndpoint(auth="role-filtered")
+    assert read.auth.spaces == schema.Spaces(access_path="s/{sid}/_access", param="sid")
+    assert read.config_endpoint == schema.ConfigEndpoint(auth="role-filtered")
     assert (read.max_collections_per_batch, read.max_batch_append_elements) == (7, 8)
     assert read.restrictions == (Restriction(mode="deny", identities=("someone",), actions=("push",)),)
     assert [projection.source for projection in read.projections] == [("notes",), ("notes",)]
@@ -402,8 +402,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 NAMES = sorted(
     {
-        tree.wire_name(field.name)
-        for kind in vars(tree).values()
+        schema.wire_name(field.name)
+        for kind in vars(schema).values()
         if dataclasses.is_dataclass(kind)
         for field in dataclasses.fields(kind)
     }

@@ -13,9 +13,9 @@ import pytest
 from configurations import ROOT, collection, config, faults
 from shell import Shell
 
-from pysync.config import Config, ConfigError, RateLimit, load, parse, tree
+from pysync.config import Config, ConfigError, RateLimit, load, parse, schema
+from pysync.config.loader import variables
 from pysync.config.report import check
-from pysync.config.source import variables
 
 VALUES = {
     "version": "1",
@@ -59,7 +59,7 @@ def leaves(kind: type, path: str = "") -> dict[str, tuple[Any, ...]]:
     """Every member that is no object of fixed members, or may be `false` in its place, and its types."""
     found: dict[str, tuple[Any, ...]] = {}
     for field in dataclasses.fields(kind):
-        at = f"{path}.{tree.wire_name(field.name)}" if path else tree.wire_name(field.name)
+        at = f"{path}.{schema.wire_name(field.name)}" if path else schema.wire_name(field.name)
         is_many = get_origin(field.type) in (tuple, Mapping)
         types = (field.type,) if is_many else (field.type, *get_args(field.type))
         inner = next((one for one in types if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
@@ -78,13 +78,13 @@ def test_a_variable_reaches_every_scalar_and_every_list() -> None:
     assert (read.server.public_hosts, read.server.port) == (("sync.example",), 7)
     assert read.auth.trusted_issuers == ("ab" * 32,)
     assert read.auth.identity_roles == {"u": ("editor",)}
-    assert read.auth.spaces == tree.Spaces(
+    assert read.auth.spaces == schema.Spaces(
         access_path="s/{sid}/_access", param="sid", trust_on_first_use=True
     )
-    assert read.config_endpoint == tree.ConfigEndpoint(auth="role-filtered")
+    assert read.config_endpoint == schema.ConfigEndpoint(auth="role-filtered")
     assert read.collections == parse(config(collection(ttlMs=5))).collections
     assert list(read.namespaces) == ["acme"]
-    assert read.restrictions == (tree.Restriction(mode="deny", identities=("x",)),)
+    assert read.restrictions == (schema.Restriction(mode="deny", identities=("x",)),)
     assert (read.plugins, read.batch_key_deny_suffixes) == (("audit:plugin",), ("_x",))
     assert isinstance(read.rate_limit, RateLimit)
     assert read.rate_limit.window_ms == 7
@@ -135,7 +135,7 @@ def test_a_variable_switches_off_what_may_be_false() -> None:
     limit = {"windowMs": 5, "maxRequests": 6}
     read = parse({"rateLimit": limit}, {"PYSYNC_RATE_LIMIT_PUSH": "false"})
     assert read.rate_limit == RateLimit(window_ms=5, max_requests=6, push=False)
-    assert parse({"scrub": False}, {"PYSYNC_SCRUB_EVERY_MS": "7"}).scrub == tree.ScrubConfig(every_ms=7)
+    assert parse({"scrub": False}, {"PYSYNC_SCRUB_EVERY_MS": "7"}).scrub == schema.ScrubConfig(every_ms=7)
 
 
 def test_a_variable_adds_to_a_limit_that_is_spelled_shortly() -> None:

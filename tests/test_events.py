@@ -19,7 +19,7 @@ from pysync.clock import Tick
 from pysync.config import ConfigError
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.plugins.events import create_events_plugin
-from pysync.plugins.events.batches import place
+from pysync.plugins.events.batch_ids import place
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

@@ -6,8 +6,8 @@ import pytest
 from configurations import collection, config, faults, only
 
 from pysync.config import parse
+from pysync.config.key_templates import meet
 from pysync.config.lint import lint
-from pysync.config.template import meet
 
 EVENTS = {"collection": "events", "storagePath": "lake/{app}/{batchId}"}
 

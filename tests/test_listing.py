@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pysync import _core, listing
 from pysync.auth import issuing
-from pysync.config.template import are_parameters, is_parameter
+from pysync.config.key_templates import are_parameters, is_parameter
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

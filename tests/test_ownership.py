@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysync import _core
-from pysync.config.template import matches, wins_over
+from pysync.config.key_templates import matches, wins_over
 from pysync.store.memory import MemoryStore
 
 OPEN = {"readRoles": ["public"]}

@@ -11,7 +11,7 @@ from log_nodes import KEY, RULES, Node, element
 
 from pysync import _core
 from pysync.engine.append_log import append
-from pysync.plugins.events.encoder import Encoder
+from pysync.plugins.events.ingest import Encoder
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 

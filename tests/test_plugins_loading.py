@@ -17,7 +17,7 @@ from pysync.auth.certificates import Certificate
 from pysync.config import ConfigError, parse
 from pysync.model import WriteEvent
 from pysync.plugins import Plugin, Request, Services
-from pysync.plugins.loading import beside, loaded, resolved
+from pysync.plugins.loader import beside, loaded, resolved
 
 AUDIT = """
 class Audit:

@@ -11,7 +11,7 @@ import aiohttp
 from conftest import ISSUER, STRANGER, Browser, Signed, root_device
 
 from pysync.plugins.hooks import has
-from pysync.plugins.loading import HOOKS
+from pysync.plugins.loader import HOOKS
 
 PAGE = (Path(__file__).parents[1] / "docs/plugins.md").read_text()
 

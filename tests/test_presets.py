@@ -7,9 +7,9 @@ import pytest
 from configurations import config, faults, only
 
 from pysync.config import Collection, RateLimit, RateRule, parse
-from pysync.config.media import is_parquet
+from pysync.config.derived import is_parquet
 from pysync.config.reference import page
-from pysync.config.tree import wire_name
+from pysync.config.schema import wire_name
 from pysync.parquet import (
     PARQUET_MIME_TYPES,
     create_parquet_collection,

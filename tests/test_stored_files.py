@@ -14,7 +14,7 @@ from pysync.changelog import Subject, read_change
 from pysync.config import ConfigError
 from pysync.model import Written
 from pysync.plugins import Push, Pushed, Services, StoredFiles
-from pysync.plugins.loading import loaded
+from pysync.plugins.loader import loaded
 from pysync.store import Store
 from pysync.store.memory import MemoryStore
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pysync.config import Action, Collection, Config, RateRule, Restriction, Trust, effective_limit, trust_of
-from pysync.config.template import matches, params, wins_over
+from pysync.config.key_templates import matches, params, wins_over
 from pysync.errors import Forbidden
 from pysync.model import ANONYMOUS, Caller
 

@@ -17,7 +17,7 @@ from pysync import load
 from pysync.auth import issuing
 from pysync.cli.documents import client_of, credentials_of
 from pysync.client import CollectionInfo, ServerConfig
-from pysync.config import template
+from pysync.config import key_templates
 from pysync.errors import NotFound
 from pysync.load import Author
 from pysync.protocol import JSON_TYPE
@@ -84,7 +84,7 @@ class _Load:
     user id, the last parameter for a new name each time, any other for one name that all requests share."""
 
     def __init__(self, options: argparse.Namespace, collection: CollectionInfo, key: str) -> None:
-        faults = ", ".join(template.faults(key))
+        faults = ", ".join(key_templates.faults(key))
         if faults:
             raise ValueError(f"{key} is not a key template: it {faults}")
         self._options = options
@@ -96,7 +96,7 @@ class _Load:
         self._signs = keys is not None
         self._author = Author(options.server, keys, certificate)
         self._prefix = "" if options.namespace is None else f"/v1/{options.namespace}"
-        names = template.params(key)
+        names = key_templates.params(key)
         if "identity" in names and not self._signs:
             raise ValueError("{identity} stands for the user id of a key: pass --key")
         self._key = key
@@ -179,7 +179,7 @@ class _Load:
         if self._free:
             values[self._free[-1]] += f"-{name}"
         values["identity"] = self._author.identity
-        return template.document_key(self._key.split("/"), values)
+        return key_templates.document_key(self._key.split("/"), values)
 
     def _sent(
         self,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final, TextIO
 
 from pysync.cli.files import print_json
-from pysync.config.tree import wire_name
+from pysync.config.schema import wire_name
 from pysync.errors import StoreUnavailable
 from pysync.migrate import Copier, Outcomes, open_source, open_target, place
 

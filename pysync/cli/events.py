@@ -15,9 +15,9 @@ from pysync.clock import wall_clock_ms
 from pysync.config import Config
 from pysync.migrate.locations import check_exists
 from pysync.parquet import duckdb_read_parquet_sql
-from pysync.plugins import loading
+from pysync.plugins import loader
 from pysync.plugins.events import Events, events_of
-from pysync.plugins.events.stored import current_keys
+from pysync.plugins.events.compaction import current_keys
 from pysync.store import open_store
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def sql(options: argparse.Namespace) -> int:
 def _loaded(options: argparse.Namespace) -> tuple[Config, list[Events]]:
     """The configuration, and the plugins that store events of the collection that was named, or all."""
     settings = config.load(options.config, os.environ, {"store": options.store})
-    loading.beside(options.config)
-    plugins = [one for one in loading.loaded(settings, events_of(settings)) if isinstance(one, Events)]
+    loader.beside(options.config)
+    plugins = [one for one in loader.loaded(settings, events_of(settings)) if isinstance(one, Events)]
     chosen = [one for one in plugins if options.collection in (None, one.collection)]
     if not plugins:
         raise ValueError(f"{options.config}: no `events` section says of which collection events are stored")
@@ -98,7 +98,7 @@ def _opened(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
             uris = ", ".join("'" + one.uri.replace("'", "''") + "'" for one in read)
             connection.execute(f"CREATE VIEW events AS FROM read_parquet([{uris}])")
         else:
-            from pysync.parquet.events import COLUMNS
+            from pysync.parquet.event_files import COLUMNS
 
             columns = ", ".join(f"'' AS {name}" for name in COLUMNS)
             connection.execute(f"CREATE VIEW events AS SELECT {columns} WHERE false")

@@ -17,7 +17,7 @@ from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.migrate.locations import check_exists
-from pysync.plugins import Services, loading
+from pysync.plugins import Services, loader
 from pysync.plugins.projection import Projection, projections_in, projections_of
 from pysync.plugins.projection.lists import Lists, Outcome
 from pysync.plugins.projection.rebuild import catch_up, rebuild
@@ -33,8 +33,8 @@ def rebuild_lists(options: argparse.Namespace) -> int:
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     flags = {"store": options.store, "coordinator": options.coordinator}
     settings = config.load(options.config, os.environ, flags)
-    loading.beside(options.config)
-    plugins = loading.loaded(settings, projections_of(settings))
+    loader.beside(options.config)
+    plugins = loader.loaded(settings, projections_of(settings))
     projections = projections_in(plugins)
     chosen = [one for one in projections if one.name == options.name]
     if not chosen:

@@ -11,7 +11,7 @@ from pysync import config
 
 
 def serve(options: argparse.Namespace) -> int:
-    from pysync.plugins import loading
+    from pysync.plugins import loader
     from pysync.server import run
     from pysync.server.banner import origin
 
@@ -28,7 +28,7 @@ def serve(options: argparse.Namespace) -> int:
     else:
         settings = config.load(options.config, os.environ, flags)
         notice = _warnings(settings, options.config)
-        loading.beside(options.config)
+        loader.beside(options.config)
     try:
         return run.serve(settings, notice)
     except config.ConfigError as error:
@@ -43,8 +43,8 @@ def serve(options: argparse.Namespace) -> int:
 def _warnings(settings: config.Config, path: str) -> str:
     """Return a line with the number of warnings; empty if there are none."""
     from pysync.config.lint import lint
+    from pysync.config.loader import read
     from pysync.config.report import count
-    from pysync.config.source import read
 
     found = lint(settings, os.environ, read(Path(path)))
     told = f"{count(found, 'warning')} about this configuration; see them with: "
@@ -53,14 +53,14 @@ def _warnings(settings: config.Config, path: str) -> str:
 
 def check(options: argparse.Namespace) -> int:
     from pysync.config import report
-    from pysync.plugins import loading
+    from pysync.plugins import loader
     from pysync.plugins.events import events_of
     from pysync.plugins.projection import projections_of
 
     def use(settings: config.Config) -> object:
-        return loading.loaded(settings, (*events_of(settings), *projections_of(settings)))
+        return loader.loaded(settings, (*events_of(settings), *projections_of(settings)))
 
-    loading.beside(options.file)
+    loader.beside(options.file)
     accepted, text = report.check(options.file, use=use, strict=options.strict)
     print(text)
     if accepted and options.probe:

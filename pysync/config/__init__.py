@@ -18,7 +18,8 @@ The environment is read here and nowhere else. `lint`, `report` and `reference` 
 imported by the commands that need them.
 """
 
-from pysync.config.effective import (
+from pysync.config.derived import (
+    S3Place,
     Trust,
     database_paths,
     effective_coordinator,
@@ -27,13 +28,13 @@ from pysync.config.effective import (
     every_role,
     every_trusted_issuer,
     is_shared,
+    s3_place,
     shown_coordinator,
     trust_of,
 )
-from pysync.config.place import S3Place, s3_place
+from pysync.config.loader import load, parse
 from pysync.config.problem import ConfigError, Problem
-from pysync.config.source import load, parse
-from pysync.config.tree import (
+from pysync.config.schema import (
     Action,
     AppendOnly,
     Auth,

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from pysync.config.presets import ParquetPreset
 from pysync.config.problem import Problem
-from pysync.config.tree import AppendOnly, Collection, Config, Namespace, Projection, RateLimit, wire_name
+from pysync.config.schema import AppendOnly, Collection, Config, Namespace, Projection, RateLimit, wire_name
 
 T = TypeVar("T")
 MAX_DEPTH = 64

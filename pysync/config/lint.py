@@ -5,15 +5,13 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import get_args
 
-from pysync.config import overlaps, template
+from pysync.config import key_templates, overlaps
 from pysync.config.convert import VARIABLE, join, nearest
-from pysync.config.effective import Trust, effective_limit, is_metered, trust_of
-from pysync.config.events import strangers
-from pysync.config.media import file_types, holds_documents
+from pysync.config.derived import Trust, effective_limit, file_types, holds_documents, is_metered, trust_of
+from pysync.config.loader import variables
+from pysync.config.plugin_validation import orphaned_target, strangers
 from pysync.config.problem import Problem
-from pysync.config.projections import orphaned_target
-from pysync.config.source import variables
-from pysync.config.tree import Action, Collection, Config
+from pysync.config.schema import Action, Collection, Config
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
 _HELD = re.compile(
@@ -130,7 +128,7 @@ def _shared_keys(config: Config) -> Iterator[Problem]:
     for _, path, collections in config.each_namespace():
         for at, collection in enumerate(collections):
             below = "" if collection.bundle is None else f"/{collection.name}"
-            first = holders.setdefault(template.shape(collection.storage_path) + below, collection)
+            first = holders.setdefault(key_templates.shape(collection.storage_path) + below, collection)
             if _keeps(first) != _keeps(collection):
                 members = "appendOnly, ttlMs, allowedMimeTypes"
                 message = f"its keys are also those of {first.name}, which keeps them otherwise: {members}"
@@ -180,7 +178,7 @@ class _Roles:
         self._collection = collection
         self._issuers = trust.issuers
         self._granted = {role for roles in trust.identity_roles.values() for role in roles}
-        self._params = template.params(collection.storage_path)
+        self._params = key_templates.params(collection.storage_path)
 
     def told(self, role: str) -> Iterator[str]:
         if not self._config.plugins and role not in self._granted:
@@ -214,7 +212,9 @@ class _Roles:
             if auth.spaces is None:
                 return f"nobody can hold {role}: auth.spaces is not set"
             lacking = [
-                f"{{{one}}}" for one in template.params(auth.spaces.access_path) if one not in self._params
+                f"{{{one}}}"
+                for one in key_templates.params(auth.spaces.access_path)
+                if one not in self._params
             ]
             if lacking:
                 told = f"storagePath lacks {', '.join(lacking)} of auth.spaces.accessPath"

@@ -4,11 +4,11 @@ keeps."""
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from pysync.config import template
-from pysync.config.effective import document_path, trust_of
+from pysync.config import key_templates
+from pysync.config.derived import document_path, trust_of
+from pysync.config.plugin_validation import owners_of, projection_name, sources_of
 from pysync.config.problem import Problem
-from pysync.config.projections import owners_of, projection_name, sources_of
-from pysync.config.tree import Collection, Config, Projection, Restriction
+from pysync.config.schema import Collection, Config, Projection, Restriction
 
 _OWN_PATH_ONLY: Final = ("self", "device:root", "cap:")
 """Prefixes of roles that open nothing at an `{identity}` that is not the caller's."""
@@ -185,7 +185,7 @@ def _hidden(projection: Projection, source: Collection) -> Iterator[tuple[str, t
 
 def _sites(config: Config) -> list[_Site]:
     return [
-        _Site(namespace, f"{path}[{at}]", collection, key.split("/"), template.shape(key))
+        _Site(namespace, f"{path}[{at}]", collection, key.split("/"), key_templates.shape(key))
         for namespace, path, collections in config.each_namespace()
         for at, collection in enumerate(collections)
         for key in (document_path(collection),)
@@ -194,7 +194,7 @@ def _sites(config: Config) -> list[_Site]:
 
 def _keeper(sites: Sequence[_Site], key: Sequence[str]) -> _Site | None:
     """The collection whose keys are those of this template, and no others; first one that is pushed to."""
-    shape = template.shape("/".join(key))
+    shape = key_templates.shape("/".join(key))
     own = [site for site in sites if site.shape == shape]
     return min(own, key=lambda site: site.collection.pull_only, default=None)
 

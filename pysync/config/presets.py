@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pysync.config import template
-from pysync.config.tree import Collection, RateLimit, member
+from pysync.config import key_templates
+from pysync.config.schema import Collection, RateLimit, member
 from pysync.protocol import PARQUET_MIME_TYPES
 
 Access = Literal["public", "authenticated", "none"]
@@ -63,7 +63,7 @@ class ParquetPreset:
             allowed_mime_types=("application/octet-stream",) if is_sealed else PARQUET_MIME_TYPES,
             pull_only=self.write == "none",
             push_only=read == "none" and not self.closed,
-            listable=bool(template.params(self.storage_path.rpartition("/")[2])),
+            listable=bool(key_templates.params(self.storage_path.rpartition("/")[2])),
             rate_limit=self.rate_limit,
             cache_duration_ms=self.cache_duration_ms,
             trusted_issuers=self.trusted_issuers,

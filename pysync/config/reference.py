@@ -7,9 +7,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import orjson
 
+from pysync.config.loader import spelled_in_json, variables
 from pysync.config.presets import ParquetPreset
-from pysync.config.source import spelled_in_json, variables
-from pysync.config.tree import MAX_INT, Collection, Config, wire_name
+from pysync.config.schema import MAX_INT, Collection, Config, wire_name
 
 HEAD = """\
 # Configuration

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pysync.config.derived import file_types, holds_documents
 from pysync.config.lint import lint
-from pysync.config.media import file_types, holds_documents
+from pysync.config.loader import parse, read
 from pysync.config.problem import ConfigError, Problem
-from pysync.config.source import parse, read
-from pysync.config.tree import Collection, Config
+from pysync.config.schema import Collection, Config
 
 _READING = ("as pulls of what is named",)
 

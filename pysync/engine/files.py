@@ -6,8 +6,8 @@ from typing import Self
 
 from pysync.changelog import Subject
 from pysync.config import Collection
-from pysync.config.media import admits, file_types, holds_documents, is_parquet
-from pysync.config.template import matches
+from pysync.config.derived import admits, file_types, holds_documents, is_parquet
+from pysync.config.key_templates import matches
 from pysync.corruption import CorruptionReporter
 from pysync.engine.outbox import Outbox
 from pysync.model import Written

@@ -11,7 +11,7 @@ import orjson
 from pysync import _core
 from pysync.auth import field_permissions
 from pysync.auth.policy import Rule
-from pysync.config.template import RESERVED
+from pysync.config.key_templates import RESERVED
 from pysync.corruption import CorruptionReporter
 from pysync.errors import DocumentCorrupt, StoreUnavailable
 from pysync.model import Caller, Written

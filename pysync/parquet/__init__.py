@@ -3,9 +3,9 @@
 Nothing here imports pyarrow or duckdb before it is used.
 """
 
-from pysync.config.template import resolve_document_key
-from pysync.parquet.factories import create_parquet_collection, create_sealed_parquet_collection
-from pysync.parquet.sql import ReadParquet, duckdb_read_parquet_sql
+from pysync.config.key_templates import resolve_document_key
+from pysync.parquet.collections import create_parquet_collection, create_sealed_parquet_collection
+from pysync.parquet.duckdb import ReadParquet, duckdb_read_parquet_sql
 from pysync.protocol import PARQUET_MIME_TYPES
 
 __all__ = [

@@ -42,7 +42,7 @@ from pysync.migrate import Damage
 from pysync.plugins import HOOK_S, Services
 from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
-from pysync.plugins.loading import loaded
+from pysync.plugins.loader import loaded
 from pysync.plugins.projection import projections_of
 from pysync.server.answer import Answer
 from pysync.server.callers import Callers

@@ -6,9 +6,9 @@ from typing import Final
 
 from pysync import __version__
 from pysync.config import Collection, Config, shown_coordinator
-from pysync.config.media import admits, file_types, holds_documents
-from pysync.config.projections import projection_name
-from pysync.config.tree import Projection
+from pysync.config.derived import admits, file_types, holds_documents
+from pysync.config.plugin_validation import projection_name
+from pysync.config.schema import Projection
 from pysync.server.examples import INDEX, file_names
 
 _TEXT: Final = "text/plain"

@@ -13,7 +13,7 @@ from pysync.auth.policy import Rule
 from pysync.auth.spaces import with_roles
 from pysync.batch import Outcome, read_each
 from pysync.config import Config
-from pysync.config.template import document_key, params
+from pysync.config.key_templates import document_key, params
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log import Logs
 from pysync.engine.documents import Documents

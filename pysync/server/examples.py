@@ -9,7 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from pysync import protocol
-from pysync.config.template import is_parameter
+from pysync.config.key_templates import is_parameter
 from pysync.errors import NotFound
 from pysync.server.answer import Answer, version_matches
 from pysync.server.routes import Match

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 
 from pysync import protocol
-from pysync.config.template import document_key
+from pysync.config.key_templates import document_key
 from pysync.engine.files import FileRules, Files
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
 from pysync.model import Caller, Written

@@ -15,7 +15,7 @@ from pysync.auth.certificate_cache import Proof
 from pysync.auth.policy import Rule
 from pysync.auth.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles
 from pysync.batch import read_each
-from pysync.config.template import document_key, params
+from pysync.config.key_templates import document_key, params
 from pysync.engine.keyed_versions import KeyedVersions
 from pysync.engine.subscriptions import Event, Interest, Listener, Permit, Plan, Topic
 from pysync.errors import PysyncError, StoreUnavailable

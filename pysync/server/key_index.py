@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 from pysync.auth.policy import Rule
 from pysync.changelog import Subject, origin
-from pysync.config.effective import document_path
-from pysync.config.template import TemplateIndex, document_key, meet, params
+from pysync.config.derived import document_path
+from pysync.config.key_templates import TemplateIndex, document_key, meet, params
 from pysync.engine.subscriptions import KeyMatch, Topic
 from pysync.plugins import StoredFiles
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import orjson
 
 from pysync.auth import field_permissions
-from pysync.config.template import RESERVED, document_key
+from pysync.config.key_templates import RESERVED, document_key
 from pysync.engine.documents import Documents
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller

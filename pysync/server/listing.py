@@ -6,7 +6,7 @@ from typing import Any
 from aiohttp import web
 
 from pysync import _core, listing
-from pysync.config.template import are_parameters, document_key, is_parameter
+from pysync.config.key_templates import are_parameters, document_key, is_parameter
 from pysync.errors import InvalidAfter, InvalidLimit
 from pysync.plugins import StoredFiles
 from pysync.server.answer import Answer, json_answer

@@ -13,7 +13,7 @@ from pysync.auth.authentication import Access
 from pysync.auth.policy import Rule
 from pysync.auth.spaces import MEMBER, OWNER, with_roles
 from pysync.config import AppendOnly, Collection, Config
-from pysync.config.tree import wire_name
+from pysync.config.schema import wire_name
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.server.answer import Answer, version_matches

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pysync.auth.policy import Rule
-from pysync.config import Collection, Config, template
+from pysync.config import Collection, Config, key_templates
 from pysync.engine.files import FileRules
 from pysync.server.examples import media_type
 from pysync.server.openapi_parts import Json, answer, array, component, json_content, map_of, object_of
@@ -235,7 +235,7 @@ def _events(service: Service, route: Route) -> Operation:
     value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
     sets = {
         rule.collection.name: object_of(
-            dict.fromkeys(template.params(rule.collection.storage_path), value), []
+            dict.fromkeys(key_templates.params(rule.collection.storage_path), value), []
         )
         for rule in rules
     }
@@ -274,7 +274,7 @@ def _events(service: Service, route: Route) -> Operation:
 def _param_set(collection: Collection) -> Json:
     """What names one document of a batch: all parameters, but an `{identity}` that is the caller's."""
     value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
-    names = template.params(collection.storage_path)
+    names = key_templates.params(collection.storage_path)
     return object_of(dict.fromkeys(names, value), [name for name in names if name != "identity"])
 
 

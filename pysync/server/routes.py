@@ -13,7 +13,7 @@ from aiohttp import web
 
 from pysync.auth.policy import Rule
 from pysync.changelog import Subject
-from pysync.config.template import MAX_KEY_BYTES, RESERVED, is_parameter
+from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, is_parameter
 from pysync.engine.files import FileRules
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller

@@ -11,7 +11,7 @@ from aiohttp.http import HttpVersion
 from pysync import _core, protocol
 from pysync.auth.authentication import NOBODY, Access
 from pysync.auth.policy import Rule
-from pysync.config.template import is_parameter, params
+from pysync.config.key_templates import is_parameter, params
 from pysync.engine.subscriptions import Topic
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
 from pysync.server.answer import Answer

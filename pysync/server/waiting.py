@@ -7,11 +7,11 @@ from typing import Final
 
 from aiohttp import web
 
-from pysync.config import Collection, Config, template
+from pysync.config import Collection, Config, key_templates
 from pysync.engine.outbox import Outbox
 from pysync.errors import Unavailable
 from pysync.plugins.projection import Projections, keepers_in
-from pysync.plugins.projection.keys import Keys
+from pysync.plugins.projection.targets import Keys
 from pysync.server.answer import Answer
 from pysync.server.routes import Handler, Match
 
@@ -37,7 +37,7 @@ class ListWaits:
         `wait` reads what is written there."""
         path = self._keys.stored_at(collection)[0]
         keepers = list(
-            dict.fromkeys(keeper for source, keeper in self._awaited if template.meet(path, source))
+            dict.fromkeys(keeper for source, keeper in self._awaited if key_templates.meet(path, source))
         )
         if not keepers:
             return push

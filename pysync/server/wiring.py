@@ -10,8 +10,8 @@ from pysync.auth.authentication import Access
 from pysync.auth.policy import Rule
 from pysync.bundles import Bundle
 from pysync.config import Action, Collection, Config
-from pysync.config.media import holds_documents
-from pysync.config.template import params
+from pysync.config.derived import holds_documents
+from pysync.config.key_templates import params
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log import LogRules, Logs
 from pysync.engine.documents import Documents

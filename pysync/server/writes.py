@@ -11,7 +11,7 @@ from pysync import _core, protocol
 from pysync.auth import sealed
 from pysync.auth.authentication import Access
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
-from pysync.config import template
+from pysync.config import key_templates
 from pysync.errors import BadRequest, Forbidden, UnsupportedMediaType
 from pysync.model import Caller
 from pysync.schema import Check
@@ -82,7 +82,7 @@ async def check_sealed(match: Match, data: bytes) -> None:
     keyrings = match.route.keyrings
     if keyrings is None or match.key.rpartition("/")[2] == sealed.KEYRING:
         return
-    if not any(template.matches(keyring, match.key) for keyring in keyrings):
+    if not any(key_templates.matches(keyring, match.key) for keyring in keyrings):
         await apply(sealed.check_sealed, data)
 
 

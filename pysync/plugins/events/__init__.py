@@ -14,7 +14,7 @@ that it knows misses none.
 from collections.abc import Sequence
 
 from pysync.config import Config
-from pysync.plugins.events.definition import Events, create_events_plugin
+from pysync.plugins.events.plugin import Events, create_events_plugin
 
 __all__ = ["Events", "create_events_plugin", "events_of"]
 

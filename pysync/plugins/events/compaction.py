@@ -4,24 +4,57 @@ Files are merged in the order of their ids, each group into one file whose id is
 So the id is new, and none ever stands for two contents: who has listed files and then finds one gone lists
 again, and counts nothing twice. And it lies behind every other id of the group: who asks for what comes after
 one of these gets it.
+
+Which files hold the events of a template at one moment.
 """
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from pysync.config.key_templates import matches
 from pysync.engine.files import has_outlived
-from pysync.errors import Unavailable
-from pysync.plugins.events.batches import SUFFIX
-from pysync.plugins.events.stored import batch_keys, batch_match
+from pysync.errors import StoreUnavailable, Unavailable
+from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRefused, Store
+from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRefused, Store, merge_journal
+
+_TRIES: Final = 10
+
+batch_match = re.compile(rf"([0-9]{{13}})(-[0-9]{{6}}-)([0-9a-f]{{12}}){re.escape(SUFFIX)}").fullmatch
+"""The name of a batch's file: milliseconds, number and random digits."""
+
+
+async def batch_keys(store: Store, storage_path: str) -> AsyncIterator[str]:
+    """The keys of all files of batches below the template, in no promised order."""
+    literal = "/".join(takewhile(lambda part: not part.startswith("{"), storage_path.split("/")))
+    async for listed in store.walk(literal):
+        if batch_match(listed.key.rpartition("/")[2]) and matches(storage_path, listed.key):
+            yield listed.key
+
+
+async def current_keys(store: Store, storage_path: str) -> list[str]:
+    """The keys of files that hold each event once, in the order of their names, also while files are merged.
+    Raises StoreUnavailable where too much is merged meanwhile."""
+    for _ in range(_TRIES):
+        found = {key async for key in batch_keys(store, storage_path)}
+        # Where nothing of it has gone until afterwards, it is what there was when the merges were read.
+        merges = await merge_journal.merges(store)
+        if found <= {key async for key in batch_keys(store, storage_path)}:
+            for merge in merges:
+                if merge.key in found:
+                    found -= merge.merged.keys()
+            return sorted(found)
+    raise StoreUnavailable("files are being merged all the time: try again")
+
 
 if TYPE_CHECKING:
-    from pysync.parquet.merging import MergedFile
+    from pysync.parquet.event_files import MergedFile
 
 log = logging.getLogger("pysync.events")
 
@@ -185,7 +218,7 @@ class _Folder:
 
     async def _merge(self, group: Sequence[Source]) -> None:
         """Have one file take the place of those in the group that can be merged."""
-        from pysync.parquet.merging import MergedFile
+        from pysync.parquet.event_files import MergedFile
 
         into = await self._in_thread(MergedFile)
         try:
@@ -209,7 +242,7 @@ class _Folder:
 
     async def _append(self, into: "MergedFile", some: Sequence[Source]) -> dict[str, str]:
         """Append files, as far as they can be merged: their keys, and what their sha256 are."""
-        from pysync.parquet.merging import Repeatable
+        from pysync.parquet.event_files import Repeatable
 
         now_ms = self._now_ms()
         read = await asyncio.gather(*(self._read(source.name) for source in some))

@@ -16,9 +16,8 @@ were: so changes may be folded twice, late, or by two processes at once, and the
 from collections.abc import Iterable, Sequence
 
 from pysync.config import Config, ConfigError, Problem
-from pysync.plugins.projection.declared import declared
-from pysync.plugins.projection.definition import Project, Projection, Target
 from pysync.plugins.projection.follower import Projections
+from pysync.plugins.projection.spec import Project, Projection, Target, declared
 
 __all__ = ["Project", "Projection", "Projections", "Target", "keepers_in", "projections_in", "projections_of"]
 

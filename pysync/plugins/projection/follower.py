@@ -14,9 +14,9 @@ from pysync.changelog import read_change
 from pysync.config import is_shared
 from pysync.errors import Unavailable
 from pysync.plugins import Services
-from pysync.plugins.projection.definition import Projection
 from pysync.plugins.projection.lists import Lists
 from pysync.plugins.projection.rebuild import rebuild
+from pysync.plugins.projection.spec import Projection
 from pysync.store import Object
 
 PAGE: Final = 500

@@ -11,14 +11,13 @@ from typing import Final, NamedTuple
 
 from pysync import _core
 from pysync.changelog import Subject, Told
-from pysync.config import template
+from pysync.config import key_templates
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import Services
-from pysync.plugins.projection.definition import Projection, Step
-from pysync.plugins.projection.folding import Change, Folded, NoList, Work, with_steps
-from pysync.plugins.projection.keys import Keys, Place, folder
-from pysync.plugins.projection.sources import Sources, Touched
+from pysync.plugins.projection.fold import Change, Folded, NoList, Sources, Touched, Work, with_steps
+from pysync.plugins.projection.spec import Projection, Step
+from pysync.plugins.projection.targets import Keys, Place, folder
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, Object
 
 _LISTS_AT_ONCE: Final = 16
@@ -111,13 +110,15 @@ class Lists:
     async def stored(self, path: str, suffix: str = "") -> AsyncIterator[str]:
         """The keys of this template, with `suffix` behind it, at which something is stored. Raises
         StoreUnavailable."""
-        if not template.params(path):
+        if not key_templates.params(path):
             if await self._services.store.get(path) is not None:
                 yield path
             return
         async for listed in self._services.store.walk(folder(path)):
-            is_one = listed.key.endswith(suffix) and template.matches(path, listed.key.removesuffix(suffix))
-            if is_one and not listed.key.startswith(template.RESERVED):
+            is_one = listed.key.endswith(suffix) and key_templates.matches(
+                path, listed.key.removesuffix(suffix)
+            )
+            if is_one and not listed.key.startswith(key_templates.RESERVED):
                 yield listed.key
 
     def list_of(self, projection: Projection, event: WriteEvent) -> str | None:

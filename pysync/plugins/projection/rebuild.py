@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pysync.changelog import ChangeLog, read_change
-from pysync.config import template
+from pysync.config import key_templates
 from pysync.errors import DocumentCorrupt
-from pysync.plugins.projection.definition import Projection
-from pysync.plugins.projection.folding import Change, without_others
-from pysync.plugins.projection.keys import Place
+from pysync.plugins.projection.fold import Change, Touched, without_others
 from pysync.plugins.projection.lists import Lists, Outcome, Part, for_each
-from pysync.plugins.projection.sources import Touched
+from pysync.plugins.projection.spec import Projection
+from pysync.plugins.projection.targets import Place
 
 _PAGE: Final = 256
 """Sources that are read, and folded into a list, together."""
@@ -128,7 +127,7 @@ def _sums(outcomes: Sequence[Outcome | None]) -> tuple[int, int]:
 
 def _may_keep(projection: Projection, key: str) -> bool:
     target = projection.target
-    return not isinstance(target, str) or template.matches(target, key)
+    return not isinstance(target, str) or key_templates.matches(target, key)
 
 
 async def _sources(lists: Lists, projections: Sequence[Projection]) -> AsyncIterator[Touched]:
@@ -172,6 +171,6 @@ def _may_share(one: Projection, other: Projection) -> bool:
         return True
     segments = one.target.split("/"), other.target.split("/")
     return len(segments[0]) == len(segments[1]) and all(
-        part == same or template.PARAM.fullmatch(part) or template.PARAM.fullmatch(same)
+        part == same or key_templates.PARAM.fullmatch(part) or key_templates.PARAM.fullmatch(same)
         for part, same in zip(*segments, strict=True)
     )

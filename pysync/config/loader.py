@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pysync.config import rules
+from pysync.config import validation
 from pysync.config.convert import Converter, Text, join
 from pysync.config.problem import ConfigError, Problem
-from pysync.config.tree import Config, wire_name
+from pysync.config.schema import Config, wire_name
 
 MAX_BYTES = 4 * 1024 * 1024
 _COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")
@@ -54,7 +54,7 @@ def parse(
     converter = Converter(environ, folder)
     config = converter.object(_overridden(value, environ, overrides), Config, "")
     assert config is not None, "no member of Config is required"
-    problems = list(dict.fromkeys([*converter.problems, *rules.problems(config, converter.place)]))
+    problems = list(dict.fromkeys([*converter.problems, *validation.problems(config, converter.place)]))
     if problems:
         names = _collection_names(value)
         raise ConfigError([_naming_its_collection(problem, names) for problem in problems])

@@ -1,11 +1,103 @@
-"""What follows from several members of the configuration together."""
+"""What follows from several members of the configuration together.
 
+Where a store lies. In the URL of an `s3:` store query members stand for those of the store's object.
+
+Media types, and what they make of a collection: documents, files, or both (wire section 8).
+"""
+
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
-from pysync.config import template
-from pysync.config.tree import Action, Collection, Config, RateLimit, RateRule
+from pysync.config import key_templates
+from pysync.config.schema import Action, Collection, Config, RateLimit, RateRule, StoreConfig
+from pysync.protocol import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
+
+is_store_url = re.compile(r"memory:|file:[^\0]+|s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]*)?(\?[^\s#]*)?").fullmatch
+"""Whether a text has the form of a store's URL."""
+_MEMBERS = ("endpoint", "region", "path_style")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Place:
+    """`prefix` has no slash at its ends. `endpoint` None is AWS, `region` None what the environment says."""
+
+    bucket: str
+    prefix: str
+    endpoint: str | None
+    region: str | None
+    path_style: bool
+
+
+def s3_place(store: StoreConfig) -> S3Place:
+    """Where `store`, whose URL begins with `s3://`, lies; what its URL says wins over the members beside it.
+    Raises ValueError for a URL that says what none may; the text quotes no value."""
+    parts = urlsplit(store.url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in query:
+        if name not in _MEMBERS:
+            raise ValueError(f"the URL's query may hold {', '.join(_MEMBERS)}, and not {ascii(name)[:60]}")
+    path_style = query.get("path_style")
+    if path_style not in (None, "true", "false"):
+        raise ValueError("the URL's path_style must be true or false")
+    prefix = parts.path.strip("/")
+    if not {"", ".", ".."}.isdisjoint(prefix.split("/")) and prefix:
+        raise ValueError("the prefix may not hold //, /./ or /../")
+    endpoint = query.get("endpoint") or store.endpoint
+    if endpoint is not None and not _is_server(endpoint):
+        raise ValueError("the endpoint must be http://host:port or https://host")
+    return S3Place(
+        parts.netloc,
+        prefix,
+        endpoint,
+        query.get("region") or store.region,
+        store.force_path_style if path_style is None else path_style == "true",
+    )
+
+
+def _is_server(url: str) -> bool:
+    parts = urlsplit(url)
+    return (
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and "@" not in parts.netloc  # a user or a password, which would be shown and logged
+        and not (parts.query or parts.fragment)
+    )
+
+
+def holds_documents(collection: Collection) -> bool:
+    """Whether JSON is pushed to it as documents, or to its logs: it names that type, and no wildcard stands
+    for it."""
+    return JSON_TYPE in _lower(collection.allowed_mime_types)
+
+
+def file_types(collection: Collection) -> tuple[str, ...]:
+    """The media types, and wildcards, that are pushed to it as files: none to logs and members of bundles."""
+    if collection.append_only is not None or collection.bundle is not None:
+        return ()
+    return tuple(found for found in _lower(collection.allowed_mime_types) if found != JSON_TYPE)
+
+
+def is_parquet(collection: Collection) -> bool:
+    """Whether its files are Parquet, whatever they are pushed as."""
+    types = _lower(collection.allowed_mime_types)
+    return PARQUET_TYPE in types and set(types) <= set(PARQUET_MIME_TYPES)
+
+
+def admits(types: Iterable[str], media_type: str) -> bool:
+    """Whether a media type, without parameters, is one of `types` (`type/*` and `*/*` are wildcards). Both
+    are in lower case."""
+    return any(
+        found in (media_type, "*/*") or (found.endswith("/*") and media_type.startswith(found[:-1]))
+        for found in types
+    )
+
+
+def _lower(types: Iterable[str]) -> list[str]:
+    return [found.lower() for found in types]
 
 
 def effective_limit(config: Config, collection: Collection, action: Action) -> RateRule | None:
@@ -123,7 +215,7 @@ def owner(collections: Iterable[Collection], key: str) -> Collection | None:
     """Which of the collections, all of one prefix, a key belongs to; a template stands for the keys that it
     makes. Literal segments win, and of two collections with the same keys the one that is pulled."""
     return min(
-        (collection for collection in collections if template.matches(document_path(collection), key)),
+        (collection for collection in collections if key_templates.matches(document_path(collection), key)),
         key=lambda collection: (
             [part.startswith("{") for part in document_path(collection).split("/")],
             collection.push_only,

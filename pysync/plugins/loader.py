@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 
 from pysync.auth.certificates import Kind
 from pysync.config import Collection, Config, ConfigError, Problem
-from pysync.config import template as templates
+from pysync.config import key_templates as templates
 from pysync.plugins import StoredFiles
 from pysync.plugins.hooks import has
 

@@ -1,4 +1,7 @@
-"""What a projection is: which writes it reads, which list an entry belongs to, and what the entry is."""
+"""What a projection is: which writes it reads, which list an entry belongs to, and what the entry is.
+
+Projections that the configuration declares (wire section 10).
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -7,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from pysync import _core
-from pysync.config import template
+from pysync import _core, config
+from pysync.config import key_templates
+from pysync.config.plugin_validation import OBJECT_OF_MODULE, projection_name
 from pysync.model import WriteEvent
 from pysync.plugins import Services
+from pysync.plugins.loader import resolved
 
 if TYPE_CHECKING:
     from pysync.plugins.projection.follower import Projections
@@ -65,7 +70,7 @@ class Projection:
         self.max_retries = max_retries
         self.wait = wait
         if isinstance(target, str):
-            for fault in template.faults(target):
+            for fault in key_templates.faults(target):
                 raise ValueError(f"projection {self.name}: target {fault}")
 
     def reads(self, namespace: str | None, collection: str) -> bool:
@@ -113,4 +118,82 @@ class Projection:
 
 def filled(text: str, params: Mapping[str, str]) -> str:
     """The text with each `{name}` replaced by that parameter. Raises KeyError."""
-    return template.PARAM.sub(lambda name: params[name[1]], text)
+    return key_templates.PARAM.sub(lambda name: params[name[1]], text)
+
+
+_MISSING: Final = object()
+
+
+def declared(said: config.Projection) -> Projection:
+    """The projection that a member of `projections` declares. Raises ValueError where it names code that is
+    not there."""
+    target: str | Target = said.target
+    if OBJECT_OF_MODULE.fullmatch(said.target):
+        target = _function(said.target)
+    project = _mapping(said) if said.project is None else _function(said.project)
+    return Projection(
+        said.source,
+        target,
+        project,
+        name=projection_name(said),
+        max_items=said.max_items,
+        max_retries=said.max_retries,
+        wait=said.wait,
+    )
+
+
+def _function(named: str) -> Callable[[WriteEvent], Any]:
+    function: Callable[[WriteEvent], Any] = resolved(named)
+    if not callable(function):
+        raise ValueError(f"{named} is no function")
+    return function
+
+
+def _mapping(said: config.Projection) -> Project:
+    """`id`, `value` and `removeWhen` as a function."""
+    id_ = said.id or ""
+    members = {name: _steps(pointer) for name, pointer in said.value.items()}
+    removed = [(_steps(pointer), _canonical(value)) for pointer, value in said.remove_when.items()]
+
+    def project(event: WriteEvent) -> Mapping[str, Any]:
+        data = event.body
+        entry_id = filled(id_, event.params)
+        if removed and all(
+            (found := _at(data, steps)) is not _MISSING and _canonical(found) == value
+            for steps, value in removed
+        ):
+            return {"id": entry_id, "remove": True}
+        pointed = {name: _at(data, steps) for name, steps in members.items()}
+        return {
+            "id": entry_id,
+            "value": {name: value for name, value in pointed.items() if value is not _MISSING},
+        }
+
+    return project
+
+
+def _steps(pointer: str) -> list[str]:
+    """The steps of a JSON pointer; `/` alone takes none: it is the whole."""
+    if pointer == "/":
+        return []
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer[1:].split("/")]
+
+
+def _at(value: Any, steps: list[str]) -> Any:
+    for step in steps:
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and _is_index(step) and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return _MISSING
+    return value
+
+
+def _is_index(step: str) -> bool:
+    return step == "0" or (step.isascii() and step.isdigit() and step[0] != "0" and len(step) < 10)
+
+
+def _canonical(value: Any) -> bytes:
+    """Equal for equal JSON values."""
+    return _core.canonicalize(orjson.dumps(value))

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from pysync.config import StoreConfig, s3_place
-from pysync.config.place import is_store_url
+from pysync.config.derived import is_store_url
 from pysync.store import split_key
 
 _AWS: Final = "s3.amazonaws.com"

@@ -5,25 +5,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, get_args
 
-from pysync.config import template
+from pysync.config import key_templates
 from pysync.config.convert import join
-from pysync.config.effective import effective_coordinator, is_metered, resolve
-from pysync.config.events import events_faults, repeated_collections
-from pysync.config.media import file_types, holds_documents
-from pysync.config.overlaps import takeovers
-from pysync.config.place import is_store_url, s3_place
-from pysync.config.problem import Problem
-from pysync.config.projections import OBJECT_OF_MODULE, Fault, circles, projection_faults, repeated_names
-from pysync.config.tree import (
-    Action,
-    Auth,
-    Collection,
-    Config,
-    Namespace,
-    RateLimit,
-    Server,
-    wire_name,
+from pysync.config.derived import (
+    effective_coordinator,
+    file_types,
+    holds_documents,
+    is_metered,
+    is_store_url,
+    resolve,
+    s3_place,
 )
+from pysync.config.overlaps import takeovers
+from pysync.config.plugin_validation import (
+    OBJECT_OF_MODULE,
+    Fault,
+    circles,
+    events_faults,
+    projection_faults,
+    repeated_collections,
+    repeated_names,
+)
+from pysync.config.problem import Problem
+from pysync.config.schema import Action, Auth, Collection, Config, Namespace, RateLimit, Server, wire_name
 
 Place = Callable[[object], str]
 """Where an object of the tree was written."""
@@ -124,7 +128,7 @@ def _paths_do_not_collide(collections: tuple[Collection, ...], place: Place) -> 
     """No two collections on one route. What one only pushes another may only pull."""
     first: dict[tuple[Action, str], Collection] = {}
     for collection in collections:
-        path = template.shape(collection.storage_path)
+        path = key_templates.shape(collection.storage_path)
         taken = [path] if collection.bundle is None else [path, f"{path}/{collection.name}"]
         for action, at in product(_actions(collection), taken):
             other = first.setdefault((action, at), collection)
@@ -147,10 +151,12 @@ def _actions(collection: Collection) -> Iterator[Action]:
 def _collection(collection: Collection) -> Iterator[Fault]:
     if not collection.name.isprintable() or "," in collection.name:
         yield "name", "must be printable and hold no comma"
-    is_segment = template.LITERAL.fullmatch(collection.name) and not any(template.faults(collection.name))
+    is_segment = key_templates.LITERAL.fullmatch(collection.name) and not any(
+        key_templates.faults(collection.name)
+    )
     if collection.bundle is not None and not is_segment:
         yield "name", "a bundle member's name is a key segment, of A-Z a-z 0-9 . _ : @ -"
-    for message in template.faults(collection.storage_path):
+    for message in key_templates.faults(collection.storage_path):
         yield "storagePath", message
     if collection.pull_only and collection.push_only:
         yield "pushOnly", "pullOnly and pushOnly together leave no route"
@@ -197,9 +203,9 @@ def _listable(collection: Collection) -> Iterator[Fault]:
     if not collection.listable:
         return
     last = collection.storage_path.rpartition("/")[2]
-    if not template.params(collection.storage_path):
+    if not key_templates.params(collection.storage_path):
         yield "listable", "listable requires at least one path parameter"
-    elif not template.params(last):
+    elif not key_templates.params(last):
         yield "listable", "listable requires the last storagePath segment to be a path parameter"
     if collection.append_only is not None and collection.append_only.persist is False:
         yield "listable", "listable cannot be used with appendOnly+persist=false"
@@ -210,10 +216,10 @@ def _listable(collection: Collection) -> Iterator[Fault]:
 def _keyring(collection: Collection) -> Iterator[Fault]:
     if collection.keyring_path is None:
         return
-    for message in template.faults(collection.keyring_path):
+    for message in key_templates.faults(collection.keyring_path):
         yield "keyringPath", message
-    known = template.params(collection.storage_path)
-    for name in template.params(collection.keyring_path):
+    known = key_templates.params(collection.storage_path)
+    for name in key_templates.params(collection.keyring_path):
         if name not in known:
             yield "keyringPath", f"{{{name}}} is not a parameter of storagePath"
 
@@ -275,9 +281,9 @@ def _auth(auth: Auth) -> Iterator[Fault]:
             "(PYSYNC_ADMIN_TOKEN sets it too)",
         )
     if auth.spaces is not None:
-        for message in template.faults(auth.spaces.access_path):
+        for message in key_templates.faults(auth.spaces.access_path):
             yield "spaces.accessPath", message
-        if auth.spaces.param not in template.params(auth.spaces.access_path):
+        if auth.spaces.param not in key_templates.params(auth.spaces.access_path):
             yield "spaces.param", "must be a parameter of accessPath"
 
 

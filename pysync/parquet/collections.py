@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pysync.config import Collection, ConfigError, RateLimit, parse
 from pysync.config.presets import Access
-from pysync.config.tree import wire_name
+from pysync.config.schema import wire_name
 
 
 def create_parquet_collection(

@@ -6,11 +6,10 @@ from itertools import takewhile
 from typing import Literal
 
 from pysync.changelog import Subject
-from pysync.config import Collection, Config, template
-from pysync.config.effective import document_path, owner
-from pysync.config.media import holds_documents
-from pysync.plugins.events.batches import SUFFIX
-from pysync.plugins.projection.definition import Projection
+from pysync.config import Collection, Config, key_templates
+from pysync.config.derived import document_path, holds_documents, owner
+from pysync.plugins.events.batch_ids import SUFFIX
+from pysync.plugins.projection.spec import Projection
 from pysync.store import JSON_TYPE
 
 Kind = Literal["document", "log", "file", "nothing"]
@@ -45,10 +44,10 @@ class Keys:
             for collection in collections
         }
         self._batches = {events.collection: events.storage_path for events in config.events}
-        self._index: dict[str, template.TemplateIndex[tuple[str | None, Collection]]] = {}
+        self._index: dict[str, key_templates.TemplateIndex[tuple[str | None, Collection]]] = {}
         for (namespace, _), collection in self._by_name.items():
             path, suffix = self.stored_at(collection)
-            self._index.setdefault(suffix, template.TemplateIndex()).add(path, (namespace, collection))
+            self._index.setdefault(suffix, key_templates.TemplateIndex()).add(path, (namespace, collection))
 
     def stored_at(self, collection: Collection) -> tuple[str, str]:
         """The template of the keys at which a collection has what it stores, and what follows it."""
@@ -58,10 +57,10 @@ class Keys:
     def written(self, subject: Subject) -> Place | None:
         """Where a write of `subject` went; None where the configuration has changed since."""
         collection = self._by_name.get((subject.namespace, subject.collection))
-        if collection is None or set(template.params(collection.storage_path)) != set(subject.params):
+        if collection is None or set(key_templates.params(collection.storage_path)) != set(subject.params):
             return None
         path, suffix = self.stored_at(collection)
-        key = template.document_key(path.split("/"), subject.params) + suffix
+        key = key_templates.document_key(path.split("/"), subject.params) + suffix
         kind = self._kind(collection)
         return Place(subject.namespace, subject.collection, key, dict(subject.params), collection, kind)
 
@@ -110,18 +109,22 @@ class Keys:
         """The document of the collection at `key`, None where that is another's, or nobody's."""
         path, suffix = self.stored_at(collection)
         bare = key.removesuffix(suffix)
-        if not key.endswith(suffix) or key.startswith(template.RESERVED) or not template.matches(path, bare):
+        if (
+            not key.endswith(suffix)
+            or key.startswith(key_templates.RESERVED)
+            or not key_templates.matches(path, bare)
+        ):
             return None
         for own, collections in self._by_namespace:
             if own == namespace and not suffix:
                 found = owner(collections, key)
-                if found is None or template.shape(document_path(found)) != template.shape(path):
+                if found is None or key_templates.shape(document_path(found)) != key_templates.shape(path):
                     return None
         return self._place(namespace, collection, key)
 
     def is_list(self, target: str, key: str) -> bool:
         """Whether a template of lists stands for `key`, and for no other collection's keys there."""
-        return template.matches(target, key) and all(
+        return key_templates.matches(target, key) and all(
             owner(collections, key) is owner(collections, target) for _, collections in self._by_namespace
         )
 
@@ -141,7 +144,7 @@ class Keys:
         params = {
             name[1]: segment
             for part, segment in zip(path.split("/"), key.removesuffix(suffix).split("/"), strict=True)
-            if (name := template.PARAM.fullmatch(part))
+            if (name := key_templates.PARAM.fullmatch(part))
         }
         return Place(namespace, collection.name, key, params, collection, self._kind(collection))
 
@@ -154,8 +157,8 @@ def folder(path: str) -> str:
 def _is_key(key: str) -> bool:
     return (
         bool(key)
-        and not template.params(key)
-        and not any(template.faults(key))
-        and len(key.encode()) <= template.MAX_KEY_BYTES
-        and max(map(len, key.split("/"))) <= template.MAX_PARAMETER_BYTES
+        and not key_templates.params(key)
+        and not any(key_templates.faults(key))
+        and len(key.encode()) <= key_templates.MAX_KEY_BYTES
+        and max(map(len, key.split("/"))) <= key_templates.MAX_PARAMETER_BYTES
     )

@@ -9,14 +9,12 @@ from hashlib import sha256
 from typing import Final
 
 from pysync.config import Config, EventsPlugin
-from pysync.config.events import events_faults, path_faults
+from pysync.config.plugin_validation import events_faults, path_faults
 from pysync.errors import Unavailable
 from pysync.plugins import HOOK_S, Push, Pushed, Services, StoredFiles
-from pysync.plugins.events.batches import SUFFIX, Tokens
+from pysync.plugins.events.batch_ids import SUFFIX, Places, PlacesBeforehand, PlacesOfStore, Tokens
 from pysync.plugins.events.compaction import Compaction, keep_compacting
-from pysync.plugins.events.encoder import Encoder
-from pysync.plugins.events.intake import Intake
-from pysync.plugins.events.places import Places, PlacesBeforehand, PlacesOfStore
+from pysync.plugins.events.ingest import Encoder, Intake
 from pysync.store import Store
 
 MAX_UNDER_WAY: Final = 1_024

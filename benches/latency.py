@@ -21,7 +21,7 @@ from yarl import URL
 from benches.workloads import BATCH, note, push_body
 from pysync import config
 from pysync.server.app import create_app
-from pysync.server.run import listening
+from pysync.server.serve import listening
 from pysync.store import NotModified, Object
 from pysync.store.memory import MemoryStore
 

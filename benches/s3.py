@@ -27,7 +27,7 @@ from benches.servers import CHECKOUT
 from benches.workloads import BATCH, Author, append_body, element_data, note, push_body
 from pysync import config
 from pysync.server.app import create_app
-from pysync.server.run import listening
+from pysync.server.serve import listening
 from pysync.store import open_store
 from pysync.testing import FaultProxy
 

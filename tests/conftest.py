@@ -26,7 +26,7 @@ from pysync.auth.signing import Keys
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.server.app import App, create_app
-from pysync.server.run import listening
+from pysync.server.serve import listening
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

@@ -37,7 +37,7 @@ from pysync import config
 from pysync.auth import signing
 from pysync.clock import wall_clock_ms
 from pysync.server.app import create_app
-from pysync.server.run import listening
+from pysync.server.serve import listening
 
 SEED = 20261120
 EXAMPLES = 20

@@ -13,7 +13,7 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, m
 
 from pysync import _core
 from pysync.auth import issuing
-from pysync.batch import read_each
+from pysync.server.handlers.batch_reads import read_each
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import SUBJECT, Browser, Reply, Signed, Start, root_device
 
 from pysync import config
-from pysync.batch import Budget
+from pysync.server.handlers.batch_reads import Budget
 from pysync.store import NotModified, Object, ObjectInfo, Store
 from pysync.store.memory import MemoryStore
 

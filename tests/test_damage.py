@@ -19,7 +19,8 @@ from pysync.coordinator import Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
-from pysync.server import ops, run
+from pysync.server import serve
+from pysync.server.handlers import service
 from pysync.sqlite.database_file import quick_check
 from pysync.store import Object
 from pysync.store.local.store import LocalStore
@@ -93,7 +94,7 @@ async def test_a_service_whose_tables_are_damaged_is_not_ready(
 async def test_a_service_that_has_met_damage_is_not_ready_any_more(
     folder: Path, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(service, "PROBE_EVERY_S", 0.0)
     await filled(folder, documents=200, body=b'{"v":1}' + b" " * 1000)
     with closing(sqlite3.connect(folder / "pysync.db")) as database:
         ((page,),) = database.execute(
@@ -195,8 +196,8 @@ async def test_a_coordinator_whose_probe_is_repeated_keeps_working(tmp_path: Pat
 async def test_readiness_is_answered_while_the_disk_hangs(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "READY_S", 0.02)
-    monkeypatch.setattr(ops, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(service, "READY_S", 0.02)
+    monkeypatch.setattr(service, "PROBE_EVERY_S", 0.0)
     flushed = asyncio.Event()
 
     class Hanging(MemoryStore):
@@ -237,7 +238,7 @@ async def test_a_server_does_not_start_on_a_damaged_database(
     folder: Path, shell: Shell, database: str, table: str
 ) -> None:
     await filled(folder)
-    run.check_databases(config.parse({"version": 1, **served(folder)}))
+    serve.check_databases(config.parse({"version": 1, **served(folder)}))
     damage_table(folder / database, table)
     status, output, errors = await shell.ask("serve", "--store", f"file:{folder}", "--port", "0")
     assert (status, output) == (1, "")
@@ -251,16 +252,18 @@ async def test_a_database_that_is_larger_than_configured_is_not_checked_at_the_s
     size = (folder / "pysync.db").stat().st_size
     settings = {"version": 1, **served(folder), "coordinator": "memory:"}
     for most in (0, size - 1):
-        run.check_databases(config.parse({**settings, "server": {"quickCheckMaxBytes": most}}))
+        serve.check_databases(config.parse({**settings, "server": {"quickCheckMaxBytes": most}}))
     with pytest.raises(ValueError, match="is damaged"):
-        run.check_databases(config.parse({**settings, "server": {"quickCheckMaxBytes": size}}))
+        serve.check_databases(config.parse({**settings, "server": {"quickCheckMaxBytes": size}}))
     with pytest.raises(ValueError, match="is damaged"):
-        run.check_databases(config.parse(settings))
+        serve.check_databases(config.parse(settings))
 
 
 async def test_stores_that_have_no_database_are_not_checked(tmp_path: Path) -> None:
-    run.check_databases(config.parse({"version": 1, "store": "memory:", "collections": [NOTES]}))
-    run.check_databases(config.parse({"version": 1, "store": f"file:{tmp_path}/new", "collections": [NOTES]}))
+    serve.check_databases(config.parse({"version": 1, "store": "memory:", "collections": [NOTES]}))
+    serve.check_databases(
+        config.parse({"version": 1, "store": f"file:{tmp_path}/new", "collections": [NOTES]})
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -292,8 +295,8 @@ async def test_a_probe_of_a_configuration_checks_its_databases_whatever_their_si
 async def test_readiness_is_answered_while_a_commit_hangs(
     folder: Path, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "READY_S", 0.02)
-    monkeypatch.setattr(ops, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(service, "READY_S", 0.02)
+    monkeypatch.setattr(service, "PROBE_EVERY_S", 0.0)
     browser = Browser(await start(served(folder)), session)
     (app,) = start.apps  # type: ignore[attr-defined]
     flushed = threading.Event()

@@ -13,7 +13,7 @@ from conftest import Browser, Start
 
 from pysync.config import load, parse
 from pysync.server.banner import banner
-from pysync.server.examples import MAX_BYTES
+from pysync.server.handlers.service import MAX_BYTES
 
 PAGES = sorted((ROOT / "deploy/examples").glob("*.html"))
 

@@ -18,7 +18,7 @@ from pysync.clock import wall_clock_ms
 from pysync.engine.files import FileRules
 from pysync.errors import StoreUnavailable
 from pysync.protocol import PARQUET_MIME_TYPES
-from pysync.server.files import Span, clean, span_of
+from pysync.server.handlers.files import Span, clean, span_of
 from pysync.store import Store
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pysync import config
 from pysync.errors import table
 from pysync.server.app import create_app
-from pysync.server.run import listening
+from pysync.server.serve import listening
 from pysync.store.memory import MemoryStore
 
 CODES = set(table())

@@ -21,7 +21,7 @@ from pysync.auth import certificates, signing
 from pysync.auth.signing import Keys
 from pysync.errors import BadRequest, table
 from pysync.server.app import create_app
-from pysync.server.run import listening
+from pysync.server.serve import listening
 
 CODES = set(table())
 LIMIT = {"windowMs": 3_600_000, "maxRequests": 1000, "bucket": "ip"}

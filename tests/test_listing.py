@@ -9,9 +9,10 @@ from conftest import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysync import _core, listing
+from pysync import _core
 from pysync.auth import issuing
 from pysync.config.key_templates import are_parameters, is_parameter
+from pysync.server.handlers import listing
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

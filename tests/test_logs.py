@@ -9,7 +9,7 @@ import pytest
 from conftest import Browser, Start
 
 from pysync.errors import StoreUnavailable
-from pysync.server import logs
+from pysync.server import log_format
 from pysync.store.memory import MemoryStore
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
@@ -36,7 +36,7 @@ async def logged(start: Start, session: aiohttp.ClientSession, capsys: pytest.Ca
 async def test_a_json_log_line_names_the_request_and_the_cause(
     start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logs.configure(human=False)
+    log_format.configure(human=False)
     (line,) = (await logged(start, session, capsys)).splitlines()
     entry = json.loads(line)
     assert entry["requestId"] == "find-me"
@@ -49,7 +49,7 @@ async def test_a_json_log_line_names_the_request_and_the_cause(
 async def test_the_log_on_a_terminal_names_the_request_and_the_cause(
     start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logs.configure(human=True)
+    log_format.configure(human=True)
     written = await logged(start, session, capsys)
     first, *traceback = written.splitlines()
     assert "503 store_unavailable" in first
@@ -62,7 +62,7 @@ async def test_the_log_on_a_terminal_names_the_request_and_the_cause(
 def test_a_line_that_belongs_to_no_request_is_written_too(
     capsys: pytest.CaptureFixture[str], human: bool
 ) -> None:
-    logs.configure(human=human)
+    log_format.configure(human=human)
     logging.getLogger("pysync.server").info("serving")
     (line,) = capsys.readouterr().err.splitlines()
     assert "serving" in line
@@ -72,7 +72,7 @@ def test_a_line_that_belongs_to_no_request_is_written_too(
 @pytest.mark.usefixtures("own_logging")
 def test_where_credentials_were_found_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     """A library's news at each start; its warnings are."""
-    logs.configure(human=False)
+    log_format.configure(human=False)
     log = logging.getLogger("aiobotocore.credentials")
     log.info("Found credentials in environment variables.")
     log.warning("Refreshing failed.")
@@ -83,7 +83,7 @@ def test_where_credentials_were_found_is_not_told(capsys: pytest.CaptureFixture[
 @pytest.mark.usefixtures("own_logging")
 @pytest.mark.parametrize("human", [False, True])
 def test_each_line_of_a_worker_says_which(human: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure(human=human, worker=2)
+    log_format.configure(human=human, worker=2)
     logging.getLogger("pysync.server").info("serving")
     told = capsys.readouterr().err
     assert "worker 2: serving\n" in told if human else json.loads(told)["worker"] == 2

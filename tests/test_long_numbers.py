@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from pysync import config
-from pysync.server.files import span_of
+from pysync.server.handlers.files import span_of
 
 MANY = 5000
 NUMBERS = ["0" * MANY, "0" * MANY + "1", "9" * MANY, "1" + "0" * MANY]

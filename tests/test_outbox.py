@@ -19,7 +19,7 @@ from pysync.engine.append_log import LogRules, Logs
 from pysync.engine.documents import Documents
 from pysync.engine.outbox import EARLY_MS, SETTLED_MS, Outbox
 from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
-from pysync.server.healing import Healing
+from pysync.server.background import Healing
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

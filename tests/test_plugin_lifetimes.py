@@ -18,10 +18,10 @@ from pysync.config import Config
 from pysync.model import WriteEvent
 from pysync.plugins import Services
 from pysync.server.app import App, create_app
-from pysync.server.applogs import LogHandlers
-from pysync.server.handlers import Handlers
-from pysync.server.plugged import PluggedHandlers, PluggedLogs
-from pysync.server.run import listening
+from pysync.server.handlers.append_log import LogHandlers
+from pysync.server.handlers.documents import Handlers
+from pysync.server.handlers.plugin_hooks import PluggedHandlers, PluggedLogs
+from pysync.server.serve import listening
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

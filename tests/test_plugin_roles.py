@@ -15,7 +15,7 @@ from pysync import _core
 from pysync.auth import issuing
 from pysync.errors import Forbidden, NotFound
 from pysync.plugins import Request
-from pysync.server import hearing
+from pysync.server import stream_authorization
 from pysync.store.memory import MemoryStore
 
 EDITED = {"readRoles": ["editor"], "writeRoles": ["editor"]}
@@ -308,7 +308,7 @@ class Undecided:
 async def test_a_stream_that_plugins_cannot_decide_on_is_cut(
     error: Exception | None, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hearing, "RESOLVE_S", 0.05)
+    monkeypatch.setattr(stream_authorization, "RESOLVE_S", 0.05)
     base = await start({"collections": EVERYTHING}, plugins=[Undecided(error)])
     editor, other, _ = people(base, session)
     streams = [await listen(someone, collections="notes") for someone in (editor, other, editor)]

@@ -89,7 +89,7 @@ async def test_the_answer_says_that_a_list_is_behind(
         async def leads(self, name: str) -> bool:
             return False
 
-    monkeypatch.setattr("pysync.server.waiting.WAIT_S", 0.01)
+    monkeypatch.setattr("pysync.server.handlers.projection_wait.WAIT_S", 0.01)
     browser = Browser(await start(WAITING, coordinator=Follows()), session)
     answer = await push(browser, "notes/s/a", {"title": "A"})
     assert answer["projected"] is False

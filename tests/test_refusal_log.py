@@ -16,8 +16,8 @@ from yarl import URL
 
 from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
-from pysync.server import logs
-from pysync.server.stream import StreamAnswer
+from pysync.server import log_format
+from pysync.server.handlers.events import StreamAnswer
 from pysync.testing import MovedClock
 
 MINE = {
@@ -38,8 +38,10 @@ def lines(own_logging: None, capsys: pytest.CaptureFixture[str]) -> Lines:
     """Return the lines logged since the last call, without those of other tests."""
 
     def logged() -> list[dict[str, Any]]:
-        if not any(isinstance(one.formatter, logs.JsonFormatter) for one in logging.getLogger().handlers):
-            logs.configure(human=False)
+        if not any(
+            isinstance(one.formatter, log_format.JsonFormatter) for one in logging.getLogger().handlers
+        ):
+            log_format.configure(human=False)
         return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
     return logged
@@ -116,7 +118,7 @@ async def test_no_bytes_that_a_client_sends_keep_a_refusal_out_of_the_log(
 ) -> None:
     base = await start({**LOGGED, "server": {"logRefusals": True, "publicHosts": ["notes.example"]}})
     lines()
-    logs.configure(human=human)
+    log_format.configure(human=human)
     address = URL(base)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(b'GET /pull/x HTTP/1.1\r\nHost: n\xff"\r\nConnection: close\r\n\r\n')
@@ -184,7 +186,7 @@ async def test_a_batch_whose_credentials_do_not_hold_is_logged(
 async def test_refusals_are_logged_at_the_level_debug_alone_unless_asked_for(
     start: Start, session: aiohttp.ClientSession, lines: Lines, level: str, count: int
 ) -> None:
-    logs.configure(human=False, level=level)
+    log_format.configure(human=False, level=level)
     base = await start({"collections": [MINE]})
     lines()
     assert (await Browser(base, session).pull(KEY)).status == 401
@@ -232,7 +234,7 @@ async def test_no_access_log_is_kept_unless_asked_for(
 async def test_a_line_of_text_has_the_same_fields(
     start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logs.configure(human=True)
+    log_format.configure(human=True)
     base = await start({"collections": [MINE], "server": {"logRefusals": True, "accessLog": True}})
     capsys.readouterr()
     await Browser(base, session).pull(KEY, {"X-Request-Id": "find-me"})
@@ -245,8 +247,8 @@ async def test_a_line_of_text_has_the_same_fields(
 
 @pytest.mark.usefixtures("lines")
 async def test_only_the_service_itself_tells_more_at_the_level_debug() -> None:
-    logs.configure(human=False, level="debug")
+    log_format.configure(human=False, level="debug")
     assert logging.getLogger("pysync.server").isEnabledFor(logging.DEBUG)
     assert not logging.getLogger("botocore.auth").isEnabledFor(logging.DEBUG)
-    logs.configure(human=False, level="warning")
+    log_format.configure(human=False, level="warning")
     assert not logging.getLogger("pysync.server").isEnabledFor(logging.INFO)

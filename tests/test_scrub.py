@@ -24,7 +24,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.migrate import SCRUBBED, Damage
 from pysync.server.app import create_app
-from pysync.server.scrub import LEAST_BYTES, LOOK_S, Scrub
+from pysync.server.background import LEAST_BYTES, LOOK_S, Scrub
 from pysync.store import Object, Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

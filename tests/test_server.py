@@ -14,10 +14,10 @@ from yarl import URL
 from pysync import config
 from pysync._core import decode_push
 from pysync.auth import issuing
-from pysync.server import body as body_module
 from pysync.server import connection
+from pysync.server import request_body as body_module
 from pysync.server.app import create_app
-from pysync.server.run import listening
+from pysync.server.serve import listening
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

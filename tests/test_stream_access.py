@@ -15,7 +15,7 @@ from pysync import config
 from pysync.auth import issuing
 from pysync.auth.issuing import Grant
 from pysync.server.app import create_app
-from pysync.server.run import listening
+from pysync.server.serve import listening
 
 USERS = (ISSUER.user_id, SUBJECT.user_id, STRANGER.user_id)
 ADMIN = "t" * 32

@@ -21,8 +21,8 @@ from pysync.changelog import Change, Subject
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.subscriptions import Start
 from pysync.model import ANONYMOUS
-from pysync.server.hearing import CHECK_MS, Grant
-from pysync.server.subscribers import BEAT_S, Subscriber, Subscribers
+from pysync.server.sse import BEAT_S, Subscriber, Subscribers
+from pysync.server.stream_authorization import CHECK_MS, Grant
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, MovedClock
 
@@ -43,7 +43,7 @@ def clock_of_now() -> MovedClock:
 async def test_a_stream_ends_when_its_certificate_does(
     serve: Serve, hear: Listen, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pysync.server.subscribers.BEAT_S", 0.02)
+    monkeypatch.setattr("pysync.server.sse.BEAT_S", 0.02)
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     expires_at_s = clock() // 1000 + 3600
@@ -86,7 +86,7 @@ async def test_a_stream_ends_when_its_certificate_is_taken_back(
     session: aiohttp.ClientSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pysync.server.subscribers.BEAT_S", 0.02 if is_idle else 3600.0)
+    monkeypatch.setattr("pysync.server.sse.BEAT_S", 0.02 if is_idle else 3600.0)
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))

@@ -20,10 +20,10 @@ from conftest import Start
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
-from pysync.server import answer, connection, streamed
-from pysync.server.answer import WRITE_BYTES, Answer
+from pysync.server import connection, responses, streaming
 from pysync.server.connection import listen
-from pysync.server.streamed import StreamedAnswer
+from pysync.server.responses import WRITE_BYTES, Answer
+from pysync.server.streaming import StreamedAnswer
 from pysync.store.local.store import LocalStore
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -55,9 +55,9 @@ class Source:
 
     async def handle(self, request: web.BaseRequest) -> StreamedAnswer:
         self.transport = request.transport
-        answer = StreamedAnswer(b"first", self._generate(), HEADERS)
-        answer.request_id = "find-me"
-        return answer
+        response = StreamedAnswer(b"first", self._generate(), HEADERS)
+        response.request_id = "find-me"
+        return response
 
     async def _generate(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -280,7 +280,7 @@ def test_a_client_that_leaves_ends_the_pieces(run: Run, caplog: pytest.LogCaptur
 def test_a_client_that_takes_nothing_is_cut(
     run: Run, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
 ) -> None:
-    monkeypatch.setattr(answer, "STALL_S", 0.01)
+    monkeypatch.setattr(responses, "STALL_S", 0.01)
 
     async def scenario() -> None:
         source = Source([b"x" * 300_000] * 1000)
@@ -307,7 +307,7 @@ def test_a_client_that_takes_nothing_is_cut(
 
 
 def test_a_client_that_takes_little_is_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "STALL_S", 0.001)
+    monkeypatch.setattr(responses, "STALL_S", 0.001)
 
     class Slow(asyncio.Transport):
         """Holds back less each time that somebody looks."""
@@ -331,7 +331,7 @@ def test_a_client_that_takes_little_is_waited_for(run: Run, monkeypatch: pytest.
         protocol.transport = slow = Slow(protocol)
         protocol.pause_writing()
         writer = StreamWriter(protocol, asyncio.get_running_loop())
-        await answer.flush(cast(web.BaseRequest, SimpleNamespace(writer=writer)), slow)
+        await responses.flush(cast(web.BaseRequest, SimpleNamespace(writer=writer)), slow)
         assert slow.held <= 0
 
     run(scenario())
@@ -364,14 +364,14 @@ def test_a_long_answer_is_given_to_the_connection_piece_by_piece(run: Run) -> No
 async def test_a_client_that_takes_nothing_of_a_file_is_cut(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed, "STALL_S", 0.01)
-    is_cut, cut = asyncio.Event(), streamed._cut
+    monkeypatch.setattr(streaming, "STALL_S", 0.01)
+    is_cut, cut = asyncio.Event(), streaming._cut
 
     def cut_and_tell(*arguments: Any, **options: Any) -> None:
         cut(*arguments, **options)
         is_cut.set()
 
-    monkeypatch.setattr(streamed, "_cut", cut_and_tell)
+    monkeypatch.setattr(streaming, "_cut", cut_and_tell)
     photos = {
         "name": "photos",
         "storagePath": "photos/{id}",

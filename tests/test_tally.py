@@ -7,7 +7,7 @@ from configurations import collection, config
 
 from pysync.config import parse
 from pysync.server.app import Worker, create_app
-from pysync.server.tally import BUCKETS_S, SharedTally, Tally
+from pysync.server.metrics import BUCKETS_S, SharedTally, Tally
 
 
 def counted(*observed: tuple[int, float]) -> Tally:

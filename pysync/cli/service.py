@@ -12,7 +12,7 @@ from pysync import config
 
 def serve(options: argparse.Namespace) -> int:
     from pysync.plugins import loader
-    from pysync.server import run
+    from pysync.server import serve
     from pysync.server.banner import origin
 
     flags = {
@@ -30,7 +30,7 @@ def serve(options: argparse.Namespace) -> int:
         notice = _warnings(settings, options.config)
         loader.beside(options.config)
     try:
-        return run.serve(settings, notice)
+        return serve.serve(settings, notice)
     except config.ConfigError as error:
         raise (error.of_file(options.config) if options.config else error) from None
     except OSError as error:

@@ -44,28 +44,22 @@ from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loader import loaded
 from pysync.plugins.projection import projections_of
-from pysync.server.answer import Answer
-from pysync.server.callers import Callers
-from pysync.server.expiry import Expiry
-from pysync.server.files import FileHandlers
-from pysync.server.handlers import Handlers
-from pysync.server.healing import Healing
-from pysync.server.hearing import Hearing
-from pysync.server.key_index import KeyIndex
-from pysync.server.keyrings import Keyrings
-from pysync.server.listing import Lists
-from pysync.server.metrics import Metrics
+from pysync.server.authorization import Callers, Roles
+from pysync.server.background import Expiry, Healing, Scrub
+from pysync.server.handlers.documents import Handlers, Keyrings
+from pysync.server.handlers.files import FileHandlers
+from pysync.server.handlers.listing import Lists
+from pysync.server.handlers.plugin_hooks import PluggedFiles, PluggedHandlers, Plugs
+from pysync.server.handlers.projection_wait import ListWaits
+from pysync.server.handlers.service import Ops
+from pysync.server.metrics import Metrics, SharedTally, Tally
 from pysync.server.middleware import Middleware
-from pysync.server.ops import Ops
-from pysync.server.plugged import PluggedFiles, PluggedHandlers, Plugs
 from pysync.server.request_log import RequestLog
-from pysync.server.roles import Roles
-from pysync.server.routes import RouteTable
-from pysync.server.scrub import Scrub
-from pysync.server.subscribers import Subscribers
-from pysync.server.tally import SharedTally, Tally
-from pysync.server.waiting import ListWaits
-from pysync.server.wiring import Wiring, owners, owners_of, pull_rules
+from pysync.server.responses import Answer
+from pysync.server.router import RouteTable
+from pysync.server.routes import Wiring, owners, owners_of, pull_rules
+from pysync.server.sse import Subscribers
+from pysync.server.stream_authorization import Hearing, KeyIndex
 from pysync.store import Store, open_store
 
 

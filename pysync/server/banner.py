@@ -9,7 +9,7 @@ from pysync.config import Collection, Config, shown_coordinator
 from pysync.config.derived import admits, file_types, holds_documents
 from pysync.config.plugin_validation import projection_name
 from pysync.config.schema import Projection
-from pysync.server.examples import INDEX, file_names
+from pysync.server.handlers.service import INDEX, file_names
 
 _TEXT: Final = "text/plain"
 """What is tried as a file."""

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from pysync import protocol
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout
-from pysync.server.answer import Answer, error_answer
+from pysync.server.responses import Answer, error_answer
 
 HEAD_TIMEOUT_S = 10.0
 CHECK_EVERY_S = 1.0

@@ -24,11 +24,11 @@ from pysync.errors import (
     PysyncError,
     Unavailable,
 )
-from pysync.server.answer import NO_STORE, Answer, error_answer
+from pysync.server.metrics import Tally
+from pysync.server.request_body import media_type
 from pysync.server.request_log import RequestLog
-from pysync.server.routes import Match, RouteTable
-from pysync.server.tally import Tally
-from pysync.server.writes import media_type
+from pysync.server.responses import NO_STORE, Answer, error_answer
+from pysync.server.router import Match, RouteTable
 
 log = logging.getLogger("pysync.server")
 

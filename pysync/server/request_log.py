@@ -8,7 +8,7 @@ from aiohttp import web
 
 from pysync import protocol
 from pysync.errors import PysyncError
-from pysync.server.answer import Answer
+from pysync.server.responses import Answer
 
 REFUSALS: Final = logging.getLogger("pysync.refusals")
 REQUESTS: Final = logging.getLogger("pysync.access")

@@ -1,194 +1,348 @@
-"""The route table: which path and method lead to which handler, with which parameters.
+"""Which routes a configuration makes: collections, bundles, batches and manifests, each at its place."""
 
-A path is matched decoded, segment by segment, so that what is matched is what the store will see; a
-percent-encoded `/` never becomes a separator (wire section 1).
-"""
-
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
-from urllib.parse import unquote_to_bytes
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from aiohttp import web
 
+from pysync.auth.authentication import Access
 from pysync.auth.policy import Rule
-from pysync.changelog import Subject
-from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, is_parameter
+from pysync.config import Action, Collection, Config
+from pysync.config.derived import holds_documents
+from pysync.config.key_templates import params
+from pysync.corruption import CorruptionReporter
+from pysync.engine.append_log import LogRules, Logs
+from pysync.engine.documents import Documents
 from pysync.engine.files import FileRules
-from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
-from pysync.model import Caller
-from pysync.schema import Check
-from pysync.server.answer import Answer
-
-Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Answer]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One method on one path template. `action` and `collection` name it in metrics; `rule` is None for
-    routes that no collection owns."""
-
-    handler: Handler
-    template: tuple[str, ...]
-    names: tuple[str, ...] = ()
-    action: str = ""
-    collection: str = ""
-    rule: Rule | None = None
-    key_from: int = 0
-    """How many leading segments (mount, namespace, action) are not part of the document key."""
-    read_headers: str = ""
-    """Header lines of every read: how it may be cached."""
-    check: Check | None = None
-    """What pushed data must satisfy."""
-    keyrings: tuple[str, ...] | None = None
-    """The templates of keyrings, which are exempt in a collection that takes sealed data alone."""
-    files: FileRules | None = None
-    """How the collection has files; None where it has none."""
-    alias: bool = False
-    """The same as another route, at a second place."""
-    members: tuple[Rule, ...] = ()
-    """Of a bundle: what the pull of each member asks. `rule` is then what the bundle asks as a whole."""
+from pysync.errors import NotFound, PysyncError
+from pysync.plugins.hooks import Hooks
+from pysync.server.authorization import Callers, Roles
+from pysync.server.handlers.append_log import LogHandlers
+from pysync.server.handlers.batch import BatchPull
+from pysync.server.handlers.bundle import Bundle, BundlePull
+from pysync.server.handlers.config import Manifest
+from pysync.server.handlers.documents import Handlers
+from pysync.server.handlers.events import Stream
+from pysync.server.handlers.listing import Lists, StoredLists
+from pysync.server.handlers.plugin_hooks import PluggedLogs, Plugs
+from pysync.server.handlers.projection_wait import ListWaits
+from pysync.server.handlers.service import Examples, Ops
+from pysync.server.json_schema import compile_schema
+from pysync.server.openapi import OpenApi
+from pysync.server.responses import Answer
+from pysync.server.router import Handler, Match, Route, RouteTable
+from pysync.server.sse import Subscribers
+from pysync.server.stream_authorization import Hearing
+from pysync.store import Store
 
 
-class Match(NamedTuple):
-    """A request's route and what its path says: parameter values in the template's order, and the key."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What the routes of one service are made of."""
 
-    route: Route
-    values: tuple[str, ...]
-    key: str
+    config: Config
+    routes: RouteTable
+    store: Store
+    documents: Documents
+    logs: Logs
+    access: Access
+    callers: Callers
+    roles: Roles
+    hooks: Hooks
+    plugs: Plugs
+    waits: ListWaits
+    handlers: Handlers
+    plugged: Handlers
+    """The handlers where plugins have a say."""
+    files: Handlers
+    """The handlers of what has files, and where plugins have a say in that."""
+    plugged_files: Handlers
+    lists: Lists
+    hearing: Hearing
+    subscribers: Subscribers
+    ops: Ops
+    corruption: CorruptionReporter
 
-    @property
-    def rule(self) -> Rule:
-        rule = self.route.rule
-        assert rule is not None, "only routes of a collection ask for their rule"
-        return rule
+    def add_all(self) -> None:
+        """Fill the table."""
+        for namespace, collections in _namespaces(self.config):
+            for collection in collections:
+                self._add_collection(namespace, collection)
+            self._add_bundles(namespace, collections)
+            self._add_batch(namespace)
+            self._add_stream(namespace, collections)
+        self._add_manifests()
+        self._add_examples()
+        self._add_service()
 
-    @property
-    def params(self) -> dict[str, str]:
-        return dict(zip(self.route.names, self.values))  # noqa: B905 (costs more than the rest)
+    def _add_collection(self, namespace: str | None, collection: Collection) -> None:
+        path = collection.storage_path
+        key = path if collection.bundle is None else f"{path}/{collection.name}"
+        pull = (self.plugged if self.hooks.pulls else self.handlers).pull
+        push, pushes = (self.plugged if self.hooks.pushes else self.handlers).push, "push"
+        if collection.append_only is not None:
+            pull = self._log(collection, asks=self.hooks.pulls).pull
+            push, pushes = self._log(collection, asks=self.hooks.pushes).append, "append"
+        files, listed = FileRules.of(collection), self.lists.list
+        if files is not None:
+            push = (self.plugged_files if self.hooks.pushes else self.files).push
+        stored = self.hooks.stored_files.get(collection.name)
+        if stored is not None:
+            files = FileRules(template=tuple(stored.template.split("/")), suffix=stored.suffix)
+            push = (self.plugged if self.hooks.pushes else self.handlers).push
+            listed = StoredLists(stored, self.store, self.callers).list
+        if files is not None:
+            pull = (self.plugged_files if self.hooks.pulls else self.files).pull
+        if not collection.push_only and collection.bundle is None:
+            self._add_action("pull", "GET", pull, namespace, collection, key, files=files)
+        if not collection.pull_only:
+            answering = self.waits.answering(collection, push)
+            self._add_action("push", "POST", answering, namespace, collection, key, named=pushes, files=files)
+        if collection.listable:
+            prefix = path.rpartition("/")[0]
+            self._add_action("list", "GET", listed, namespace, collection, prefix)
 
-    def subject(self, caller: Caller) -> Subject:
-        """What a write of `caller` to this path is of."""
-        rule = self.rule
-        return Subject(rule.collection.name, self.params, rule.namespace, caller.identity, self.key)
+    def _log(self, collection: Collection, *, asks: bool) -> LogHandlers:
+        """The handlers of a log; `asks`: plugins have a say."""
+        parts = LogRules.of(collection), self.logs, self.access, self.callers, self.documents.versions
+        return PluggedLogs(self.plugs, *parts) if asks else LogHandlers(*parts)
 
-    @property
-    def identity(self) -> str | None:
-        """The `{identity}` of the path, None where the template has none."""
-        index = self.rule.identity_index
-        return None if index is None else self.values[index]
+    def _rule(self, namespace: str | None, collection: Collection, action: Action) -> Rule:
+        return Rule.of(self.config, namespace, collection, action, by_plugin=self.hooks.authorizes)
+
+    def _add_action(
+        self,
+        action: Action,
+        method: str,
+        handler: Handler,
+        namespace: str | None,
+        collection: Collection,
+        path: str,
+        named: str = "",
+        files: FileRules | None = None,
+    ) -> None:
+        """Serve `action` on `collection` at `path`, a template below the action. The route is `named`
+        otherwise where it does something else than the action does to a document."""
+        rule = self._rule(namespace, collection, action)
+        schema = collection.object_schema
+        check = None if schema is None else compile_schema(schema)
+        for prefix in _prefixes(self.config, namespace):
+            head = segments(f"{prefix}/{action}")
+            route = Route(
+                handler,
+                head + (tuple(path.split("/")) if path else ()),
+                params(path),
+                named or action,
+                _qualified(namespace, collection.name),
+                rule,
+                len(head),
+                _read_headers([rule]),
+                check,
+                self._keyrings() if collection.enforce_sealed else None,
+                files=files,
+                alias=prefix != _prefix(self.config, namespace),
+            )
+            self.routes.add([method], route)
+
+    def _keyrings(self) -> tuple[str, ...]:
+        """The templates of keyrings that do not lie below what they open."""
+        everything = (found for _, _, collections in self.config.each_namespace() for found in collections)
+        return tuple(found.keyring_path for found in everything if found.keyring_path is not None)
+
+    def _add_bundles(self, namespace: str | None, collections: Sequence[Collection]) -> None:
+        bundles: dict[str, list[Rule]] = {}
+        for collection in collections:
+            if collection.bundle is not None and not collection.push_only:
+                rule = self._rule(namespace, collection, "pull")
+                bundles.setdefault(collection.bundle, []).append(rule)
+        for name, rules in bundles.items():
+            bundle = Bundle(rules)
+            path = rules[0].collection.storage_path
+            for prefix in _prefixes(self.config, namespace):
+                head = segments(f"{prefix}/pull")
+                route = Route(
+                    BundlePull(
+                        bundle, self.documents, self.access, self.callers, self.roles, self.hooks
+                    ).pull,
+                    head + tuple(path.split("/")),
+                    params(path),
+                    "bundle",
+                    _qualified(namespace, name),
+                    bundle.gate,
+                    len(head),
+                    _read_headers(rules),
+                    alias=prefix != _prefix(self.config, namespace),
+                    members=bundle.rules,
+                )
+                self.routes.add(["GET"], route)
+
+    def _add_batch(self, namespace: str | None) -> None:
+        """The batch route of a namespace. Of what batches do not serve it knows the names alone."""
+        config = self.config
+        collections = config.collections if namespace is None else config.namespaces[namespace].collections
+        batched = {
+            id(found)
+            for found in collections
+            if holds_documents(found)
+            and not (found.bundle or found.push_only or found.name in self.hooks.stored_files)
+        }
+        rules = [
+            (self._rule(namespace, collection, "pull"), id(collection) in batched)
+            for collection in collections
+        ]
+        batch = BatchPull(
+            config,
+            namespace,
+            rules,
+            self.store,
+            self.documents,
+            self.logs,
+            self.callers,
+            self.roles,
+            self.hooks,
+            self.documents.now_ms,
+            self.corruption,
+        )
+        for prefix in _prefixes(config, namespace):
+            template = segments(f"{prefix}/batch/pull")
+            alias = prefix != _prefix(config, namespace)
+            self.routes.add(["GET"], Route(batch.pull, template, (), "batch", namespace or "", alias=alias))
+
+    def _add_stream(self, namespace: str | None, collections: Sequence[Collection]) -> None:
+        """The change stream of a namespace that has something to tell of."""
+        if not collections:
+            return
+        rules = [self._rule(namespace, collection, "pull") for collection in collections]
+        stream = Stream(rules, self.access, self.callers, self.hearing, self.subscribers)
+        for prefix in _prefixes(self.config, namespace):
+            alias = prefix != _prefix(self.config, namespace)
+            route = Route(
+                stream.open, segments(f"{prefix}/events"), (), "events", namespace or "", alias=alias
+            )
+            self.routes.add(["GET"], route)
+
+    def _add_manifests(self) -> None:
+        """The routes that tell clients the configuration; `/sync/config` is where a published client asks."""
+        if self.config.config_endpoint is None:
+            return
+        root = Manifest(self.config, self.access)
+        mount = self.config.server.mount_path
+        self._add_manifest(root, f"{mount}/config", alias=False)
+        self._add_manifest(root, f"{mount}/sync/config", alias=False)
+        for namespace in self.config.namespaces:
+            own = Manifest(self.config, self.access, namespace)
+            for prefix in _prefixes(self.config, namespace):
+                alias = prefix != _prefix(self.config, namespace)
+                self._add_manifest(own, f"{prefix}/config", alias=alias)
+
+    def _add_manifest(self, manifest: Manifest, path: str, *, alias: bool) -> None:
+        route = Route(manifest.serve, segments(path), action="config", alias=alias)
+        self.routes.add(["GET"], route)
+
+    def _add_examples(self) -> None:
+        """A route for each file, so that there is no other path to ask for."""
+        server = self.config.server
+        if server.examples is None:
+            return
+        examples = Examples(server.examples)
+        for path in examples.paths:
+            template = segments(f"{server.mount_path}/examples/{path}")
+            self.routes.add(["GET"], Route(examples.serve, template, action="example"))
+
+    def _add_service(self) -> None:
+        mount = self.config.server.mount_path
+        for path, handler, action in (
+            ("/health", self.ops.health, "health"),
+            ("/health/ready", self.ops.ready, "ready"),
+            ("/metrics", self.ops.metrics, "metrics"),
+            ("/version", self.ops.version, "version"),
+            ("/openapi.json", OpenApi(self.config, self.routes).serve, "openapi"),
+        ):
+            for prefix in {"", mount}:
+                self.routes.add(["GET"], Route(handler, segments(prefix + path), action=action))
+        revoke = Route(self.handlers.revoke, segments(f"{mount}/revocations"), action="revoke")
+        self.routes.add(["POST"], revoke)
+        template = segments(f"{mount}/revocations/{{issuer}}")
+        issuer = Route(
+            self.handlers.revocations, template, ("issuer",), "revocations", key_from=len(template) - 1
+        )
+        self.routes.add(["GET"], issuer)
 
 
-@dataclass(slots=True)
-class _Node:
-    literals: dict[str, "_Node"] = field(default_factory=dict)
-    parameter: "_Node | None" = None
-    routes: dict[str, Route] = field(default_factory=dict)
+def pull_rules(config: Config, hooks: Hooks) -> Iterator[Rule]:
+    """The rule of pulling each collection that is served."""
+    for namespace, collections in _namespaces(config):
+        for collection in collections:
+            yield Rule.of(config, namespace, collection, "pull", by_plugin=hooks.authorizes)
 
 
-class RouteTable:
-    """All routes of a service. Literal segments win over parameters."""
-
-    def __init__(self) -> None:
-        self._root = _Node()
-        self._heads: list[list[str]] = []
-
-    def add(self, methods: Iterable[str], route: Route) -> None:
-        """Serve `route` at its template, whose `{name}` segments are parameters."""
-        node = self._root
-        for segment in route.template:
-            if segment.startswith("{"):
-                node.parameter = node.parameter or _Node()
-                node = node.parameter
-            else:
-                node = node.literals.setdefault(segment, _Node())
-        for method in methods:
-            node.routes[method] = route
-        if route.names:
-            self._heads.append(list(route.template[: route.key_from]))
-
-    def __iter__(self) -> Iterator[tuple[str, Route]]:
-        """Every method and route."""
-        nodes = [self._root]
-        while nodes:
-            node = nodes.pop()
-            yield from node.routes.items()
-            nodes += node.literals.values()
-            if node.parameter is not None:
-                nodes.append(node.parameter)
-
-    def match(self, method: str, path: str) -> Match:
-        """The route of `path` (as received, without query).
-
-        Raises:
-            InvalidPathParameter: a key with an empty, dotted or otherwise inadmissible segment, or too long.
-            NotFound, MethodNotAllowed: no such path, or not with this method.
-        """
-        segments = path.split("/") if "%" not in path else _decode(path)
-        values: list[str] = []
-        node = _walk(self._root, segments, values) or _search(self._root, segments, 1, values)
-        if node is None:
-            head = next((head for head in self._heads if segments[1 : len(head) + 1] == head), None)
-            if head is not None and not all(map(is_parameter, segments[len(head) + 1 :])):
-                raise InvalidPathParameter
-            raise NotFound
-        route = node.routes.get(method)
-        if route is None:
-            allowed = {*node.routes, "HEAD"} if "GET" in node.routes else node.routes
-            raise MethodNotAllowed(headers={"Allow": ", ".join(sorted(allowed))})
-        key = "/".join(segments[route.key_from + 1 :])
-        if values:
-            _check(values, key, segments[route.key_from + 1])
-        return Match(route, tuple(values), key)
+def owners(config: Config, hooks: Hooks) -> list[RouteTable]:
+    """For each namespace a table that says which collection a key belongs to, by its rule for pulls."""
+    tables = []
+    for name, _, collections in config.each_namespace():
+        table = RouteTable()
+        for collection in collections:
+            path = collection.storage_path
+            if collection.bundle is not None:
+                path += f"/{collection.name}"
+            rule = Rule.of(config, name or None, collection, "pull", by_plugin=hooks.authorizes)
+            table.add(["GET"], Route(_unserved, tuple(path.split("/")), params(path), rule=rule))
+        tables.append(table)
+    return tables
 
 
-def _walk(node: _Node, segments: Sequence[str], values: list[str]) -> _Node | None:
-    """The node that a literal-first walk leads to. It does not turn back, which is seldom needed; where it
-    fails it leaves `values` empty."""
-    for segment in segments[1:]:
-        found = node.literals.get(segment)
-        if found is None:
-            found = node.parameter
-            if found is None:
-                values.clear()
-                return None
-            values.append(segment)
-        node = found
-    if node.routes:
-        return node
-    values.clear()
-    return None
-
-
-def _search(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:
-    """The node of `segments` from `index` on, every way tried, literals first."""
-    if index == len(segments):
-        return node if node.routes else None
-    segment = segments[index]
-    literal = node.literals.get(segment)
-    if literal is not None:
-        found = _search(literal, segments, index + 1, values)
-        if found is not None:
-            return found
-    if node.parameter is None:
-        return None
-    values.append(segment)
-    found = _search(node.parameter, segments, index + 1, values)
-    if found is None:
-        values.pop()
+def owners_of(tables: Iterable[RouteTable], key: str) -> list[str]:
+    """The collections that a key belongs to, by the tables of `owners`."""
+    found = []
+    for table in tables:
+        with suppress(PysyncError):
+            rule = table.match("GET", f"/{key}").rule
+            found.append(_qualified(rule.namespace, rule.collection.name))
     return found
 
 
-def _check(values: Sequence[str], key: str, first: str) -> None:
-    if len(key) > MAX_KEY_BYTES or first == RESERVED or not all(map(is_parameter, values)):
-        raise InvalidPathParameter
+def segments(path: str) -> tuple[str, ...]:
+    """The segments of an absolute path."""
+    return tuple(path.split("/")[1:])
 
 
-def _decode(path: str) -> list[str]:
-    try:
-        segments = [unquote_to_bytes(segment).decode() for segment in path.split("/")]
-    except UnicodeDecodeError:
-        raise InvalidPathParameter from None
-    if any("/" in segment for segment in segments):
-        raise InvalidPathParameter
-    return segments
+def _namespaces(config: Config) -> Iterator[tuple[str | None, tuple[Collection, ...]]]:
+    for name, _, collections in config.each_namespace():
+        yield name or None, collections
+
+
+def _prefix(config: Config, namespace: str | None) -> str:
+    """The path before an action."""
+    mount = config.server.mount_path
+    return mount if namespace is None else f"{mount}/{namespace}"
+
+
+def _prefixes(config: Config, namespace: str | None) -> list[str]:
+    """Every path before an action. Published clients ask for a namespace under `/v1`, so it is also there
+    where the configuration mounts nothing."""
+    own = _prefix(config, namespace)
+    return [own] if namespace is None or config.server.mount_path else [own, f"/v1{own}"]
+
+
+def _qualified(namespace: str | None, name: str) -> str:
+    return name if namespace is None else f"{namespace}/{name}"
+
+
+def _read_headers(rules: Sequence[Rule]) -> str:
+    """How an answer may be cached that these rules open (wire section 4). What depends on who asks is never
+    for everybody."""
+    public = all("public" in rule.roles and not rule.examines for rule in rules)
+    known_ms = [
+        rule.collection.cache_duration_ms for rule in rules if rule.collection.cache_duration_ms is not None
+    ]
+    if len(known_ms) == len(rules):
+        control = f"{'public' if public else 'private'}, max-age={min(known_ms) // 1000}"
+    else:
+        control = "no-cache" if public else "private, no-cache"
+    return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
+
+
+async def _unserved(request: web.BaseRequest, match: Match) -> Answer:
+    """The handler of tables that only say whose a key is."""
+    raise NotFound

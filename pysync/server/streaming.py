@@ -13,7 +13,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion, HttpVersion11
 
 from pysync.errors import PysyncError
-from pysync.server.answer import STALL_S, Answer, send
+from pysync.server.responses import STALL_S, Answer, send
 from pysync.store import JSON_TYPE, Chunks
 from pysync.store.local.disk import Outgoing
 

@@ -1,21 +1,76 @@
-"""The list route: what a collection holds under a prefix, page by page (wire section 7)."""
+"""The list route: what a collection holds under a prefix, page by page (wire section 7).
 
+Pages of a collection: the values of its last path parameter (wire section 7).
+"""
+
+import asyncio
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from pysync import _core, listing
+from pysync import _core
 from pysync.config.key_templates import are_parameters, document_key, is_parameter
-from pysync.errors import InvalidAfter, InvalidLimit
+from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
 from pysync.plugins import StoredFiles
-from pysync.server.answer import Answer, json_answer
-from pysync.server.callers import Callers
-from pysync.server.routes import Match
+from pysync.server.authorization import Callers
+from pysync.server.responses import Answer, json_answer
+from pysync.server.router import Match
 from pysync.store import Store
 
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+MOST_DENIED = 5_000
+"""Number of names that one request looks at if the certificate denies some."""
+
+
+class Page(NamedTuple):
+    """Names in code-point order, and whether there are more after the last."""
+
+    items: list[str]
+    has_more: bool
+
+
+async def page(
+    store: Store,
+    prefix: str,
+    after: str | None,
+    limit: int,
+    admitted: Callable[[list[str]], list[str]],
+    most: int | None = None,
+) -> Page:
+    """The first `limit` names directly under `prefix` that are greater than `after` and `admitted`.
+
+    The store is asked for a page and one name more, again only where names were not admitted; so the cost
+    follows the page, wherever it lies. No document is read: one that has outlived its `ttlMs` is listed
+    until it is swept. Where `most` names have been looked at and some were admitted, the page ends early.
+
+    Raises:
+        Forbidden: none of `most` names was admitted.
+        StoreUnavailable: nobody can tell.
+    """
+    items: list[str] = []
+    size, met = limit + 1, 0
+    while len(items) <= limit:
+        names = await store.list(prefix, after, size)
+        items += admitted(names)
+        if len(names) < size:
+            break
+        after = names[-1]
+        if most is not None and len(items) <= limit:
+            met += len(names)
+            if met >= most:
+                if not items:
+                    raise Forbidden
+                return Page(items, has_more=True)
+            size = MAX_LIMIT + 1
+            await asyncio.sleep(0)
+    return Page(items[:limit], len(items) > limit)
+
+
 _is_limit = re.compile(r"[1-9][0-9]*").fullmatch
-_LIMIT_DIGITS = len(str(listing.MAX_LIMIT))
+_LIMIT_DIGITS = len(str(MAX_LIMIT))
 
 
 class Lists:
@@ -36,8 +91,8 @@ class Lists:
                 names = [name for name in names if is_parameter(name) and rule.owns(prefix + name)]
             return names if scope is None else scope.undenied(prefix, names)
 
-        most = None if scope is None else listing.MOST_DENIED
-        items, has_more = await listing.page(self._store, match.key, after, limit, admitted, most)
+        most = None if scope is None else MOST_DENIED
+        items, has_more = await page(self._store, match.key, after, limit, admitted, most)
         return json_answer(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
 
     async def _asked(
@@ -48,7 +103,7 @@ class Lists:
         _, caller = await self._callers.reader(request, match)
         scope = caller.scope if caller.scope is not None and caller.scope.has_denies else None
         if "?" not in request.raw_path:
-            return listing.DEFAULT_LIMIT, None, scope
+            return DEFAULT_LIMIT, None, scope
         return _limit(request.query.get("limit")), _after(request.query.get("after")), scope
 
 
@@ -72,9 +127,9 @@ class StoredLists(Lists):
             return bare if scope is None else scope.undenied(f"{match.key}/", bare)
 
         folder = document_key(self._folder, match.params)
-        most = None if scope is None else listing.MOST_DENIED
+        most = None if scope is None else MOST_DENIED
         after = after and after + suffix
-        items, has_more = await listing.page(self._store, folder, after, limit, admitted, most)
+        items, has_more = await page(self._store, folder, after, limit, admitted, most)
         hidden.append(self._hidden_from())  # what has begun meanwhile may be missing, too
         end = min((name for name in hidden if name is not None), default=None)
         if end is not None and items and items[-1] >= end:
@@ -84,10 +139,10 @@ class StoredLists(Lists):
 
 def _limit(text: str | None) -> int:
     if text is None:
-        return listing.DEFAULT_LIMIT
+        return DEFAULT_LIMIT
     if not _is_limit(text):
         raise InvalidLimit
-    return listing.MAX_LIMIT if len(text) > _LIMIT_DIGITS else min(int(text), listing.MAX_LIMIT)
+    return MAX_LIMIT if len(text) > _LIMIT_DIGITS else min(int(text), MAX_LIMIT)
 
 
 def _after(text: str | None) -> str | None:

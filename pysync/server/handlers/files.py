@@ -12,12 +12,11 @@ from pysync.config.key_templates import document_key
 from pysync.engine.files import FileRules, Files
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
 from pysync.model import Caller, Written
-from pysync.server.answer import NO_STORE, Answer, version_matches
-from pysync.server.body import check_declared, read_body, stream_body
-from pysync.server.handlers import Handlers
-from pysync.server.routes import Match
-from pysync.server.streamed import SentFile, StreamedAnswer
-from pysync.server.writes import media_type
+from pysync.server.handlers.documents import Handlers
+from pysync.server.request_body import check_declared, media_type, read_body, stream_body
+from pysync.server.responses import NO_STORE, Answer, version_matches
+from pysync.server.router import Match
+from pysync.server.streaming import SentFile, StreamedAnswer
 from pysync.store import JSON_TYPE, File, FileStat
 from pysync.store.local.disk import Outgoing
 

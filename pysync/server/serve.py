@@ -1,4 +1,7 @@
-"""`pysync serve`: a process, or several, that listens, says so, and leaves in good order."""
+"""`pysync serve`: a process, or several, that listens, says so, and leaves in good order.
+
+An address that several workers listen on, kept for them from before the first until after the last.
+"""
 
 import asyncio
 import gc
@@ -8,9 +11,10 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -20,13 +24,45 @@ from aiohttp import web
 
 from pysync import __version__
 from pysync.config import Config, database_paths, effective_coordinator
-from pysync.server import logs
-from pysync.server.address import reserved
+from pysync.server import log_format
 from pysync.server.app import App, Worker, create_app
 from pysync.server.banner import banner
 from pysync.server.connection import listen
 from pysync.server.supervisor import NO_RELOAD, Post, Supervisor
 from pysync.sqlite.database_file import quick_check
+
+
+@contextmanager
+def reserved(host: str, port: int) -> Iterator[int]:
+    """Keep an address for the workers of this process and yield its port; port 0 takes a free one.
+
+    Workers listen with SO_REUSEPORT, and with that alone a second service of the same user would quietly get
+    half of the connections. So the address is first taken as by a single process, and only then shared.
+    Raises OSError where it is taken, or cannot be had.
+    """
+    with ExitStack() as kept:
+        for family, kind, protocol, _, address in _addresses(host):
+            sock = kept.enter_context(socket.socket(family, kind, protocol))
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # To bind it while connections of an earlier service linger; nobody else may after us.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((address[0], port, *address[2:]))
+            except OSError as error:
+                reason = os.strerror(error.errno or 0).lower()
+                raise OSError(error.errno, f"cannot listen on {address[0]} port {port}: {reason}") from error
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            port = sock.getsockname()[1]
+        yield port
+
+
+def _addresses(host: str) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+    """What `host` stands for, each once."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys(found))
+
 
 _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "redis"}
 """Kinds of stores and coordinators, and the modules that are imported where they are used."""
@@ -41,7 +77,7 @@ def serve(config: Config, notice: str = "") -> int:
     Raises ValueError for a configuration that cannot be served and for a damaged database, OSError for an
     address that is taken, StoreUnavailable for a store that does not open.
     """
-    logs.configure(level=config.server.log_level)
+    log_format.configure(level=config.server.log_level)
     check_databases(config)
     _allow_connections()
     if config.server.workers > 1:
@@ -63,7 +99,7 @@ def _serve_with_workers(config: Config, notice: str) -> int:
     with reserved(server.host, server.port) as port, TemporaryDirectory(prefix="pysync-") as tallies:
 
         def work(post: Post) -> None:
-            logs.configure(worker=post.number, level=server.log_level)
+            log_format.configure(worker=post.number, level=server.log_level)
             uvloop.run(_work(config, port, post, Path(tallies)))
 
         def tell() -> None:

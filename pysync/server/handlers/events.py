@@ -14,13 +14,12 @@ from pysync.auth.policy import Rule
 from pysync.config.key_templates import is_parameter, params
 from pysync.engine.subscriptions import Topic
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
-from pysync.server.answer import Answer
-from pysync.server.callers import Callers
+from pysync.server.authorization import Callers
 from pysync.server.connection import Connection
-from pysync.server.hearing import Hearing
-from pysync.server.key_index import topic_of
-from pysync.server.routes import Match
-from pysync.server.subscribers import Subscriber, Subscribers
+from pysync.server.responses import Answer
+from pysync.server.router import Match
+from pysync.server.sse import Subscriber, Subscribers
+from pysync.server.stream_authorization import Hearing, topic_of
 
 HEADERS = "Cache-Control: no-store\r\nX-Accel-Buffering: no\r\nVary: Authorization\r\n"
 _MAX_PLACE_CHARS = 100

@@ -22,11 +22,11 @@ from pysync.errors import (
     PullBoundRequired,
 )
 from pysync.model import Caller, Written
-from pysync.server.answer import NO_STORE, Answer, HeadAnswer, version_matches
-from pysync.server.callers import Callers
-from pysync.server.routes import Match
-from pysync.server.streamed import streamed
-from pysync.server.writes import apply, aside, check_author, check_sealed, receive, request_key
+from pysync.server.authorization import Callers
+from pysync.server.request_body import apply, aside, check_author, check_sealed, receive, request_key
+from pysync.server.responses import NO_STORE, Answer, HeadAnswer, version_matches
+from pysync.server.router import Match
+from pysync.server.streaming import streamed
 
 STRIP_IN_THREAD_ABOVE = 64 * 1024
 MAX_BOUND = 2**63 - 1

@@ -13,9 +13,7 @@ from aiohttp import web
 from pysync import __version__
 from pysync.auth.policy import Rule
 from pysync.config import Config
-from pysync.server.answer import Answer
-from pysync.server.openapi_actions import ACTIONS, Service, credentials, metered, schema_name
-from pysync.server.openapi_parts import (
+from pysync.server.openapi.components import (
     HEADERS,
     PARAMETERS,
     SCHEMAS,
@@ -24,7 +22,9 @@ from pysync.server.openapi_parts import (
     refusals,
     security_schemes,
 )
-from pysync.server.routes import Match, Route, RouteTable
+from pysync.server.openapi.operations import ACTIONS, Service, credentials, metered, schema_name
+from pysync.server.responses import Answer
+from pysync.server.router import Match, Route, RouteTable
 
 REVALIDATED = "Cache-Control: no-cache\r\n"
 _ALWAYS = frozenset({400, 408, 500})

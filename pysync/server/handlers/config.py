@@ -16,8 +16,8 @@ from pysync.config import AppendOnly, Collection, Config
 from pysync.config.schema import wire_name
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
-from pysync.server.answer import Answer, version_matches
-from pysync.server.routes import Match
+from pysync.server.responses import Answer, version_matches
+from pysync.server.router import Match
 
 _NOBODY = Caller(roles=frozenset())
 

@@ -12,8 +12,8 @@ from pysync.engine.outbox import Outbox
 from pysync.errors import Unavailable
 from pysync.plugins.projection import Projections, keepers_in
 from pysync.plugins.projection.targets import Keys
-from pysync.server.answer import Answer
-from pysync.server.routes import Handler, Match
+from pysync.server.responses import Answer
+from pysync.server.router import Handler, Match
 
 WAIT_S: Final = 5.0
 """Seconds for which an answer waits for lists."""

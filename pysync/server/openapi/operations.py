@@ -6,9 +6,9 @@ from typing import NamedTuple
 from pysync.auth.policy import Rule
 from pysync.config import Collection, Config, key_templates
 from pysync.engine.files import FileRules
-from pysync.server.examples import media_type
-from pysync.server.openapi_parts import Json, answer, array, component, json_content, map_of, object_of
-from pysync.server.routes import Route
+from pysync.server.handlers.service import media_type
+from pysync.server.openapi.components import Json, answer, array, component, json_content, map_of, object_of
+from pysync.server.router import Route
 
 _STORE = frozenset({503})
 _PUSH = frozenset({403, 409, 413, 415, 503})

@@ -13,8 +13,8 @@ from pysync.engine.catch_up import CatchUp
 from pysync.engine.subscriptions import Event, Feed, Start
 from pysync.model import Caller
 from pysync.server.connection import Connection
-from pysync.server.hearing import Grant, Hearing
-from pysync.server.tally import Tally
+from pysync.server.metrics import Tally
+from pysync.server.stream_authorization import Grant, Hearing
 
 log = logging.getLogger("pysync.server")
 

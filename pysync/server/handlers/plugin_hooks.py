@@ -13,13 +13,13 @@ from pysync.engine.outbox import Outbox
 from pysync.model import Caller, WriteEvent, Written
 from pysync.plugins import Push, Pushed, Reply, Request
 from pysync.plugins.hooks import Hooks
-from pysync.server.answer import NO_STORE, Answer, version_matches
-from pysync.server.applogs import LogHandlers
-from pysync.server.files import FileHandlers, is_document
-from pysync.server.handlers import Handlers
-from pysync.server.roles import request_of
-from pysync.server.routes import Match
-from pysync.server.writes import request_key
+from pysync.server.authorization import request_of
+from pysync.server.handlers.append_log import LogHandlers
+from pysync.server.handlers.documents import Handlers
+from pysync.server.handlers.files import FileHandlers, is_document
+from pysync.server.request_body import request_key
+from pysync.server.responses import NO_STORE, Answer, version_matches
+from pysync.server.router import Match
 
 
 class Plugs:

@@ -1,0 +1,1 @@
+"""Handlers of requests, one module for each kind of route."""

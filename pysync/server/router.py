@@ -1,0 +1,194 @@
+"""The route table: which path and method lead to which handler, with which parameters.
+
+A path is matched decoded, segment by segment, so that what is matched is what the store will see; a
+percent-encoded `/` never becomes a separator (wire section 1).
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import web
+
+from pysync.auth.policy import Rule
+from pysync.changelog import Subject
+from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, is_parameter
+from pysync.engine.files import FileRules
+from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
+from pysync.model import Caller
+from pysync.server.json_schema import Check
+from pysync.server.responses import Answer
+
+Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path template. `action` and `collection` name it in metrics; `rule` is None for
+    routes that no collection owns."""
+
+    handler: Handler
+    template: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    action: str = ""
+    collection: str = ""
+    rule: Rule | None = None
+    key_from: int = 0
+    """How many leading segments (mount, namespace, action) are not part of the document key."""
+    read_headers: str = ""
+    """Header lines of every read: how it may be cached."""
+    check: Check | None = None
+    """What pushed data must satisfy."""
+    keyrings: tuple[str, ...] | None = None
+    """The templates of keyrings, which are exempt in a collection that takes sealed data alone."""
+    files: FileRules | None = None
+    """How the collection has files; None where it has none."""
+    alias: bool = False
+    """The same as another route, at a second place."""
+    members: tuple[Rule, ...] = ()
+    """Of a bundle: what the pull of each member asks. `rule` is then what the bundle asks as a whole."""
+
+
+class Match(NamedTuple):
+    """A request's route and what its path says: parameter values in the template's order, and the key."""
+
+    route: Route
+    values: tuple[str, ...]
+    key: str
+
+    @property
+    def rule(self) -> Rule:
+        rule = self.route.rule
+        assert rule is not None, "only routes of a collection ask for their rule"
+        return rule
+
+    @property
+    def params(self) -> dict[str, str]:
+        return dict(zip(self.route.names, self.values))  # noqa: B905 (costs more than the rest)
+
+    def subject(self, caller: Caller) -> Subject:
+        """What a write of `caller` to this path is of."""
+        rule = self.rule
+        return Subject(rule.collection.name, self.params, rule.namespace, caller.identity, self.key)
+
+    @property
+    def identity(self) -> str | None:
+        """The `{identity}` of the path, None where the template has none."""
+        index = self.rule.identity_index
+        return None if index is None else self.values[index]
+
+
+@dataclass(slots=True)
+class _Node:
+    literals: dict[str, "_Node"] = field(default_factory=dict)
+    parameter: "_Node | None" = None
+    routes: dict[str, Route] = field(default_factory=dict)
+
+
+class RouteTable:
+    """All routes of a service. Literal segments win over parameters."""
+
+    def __init__(self) -> None:
+        self._root = _Node()
+        self._heads: list[list[str]] = []
+
+    def add(self, methods: Iterable[str], route: Route) -> None:
+        """Serve `route` at its template, whose `{name}` segments are parameters."""
+        node = self._root
+        for segment in route.template:
+            if segment.startswith("{"):
+                node.parameter = node.parameter or _Node()
+                node = node.parameter
+            else:
+                node = node.literals.setdefault(segment, _Node())
+        for method in methods:
+            node.routes[method] = route
+        if route.names:
+            self._heads.append(list(route.template[: route.key_from]))
+
+    def __iter__(self) -> Iterator[tuple[str, Route]]:
+        """Every method and route."""
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            yield from node.routes.items()
+            nodes += node.literals.values()
+            if node.parameter is not None:
+                nodes.append(node.parameter)
+
+    def match(self, method: str, path: str) -> Match:
+        """The route of `path` (as received, without query).
+
+        Raises:
+            InvalidPathParameter: a key with an empty, dotted or otherwise inadmissible segment, or too long.
+            NotFound, MethodNotAllowed: no such path, or not with this method.
+        """
+        segments = path.split("/") if "%" not in path else _decode(path)
+        values: list[str] = []
+        node = _walk(self._root, segments, values) or _search(self._root, segments, 1, values)
+        if node is None:
+            head = next((head for head in self._heads if segments[1 : len(head) + 1] == head), None)
+            if head is not None and not all(map(is_parameter, segments[len(head) + 1 :])):
+                raise InvalidPathParameter
+            raise NotFound
+        route = node.routes.get(method)
+        if route is None:
+            allowed = {*node.routes, "HEAD"} if "GET" in node.routes else node.routes
+            raise MethodNotAllowed(headers={"Allow": ", ".join(sorted(allowed))})
+        key = "/".join(segments[route.key_from + 1 :])
+        if values:
+            _check(values, key, segments[route.key_from + 1])
+        return Match(route, tuple(values), key)
+
+
+def _walk(node: _Node, segments: Sequence[str], values: list[str]) -> _Node | None:
+    """The node that a literal-first walk leads to. It does not turn back, which is seldom needed; where it
+    fails it leaves `values` empty."""
+    for segment in segments[1:]:
+        found = node.literals.get(segment)
+        if found is None:
+            found = node.parameter
+            if found is None:
+                values.clear()
+                return None
+            values.append(segment)
+        node = found
+    if node.routes:
+        return node
+    values.clear()
+    return None
+
+
+def _search(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:
+    """The node of `segments` from `index` on, every way tried, literals first."""
+    if index == len(segments):
+        return node if node.routes else None
+    segment = segments[index]
+    literal = node.literals.get(segment)
+    if literal is not None:
+        found = _search(literal, segments, index + 1, values)
+        if found is not None:
+            return found
+    if node.parameter is None:
+        return None
+    values.append(segment)
+    found = _search(node.parameter, segments, index + 1, values)
+    if found is None:
+        values.pop()
+    return found
+
+
+def _check(values: Sequence[str], key: str, first: str) -> None:
+    if len(key) > MAX_KEY_BYTES or first == RESERVED or not all(map(is_parameter, values)):
+        raise InvalidPathParameter
+
+
+def _decode(path: str) -> list[str]:
+    try:
+        segments = [unquote_to_bytes(segment).decode() for segment in path.split("/")]
+    except UnicodeDecodeError:
+        raise InvalidPathParameter from None
+    if any("/" in segment for segment in segments):
+        raise InvalidPathParameter
+    return segments

@@ -16,7 +16,7 @@ from scripted import DEVICE, KEYS, PULLED, PUSHED, client, is_signed, serving
 
 from pysync import protocol
 from pysync.client import Backoff, BlobTooLarge, Client, FileChanged, Unreachable
-from pysync.client.uploads import Upload
+from pysync.client.files import Upload
 from pysync.errors import Forbidden, NotFound, PayloadTooLarge, UnsupportedMediaType
 
 PARQUET = "application/vnd.apache.parquet"

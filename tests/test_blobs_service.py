@@ -13,7 +13,7 @@ import pytest_asyncio
 from conftest import ISSUER, STRANGER, SUBJECT, Start, root_device
 
 from pysync.client import Client, sealed
-from pysync.client.blobs import BlobTooLarge
+from pysync.client.files import BlobTooLarge
 from pysync.client.sealed import Keyring, OpenKeyring, pull_and_open_blob, seal_and_push_blob
 from pysync.errors import Forbidden, PayloadTooLarge, UnsupportedMediaType
 from pysync.testing import FaultProxy

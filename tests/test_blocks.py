@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysync.client.blocks import MAX_BLOCK_BYTES, Block, Blocks
+from pysync.client.watch import MAX_BLOCK_BYTES, Block, Blocks
 
 TEXT = (
     "\ufeff: opening\n\nid: 1\n\n: beat\n\nid: 2\nevent: reset\ndata: {}\n\n"

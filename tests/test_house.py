@@ -56,7 +56,7 @@ def test_heavy_dependencies_have_one_home() -> None:
             "store/local/",
             "coordinator/local.py",
         ),
-        "cryptography": ("auth/signing.py", "client/wraps.py"),
+        "cryptography": ("auth/signing.py", "client/sealed/crypto.py"),
         "jsonschema_rs": ("server/json_schema.py", "config/"),
         "yaml": ("config/",),
         "aiobotocore": ("store/s3/",),

@@ -9,7 +9,7 @@ from scripted import Waits, client
 from scripted_streams import HEAD, End, event, refused, streaming, told
 
 from pysync.client import Change, Client
-from pysync.client.lookout import AGAIN_S, Lookout, Where, follow
+from pysync.client.polling import AGAIN_S, Lookout, Where, follow
 from pysync.errors import BadRequest
 
 OPENING = ": hello\n\nid: 0\n\n"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysync.client import MISSING, Dropped, MergeConflict, ThreeWayMerge, local_wins
-from pysync.client.merging import Path, same
+from pysync.client.merge import Path, same
 
 Data = dict[str, Any]
 MERGE = ThreeWayMerge()

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysync.auth.signing import Keys
-from pysync.client import sealed, wraps
-from pysync.client.sealed import Keyring, OpenKeyring, open_envelope, seal_envelope
+from pysync.client import sealed
+from pysync.client.sealed import Keyring, OpenKeyring, crypto, open_envelope, seal_envelope
 
 NOW_S = 1_700_000_000
 TRUSTED = [ISSUER.ed_pub]
@@ -116,7 +116,7 @@ def test_an_open_document_is_not_taken_for_a_sealed_one(data: dict[str, Any]) ->
 
 @pytest.mark.parametrize("plaintext", [b"", b"[]", b"1", b"{", b"\xff"])
 def test_what_was_sealed_must_be_an_object(plaintext: bytes) -> None:
-    payload = wraps.encrypt(bytes(32), plaintext, b"1", lambda size: bytes(size))
+    payload = crypto.encrypt(bytes(32), plaintext, b"1", lambda size: bytes(size))
     with pytest.raises(sealed.NotSealed):
         OpenKeyring(1, {1: bytes(32)}).open({"_encrypted": base64.b64encode(payload).decode(), "_epoch": 1})
 
@@ -245,7 +245,7 @@ def test_every_keyring_epoch_and_envelope_has_a_content_key_of_its_own() -> None
     ]
     for _ in range(2):
         entry = seal_envelope(b"", SUBJECT.kem_pub, ISSUER, now_s=NOW_S)["entry"]
-        told.append(wraps.unwrap(entry, SUBJECT))
+        told.append(crypto.unwrap(entry, SUBJECT))
     assert len({*told, bytes(32)}) == 6
 
 
@@ -277,7 +277,7 @@ def test_a_wrapped_key_that_does_not_open_is_told(ct: bytes, error: type[Excepti
 
 
 def test_a_wrapped_key_of_another_size_and_one_of_a_weak_key_do_not_open() -> None:
-    short = wraps.wrap(bytes(16), SUBJECT.kem_pub, 1, ISSUER, now_s=NOW_S, random=hashes())
+    short = crypto.wrap(bytes(16), SUBJECT.kem_pub, 1, ISSUER, now_s=NOW_S, random=hashes())
     with pytest.raises(sealed.DecryptionFailed, match="32 bytes"):
         signed_entry(**short).open(SUBJECT, TRUSTED)
     with pytest.raises(sealed.ForgedEntry):
@@ -286,7 +286,7 @@ def test_a_wrapped_key_of_another_size_and_one_of_a_weak_key_do_not_open() -> No
         signed_entry(ephKem=WEAK_KEM).open(SUBJECT, TRUSTED)
 
 
-def hashes() -> wraps.Random:
+def hashes() -> crypto.Random:
     return lambda size: hashlib.shake_128(b"%d" % size).digest(size)
 
 
@@ -296,7 +296,7 @@ def signed_entry(**members: Any) -> Keyring:
     data = copy.deepcopy(keyring.data)
     entry = data["epochs"]["1"]["wrappedKeys"][-1]
     entry.update(members)
-    entry["addedSig"] = ISSUER.sign(wraps._message(entry, 1))
+    entry["addedSig"] = ISSUER.sign(crypto._message(entry, 1))
     return Keyring(data)
 
 

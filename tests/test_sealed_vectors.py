@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pysync.auth.signing import Keys
-from pysync.client import wraps
 from pysync.client.sealed import (
     AadRequired,
     DecryptionFailed,
@@ -17,6 +16,7 @@ from pysync.client.sealed import (
     OpenKeyring,
     Truncated,
     UnknownEpoch,
+    crypto,
     open_envelope,
 )
 
@@ -56,7 +56,7 @@ def delegated(id_: str) -> dict[str, Any]:
 @pytest.mark.parametrize("record", records(VECTORS["keyring_wrap"]))
 def test_a_content_key_is_wrapped_and_unwrapped_as_published(record: dict[str, Any]) -> None:
     assert record["adderEdPriv"] == ADDER.ed_priv
-    entry = wraps.wrap(
+    entry = crypto.wrap(
         bytes.fromhex(record["cek"]),
         record["recipientKemPub"],
         record["epoch"],
@@ -66,10 +66,10 @@ def test_a_content_key_is_wrapped_and_unwrapped_as_published(record: dict[str, A
     )
     assert entry == record["expected"]["entry"]
     recipient = Keys.from_private(bytes([9]) * 32, bytes.fromhex(record["recipientKemPriv"]))
-    wraps.check(entry, record["epoch"], [ADDER.ed_pub])
-    assert wraps.unwrap(entry, recipient).hex() == record["expected"]["unwrappedCek"]
+    crypto.check(entry, record["epoch"], [ADDER.ed_pub])
+    assert crypto.unwrap(entry, recipient).hex() == record["expected"]["unwrappedCek"]
     with pytest.raises(ForgedEntry):
-        wraps.check(entry, record["epoch"] + 1, [ADDER.ed_pub])
+        crypto.check(entry, record["epoch"] + 1, [ADDER.ed_pub])
 
 
 def test_a_published_keyring_opens_with_all_its_epochs() -> None:

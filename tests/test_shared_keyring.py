@@ -13,8 +13,8 @@ from scripted import serving
 
 from pysync.auth import issuing
 from pysync.auth.signing import Keys
-from pysync.client import Client, SyncDocument, sealed, wraps
-from pysync.client.sealed import SharedKeyring
+from pysync.client import Client, SyncDocument, sealed
+from pysync.client.sealed import SharedKeyring, crypto
 from pysync.errors import BodyTooDeep, Conflict, Forbidden
 
 ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"], "encryption": "delegated"}
@@ -218,7 +218,7 @@ async def test_what_is_sealed_may_be_deeper_than_what_is_not(owner: Client) -> N
 
 async def test_what_is_too_deep_to_be_worked_on_is_told_and_changes_nothing() -> None:
     opened = sealed.OpenKeyring(1, {1: bytes(32)})
-    payload = wraps.encrypt(bytes(32), nested(600), b"1", bytes)
+    payload = crypto.encrypt(bytes(32), nested(600), b"1", bytes)
     data = {"_encrypted": base64.b64encode(payload).decode(), "_epoch": 1}
     answers = [(200, {"data": data, "hash": "h", "timestamp": 5})] * 2
     async with serving(*answers) as server, Client(server.url) as client:

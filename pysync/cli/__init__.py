@@ -60,7 +60,7 @@ def _status(error: Exception) -> int:
     """The exit status for an error that a caller may meet; raises every other again."""
     from pysync.auth.certificates import CapError
     from pysync.client import Unreachable
-    from pysync.client.sealed_errors import SealedError
+    from pysync.client.sealed.crypto import SealedError
     from pysync.config import ConfigError
     from pysync.errors import Conflict, Forbidden, PysyncError, RateLimited, Unauthorized, Unavailable
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from pysync.cli.documents import client_of
 from pysync.cli.files import print_json, read_bytes
 from pysync.client import Client, FileHead, PushResult
-from pysync.client.uploads import CHUNK_BYTES, Source
+from pysync.client.files import CHUNK_BYTES, Source
 from pysync.protocol import JSON_TYPE, OPAQUE_TYPE
 
 

@@ -2,30 +2,13 @@
 `SyncDocument` keeps one document in step, `LogCursor` follows a log. `pysync.client.sealed` has what the
 server cannot read."""
 
-from pysync.client.blobs import Blob, BlobStream, BlobTooLarge
-from pysync.client.client import Client, fetch_server_config
-from pysync.client.connection import Backoff, Unreachable
-from pysync.client.downloads import FileChanged, FileHead
-from pysync.client.log import BadAuthorProof, LogCursor
-from pysync.client.merging import (
-    MISSING,
-    Dropped,
-    MergeConflict,
-    ThreeWayMerge,
-    local_wins,
-    merge_remote_wins,
-)
-from pysync.client.results import (
-    BatchEntry,
-    CollectionInfo,
-    LogElement,
-    PullResult,
-    PushResult,
-    ServerConfig,
-)
-from pysync.client.spaces import SpacesAccess, read_spaces_access
+from pysync.client.client import Client, SpacesAccess, TailRequest, fetch_server_config, read_spaces_access
+from pysync.client.files import Blob, BlobStream, BlobTooLarge, FileChanged, FileHead
+from pysync.client.log_cursor import BadAuthorProof, LogCursor
+from pysync.client.merge import MISSING, Dropped, MergeConflict, ThreeWayMerge, local_wins, merge_remote_wins
+from pysync.client.models import BatchEntry, CollectionInfo, LogElement, PullResult, PushResult, ServerConfig
 from pysync.client.sync import Sealing, SyncDocument, UnknownBase
-from pysync.client.tails import TailRequest
+from pysync.client.transport import Backoff, Unreachable
 from pysync.client.watch import Change, Reset, Watch
 
 __all__ = [

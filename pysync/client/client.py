@@ -1,6 +1,12 @@
-"""The calls of the protocol (clients-and-crypto 6.2)."""
+"""The calls of the protocol (clients-and-crypto 6.2).
+
+How a request names the part of a log that it asks for (wire sections 5 and 6).
+
+Access to many spaces, told in one request (clients-and-crypto section 7.3).
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -11,10 +17,8 @@ from pysync._core import decode_push
 from pysync.auth import signing
 from pysync.auth.certificates import RevocationList, read_revocation_list
 from pysync.auth.signing import Signer
-from pysync.client.blobs import Blobs
-from pysync.client.connection import document_key
-from pysync.client.encoding import encode
-from pysync.client.results import (
+from pysync.client.files import Blobs
+from pysync.client.models import (
     BatchEntry,
     LogElement,
     PullResult,
@@ -22,14 +26,62 @@ from pysync.client.results import (
     ServerConfig,
     batch_result,
     bundle_result,
+    encode,
     page,
     pull_result,
     push_result,
     server_config,
 )
-from pysync.client.tails import Bounds, ParamSet, TailRequest, check_batch_bounds, pull_query
+from pysync.client.transport import document_key
 from pysync.client.watch import IDLE_S, Stream, Watch
 from pysync.errors import NotFound, PysyncError
+
+ParamSet = Mapping[str, str | int]
+Bounds = Mapping[str, int]
+"""Of one log in a batch: `since` or `last` or both."""
+
+
+@dataclass(frozen=True, slots=True)
+class TailRequest:
+    """The part of a log that a batch is to read: the log's path parameters, and `since` or `last` or both, as
+    for `Client.pull`. With `since` alone a server gives the *oldest* elements above it, as many as it gives
+    at once (its `maxPullLimit`, or 1000): ask again, since the newest of them, until none come."""
+
+    params: ParamSet = field(default_factory=dict)
+    since: int | None = None
+    last: int | None = None
+
+    @property
+    def bounds(self) -> Bounds:
+        named = {"since": self.since, "last": self.last}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def pull_query(since: int | None, last: int | None, full: bool) -> dict[str, str]:
+    """The query of a single pull; empty without bounds. Raises ValueError for what no server takes."""
+    if full and (since is not None or last is not None):
+        raise ValueError("full is all of a log: it excludes since and last")
+    _check("since", since)
+    _check("last", last)
+    query = {"checkpoint": since, "last": last, "full": "true" if full else None}
+    return {name: str(value) for name, value in query.items() if value is not None}
+
+
+def check_batch_bounds(append_params: Mapping[str, Sequence[Bounds | None]]) -> None:
+    """Raises ValueError for what no server takes."""
+    for bounds in append_params.values():
+        for entry in bounds:
+            for name, value in (entry or {}).items():
+                if name not in ("since", "last", "limit"):
+                    raise ValueError(f"in a batch since and last bound a log, not {name}")
+                _check(name, value)
+
+
+def _check(name: str, value: int | None) -> None:
+    # A bool is an int to Python and none to a server.
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f"{name} must be a whole number, 0 or more")
+
 
 MAX_PAGE = 1000
 
@@ -316,3 +368,31 @@ async def fetch_server_config(base_url: str, *, headers: Mapping[str, str] | Non
     `Authorization` is enough where it is filtered by roles. Raises as `Client` does for anything but 200."""
     async with Client(base_url) as client:
         return await client.server_config(headers)
+
+
+class SpacesAccess(dict[str, dict[str, Any]]):
+    """The data of access documents by the id of their space. A space that could not be read is not in it;
+    `errors` says why: Forbidden for one that the caller is no member of, NotFound where none is stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[str, PysyncError] = {}
+
+
+async def read_spaces_access(
+    client: Client, space_ids: Sequence[str], *, collection: str = "spaceaccess", param: str = "spaceId"
+) -> SpacesAccess:
+    """The access documents of the spaces `space_ids`, as far as the caller of `client` may read them.
+
+    Raises what `Client.batch_pull` does where the request as a whole fails.
+    """
+    access = SpacesAccess()
+    entries = await client.batch_pull_many(collection, [{param: space_id} for space_id in space_ids])
+    for space_id, entry in zip(space_ids, entries, strict=True):
+        if isinstance(entry, PysyncError):
+            access.errors[space_id] = entry
+        elif not entry.hash:
+            access.errors[space_id] = NotFound()
+        else:
+            access[space_id] = entry.data
+    return access

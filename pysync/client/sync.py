@@ -9,13 +9,11 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from pysync.client.client import Client
-from pysync.client.connection import document_key
-from pysync.client.encoding import encode
-from pysync.client.lookout import Where, follow
-from pysync.client.merging import Data, Dropped, MergeConflict, ThreeWayMerge, local_wins, same
-from pysync.client.results import PullResult, PushResult
-from pysync.client.tails import ParamSet
+from pysync.client.client import Client, ParamSet
+from pysync.client.merge import Data, Dropped, MergeConflict, ThreeWayMerge, local_wins, same
+from pysync.client.models import PullResult, PushResult, encode
+from pysync.client.polling import Where, follow
+from pysync.client.transport import document_key
 from pysync.errors import BodyTooDeep, Conflict
 
 Resolve = Callable[[Data, Data], Data]

@@ -1,21 +1,207 @@
-"""Files: bytes pushed and pulled as they are, streamed both ways (clients-and-crypto 6.2, wire section 8)."""
+"""Files: bytes pushed and pulled as they are, streamed both ways (clients-and-crypto 6.2, wire section 8).
+
+Files on their way to a server: whole in memory, in a file, or as they are made.
+
+Files on their way from a server: what is told of them first, and their bytes across cuts.
+"""
 
 import asyncio
+import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+import re
+import stat
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import aiohttp
+import orjson
 
-from pysync.client import downloads
-from pysync.client.connection import PASSING, Connection, Unreachable
-from pysync.client.downloads import FileChanged, FileHead, Progress
-from pysync.client.results import PushResult, blob_result
-from pysync.client.uploads import Source, Upload
+from pysync.client.models import PushResult, blob_result
+from pysync.client.transport import PASSING, Connection, Unreachable, refusal
 from pysync.errors import UnsupportedMediaType
-from pysync.protocol import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
+from pysync.protocol import JSON_TYPE, OPAQUE_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
+
+Source = bytes | Path | AsyncIterable[bytes]
+"""The bytes of a file, where they lie, or chunks that can be had once."""
+
+CHUNK_BYTES: Final = 1 << 18
+
+
+class Upload:
+    """One attempt to send a `source`. It may take any time, but not wait longer than `idle_s` for the server
+    to take a chunk: `limit` is then over."""
+
+    def __init__(self, source: Source, idle_s: float | None) -> None:
+        """Raises OSError where a file is not there, and ValueError for a pipe, or a device: nobody knows how
+        much comes of it, nor whether it comes again. Of a file that grows, what there is now is sent."""
+        size: int | None
+        chunks: AsyncIterable[bytes]
+        if isinstance(source, Path):
+            begun = source.stat()
+            if not stat.S_ISREG(begun.st_mode):
+                raise ValueError(f"{source} is no regular file: pass its chunks")
+            size, chunks = begun.st_size, _read(source, begun)
+        elif isinstance(source, bytes):
+            size, chunks = len(source), _slices(source)
+        else:
+            size, chunks = None, source
+        self.size = size
+        """How many bytes it is; None where that is known only at its end."""
+        self._chunks = chunks
+        self._idle_s = idle_s
+        self.limit = asyncio.timeout(None)
+        """To send it within."""
+        self.failure: Exception | None = None
+        """What the source itself raised."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._chunks:
+                if self._idle_s is not None:
+                    self.limit.reschedule(asyncio.get_running_loop().time() + self._idle_s)
+                yield chunk
+                self.limit.reschedule(None)
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+async def _read(path: Path, begun: os.stat_result) -> AsyncIterator[bytes]:
+    """The file as it was when it `begun` to be sent. Raises ValueError, before the last chunk, where it is
+    another by then."""
+    left = begun.st_size
+    with await asyncio.to_thread(path.open, "rb") as file:
+        while left:
+            chunk = await asyncio.to_thread(file.read, min(left, CHUNK_BYTES))
+            left -= len(chunk)
+            if not chunk or (not left and _is_other(begun, os.fstat(file.fileno()))):
+                raise ValueError(f"{path} changed while it was sent")
+            yield chunk
+
+
+def _is_other(begun: os.stat_result, now: os.stat_result) -> bool:
+    """Whether anything but what may have been added at its end is other than it was."""
+    if (begun.st_dev, begun.st_ino) != (now.st_dev, now.st_ino) or now.st_size < begun.st_size:
+        return True
+    return now.st_size == begun.st_size and now.st_mtime_ns != begun.st_mtime_ns
+
+
+async def _slices(source: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(source), CHUNK_BYTES):
+        yield source[start : start + CHUNK_BYTES]
+
+
+_EMPTY_DOCUMENT_BYTES: Final = 256
+"""The answer where nothing is stored is shorter."""
+_is_sha256 = re.compile("[0-9a-f]{64}").fullmatch
+_content_range = re.compile(r"bytes ([0-9]+)-[0-9]+/(?:[0-9]+|\*)").fullmatch
+
+
+class FileChanged(Unreachable):
+    """A pull was cut, and when it went on the file was another."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileHead:
+    """What a server tells of a file before its bytes. `hash` is their SHA-256, in hex (another server's own
+    version of them; None: it tells none), `size` their number, where it is told."""
+
+    content_type: str
+    hash: str | None
+    size: int | None
+
+
+class Progress:
+    """How much of a file has come, to go on after a cut. `etag` is as it came."""
+
+    def __init__(self, head: FileHead, etag: str) -> None:
+        self.head = head
+        self._etag = etag
+        self._received = 0
+        self._skip = 0
+        self._digest = hashlib.sha256()
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether it can be told later that the file is still the same."""
+        return self._etag.startswith('"')
+
+    def headers(self) -> dict[str, str]:
+        """What asks for the rest."""
+        return {"Range": f"bytes={self._received}-", "If-Range": self._etag}
+
+    async def resume(self, response: aiohttp.ClientResponse) -> None:
+        """Take the answer for the rest, or for all of it once more. Raises FileChanged, and the refusal that
+        other answers are."""
+        if response.status not in (200, 206, 404, 416):
+            raise refusal(response, await response.read())
+        begins = _content_range(response.headers.get("Content-Range", ""))
+        is_rest = response.status == 206 and begins is not None and int(begins[1]) == self._received
+        is_whole = response.status == 200
+        if not (is_rest or is_whole) or response.headers.get("ETag") != self._etag:
+            raise FileChanged("the file is another since the pull was cut")
+        self._skip = self._received if is_whole else 0
+
+    def take(self, chunk: bytes) -> bytes:
+        """What of `chunk` has not come before."""
+        fresh, self._skip = chunk[self._skip :], max(0, self._skip - len(chunk))
+        self._digest.update(fresh)
+        self._received += len(fresh)
+        return fresh
+
+    def end(self) -> None:
+        """Raises Unreachable where what came is not what the server has, and ValueError where that is no
+        file."""
+        if self.head.hash is None or not _is_sha256(self.head.hash):
+            return
+        if self._digest.hexdigest() != self.head.hash:
+            if self.head.content_type.startswith(JSON_TYPE):
+                raise ValueError("what is stored is a document, not a file")
+            raise Unreachable("the file was damaged on its way: its hash is another")
+
+
+async def begin(response: aiohttp.ClientResponse) -> tuple[Progress, bytes] | None:
+    """What the first answer tells, and the first of its bytes; None where nothing is stored: `404` without a
+    body, or the empty document, which has no ETag. Raises the refusal that other answers are."""
+    if response.status != 200:
+        answer = await response.read()
+        if response.status == 404 and not answer:
+            return None
+        raise refusal(response, answer)
+    headers = response.headers
+    content_type, etag = headers.get("Content-Type", OPAQUE_TYPE), headers.get("ETag", "")
+    first = b""
+    if not etag and response.content_type == JSON_TYPE:
+        first = await _first(response)
+        if _is_empty_document(first):
+            return None
+    head = FileHead(content_type, etag.removeprefix("W/").strip('"') or None, _size(headers))
+    return Progress(head, etag), first
+
+
+async def _first(response: aiohttp.ClientResponse) -> bytes:
+    first = b""
+    async for chunk in response.content.iter_any():
+        first += chunk
+        if len(first) > _EMPTY_DOCUMENT_BYTES:
+            break
+    return first
+
+
+def _is_empty_document(answer: bytes) -> bool:
+    try:
+        members = orjson.loads(answer)
+    except ValueError:
+        return False
+    return isinstance(members, dict) and members.get("data") == {} and members.get("hash") == ""
+
+
+def _size(headers: Mapping[str, str]) -> int | None:
+    text = headers.get("Content-Length", "")
+    return int(text) if text.isdecimal() else None
 
 
 class BlobTooLarge(ValueError):
@@ -162,7 +348,7 @@ class Blobs(Connection):
             try:
                 async with self._send(self._session, "GET", target, b"", asked, limits) as response:
                     if progress is None:
-                        begun = await downloads.begin(response)
+                        begun = await begin(response)
                         if begun is None:
                             return
                         progress, first = begun

@@ -7,10 +7,7 @@ section 4). The server keeps it and cannot read it.
 loads `cryptography`.
 """
 
-from pysync.client.envelopes import Opened, open_envelope, seal_envelope
-from pysync.client.keyrings import Keyring, OpenKeyring
-from pysync.client.sealed_blobs import pull_and_open_blob, seal_and_push_blob
-from pysync.client.sealed_errors import (
+from pysync.client.sealed.crypto import (
     AadRequired,
     AlreadyPresent,
     AmbiguousEntry,
@@ -22,12 +19,16 @@ from pysync.client.sealed_errors import (
     MalformedKeyring,
     NotARecipient,
     NotSealed,
+    Opened,
     SealedError,
     Truncated,
     UnknownEpoch,
     UntrustedAdder,
+    open_envelope,
+    seal_envelope,
 )
-from pysync.client.shared_keyring import SharedKeyring
+from pysync.client.sealed.files import pull_and_open_blob, seal_and_push_blob
+from pysync.client.sealed.keyring import Keyring, OpenKeyring, SharedKeyring
 
 __all__ = [
     "AadRequired",

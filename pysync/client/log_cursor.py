@@ -8,11 +8,10 @@ import orjson
 
 from pysync._core import canonicalize, verify_author
 from pysync.auth.signing import APPEND_AUTHOR
-from pysync.client.client import Client
-from pysync.client.connection import document_key
-from pysync.client.lookout import Where, follow
-from pysync.client.results import LogElement
-from pysync.client.tails import ParamSet
+from pysync.client.client import Client, ParamSet
+from pysync.client.models import LogElement
+from pysync.client.polling import Where, follow
+from pysync.client.transport import document_key
 from pysync.errors import CheckpointTooOld, FullNotAllowed
 
 QUIET_LOOK_BACK = 100

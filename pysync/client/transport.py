@@ -19,7 +19,7 @@ from pysync import protocol
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import Certificate
 from pysync.auth.signing import Signer
-from pysync.client.results import members_of
+from pysync.client.models import members_of
 from pysync.errors import PysyncError, RateLimited, Unavailable, from_answer
 from pysync.protocol import JSON_TYPE
 

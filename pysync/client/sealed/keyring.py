@@ -1,35 +1,46 @@
-"""Keyring documents: who may open what is sealed, epoch by epoch (clients-and-crypto section 4.2)."""
+"""Keyring documents: who may open what is sealed, epoch by epoch (clients-and-crypto section 4.2).
 
+A keyring kept on a server, beside what it is for.
+"""
+
+import asyncio
 import base64
 import os
+import random as random_module
 import re
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import orjson
 
 from pysync.auth.certificates import base64_bytes
 from pysync.auth.signing import Keys, Signer
-from pysync.client import wraps
-from pysync.client.encoding import encode
-from pysync.client.sealed_errors import (
+from pysync.client.client import Client
+from pysync.client.models import encode
+from pysync.client.sealed import crypto
+from pysync.client.sealed.crypto import (
     AlreadyPresent,
     AmbiguousEntry,
+    Entry,
+    KeyringMissing,
     KeyringRolledBack,
     LastRecipient,
     MalformedKeyring,
     NotARecipient,
     NotSealed,
+    Random,
     SealedError,
     Truncated,
     UnknownEpoch,
 )
-from pysync.client.wraps import Entry, Random
+from pysync.client.sync import SyncDocument
+from pysync.client.transport import document_key
 
 MAX_EPOCH: Final = (1 << 32) - 1
 _EPOCH: Final = re.compile("[1-9][0-9]{0,9}")
 _EPOCH_BYTES: Final = 4
-BLOB_OVERHEAD_BYTES: Final = _EPOCH_BYTES + wraps.IV_BYTES + wraps.TAG_BYTES
+BLOB_OVERHEAD_BYTES: Final = _EPOCH_BYTES + crypto.IV_BYTES + crypto.TAG_BYTES
 """So many bytes more has a sealed blob than its plaintext."""
 
 
@@ -94,7 +105,7 @@ class Keyring:
         if recipient in self.recipients:
             raise AlreadyPresent(f"recipient {recipient} is already present in epoch {self.epoch}")
         content_key = self.open(keys, trusted, min_epoch=min_epoch).content_keys[self.epoch]
-        entry = wraps.wrap(content_key, recipient, self.epoch, keys, now_s=now_s, random=random)
+        entry = crypto.wrap(content_key, recipient, self.epoch, keys, now_s=now_s, random=random)
         epoch = self.data["epochs"][str(self.epoch)]
         return self._with(self.epoch, {**epoch, "wrappedKeys": [*epoch["wrappedKeys"], entry]})
 
@@ -139,8 +150,8 @@ class Keyring:
             raise NotARecipient(f"recipient {keys.kem_pub} is not in epoch {epoch}")
         if len(mine) > 1:
             raise AmbiguousEntry(f"recipient {keys.kem_pub} is in epoch {epoch} more than once")
-        wraps.check(mine[0], epoch, trusted)
-        return wraps.unwrap(mine[0], keys)
+        crypto.check(mine[0], epoch, trusted)
+        return crypto.unwrap(mine[0], keys)
 
     def _with(self, epoch: int, members: dict[str, Any]) -> "Keyring":
         epochs = {**self.data["epochs"], str(epoch): members}
@@ -163,7 +174,7 @@ class OpenKeyring:
     def seal(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The data of a document, or of a log's element, that only recipients can read (section 4.1)."""
         key = self.content_keys[self.epoch]
-        sealed = wraps.encrypt(key, encode(data), str(self.epoch).encode(), self._random)
+        sealed = crypto.encrypt(key, encode(data), str(self.epoch).encode(), self._random)
         return {"_encrypted": base64.b64encode(sealed).decode(), "_epoch": self.epoch}
 
     def open(self, sealed: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +189,7 @@ class OpenKeyring:
             raise NotSealed("the document is not sealed: _encrypted must be base64")
         named = sealed.get("_epoch")
         epoch = named if isinstance(named, int) and not isinstance(named, bool) else self.epoch
-        plaintext = wraps.decrypt(self._content_key(epoch), encrypted, str(epoch).encode())
+        plaintext = crypto.decrypt(self._content_key(epoch), encrypted, str(epoch).encode())
         try:
             data = orjson.loads(plaintext)
         except ValueError:
@@ -191,7 +202,7 @@ class OpenKeyring:
         """Bytes that only recipients can read, and only with the same `aad`: 32 more than the plaintext
         (section 4.3)."""
         aad_bytes = _blob_aad(self.epoch, aad)
-        sealed = wraps.encrypt(self.content_keys[self.epoch], plaintext, aad_bytes, self._random)
+        sealed = crypto.encrypt(self.content_keys[self.epoch], plaintext, aad_bytes, self._random)
         return self.epoch.to_bytes(_EPOCH_BYTES, "big") + sealed
 
     def open_bytes(self, blob: bytes, aad: str = "") -> bytes:
@@ -199,7 +210,9 @@ class OpenKeyring:
         if len(blob) < BLOB_OVERHEAD_BYTES:
             raise Truncated("sealed blob shorter than its epoch+iv header and its tag")
         epoch = int.from_bytes(blob[:_EPOCH_BYTES], "big")
-        return wraps.decrypt(self._content_key(epoch), memoryview(blob)[_EPOCH_BYTES:], _blob_aad(epoch, aad))
+        return crypto.decrypt(
+            self._content_key(epoch), memoryview(blob)[_EPOCH_BYTES:], _blob_aad(epoch, aad)
+        )
 
     def _content_key(self, epoch: int) -> bytes:
         if epoch not in self.content_keys:
@@ -213,8 +226,8 @@ def _blob_aad(epoch: int, aad: str) -> bytes:
 
 def _epoch(epoch: int, kems: Iterable[str], adder: Signer, now_s: int, random: Random) -> dict[str, Any]:
     """The members of an epoch with a new content key, wrapped for each of `kems`."""
-    content_key = random(wraps.KEY_BYTES)
-    wrapped = [wraps.wrap(content_key, kem, epoch, adder, now_s=now_s, random=random) for kem in kems]
+    content_key = random(crypto.KEY_BYTES)
+    wrapped = [crypto.wrap(content_key, kem, epoch, adder, now_s=now_s, random=random) for kem in kems]
     return {"createdAt": now_s, "wrappedKeys": wrapped}
 
 
@@ -238,7 +251,118 @@ def _is_epoch(value: object) -> bool:
 
 def _is_good(entry: Entry, epoch: int, trusted: Collection[str]) -> bool:
     try:
-        wraps.check(entry, epoch, trusted)
+        crypto.check(entry, epoch, trusted)
     except SealedError:
         return False
     return True
+
+
+Data = dict[str, Any]
+
+
+class SharedKeyring:
+    """The keyring `<name>/_keyring`, as the holder of `keys` uses it; `name` is the path of a collection, a
+    space (`spaces/<id>`) or a document.
+
+    `trusted` are the Ed25519 public keys of those who may add recipients. Nothing here takes what an older
+    keyring than one that was seen says: `min_epoch` is the latest epoch; keep it, for a server could show an
+    old keyring to whoever does not know it, and have them seal for somebody who was removed.
+
+    Changes are made to the keyring as it is: again, up to `retries` times, where another was faster, and then
+    Conflict is raised. What each raises beside that is as for a `Keyring`, and KeyringMissing.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        keys: Keys,
+        trusted: Collection[str],
+        *,
+        min_epoch: int = 1,
+        retries: int = 3,
+        now_s: Callable[[], int] = lambda: int(time.time()),
+        random: Random = os.urandom,
+        chance: Callable[[], float] = random_module.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.key = f"{document_key(name)}/_keyring"
+        self.min_epoch = min_epoch
+        self._client = client
+        self._keys = keys
+        self._trusted = frozenset(trusted)
+        self._retries = retries
+        self._now_s = now_s
+        self._random = random
+        self._chance = chance
+        self._sleep = sleep
+
+    async def create(self, recipients: Iterable[str] = ()) -> OpenKeyring:
+        """A new keyring for `keys` and `recipients` (X25519 public keys). Raises Conflict where one is."""
+        keyring = Keyring.new(self._keys, recipients, now_s=self._now_s(), random=self._random)
+        opened = self._open(keyring)
+        await self._client.push(self.key, keyring.data)
+        return self._seen(opened)
+
+    async def open(self) -> OpenKeyring:
+        """The keyring, open. It stays as it is: after UnknownEpoch open it again."""
+        return self._seen(self._open(await self.read()))
+
+    async def read(self) -> Keyring:
+        """The keyring, as the server shows it."""
+        pulled = await self._client.pull(self.key)
+        return self._keyring(pulled.data)
+
+    async def add(self, recipient: str) -> OpenKeyring:
+        """Let `recipient`, an X25519 public key, open what is sealed in the current epoch, before and from
+        now on."""
+        return await self._change(
+            lambda keyring: keyring.add(
+                recipient,
+                self._keys,
+                self._trusted,
+                now_s=self._now_s(),
+                min_epoch=self.min_epoch,
+                random=self._random,
+            )
+        )
+
+    async def remove(self, recipient: str) -> OpenKeyring:
+        """Seal from now on under a key that `recipient` does not have: under what this returns. NotARecipient
+        also for oneself: who makes a key has it."""
+        return await self._change(
+            lambda keyring: keyring.remove(
+                recipient,
+                self._keys,
+                self._trusted,
+                now_s=self._now_s(),
+                min_epoch=self.min_epoch,
+                random=self._random,
+            )
+        )
+
+    async def _change(self, change: Callable[[Keyring], Keyring]) -> OpenKeyring:
+        opened: list[OpenKeyring] = []
+
+        def changed(data: Data) -> Data:
+            keyring = change(self._keyring(data))
+            opened.append(self._open(keyring))  # or nobody else gets to see it
+            return keyring.data
+
+        document = SyncDocument(
+            self._client, self.key, retries=self._retries, chance=self._chance, sleep=self._sleep
+        )
+        await document.update(changed)
+        return self._seen(opened[-1])
+
+    def _open(self, keyring: Keyring) -> OpenKeyring:
+        return keyring.open(self._keys, self._trusted, min_epoch=self.min_epoch, random=self._random)
+
+    def _seen(self, opened: OpenKeyring) -> OpenKeyring:
+        self.min_epoch = max(self.min_epoch, opened.epoch)
+        return opened
+
+    def _keyring(self, data: Data) -> Keyring:
+        if not data:
+            raise KeyringMissing(f"there is no keyring at {self.key}")
+        return Keyring(data)

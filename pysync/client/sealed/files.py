@@ -3,10 +3,10 @@
 
 import asyncio
 
-from pysync.client.blobs import Blobs, check_size
-from pysync.client.connection import document_key
-from pysync.client.keyrings import BLOB_OVERHEAD_BYTES, OpenKeyring
-from pysync.client.results import PushResult
+from pysync.client.files import Blobs, check_size
+from pysync.client.models import PushResult
+from pysync.client.sealed.keyring import BLOB_OVERHEAD_BYTES, OpenKeyring
+from pysync.client.transport import document_key
 from pysync.protocol import OPAQUE_TYPE
 
 

@@ -1,12 +1,18 @@
 """Content keys: encrypted under, and wrapped for one recipient each (clients-and-crypto section 4.2).
 
 Pure: the caller passes clock and randomness.
+
+Why sealed data does not open: each failure is a class of its own (clients-and-crypto section 4).
+
+Envelopes: bytes sealed for one recipient, who shares no keyring with the sealer (clients-and-crypto
+section 4.4, the form of keyrings).
 """
 
 import base64
+import os
 import re
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 from cryptography.exceptions import InvalidTag
@@ -18,7 +24,80 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pysync._core import PublicKey, canonicalize
 from pysync.auth.certificates import base64_bytes
 from pysync.auth.signing import Keys, Signer
-from pysync.client.sealed_errors import DecryptionFailed, ForgedEntry, Truncated, UntrustedAdder
+
+
+class SealedError(Exception):
+    """Base of every failure to open sealed data, or to change who may."""
+
+
+class DecryptionFailed(SealedError):
+    """The bytes, their context (`aad`) or their epoch are not those that were sealed."""
+
+
+class Truncated(SealedError):
+    """Too few bytes to be anything sealed."""
+
+
+class NotSealed(SealedError):
+    """What should be sealed has not the form of it."""
+
+
+class UnknownEpoch(SealedError):
+    """Sealed under a content key that this recipient does not have: of before it came, or of after the
+    keyring was read, so that reading it again may help."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(
+            f"No key available for epoch {epoch}: this recipient is not in it, or the keyring is newer"
+        )
+        self.epoch = epoch
+
+
+class AadRequired(SealedError):
+    """Sealed with a context, and opened without one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "aad required: this envelope (v:1) was sealed with a context, pass the same aad to open it"
+        )
+
+
+class UntrustedAdder(SealedError):
+    """A content key comes from somebody who is not trusted to give any."""
+
+
+class ForgedEntry(SealedError):
+    """A wrapped content key whose signature is not by whom it names, or not over what it says."""
+
+
+class KeyringMissing(SealedError):
+    """There is no keyring under the name."""
+
+
+class MalformedKeyring(SealedError):
+    """The document is no keyring."""
+
+
+class KeyringRolledBack(SealedError):
+    """The keyring is older than one that was seen already: somebody may want a key to be used whose holders
+    were removed since."""
+
+
+class NotARecipient(SealedError):
+    """The keyring's current epoch has no entry for the key."""
+
+
+class AmbiguousEntry(SealedError):
+    """The keyring's current epoch has more than one entry for the key."""
+
+
+class AlreadyPresent(SealedError):
+    """The key is a recipient already."""
+
+
+class LastRecipient(SealedError):
+    """Without this recipient nobody could open what is sealed."""
+
 
 Random = Callable[[int], bytes]
 """So many random bytes, fresh at each call: `os.urandom`."""
@@ -122,3 +201,52 @@ def _wrap_key(private: X25519PrivateKey, public: str) -> bytes:
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=b"starfish-wrap", info=b"starfish-wrap").derive(
         shared
     )
+
+
+_EPOCH: Final = 0  # an envelope has a key of its own
+
+
+class Opened(NamedTuple):
+    """What was sealed, and the Ed25519 public key of who sealed it."""
+
+    plaintext: bytes
+    sealed_by: str
+
+
+def seal_envelope(
+    plaintext: bytes,
+    recipient_kem: str,
+    sealer: Signer,
+    *,
+    aad: str = "",
+    now_s: int,
+    random: Random = os.urandom,
+) -> dict[str, Any]:
+    """An envelope, as members of JSON, that only the holder of `recipient_kem` can open, and only with the
+    same `aad`. Raises ValueError where that is no X25519 public key."""
+    content_key = random(KEY_BYTES)
+    sealed = encrypt(content_key, plaintext, aad.encode(), random)
+    envelope = {
+        "entry": wrap(content_key, recipient_kem, _EPOCH, sealer, now_s=now_s, random=random),
+        "ct": base64.b64encode(sealed).decode(),
+    }
+    return envelope | {"v": 1} if aad else envelope
+
+
+def open_envelope(
+    envelope: dict[str, Any], keys: Keys, *, aad: str = "", sealer: str | None = None
+) -> Opened:
+    """What `seal_envelope` was given. `sealer` is the Ed25519 public key that it must be sealed by; None:
+    anybody's.
+
+    Raises AadRequired, NotSealed, UntrustedAdder (another sealer), ForgedEntry, Truncated, DecryptionFailed
+    (for another recipient as well).
+    """
+    if envelope.get("v") == 1 and not aad:
+        raise AadRequired
+    entry, payload = envelope.get("entry"), envelope.get("ct")
+    sealed = base64_bytes(payload) if isinstance(payload, str) else None
+    if not isinstance(entry, dict) or sealed is None:
+        raise NotSealed("not an envelope: entry must be an object, and ct base64")
+    check(entry, _EPOCH, None if sealer is None else (sealer,))
+    return Opened(decrypt(unwrap(entry, keys), sealed, aad.encode()), entry["addedBy"])

@@ -37,7 +37,7 @@ from benches.compare import (
 )
 from benches.servers import Running
 from benches.workloads import FULL, LOGGED, Author, append_body, element_data
-from pysync.load import cpu_s, read_head
+from pysync.cli.load_generator import cpu_s, read_head
 
 GOAL_RATIO = 1.3
 GOAL_MB_PER_SECOND = 200

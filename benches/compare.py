@@ -22,7 +22,7 @@ from pathlib import Path
 from benches import servers
 from benches.servers import CHECKOUT, Memory, Running
 from benches.workloads import LISTED, LOGGED
-from pysync.load import CONNECTIONS, Measured
+from pysync.cli.load_generator import CONNECTIONS, Measured
 
 SERVER_CORE, LOAD_CORE = 0, 1
 

@@ -24,7 +24,7 @@ from benches import servers
 from benches.batches import EVENTS
 from benches.compare import SERVER_CORE, load, machine, spread
 from benches.servers import Running
-from pysync.load import CONNECTIONS, Measured
+from pysync.cli.load_generator import CONNECTIONS, Measured
 
 GOAL: Final = 500
 STALL_GOAL_MS: Final = 20.0

@@ -35,7 +35,7 @@ from benches.compare import LOAD_CORE, SERVER_CORE, Goal, machine, rounds, sprea
 from benches.servers import Running
 from benches.workers import Connection
 from benches.workloads import FILE_BYTES, FILE_TYPE, Author, file_body
-from pysync.load import cpu_s
+from pysync.cli.load_generator import cpu_s
 
 GOALS: Final = (
     Goal("file-pull", "bare-mebibyte", share=0.8),

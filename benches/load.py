@@ -13,8 +13,8 @@ import sys
 import uvloop
 
 from benches.workloads import WORKLOADS, Author, Workload
-from pysync import load
-from pysync.load import CONNECTIONS, HEADER, Measured, row
+from pysync.cli import load_generator
+from pysync.cli.load_generator import CONNECTIONS, HEADER, Measured, row
 
 
 async def measure(
@@ -28,7 +28,7 @@ async def measure(
 ) -> Measured:
     """Run one workload. Raises RuntimeError when the documents it needs cannot be made."""
     author = Author(base_url)
-    return await load.measure(
+    return await load_generator.measure(
         base_url,
         workload.name,
         lambda: workload.requests(author, count),

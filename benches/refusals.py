@@ -30,7 +30,7 @@ from pysync.auth import issuing, signing
 from pysync.auth.certificates import SCHEME
 from pysync.auth.issuing import EVERYTHING, Grant
 from pysync.auth.signing import Keys
-from pysync.load import cpu_s, read_head
+from pysync.cli.load_generator import cpu_s, read_head
 
 ROUNDS: Final = 5
 REQUESTS: Final = 400

@@ -36,7 +36,7 @@ from benches.compare import machine
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
 from pysync.changelog import Subject
-from pysync.load import cpu_s
+from pysync.cli.load_generator import cpu_s
 from pysync.sqlite.changelog import change_id
 from pysync.store.local.store import LocalStore
 

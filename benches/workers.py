@@ -29,7 +29,7 @@ from benches import servers
 from benches.compare import machine, spread
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, WORKLOADS, Author
-from pysync.load import cpu_s, drive, read_head
+from pysync.cli.load_generator import cpu_s, drive, read_head
 
 GOAL = 1.6
 CONNECTIONS = 32

@@ -17,9 +17,9 @@ from urllib.parse import quote
 import orjson
 
 from benches.batches import event_batches
-from pysync import load
 from pysync._core import content_hash
-from pysync.load import filled
+from pysync.cli import load_generator
+from pysync.cli.load_generator import filled
 
 DOCUMENTS: Final = 1_000
 DOCUMENT_BYTES: Final = 1_024
@@ -46,7 +46,7 @@ FULL: Final = 100_000
 TAIL: Final = 20
 
 
-class Author(load.Author):
+class Author(load_generator.Author):
     """An author who can ask as well."""
 
     def etag(self, path: str) -> str:

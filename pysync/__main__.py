@@ -2,6 +2,6 @@
 
 import sys
 
-from pysync.cli import main
+from pysync.cli.main import main
 
 sys.exit(main())

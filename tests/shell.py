@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pysync import cli
+from pysync.cli import main
 
 
 class Shell:
@@ -29,7 +29,7 @@ class Shell:
         root = logging.getLogger()
         handlers, level = root.handlers[:], root.level
         try:
-            status = cli.main(arguments)
+            status = main.main(arguments)
         except SystemExit as ended:
             status = int(str(ended.code or 0))
         finally:

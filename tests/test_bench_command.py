@@ -14,7 +14,7 @@ from configurations import ROOT
 from conftest import STRANGER, Browser, Start
 from shell import Shell
 
-from pysync import cli
+from pysync.cli import main
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 COLLECTIONS: list[dict[str, Any]] = [
@@ -137,7 +137,7 @@ async def test_what_cannot_be_loaded_is_told(
 
 def test_the_documentation_shows_a_command_that_is_understood() -> None:
     (line,) = re.findall(r"^    pysync (bench .*)", (ROOT / "docs/operations.md").read_text(), re.M)
-    options = cli._parser().parse_args(shlex.split(line))
+    options = main._parser().parse_args(shlex.split(line))
     assert (options.run, len(options.collection)) == (("bench", "bench"), 2)
 
 
@@ -149,9 +149,8 @@ async def test_a_service_without_a_manifest_is_told_of(start: Start, shell: Shel
 
 
 def test_it_needs_nothing_of_a_checkout(tmp_path: Path) -> None:
-    script = (
-        "import sys; sys.modules['benches'] = None; from pysync.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+    imports = "import sys; sys.modules['benches'] = None; from pysync.cli.main import main"
+    script = f"{imports}; sys.exit(main(sys.argv[1:]))"
     ran = subprocess.run(
         [sys.executable, "-c", script, "bench", "notes", "--server", "http://127.0.0.1:1"],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,

@@ -92,8 +92,8 @@ def test_help_of_serve_names_every_kind_of_store_and_coordinator(shell: Shell) -
 
 def test_help_loads_nothing_heavy() -> None:
     script = (
-        "import sys; from pysync import cli\n"
-        "try: cli.main(['--help'])\n"
+        "import sys; from pysync.cli import main\n"
+        "try: main.main(['--help'])\n"
         "except SystemExit: pass\n"
         "print(*sorted({'aiohttp', 'cryptography', 'orjson', 'asyncio', 'yaml'} & sys.modules.keys()))"
     )

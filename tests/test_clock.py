@@ -26,7 +26,7 @@ from pysync.coordinator.nonce_log import ReplayLedgers
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import MovedClock
-from pysync.testing.change_logs import change
+from pysync.testing.coordinators import change
 
 HOUR_MS = 3_600_000
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}

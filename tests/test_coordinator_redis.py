@@ -35,7 +35,7 @@ from pysync.testing import (
     LeadersContract,
     MovedClock,
 )
-from pysync.testing.times import MovedTime
+from pysync.testing.faults import MovedTime
 
 HOUR_MS = 3_600_000
 

@@ -15,7 +15,7 @@ from benches.batches import EVENTS, event_batches
 from benches.files import Long, LongFile, Pushes
 from benches.load import measure
 from benches.workloads import FILE_BYTES, FILES, WORKLOADS, Author
-from pysync.load import Measured
+from pysync.cli.load_generator import Measured
 
 BATCHES = 12
 

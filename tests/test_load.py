@@ -27,7 +27,7 @@ from benches.workloads import (
 from pysync import config
 from pysync._core import PublicKey, canonicalize, content_hash, decode_push, verify_request
 from pysync.auth import certificates, signing
-from pysync.load import drive, read_head
+from pysync.cli.load_generator import drive, read_head
 
 BASE = "http://127.0.0.1:8080"
 

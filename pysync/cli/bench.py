@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 import orjson
 import uvloop
 
-from pysync import load
 from pysync.auth import issuing
-from pysync.cli.documents import client_of, credentials_of
+from pysync.cli import load_generator
+from pysync.cli.load_generator import Author
+from pysync.cli.session import client_of, credentials_of
 from pysync.client import CollectionInfo, ServerConfig
 from pysync.config import key_templates
 from pysync.errors import NotFound
-from pysync.load import Author
 from pysync.protocol import JSON_TYPE
 
 READ: Final = 1_000
@@ -55,16 +55,16 @@ async def _bench(options: argparse.Namespace) -> int:
             raise ValueError(f"the server has no collection {name}; it has: {names}")
         workloads += _Load(options, known[name], key or f"{name}/{{id}}").workloads()
     if not options.json:
-        print(load.HEADER)
+        print(load_generator.HEADER)
     failed = False
     for workload in workloads:
-        run = await load.measure(
+        run = await load_generator.measure(
             options.server,
             *workload,
             seconds=options.seconds,
             connections=options.connections,
         )
-        print(json.dumps(dataclasses.asdict(run)) if options.json else load.row(run), flush=True)
+        print(json.dumps(dataclasses.asdict(run)) if options.json else load_generator.row(run), flush=True)
         failed = failed or bool(run.errors)
     return int(failed)
 
@@ -171,7 +171,7 @@ class _Load:
             raise ValueError(
                 f"{self._collection.name} accepts at most {most} bytes per body; pass a smaller --bytes"
             )
-        return load.filled(f'{{"id":"{name}","text":"', size)
+        return load_generator.filled(f'{{"id":"{name}","text":"', size)
 
     def _named(self, name: str) -> str:
         """The key of a document."""

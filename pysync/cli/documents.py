@@ -1,21 +1,166 @@
-"""`pysync pull` and `pysync push`."""
+"""`pysync push --type` and `pysync pull --out`: files, as they are or sealed.
+
+`pysync list` and `pysync batch`.
+
+`pysync pull` and `pysync push`.
+
+`pysync append` and `pysync tail`.
+
+`pysync watch`.
+"""
 
 import argparse
 import asyncio
+import errno
 import os
-from typing import Any
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, BinaryIO
 
-from pysync.auth.certificates import Certificate
-from pysync.auth.signing import Keys
-from pysync.cli.files import print_json, read_certificate, read_keys, read_object
-from pysync.client import Client, PullResult, PushResult, SyncDocument
+from pysync.cli.io import (
+    parse_object,
+    print_json,
+    print_lines,
+    read_bytes,
+    read_object,
+    tell_lost,
+    while_read,
+)
+from pysync.cli.session import client_of, keyring_of
+from pysync.client import (
+    BatchEntry,
+    Change,
+    Client,
+    FileHead,
+    LogCursor,
+    LogElement,
+    PullResult,
+    PushResult,
+    Reset,
+    SyncDocument,
+)
+from pysync.client.files import CHUNK_BYTES, Source
+from pysync.errors import Conflict, PysyncError
+from pysync.protocol import JSON_TYPE, OPAQUE_TYPE
+
+
+def push_file(options: argparse.Namespace) -> int:
+    if options.base is not None or options.force:
+        raise ValueError("--base and --force are about documents: a file replaces what is there")
+    if options.seal and options.type not in (None, OPAQUE_TYPE):
+        raise ValueError(f"--seal: a sealed file is {OPAQUE_TYPE}, whatever is in it")
+    pushed = asyncio.run(_push_file(options))
+    print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms})
+    return 0
+
+
+def pull_file(options: argparse.Namespace) -> int:
+    if options.data:
+        raise ValueError("--data is about documents, --out about files")
+    if options.out != "-" and os.path.lexists(options.out):  # a link to nothing is there, too
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), options.out)
+    told = asyncio.run(_pull_file(options))
+    if told is None:
+        raise ValueError(f"no file is stored at {options.document}")
+    if options.out != "-":
+        print_json(told)
+    return 0
+
+
+async def _push_file(options: argparse.Namespace) -> PushResult:
+    async with client_of(options) as client:
+        if options.seal:
+            from pysync.client.sealed import seal_and_push_blob
+
+            keyring = await keyring_of(options, client, options.seal).open()
+            return await seal_and_push_blob(client, keyring, options.document, read_bytes(options.file))
+        return await client.push_blob(options.document, _source(options), options.type)
+
+
+def _source(options: argparse.Namespace) -> Source:
+    if options.type.partition(";")[0].strip().lower() == JSON_TYPE:
+        return read_bytes(options.file)
+    if options.file == "-":
+        return _chunks(sys.stdin.buffer)
+    path = Path(options.file)
+    return path if path.is_file() else _chunks(path.open("rb"))  # a pipe: it can be had once
+
+
+async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+            yield chunk
+
+
+async def _pull_file(options: argparse.Namespace) -> dict[str, Any] | None:
+    """What is told of the file, which is where it was asked for; None where there is none."""
+    async with client_of(options) as client:
+        if options.open:
+            return await _pull_sealed(options, client)
+        if options.out == "-":
+            head = await _pull_to_output(options, client)
+        else:
+            head = await client.pull_blob_to(options.document, Path(options.out))
+    return None if head is None else {"hash": head.hash, "type": head.content_type, "size": head.size}
+
+
+async def _pull_to_output(options: argparse.Namespace, client: Client) -> FileHead | None:
+    async with client.open_blob(options.document) as stream:
+        if stream is None:
+            return None
+        async for chunk in stream.chunks:
+            sys.stdout.buffer.write(chunk)
+    return stream.head
+
+
+async def _pull_sealed(options: argparse.Namespace, client: Client) -> dict[str, Any] | None:
+    from pysync.client.sealed import pull_and_open_blob
+
+    keyring = await keyring_of(options, client, options.open).open()
+    plaintext = await pull_and_open_blob(client, keyring, options.document)
+    if plaintext is None:
+        return None
+    if options.out == "-":
+        sys.stdout.buffer.write(plaintext)
+    else:
+        with Path(options.out).open("xb") as file:  # noqa: ASYNC230 - nobody else waits
+            file.write(plaintext)
+    return {"size": len(plaintext)}
+
+
+def list_names(options: argparse.Namespace) -> int:
+    asyncio.run(_list(options))
+    return 0
+
+
+def batch(options: argparse.Namespace) -> int:
+    params = {} if options.params is None else parse_object(options.params, "--params")
+    entries = asyncio.run(_batch(options, params))
+    print_json({name: list(map(_entry_json, found)) for name, found in entries.items()})
+    return 0
+
+
+async def _list(options: argparse.Namespace) -> None:
+    async with client_of(options) as client:
+        async for name in client.list(options.prefix, after=options.after):
+            print(name)
+
+
+async def _batch(options: argparse.Namespace, params: dict[str, Any]) -> dict[str, list[BatchEntry]]:
+    async with client_of(options) as client:
+        return await client.batch_pull(options.names.split(","), params)
+
+
+def _entry_json(entry: BatchEntry) -> dict[str, Any]:
+    if isinstance(entry, PysyncError):
+        return {"error": entry.message}
+    return {"data": entry.data, "hash": entry.hash, "timestamp": entry.timestamp_ms}
 
 
 def pull(options: argparse.Namespace) -> int:
     if options.out is not None:
-        from pysync.cli import blobs
-
-        return blobs.pull(options)
+        return pull_file(options)
     if options.open is not None:
         raise ValueError("--open needs --out: only files are opened")
     pulled = asyncio.run(_pull(options))
@@ -26,9 +171,7 @@ def pull(options: argparse.Namespace) -> int:
 
 def push(options: argparse.Namespace) -> int:
     if options.type is not None or options.seal is not None:
-        from pysync.cli import blobs
-
-        return blobs.push(options)
+        return push_file(options)
     try:
         data = read_object(options.file)
     except ValueError as error:
@@ -51,20 +194,81 @@ async def _push(options: argparse.Namespace, data: dict[str, Any]) -> PushResult
         return await client.push(options.document, data, options.base)
 
 
-def client_of(options: argparse.Namespace) -> Client:
-    """Who speaks: the key, under its certificate or for itself; else the admin token; else nobody."""
-    keys, certificate, token = credentials_of(options)
-    return Client(
-        options.server, keys=keys, certificate=certificate, admin_token=token, namespace=options.namespace
-    )
+DEFAULT_COUNT = 10
 
 
-def credentials_of(options: argparse.Namespace) -> tuple[Keys | None, Certificate | None, str | None]:
-    """Return the key, the certificate given for it, and the admin token."""
-    if options.key is None:
-        if options.cap is not None:
-            raise ValueError("--cap needs --key")
-        return None, None, options.admin_token or os.environ.get("PYSYNC_ADMIN_TOKEN")
-    keys = read_keys(options.key)
-    certificate = None if options.cap is None else read_certificate(options.cap)
-    return keys, certificate, options.admin_token
+def append(options: argparse.Namespace) -> int:
+    data = read_object("-") if options.element == "-" else parse_object(options.element, "DATA")
+    appended = asyncio.run(_append(options, data))
+    print_json({"hash": appended.hash, "timestamp": appended.timestamp_ms})
+    return 0
+
+
+def tail(options: argparse.Namespace) -> int:
+    for name, value in (("-n", options.n), ("--since", options.since)):
+        if value is not None and value < 0:
+            raise ValueError(f"{name} must be 0 or more")
+    asyncio.run(while_read(_tail(options)))
+    return 0
+
+
+async def _append(options: argparse.Namespace, data: dict[str, Any]) -> PushResult:
+    async with client_of(options) as client:
+        try:
+            return await client.append(options.log, data, ts_ms=options.ts)
+        except Conflict:
+            raise ValueError(f"{options.log} is a document, not a log") from None
+
+
+async def _tail(options: argparse.Namespace) -> None:
+    count = DEFAULT_COUNT if options.n is None and options.since is None else options.n
+    async with client_of(options) as client:
+        cursor = LogCursor(client, options.log, field=options.field, first=count, since=options.since)
+        if options.follow:
+            async for elements in cursor.follow(collection=options.collection, lost=tell_lost):
+                print_lines(*map(_element_json, elements))
+        elif count is not None:
+            print_lines(*map(_element_json, await cursor.pull()))
+        else:
+            has_more = True
+            while has_more:  # a server may give only some at once
+                print_lines(*map(_element_json, await cursor.pull()))
+                has_more = cursor.has_more
+
+
+def _element_json(element: LogElement) -> dict[str, Any]:
+    proof = {"authorPubkey": element.author_pubkey, "authorSignature": element.author_signature}
+    told = {"ts": element.ts_ms, "data": element.data}
+    return told | {name: value for name, value in proof.items() if value is not None}
+
+
+def watch(options: argparse.Namespace) -> int:
+    params = None if options.params is None else parse_object(options.params, "--params")
+    collections = None if options.collections is None else options.collections.split(",")
+    asyncio.run(while_read(_watch(options, collections, params)))
+    return 0
+
+
+async def _watch(
+    options: argparse.Namespace, collections: list[str] | None, params: dict[str, Any] | None
+) -> None:
+    async with (
+        client_of(options) as client,
+        client.watch(collections, params, after=options.after, lost=tell_lost) as changes,
+    ):
+        async for told in changes:
+            print_lines(_change_json(told))
+
+
+def _change_json(told: Change | Reset) -> dict[str, Any]:
+    if isinstance(told, Reset):
+        return {"reset": True, "id": told.id}
+    members = {
+        "collection": told.collection,
+        "params": told.params,
+        "hash": told.hash,
+        "timestamp": told.timestamp_ms,
+        "namespace": told.namespace,
+        "id": told.id,
+    }
+    return {name: value for name, value in members.items() if value is not None}

@@ -1,32 +1,31 @@
-"""`pysync keyring`, and the keyrings that `push --seal` and `pull --open` name."""
+"""`pysync keyring`: who can read sealed data."""
 
 import argparse
 import asyncio
 
-from pysync.cli.documents import client_of
-from pysync.cli.files import print_json, read_keys, read_public_keys
-from pysync.client import Client
+from pysync.cli.io import print_json, read_public_keys
+from pysync.cli.session import client_of, keyring_of
 from pysync.client.sealed import SealedError, SharedKeyring
 from pysync.errors import Conflict
 
 
-def new(options: argparse.Namespace) -> int:
-    return asyncio.run(_new(options))
+def new_keyring(options: argparse.Namespace) -> int:
+    return asyncio.run(_new_keyring(options))
 
 
-def add(options: argparse.Namespace) -> int:
-    return asyncio.run(_add(options))
+def add_recipient(options: argparse.Namespace) -> int:
+    return asyncio.run(_add_recipient(options))
 
 
-def remove(options: argparse.Namespace) -> int:
-    return asyncio.run(_remove(options))
+def remove_recipient(options: argparse.Namespace) -> int:
+    return asyncio.run(_remove_recipient(options))
 
 
-def show(options: argparse.Namespace) -> int:
-    return asyncio.run(_show(options))
+def show_keyring(options: argparse.Namespace) -> int:
+    return asyncio.run(_show_keyring(options))
 
 
-async def _new(options: argparse.Namespace) -> int:
+async def _new_keyring(options: argparse.Namespace) -> int:
     async with client_of(options) as client:
         keyring = keyring_of(options, client, options.name)
         recipients = [read_public_keys(name)[1] for name in options.recipient]
@@ -35,29 +34,29 @@ async def _new(options: argparse.Namespace) -> int:
         except Conflict:
             told = f"something is at {keyring.key} already; `pysync keyring add` lets others in"
             raise ValueError(told) from None
-        return await _tell(keyring)
+        return await _print_keyring(keyring)
 
 
-async def _add(options: argparse.Namespace) -> int:
+async def _add_recipient(options: argparse.Namespace) -> int:
     async with client_of(options) as client:
         keyring = keyring_of(options, client, options.name)
         await keyring.add(read_public_keys(options.recipient)[1])
-        return await _tell(keyring)
+        return await _print_keyring(keyring)
 
 
-async def _remove(options: argparse.Namespace) -> int:
+async def _remove_recipient(options: argparse.Namespace) -> int:
     async with client_of(options) as client:
         keyring = keyring_of(options, client, options.name)
         await keyring.remove(read_public_keys(options.recipient)[1])
-        return await _tell(keyring)
+        return await _print_keyring(keyring)
 
 
-async def _show(options: argparse.Namespace) -> int:
+async def _show_keyring(options: argparse.Namespace) -> int:
     async with client_of(options) as client:
-        return await _tell(keyring_of(options, client, options.name))
+        return await _print_keyring(keyring_of(options, client, options.name))
 
 
-async def _tell(keyring: SharedKeyring) -> int:
+async def _print_keyring(keyring: SharedKeyring) -> int:
     """Print the keyring. The status says whether it opens."""
     read = await keyring.read()
     try:
@@ -68,13 +67,3 @@ async def _tell(keyring: SharedKeyring) -> int:
     told = {"keyring": keyring.key, "verdict": verdict, "epoch": read.epoch, "recipients": read.recipients}
     print_json(told)
     return 0 if verdict == "ok" else 1
-
-
-def keyring_of(options: argparse.Namespace, client: Client, name: str) -> SharedKeyring:
-    """The keyring `name`, as the holder of `--key` uses it, who trusts themselves and `--trust`. Raises
-    ValueError."""
-    if options.key is None:
-        raise ValueError("a keyring needs --key")
-    keys = read_keys(options.key)
-    trusted = [keys.ed_pub, *(read_public_keys(trusted)[0] for trusted in options.trust)]
-    return SharedKeyring(client, name, keys, trusted, min_epoch=options.min_epoch)

@@ -11,14 +11,19 @@ A contract is a class of pytest tests. Inherit it, and give the fixture it asks 
             await store.close()
 """
 
-from pysync.testing.change_logs import RETENTION, ChangeLogContract, change
-from pysync.testing.coordinators import BoundedNoncesContract, CoordinatorContract, LeadersContract
-from pysync.testing.faults import FaultyStore
+from pysync.testing.coordinators import (
+    RETENTION,
+    BoundedNoncesContract,
+    ChangeLogContract,
+    CoordinatorContract,
+    LeadersContract,
+    change,
+)
+from pysync.testing.faults import Advance, FaultyStore, MovedClock
 from pysync.testing.injected import s3_error
 from pysync.testing.proxy import FaultProxy
 from pysync.testing.relay import Sent
 from pysync.testing.stores import StoreContract, chunks_of, read_file
-from pysync.testing.times import Advance, MovedClock
 
 __all__ = [
     "RETENTION",

@@ -1,0 +1,365 @@
+"""`pysync events`: files of events, merged into larger ones, or asked with SQL.
+
+`pysync copy`: what one store holds, in another.
+
+`pysync verify`: everything that a store holds, compared with its hashes.
+
+`pysync project rebuild`: lists made anew from their sources, in the store of a configuration.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from pysync import config
+from pysync.changelog import Retention
+from pysync.cli.io import print_json, print_lines
+from pysync.clock import wall_clock_ms
+from pysync.config import Config, StoreConfig, effective_coordinator
+from pysync.config.schema import wire_name
+from pysync.coordinator import open_coordinator
+from pysync.engine.append_log import Logs
+from pysync.engine.documents import Documents
+from pysync.engine.files import Files
+from pysync.engine.outbox import Outbox
+from pysync.errors import StoreUnavailable
+from pysync.migrate import Copier, Outcomes, Verified, Verifier, open_source, open_target, place
+from pysync.migrate.locations import check_exists
+from pysync.parquet import duckdb_read_parquet_sql
+from pysync.plugins import Services, loader
+from pysync.plugins.events import Events, events_of
+from pysync.plugins.events.compaction import current_keys
+from pysync.plugins.projection import Projection, projections_in, projections_of
+from pysync.plugins.projection.lists import Lists, Outcome
+from pysync.plugins.projection.rebuild import catch_up, rebuild
+from pysync.sqlite.database_file import quick_check
+from pysync.store import open_store
+
+_ON_TERMINAL_S: Final = 0.5
+_ELSEWHERE_S: Final = 10.0
+"""How often the progress is told."""
+_DAMAGED: Final = ("corrupt: ", "unreadable: ")
+_ERASE: Final = "\r\x1b[K"
+
+
+def copy(options: argparse.Namespace) -> int:
+    return asyncio.run(_copy(options))
+
+
+async def _copy(options: argparse.Namespace) -> int:
+    from_, to = place(options.source), place(options.target)
+    if from_ == to:
+        raise ValueError("FROM and TO are the same store")
+    progress = Progress(sys.stderr)
+    source = await open_source(from_)
+    try:
+        target = await open_target(to)
+        try:
+            copier = Copier(
+                source,
+                target,
+                progress.tell,
+                overwrite=options.overwrite,
+                keep_corrupt=options.keep_corrupt,
+                quick=options.quick,
+            )
+            await _run_copy(copier, progress)
+        finally:
+            await target.close()
+    finally:
+        await source.close()
+    return 0 if copier.outcomes.is_whole else 1
+
+
+async def _run_copy(copier: Copier, progress: "Progress") -> None:
+    """Copy, and tell how far it came also where it ends early."""
+    telling = asyncio.ensure_future(progress.follow(copier.outcomes))
+    try:
+        await copier.run()
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"{error}; run it again to go on") from error
+    finally:
+        telling.cancel()
+        with suppress(asyncio.CancelledError):
+            await telling
+        progress.end()
+        progress.list_damaged()
+        print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.outcomes).items()})
+
+
+class Progress:
+    """What people are told meanwhile: on a terminal one line that changes, elsewhere one now and then."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._is_terminal = out.isatty()
+        self._damaged: list[str] = []
+
+    def tell(self, key: str, text: str) -> None:
+        """A line of its own about one key."""
+        self.end()
+        line = f"pysync: {key}: {text}"
+        print(line, file=self._out)
+        if text.startswith(_DAMAGED):
+            self._damaged.append(line)
+
+    def list_damaged(self) -> None:
+        """Print once more, together, what is damaged or could not be read."""
+        if self._damaged:
+            count = len(self._damaged)
+            said = "1 object is" if count == 1 else f"{count} objects are"
+            print(f"pysync: {said} damaged or unreadable:", *self._damaged, sep="\n", file=self._out)
+
+    async def follow(self, outcomes: Outcomes) -> None:
+        """Tell how far it is, for as long as this runs."""
+        while True:
+            await asyncio.sleep(_ON_TERMINAL_S if self._is_terminal else _ELSEWHERE_S)
+            line = (
+                f"{outcomes.copied} copied ({outcomes.bytes:,} bytes), {outcomes.already_there} already there"
+            )
+            start, end = (_ERASE, "") if self._is_terminal else ("", "\n")
+            print(start + line, end=end, file=self._out, flush=True)
+
+    def end(self) -> None:
+        """Leave no unfinished line."""
+        if self._is_terminal:
+            print(_ERASE, end="", file=self._out, flush=True)
+
+
+def verify(options: argparse.Namespace) -> int:
+    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
+    flags = {"store": options.store}
+    if options.config is None:
+        settings = config.parse({}, os.environ, flags)
+    else:
+        settings = config.load(options.config, os.environ, flags)
+    if settings.store.url == "memory:":
+        raise ValueError("a memory: store exists only inside its server: there is nothing to verify")
+    check_exists(settings.store.url)
+    return asyncio.run(_verify(settings.store))
+
+
+async def _verify(place: StoreConfig) -> int:
+    """Print what is damaged, then the counts, and return the exit status."""
+    verified = Verified()
+    kind, _, folder = place.url.partition(":")
+    if kind == "file" and (found := quick_check(Path(folder) / "pysync.db", with_indexes=True)):
+        verified.damaged += 1
+        print_lines({"key": "pysync.db", "kind": "database", "why": found})
+    try:
+        await _verify_objects(place, verified)
+    except StoreUnavailable as error:
+        if not verified.damaged:
+            raise
+        print(f"pysync: {error}", file=sys.stderr)
+    finally:
+        print_lines(dataclasses.asdict(verified))
+    return 1 if verified.damaged else 0
+
+
+async def _verify_objects(place: StoreConfig, verified: Verified) -> None:
+    """Verify every object and count it. Raises StoreUnavailable."""
+    store = await open_store(place)
+    try:
+        await Verifier(store, lambda damage: print_lines(damage._asdict()), verified=verified).run()
+    finally:
+        await store.close()
+
+
+_UNSEEN = (
+    "memory: is the coordinator of one process: stop the server first, or what it writes meanwhile may be "
+    "missing from the lists"
+)
+
+
+def rebuild_lists(options: argparse.Namespace) -> int:
+    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
+    flags = {"store": options.store, "coordinator": options.coordinator}
+    settings = config.load(options.config, os.environ, flags)
+    loader.beside(options.config)
+    plugins = loader.loaded(settings, projections_of(settings))
+    projections = projections_in(plugins)
+    chosen = [one for one in projections if one.name == options.name]
+    if not chosen:
+        names = ", ".join(one.name for one in projections) or "none"
+        raise ValueError(f"there is no projection {options.name}; there are: {names}")
+    return asyncio.run(_rebuild(settings, projections, chosen))
+
+
+async def _rebuild(settings: Config, projections: list[Projection], chosen: list[Projection]) -> int:
+    """Rebuild, print what became of each list, and return the exit status."""
+    url = settings.store.url
+    if url == "memory:":
+        raise ValueError("memory: is the store of one process: there is nothing to rebuild")
+    check_exists(url)
+    if not url.startswith("file:") and effective_coordinator(settings) == "memory:":
+        print(f"pysync: {_UNSEEN}", file=sys.stderr)
+    retention = Retention(settings.changes.max_count, settings.changes.max_age_ms)
+    store = await open_store(settings.store, shared=True, retention=retention)
+    try:
+        folder = url.removeprefix("file:") if url.startswith("file:") else None
+        coordinator = await open_coordinator(
+            effective_coordinator(settings), folder, wall_clock_ms, retention
+        )
+        try:
+            failures: list[str] = []
+            outbox = Outbox(store, coordinator)
+            services = Services(
+                config=settings,
+                store=store,
+                coordinator=coordinator,
+                outbox=outbox,
+                files=Files(store, wall_clock_ms, outbox),
+                documents=Documents(store, coordinator, wall_clock_ms),
+                logs=Logs(store, coordinator, wall_clock_ms),
+                now_ms=wall_clock_ms,
+                sweeps=False,
+                count=lambda metric, *labels, by=1: failures.append(metric) if _is_bad(metric) else None,
+            )
+            outcomes = await _run_rebuild(services, projections, chosen)
+        finally:
+            await coordinator.close()
+    finally:
+        await store.close()
+    for key, outcome in sorted(outcomes.items()):
+        if outcome.entries or outcome.changed:
+            print_lines({"list": key, "entries": outcome.entries, "changed": outcome.changed})
+    return 1 if failures else 0
+
+
+async def _run_rebuild(
+    services: Services, projections: list[Projection], chosen: list[Projection]
+) -> dict[str, Outcome]:
+    lists, changes = Lists(projections, services), services.outbox.log
+    begun, outcomes = await rebuild(lists, chosen, changes)
+    if not await catch_up(lists, changes, begun):
+        raise ValueError("more was written meanwhile than the change log keeps: run it again")
+    return outcomes
+
+
+def _is_bad(metric: str) -> bool:
+    return metric.endswith(("_failures", "_drops"))
+
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_PAGE = 1_000
+
+
+def compact(options: argparse.Namespace) -> int:
+    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
+    settings, plugins = _loaded(options)
+    return asyncio.run(_compact(settings, plugins, round(options.older_than * 1000)))
+
+
+def sql(options: argparse.Namespace) -> int:
+    settings, plugins = _loaded(options)
+    if len(plugins) > 1:
+        names = ", ".join(plugin.collection for plugin in plugins)
+        raise ValueError(f"events are pushed to several collections: say --collection, one of {names}")
+    connection = _opened(settings, asyncio.run(_keys(settings, plugins[0])))
+    if options.query is None and sys.stdin.isatty():
+        return _converse(connection)
+    _run_query(connection, sys.stdin.read() if options.query is None else options.query)
+    return 0
+
+
+def _loaded(options: argparse.Namespace) -> tuple[Config, list[Events]]:
+    """The configuration, and the plugins that store events of the collection that was named, or all."""
+    settings = config.load(options.config, os.environ, {"store": options.store})
+    loader.beside(options.config)
+    plugins = [one for one in loader.loaded(settings, events_of(settings)) if isinstance(one, Events)]
+    chosen = [one for one in plugins if options.collection in (None, one.collection)]
+    if not plugins:
+        raise ValueError(f"{options.config}: no `events` section says of which collection events are stored")
+    if not chosen:
+        names = ", ".join(one.collection for one in plugins)
+        raise ValueError(f"no events are stored of {options.collection}; of: {names}")
+    if settings.store.url == "memory:":
+        raise ValueError("memory: is the store of one process: there are no files")
+    check_exists(settings.store.url)
+    return settings, chosen
+
+
+async def _compact(settings: Config, plugins: list[Events], older_than_ms: int) -> int:
+    """Merge, print what became of each folder, and return the exit status."""
+    store = await open_store(settings.store, shared=True)
+    status = 0
+    try:
+        for plugin in plugins:
+            async for done in plugin.compaction(settings, store, wall_clock_ms, older_than_ms).run():
+                print_lines(dataclasses.asdict(done))
+                status = 1 if done.left else status
+    finally:
+        await store.close()
+    return status
+
+
+async def _keys(settings: Config, plugin: Events) -> list[str]:
+    store = await open_store(settings.store, shared=True)
+    try:
+        return await current_keys(store, plugin.storage_path)
+    finally:
+        await store.close()
+
+
+def _opened(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
+    """DuckDB with the view `events` of what the files at the keys hold. Raises ValueError."""
+    try:
+        import duckdb
+    except ImportError:
+        raise ValueError("DuckDB is not installed here: pip install duckdb") from None
+    connection = duckdb.connect()
+    read = [duckdb_read_parquet_sql(settings.store, key) for key in keys]
+    try:
+        if read:
+            for statement in read[0].sql.splitlines()[:-1]:
+                connection.execute(statement)
+            uris = ", ".join("'" + one.uri.replace("'", "''") + "'" for one in read)
+            connection.execute(f"CREATE VIEW events AS FROM read_parquet([{uris}])")
+        else:
+            from pysync.parquet.event_files import COLUMNS
+
+            columns = ", ".join(f"'' AS {name}" for name in COLUMNS)
+            connection.execute(f"CREATE VIEW events AS SELECT {columns} WHERE false")
+    except duckdb.Error as error:
+        raise ValueError(f"DuckDB cannot read the files: {error}") from error
+    return connection
+
+
+def _converse(connection: "DuckDBPyConnection") -> int:
+    """Answer queries, one a line, until there are no more."""
+    while True:
+        try:
+            query = input("events> ")
+        except EOFError:
+            print()
+            return 0
+        try:
+            _run_query(connection, query)
+        except ValueError as error:
+            print(f"pysync: {error}", file=sys.stderr)
+
+
+def _run_query(connection: "DuckDBPyConnection", query: str) -> None:
+    """Print the rows of a query, one JSON object a line. Raises ValueError."""
+    import duckdb
+
+    try:
+        connection.execute(query)
+        names = [column[0] for column in connection.description or ()]
+        while rows := connection.fetchmany(_PAGE):
+            for row in rows:
+                print(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str))
+    except duckdb.IOException as error:
+        raise ValueError(f"{error}; files that were merged meanwhile are gone: run it again") from error
+    except duckdb.Error as error:
+        raise ValueError(str(error)) from error

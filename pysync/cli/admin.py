@@ -36,7 +36,7 @@ from pysync.parquet import duckdb_read_parquet_sql
 from pysync.plugins import Services, loader
 from pysync.plugins.events import Events, events_of
 from pysync.plugins.events.compaction import current_keys
-from pysync.plugins.projection import Projection, projections_in, projections_of
+from pysync.plugins.projection import ProjectionSpec, projections_in, projections_of
 from pysync.plugins.projection.lists import Lists, Outcome
 from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.sqlite.database_file import quick_check
@@ -193,7 +193,7 @@ def rebuild_lists(options: argparse.Namespace) -> int:
     return asyncio.run(_rebuild(settings, projections, chosen))
 
 
-async def _rebuild(settings: Config, projections: list[Projection], chosen: list[Projection]) -> int:
+async def _rebuild(settings: Config, projections: list[ProjectionSpec], chosen: list[ProjectionSpec]) -> int:
     """Rebuild, print what became of each list, and return the exit status."""
     url = settings.store.url
     if url == "memory:":
@@ -235,7 +235,7 @@ async def _rebuild(settings: Config, projections: list[Projection], chosen: list
 
 
 async def _run_rebuild(
-    services: Services, projections: list[Projection], chosen: list[Projection]
+    services: Services, projections: list[ProjectionSpec], chosen: list[ProjectionSpec]
 ) -> dict[str, Outcome]:
     lists, changes = Lists(projections, services), services.outbox.log
     begun, outcomes = await rebuild(lists, chosen, changes)

@@ -15,7 +15,7 @@ from pysync.engine.append_log import Bounds, LogRules
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import Services
-from pysync.plugins.projection.spec import Projection, Step
+from pysync.plugins.projection.spec import ProjectionSpec, Step
 from pysync.plugins.projection.targets import Place
 from pysync.store import Object
 
@@ -147,7 +147,7 @@ class Work(NamedTuple):
     """A step of a projection. `at_ms` is the time of the write that says so: of two about one entry the later
     one counts. `since_ms` says where a new entry stands among others: that of the first write told of."""
 
-    projection: Projection
+    projection: ProjectionSpec
     step: Step
     at_ms: int
     since_ms: int
@@ -160,7 +160,7 @@ class Folded(NamedTuple):
     body: _core.PushBody | None
     entries: int
     changed: int
-    dropped: list[Projection]
+    dropped: list[ProjectionSpec]
 
 
 Change = Callable[[bytes | None], Folded]
@@ -225,7 +225,7 @@ def _read(data: bytes | None) -> tuple[dict[str, Any], dict[Hashable, Any]]:
 
 
 def _folded(
-    members: dict[str, Any], entries: dict[Hashable, Any], changed: int, dropped: list[Projection]
+    members: dict[str, Any], entries: dict[Hashable, Any], changed: int, dropped: list[ProjectionSpec]
 ) -> Folded:
     body = None
     if changed:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Final
 
@@ -16,7 +16,7 @@ from pysync.errors import Unavailable
 from pysync.plugins import Services
 from pysync.plugins.projection.lists import Lists
 from pysync.plugins.projection.rebuild import rebuild
-from pysync.plugins.projection.spec import Projection
+from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.store import Object
 
 PAGE: Final = 500
@@ -39,35 +39,10 @@ machine, and with one over the network."""
 log = logging.getLogger("pysync.projections")
 
 
-class Projections:
-    """Keeps the lists of several projections: a plugin. Each name names another checkpoint."""
-
-    def __init__(self, name: str, projections: Sequence[Projection]) -> None:
-        self.name = name
-        self.projections = tuple(projections)
-        self._follower: Follower | None = None
-
-    @asynccontextmanager
-    async def lifespan(self, services: Services) -> AsyncIterator[None]:
-        """Follow the change log while the service runs."""
-        self._follower = follower = Follower(self.name, self.projections, services)
-        try:
-            yield
-        finally:
-            self._follower = None
-            await follower.close()
-
-    async def reached(self, place: str) -> None:
-        """Return when the lists hold what was announced up to the id `place`. Raises Unavailable."""
-        if self._follower is None:
-            raise Unavailable
-        await self._follower.reached(place)
-
-
 class Follower:
     """Folds all changes into lists, from the checkpoint on, for as long as this process leads."""
 
-    def __init__(self, name: str, projections: Sequence[Projection], services: Services) -> None:
+    def __init__(self, name: str, projections: Sequence[ProjectionSpec], services: Services) -> None:
         """Needs a running loop."""
         digest = sha256(name.encode()).hexdigest()[:32]
         self._checkpoint = f"_pysync/projections/{digest}"

@@ -16,7 +16,7 @@ from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import Services
 from pysync.plugins.projection.fold import Change, Folded, NoList, Sources, Touched, Work, with_steps
-from pysync.plugins.projection.spec import Projection, Step
+from pysync.plugins.projection.spec import ProjectionSpec, Step
 from pysync.plugins.projection.targets import Keys, Place, folder
 from pysync.store import ABSENT, Etag, EtagMismatch, Expect, Object
 
@@ -27,7 +27,7 @@ LONG_BYTES: Final = 65_536
 
 log = logging.getLogger("pysync.projections")
 
-Part = tuple[Projection, Touched]
+Part = tuple[ProjectionSpec, Touched]
 """A source that a projection folds into a list."""
 MakeChange = Callable[[], Awaitable[Change | None]]
 """Says what is to become of a list that has just been read; None: nothing."""
@@ -52,7 +52,7 @@ class _Held(NamedTuple):
 class Lists:
     """The lists of `projections`, in a service's store."""
 
-    def __init__(self, projections: Sequence[Projection], services: Services) -> None:
+    def __init__(self, projections: Sequence[ProjectionSpec], services: Services) -> None:
         self.projections = projections
         self.keys = Keys(services.config)
         self.sources = Sources(services)
@@ -77,7 +77,7 @@ class Lists:
         return await self.write(key, projections, change, heals=heals)
 
     async def write(
-        self, key: str, projections: Sequence[Projection], make: MakeChange, *, heals: bool = False
+        self, key: str, projections: Sequence[ProjectionSpec], make: MakeChange, *, heals: bool = False
     ) -> Outcome | None:
         """Replace the list at `key` by what is made of it, where nobody else has meanwhile; else again, as
         often as its projections say, and then it is left as it is, and that is logged. What is stored there
@@ -121,7 +121,7 @@ class Lists:
             if is_one and not listed.key.startswith(key_templates.RESERVED):
                 yield listed.key
 
-    def list_of(self, projection: Projection, event: WriteEvent) -> str | None:
+    def list_of(self, projection: ProjectionSpec, event: WriteEvent) -> str | None:
         """The key of the list that the write belongs to; None for none, and for one that may not be."""
         try:
             key = projection.list_of(event)
@@ -136,7 +136,7 @@ class Lists:
             return None
         return key
 
-    def step(self, projection: Projection, event: WriteEvent) -> Step | None:
+    def step(self, projection: ProjectionSpec, event: WriteEvent) -> Step | None:
         """What the write does to its list; nothing, and that is logged, where `project` fails."""
         try:
             return projection.step(event)
@@ -144,7 +144,7 @@ class Lists:
             self._fail([projection], f"project of {_named(event)}: {error!r}", error)
             return None
 
-    def unreadable(self, projections: Sequence[Projection], place: Place) -> None:
+    def unreadable(self, projections: Sequence[ProjectionSpec], place: Place) -> None:
         """Tell of a source that is corrupt."""
         self._fail(projections, f"source {place.key} is corrupt, and left out")
 
@@ -161,7 +161,7 @@ class Lists:
 
     async def _grouped(self, touched: Sequence[Touched]) -> dict[str, list[Part]]:
         """What is to be folded into which list. Where a function says so, the sources are read for it."""
-        groups: dict[str, dict[tuple[Projection, Place], Part]] = {}
+        groups: dict[str, dict[tuple[ProjectionSpec, Place], Part]] = {}
         for projection in self.projections:
             # Of several sources with one key the first: what they hold is one document.
             own_by_key: dict[str, Touched] = {}
@@ -186,7 +186,7 @@ class Lists:
 
     async def _work(self, key: str, parts: Sequence[Part]) -> list[Work]:
         """What the sources do to the list at `key`, as they are now."""
-        readers: dict[Place, list[Projection]] = {}
+        readers: dict[Place, list[ProjectionSpec]] = {}
         for projection, one in parts:
             readers.setdefault(one.place, []).append(projection)
         work = []
@@ -237,12 +237,12 @@ class Lists:
             )
             self._count("drops", [projection], by=count)
 
-    def _fail(self, projections: Sequence[Projection], text: str, error: Exception | None = None) -> None:
+    def _fail(self, projections: Sequence[ProjectionSpec], text: str, error: Exception | None = None) -> None:
         for projection in projections:
             log.error("projection %s: %s", projection.name, text, exc_info=error)
         self._count("failures", projections)
 
-    def _count(self, what: str, projections: Sequence[Projection], by: int = 1) -> None:
+    def _count(self, what: str, projections: Sequence[ProjectionSpec], by: int = 1) -> None:
         for projection in projections:
             self._services.count(f"pysync_projection_{what}", projection.name, by=by)
 

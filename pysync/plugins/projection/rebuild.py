@@ -10,7 +10,7 @@ from pysync.config import key_templates
 from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.fold import Change, Touched, without_others
 from pysync.plugins.projection.lists import Lists, Outcome, Part, for_each
-from pysync.plugins.projection.spec import Projection
+from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.plugins.projection.targets import Place
 
 _PAGE: Final = 256
@@ -22,7 +22,7 @@ class _Wanted:
     """What the sources say of one list: the parts that it is made of, when each was written last, and the ids
     of the entries that it has."""
 
-    parts: dict[tuple[Projection, Place], tuple[int, Part]] = field(default_factory=dict)
+    parts: dict[tuple[ProjectionSpec, Place], tuple[int, Part]] = field(default_factory=dict)
     ids: set[str] = field(default_factory=set)
     is_chosen: bool = False
 
@@ -31,7 +31,7 @@ class _Wanted:
 
 
 async def rebuild(
-    lists: Lists, chosen: Sequence[Projection], changes: ChangeLog
+    lists: Lists, chosen: Sequence[ProjectionSpec], changes: ChangeLog
 ) -> tuple[str, dict[str, Outcome]]:
     """Bring the lists of the `chosen` projections to what their sources say now. Entries that are there keep
     their places, others are appended in the order in which their sources were written, and entries that no
@@ -73,7 +73,7 @@ async def catch_up(lists: Lists, changes: ChangeLog, after: str) -> bool:
 
 
 async def _wanted(
-    lists: Lists, related: Sequence[Projection], chosen: Sequence[Projection]
+    lists: Lists, related: Sequence[ProjectionSpec], chosen: Sequence[ProjectionSpec]
 ) -> defaultdict[str, _Wanted]:
     """What all sources say, by list."""
     wanted: defaultdict[str, _Wanted] = defaultdict(_Wanted)
@@ -97,7 +97,7 @@ async def _wanted(
 
 
 async def _rebuild_list(
-    lists: Lists, key: str, wanted: _Wanted, related: Sequence[Projection]
+    lists: Lists, key: str, wanted: _Wanted, related: Sequence[ProjectionSpec]
 ) -> Outcome | None:
     """Fold a list's sources, a page at a time, as they are then; last take away what none of them makes. None
     where it is no list."""
@@ -125,12 +125,12 @@ def _sums(outcomes: Sequence[Outcome | None]) -> tuple[int, int]:
     return known[-1].entries if known else 0, sum(one.changed for one in known)
 
 
-def _may_keep(projection: Projection, key: str) -> bool:
+def _may_keep(projection: ProjectionSpec, key: str) -> bool:
     target = projection.target
     return not isinstance(target, str) or key_templates.matches(target, key)
 
 
-async def _sources(lists: Lists, projections: Sequence[Projection]) -> AsyncIterator[Touched]:
+async def _sources(lists: Lists, projections: Sequence[ProjectionSpec]) -> AsyncIterator[Touched]:
     """Every document and log that the projections read."""
     collections = {
         (namespace, collection.name): collection
@@ -144,7 +144,7 @@ async def _sources(lists: Lists, projections: Sequence[Projection]) -> AsyncIter
                 yield Touched(place)
 
 
-async def _existing(lists: Lists, projection: Projection) -> AsyncIterator[str]:
+async def _existing(lists: Lists, projection: ProjectionSpec) -> AsyncIterator[str]:
     """The lists that a template may have made. Of those that a function names only the ones that sources name
     still are known."""
     target = projection.target
@@ -165,7 +165,7 @@ async def _pages(sources: AsyncIterator[Touched]) -> AsyncIterator[list[Touched]
         yield page
 
 
-def _may_share(one: Projection, other: Projection) -> bool:
+def _may_share(one: ProjectionSpec, other: ProjectionSpec) -> bool:
     """Whether both may have entries in one list."""
     if not isinstance(one.target, str) or not isinstance(other.target, str):
         return True

@@ -3,10 +3,8 @@
 Projections that the configuration declares (wire section 10).
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -14,11 +12,7 @@ from pysync import _core, config
 from pysync.config import key_templates
 from pysync.config.plugin_validation import OBJECT_OF_MODULE, projection_name
 from pysync.model import WriteEvent
-from pysync.plugins import Services
 from pysync.plugins.loader import resolved
-
-if TYPE_CHECKING:
-    from pysync.plugins.projection.follower import Projections
 
 MAX_RETRIES: Final = 8
 
@@ -35,7 +29,7 @@ class Step(NamedTuple):
     entry: Mapping[str, Any] | None
 
 
-class Projection:
+class ProjectionSpec:
     """A list kept from the writes of other collections (service, Projection).
 
     `source` names those collections: `notes` in any namespace, `acme/notes` in one, `/notes` in the root.
@@ -44,10 +38,7 @@ class Projection:
     for each state of a source, any number of times. A list with `max_items` entries gets no further ones;
     where its writers are in each other's way it is tried `max_retries` times more. With `wait` pushes
     are answered when the list holds them, or after 5 s. `name` is the target
-    where that is a text, else the function's.
-
-    It is a plugin: `create_app(..., plugins=[Projection(...)])`. Raises ValueError for a target that is no
-    key.
+    where that is a text, else the function's. Raises ValueError for a target that is no key.
     """
 
     def __init__(
@@ -102,19 +93,6 @@ class Projection:
         held = _core.decode_push(b'{"data":{"items":[%b]}}' % text)
         return Step(id_, orjson.loads(held.data)["items"][0])
 
-    @cached_property
-    def keeper(self) -> "Projections":
-        """The keeper of its lists, if the plugin keeps them by itself."""
-        from pysync.plugins.projection.follower import Projections  # which is made of projections
-
-        return Projections(self.name, [self])
-
-    @asynccontextmanager
-    async def lifespan(self, services: Services) -> AsyncIterator[None]:
-        """Keep the list while the service runs."""
-        async with self.keeper.lifespan(services):
-            yield
-
 
 def filled(text: str, params: Mapping[str, str]) -> str:
     """The text with each `{name}` replaced by that parameter. Raises KeyError."""
@@ -124,14 +102,14 @@ def filled(text: str, params: Mapping[str, str]) -> str:
 _MISSING: Final = object()
 
 
-def declared(said: config.Projection) -> Projection:
+def declared(said: config.Projection) -> ProjectionSpec:
     """The projection that a member of `projections` declares. Raises ValueError where it names code that is
     not there."""
     target: str | Target = said.target
     if OBJECT_OF_MODULE.fullmatch(said.target):
         target = _function(said.target)
     project = _mapping(said) if said.project is None else _function(said.project)
-    return Projection(
+    return ProjectionSpec(
         said.source,
         target,
         project,

@@ -9,7 +9,7 @@ from pysync.changelog import Subject
 from pysync.config import Collection, Config, key_templates
 from pysync.config.derived import document_path, holds_documents, owner
 from pysync.plugins.events.batch_ids import SUFFIX
-from pysync.plugins.projection.spec import Projection
+from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.store import JSON_TYPE
 
 Kind = Literal["document", "log", "file", "nothing"]
@@ -86,7 +86,7 @@ class Keys:
             if (found := owner(collections, key)) is not None
         ]
 
-    def refusal(self, projection: Projection, key: object) -> str | None:
+    def refusal(self, projection: ProjectionSpec, key: object) -> str | None:
         """Why the projection may keep no list at `key`, None where it may."""
         if not isinstance(key, str) or not _is_key(key):
             return "is no key"
@@ -99,7 +99,7 @@ class Keys:
                 return f"belongs to {place.name}, which holds files"
         return None
 
-    def sources(self, projection: Projection) -> Iterator[tuple[str | None, Collection]]:
+    def sources(self, projection: ProjectionSpec) -> Iterator[tuple[str | None, Collection]]:
         """The collections that the projection reads, and their namespaces."""
         for (namespace, name), collection in self._by_name.items():
             if projection.reads(namespace, name):
@@ -128,7 +128,7 @@ class Keys:
             owner(collections, key) is owner(collections, target) for _, collections in self._by_namespace
         )
 
-    def forgets(self, projection: Projection) -> bool:
+    def forgets(self, projection: ProjectionSpec) -> bool:
         """True if the list has entries of writes that are stored nowhere, so that nobody can tell which
         entries are left over."""
         return any(self._kind(collection) == "nothing" for _, collection in self.sources(projection))

@@ -14,7 +14,7 @@ from configurations import ROOT
 from conftest import STRANGER, Browser, Start
 from shell import Shell
 
-from pysync.cli import main
+from pysync.cli.parser import build_parser
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 COLLECTIONS: list[dict[str, Any]] = [
@@ -137,7 +137,7 @@ async def test_what_cannot_be_loaded_is_told(
 
 def test_the_documentation_shows_a_command_that_is_understood() -> None:
     (line,) = re.findall(r"^    pysync (bench .*)", (ROOT / "docs/operations.md").read_text(), re.M)
-    options = main._parser().parse_args(shlex.split(line))
+    options = build_parser().parse_args(shlex.split(line))
     assert (options.run, len(options.collection)) == (("bench", "bench"), 2)
 
 

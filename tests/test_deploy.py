@@ -17,7 +17,7 @@ from conftest import Start
 from shell import Shell
 
 from pysync import config
-from pysync.cli import main
+from pysync.cli.parser import build_parser
 from pysync.clock import BOOT
 from pysync.config import Server
 
@@ -146,7 +146,7 @@ def test_systemd_waits_until_a_server_has_drained_and_signals_only_its_first_pro
 
 def understood(arguments: list[str]) -> Any:
     """The options that the command line makes of `arguments`; it exits where it does not know one."""
-    options = main._parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     assert options.run == ("serve", "serve")
     return options
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from projected import Site
 
-from pysync.cli import main
+from pysync.cli.parser import build_parser
 from pysync.errors import table
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +28,7 @@ def test_what_the_documentation_shows_of_watch_and_tail_is_understood() -> None:
     shown = re.findall(r"^    pysync ((?:watch|tail).*)", (ROOT / "docs/operations.md").read_text(), re.M)
     assert len(shown) == 3
     for line in shown:
-        options = main._parser().parse_args(shlex.split(line, comments=True))
+        options = build_parser().parse_args(shlex.split(line, comments=True))
         assert options.run in (("documents", "watch"), ("documents", "tail"))
 
 
@@ -43,7 +43,7 @@ def test_what_the_documentation_shows_of_copy_check_and_verify_is_understood() -
     shown = re.findall(r"^    pysync ((?:copy|check|verify) .*)", page, re.M)
     assert len(shown) == 5
     for line in shown:
-        options = main._parser().parse_args(line.replace("[", "").replace("]", "").split())
+        options = build_parser().parse_args(line.replace("[", "").replace("]", "").split())
         assert options.run in (("admin", "copy"), ("serve", "check"), ("admin", "verify"))
 
 
@@ -55,5 +55,5 @@ async def test_the_projection_that_the_documentation_shows_keeps_the_list_that_i
     await site.fold()
     assert await site.items("lists/s1") == [{"id": "n1", "value": {"title": "Spring"}}]
     (line,) = re.findall(r"^    pysync (project .*)", page, re.M)
-    options = main._parser().parse_args(line.split())
+    options = build_parser().parse_args(line.split())
     assert options.name in [one.name for one in site.projections]

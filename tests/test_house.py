@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -18,7 +19,7 @@ def layers() -> dict[str, int]:
 
 
 def imports(path: Path) -> set[str]:
-    """The modules that a file imports, as dotted names."""
+    """The modules that a file imports, as dotted names, and the names that it imports of them."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -46,6 +47,56 @@ def test_imports_point_down() -> None:
                 assert level[part(dotted)] > level[own], (
                     f"{'/'.join(relative)} imports {dotted}, which is above"
                 )
+
+
+def modules() -> dict[str, Path]:
+    """Every module of pysync by its dotted name."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported_modules(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """The modules of pysync that a file imports: `from package import module` imports the module."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module in known:
+            full = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in known else node.module for name in full}
+    return found
+
+
+def test_no_imports_form_a_cycle() -> None:
+    """Not inside a package either, and not by imports inside functions."""
+    known = modules()
+    below = {name: imported_modules(path, known) - {name, "pysync"} for name, path in known.items()}
+    while leaves := {name for name, found in below.items() if not found}:
+        below = {name: found - leaves for name, found in below.items() if name not in leaves}
+    assert not below, f"imported in a circle, or from one: {sorted(below)}"
+
+
+def test_no_module_uses_private_names_of_another() -> None:
+    known = modules()
+    for name, path in known.items():
+        tree = ast.parse(path.read_text())
+        local = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in known:
+                for alias in node.names:
+                    assert not alias.name.startswith("_") or node.module == "pysync", (
+                        f"{name} imports {node.module}.{alias.name}"
+                    )
+                    if f"{node.module}.{alias.name}" in known:
+                        local.add(alias.asname or alias.name)
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in local
+            ):
+                assert not node.attr.startswith("_"), f"{name} uses {node.value.id}.{node.attr}"
 
 
 def test_heavy_dependencies_have_one_home() -> None:

@@ -1,18 +1,17 @@
 """The whole configuration: one tree of frozen values, one loader, one linter (wire section 10).
 
-    tree       what a file may say, and its documentation
-    source     load, parse: a file, the environment and flags -> one Config, or every problem at once
-    convert    plain values -> the tree
-    presets    collections of Parquet in few words
-    rules      what is refused beyond types, in files of their own: projections, events
-    overlaps   templates that share keys, and projections, by which others could read or write
-    template   key templates
-    media      whether a collection holds documents or files
-    place      where a store lies
-    effective  what follows from several members: an action's limit, the coordinator
-    lint       what is accepted and probably not meant
-    report     what `pysync check` prints
-    reference  docs/configuration.md, made from the tree
+    schema             the members of the file, and their documentation
+    loader             a file, the environment and flags -> one Config, or every problem at once
+    convert            plain values -> the schema
+    presets            collections of Parquet in few words
+    validation         rules beyond types
+    plugin_validation  the rules of projections and events
+    overlaps           templates that share keys, and projections, by which others could read or write
+    key_templates      key templates
+    derived            what follows from several members: an action's limit, the coordinator, media types
+    lint               settings that are accepted and probably not meant
+    report             the output of `pysync check`
+    reference          docs/configuration.md, made from the schema
 
 The environment is read here and nowhere else. `lint`, `report` and `reference` are for people: they are
 imported by the commands that need them.

@@ -1,10 +1,10 @@
 """`pysync copy` and `pysync verify`: every object of a store is checked, and copied to another one.
 
-places   which store an argument means, opened
-copier   each object from the one to the other, what a log's head names before the head
-reading  one object that cannot be read is skipped, a store out of reach is not
-sound    whether an object is what it should be
-verifier everything that a store holds, checked where it lies
+locations        the stores that arguments name, opened
+copier           each object from the one to the other, the segments of a log before its head
+reading          one object that cannot be read is skipped; a store out of reach is not
+verify           checks of one object, and of everything that a store holds
+starfish_folder  the folder of a Starfish server, as a source
 """
 
 from pysync.migrate.copier import Copier, Outcomes

@@ -10,7 +10,7 @@ of `pysync.errors`; anything else that they raise, or taking longer than `HOOK_S
 `500` (an `authorize` that takes too long: `503`). What `after_write` raises is counted and logged, and the
 push's answer stays what it is.
 
-`hooks.py` calls the hooks, `loading.py` finds and checks plugins; `docs/plugins.md` is for their authors.
+`hooks.py` calls the hooks, `loader.py` finds and checks plugins; `docs/plugins.md` is for their authors.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,8 +1,7 @@
 """The service, wired: start here. `create_app` builds everything from its arguments and holds it together.
 
-A request goes: aiohttp -> `connection` -> `middleware` -> `routes` -> a handler (`handlers`, `applogs`,
-`batch`, `listing`, ...) -> `access` -> `documents` or `applog` -> the store. `wiring` says which route leads
-where.
+A request goes: aiohttp -> `connection` -> `middleware` -> `router` -> a handler of `handlers` ->
+`auth.authentication` -> `engine` -> the store. `routes` says which route leads where.
 """
 
 import asyncio

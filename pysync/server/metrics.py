@@ -7,7 +7,7 @@ the one that takes its place counts on from there. So no count ever goes back.
 The metrics page: counts of our own, handed to prometheus_client when it asks.
 
 A labelled prometheus_client counter and histogram cost a small request about a tenth of its time; a dict of
-our own (`tally.py`) costs next to nothing, and the exposition format stays the library's.
+our own costs next to nothing, and the exposition format stays the library's.
 """
 
 import asyncio

@@ -1,10 +1,8 @@
 """Events: batches of them pushed as JSON and stored as Parquet, one file a push (service, Events plugin).
 
-    definition  Events: the collection and the template; the plugin
-    intake      what becomes of one push: claim, encode, store
-    batches     batch ids, and the keys of their files
-    encoder     the thread that makes files
-    stored      which files there are
+    plugin      Events: the collection and the template; the plugin
+    ingest      one push: claim, encode, store
+    batch_ids   batch ids, and the keys of their files
     compaction  small files become larger ones
 
 A batch's id is made of the tick that its file was stored with, so that who lists a folder from the last id

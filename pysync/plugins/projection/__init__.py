@@ -6,7 +6,7 @@
     fold      what is stored now, as events, and what steps make of a list
     lists     reads, folds and conditionally puts a list
     follower  follows the change log, with a checkpoint
-    rebuild     makes lists anew
+    rebuild   makes lists anew
 
 A list is folded from what its sources are when it is written, and not from what the change log says they
 were: so changes may be folded twice, late, or by two processes at once, and the list comes out the same.

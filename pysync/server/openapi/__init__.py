@@ -1,7 +1,7 @@
 """The service's own description: an OpenAPI 3.1 document, made from the routes that it serves.
 
-An operation is its route's action (`openapi_actions`), with the parameters, refusals and credentials that the
-route and its rule bring. What operations share lies in `openapi_parts`.
+An operation is its route's action (`operations`), with the parameters, refusals and credentials that the
+route and its rule bring. What operations share lies in `components`.
 """
 
 from collections.abc import Mapping

@@ -48,7 +48,7 @@ def _placed(
     try:
         return write(cursor, arrivals, incoming, row, *args)
     except sqlite3.Error:
-        raise  # the group is undone, and `arrivals` knows what becomes of the file
+        raise  # the group is undone, and `rename_journal` knows what becomes of the file
     except Exception:
         incoming.discard()
         raise

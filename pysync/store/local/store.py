@@ -7,8 +7,8 @@
 Any number of processes may share DIR. Reads run on the event loop's thread: a lookup costs some
 microseconds, handing it to a thread ten times that. Writes go through `GroupCommit`.
 
-A file's row is written before the file is moved to its key, with a note of that (`arrivals.py`): whoever
-opens the folder after a crash, or meets the row, finishes the move.
+A file's row is written before the file is moved to its key, with a note of that (`rename_journal.py`):
+whoever opens the folder after a crash, or meets the row, finishes the move.
 """
 
 import asyncio

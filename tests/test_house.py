@@ -60,11 +60,12 @@ def modules() -> dict[str, Path]:
 
 def imported_modules(path: Path, known: Mapping[str, Path]) -> set[str]:
     """The modules of pysync that a file imports: `from package import module` imports the module."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module in known:
-            full = (f"{node.module}.{alias.name}" for alias in node.names)
-            found |= {name if name in known else node.module for name in full}
+        if isinstance(node, ast.ImportFrom) and node.module and node.module in known:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in known else node.module)
     return found
 
 

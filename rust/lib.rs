@@ -29,3 +29,7 @@ mod py_batch;
 mod py_events;
 #[cfg(feature = "python")]
 mod py_revocation;
+#[cfg(feature = "python")]
+mod py_scope;
+#[cfg(feature = "python")]
+mod py_shared;

@@ -1,92 +1,18 @@
-//! Only this file and the other `py_*.rs` know Python. The docstrings are in `pysync/_core.pyi`.
+//! The module `pysync._core`. Only this file and the other `py_*.rs` know Python. The docstrings are in
+//! `pysync/_core.pyi`.
 
-use crate::error::CoreError;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
-
-/// From this size on, other Python threads run meanwhile. It is the work of 0.25 ms; the way back costs less
-/// than 1 us, but up to the interpreter's switch interval (5 ms, measured) beside a thread that computes.
-const DETACH_FROM_BYTES: usize = 64 * 1024;
-
-mod errors {
-    pyo3::import_exception!(pysync.errors, InvalidJson);
-    pyo3::import_exception!(pysync.errors, BodyTooDeep);
-    pyo3::import_exception!(pysync.errors, BodyNotObject);
-    pyo3::import_exception!(pysync.errors, InvalidData);
-    pyo3::import_exception!(pysync.errors, InvalidBaseHash);
-    pyo3::import_exception!(pysync.errors, InvalidTs);
-    pyo3::import_exception!(pysync.errors, AuthorProofMissing);
-    pyo3::import_exception!(pysync.errors, DocumentCorrupt);
-    pyo3::import_exception!(pysync.errors, MissingCollections);
-    pyo3::import_exception!(pysync.errors, InvalidParams);
-    pyo3::import_exception!(pysync.errors, InvalidAppendParams);
-    pyo3::import_exception!(pysync.errors, TooManyCollections);
-    pyo3::import_exception!(pysync.errors, BatchAppendBudgetExceeded);
-    pyo3::import_exception!(pysync.errors, BatchKeyDenied);
-    pyo3::import_exception!(pysync.errors, InvalidEvents);
-}
-
-impl From<CoreError> for PyErr {
-    fn from(error: CoreError) -> Self {
-        match error {
-            CoreError::InvalidJson => errors::InvalidJson::new_err(()),
-            CoreError::BodyTooDeep => errors::BodyTooDeep::new_err(()),
-            CoreError::BodyNotObject => errors::BodyNotObject::new_err(()),
-            CoreError::InvalidData => errors::InvalidData::new_err(()),
-            CoreError::InvalidBaseHash => errors::InvalidBaseHash::new_err(()),
-            CoreError::InvalidTs => errors::InvalidTs::new_err(()),
-            CoreError::AuthorProofMissing => errors::AuthorProofMissing::new_err(()),
-            CoreError::DocumentCorrupt => errors::DocumentCorrupt::new_err(()),
-            CoreError::MissingCollections => errors::MissingCollections::new_err(()),
-            CoreError::InvalidParams => errors::InvalidParams::new_err(()),
-            CoreError::InvalidAppendParams => errors::InvalidAppendParams::new_err(()),
-            CoreError::TooManyCollections => errors::TooManyCollections::new_err(()),
-            CoreError::BatchAppendBudgetExceeded => errors::BatchAppendBudgetExceeded::new_err(()),
-            CoreError::BatchKeyDenied => errors::BatchKeyDenied::new_err(()),
-            CoreError::InvalidEvents => errors::InvalidEvents::new_err(()),
-            CoreError::InvalidPublicKey => PyValueError::new_err(error.to_string()),
-        }
-    }
-}
-
-/// The result of `work` over `size` bytes.
-pub fn over<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -> T {
-    if size < DETACH_FROM_BYTES {
-        work()
-    } else {
-        py.detach(work)
-    }
-}
-
-/// `parts` laid end to end, in one copy.
-pub fn join<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py, PyBytes>> {
-    let size = parts.iter().map(|part| part.len()).sum();
-    PyBytes::new_with(py, size, |mut rest| {
-        over(py, size, || {
-            for part in parts {
-                let (target, after) = std::mem::take(&mut rest).split_at_mut(part.len());
-                target.copy_from_slice(part);
-                rest = after;
-            }
-        });
-        Ok(())
-    })
-}
-
-/// The text in UTF-8; None where it holds surrogates, as header values of another encoding do.
-fn utf8<'a>(text: &'a Bound<'_, PyString>) -> Option<&'a str> {
-    text.to_str().ok()
-}
 
 #[pymodule]
 pub mod _core {
-    use super::{Bound, PyBytes, PyResult, PyString, PyValueError, Python, join, over, utf8};
     use crate::envelope;
+    use crate::py_shared::{join, over, utf8};
     use crate::replay::{self, DIGEST};
-    use crate::{canonical, scope, signing};
+    use crate::{canonical, signing};
+    use pyo3::exceptions::PyValueError;
     use pyo3::panic::PanicException;
     use pyo3::prelude::*;
+    use pyo3::types::{PyBytes, PyString};
 
     #[pymodule_export]
     use crate::py_applog::{Append, LogHead, LogNode, decode_append, is_log};
@@ -99,6 +25,9 @@ pub mod _core {
 
     #[pymodule_export]
     use crate::py_revocation::{RevocationList, Revoked};
+
+    #[pymodule_export]
+    use crate::py_scope::Scope;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -380,40 +309,6 @@ pub mod _core {
         over(py, data.len(), || {
             signing::verify_author(tag, document_key, data, pubkey, signature)
         })
-    }
-
-    #[pyclass(frozen, module = "pysync._core")]
-    pub struct Scope(pub scope::Scope);
-
-    #[pymethods]
-    impl Scope {
-        #[new]
-        fn new(paths: Vec<String>, identity: &str) -> Self {
-            Self(scope::Scope::new(
-                paths.iter().map(String::as_str),
-                identity,
-            ))
-        }
-
-        fn allows(&self, document_key: &str) -> bool {
-            self.0.allows(document_key)
-        }
-
-        #[getter]
-        fn has_denies(&self) -> bool {
-            self.0.has_denies()
-        }
-
-        fn undenied(&self, prefix: &str, names: Vec<String>) -> Vec<String> {
-            let mut names = names;
-            let mut key = String::from(prefix);
-            names.retain(|name| {
-                key.truncate(prefix.len());
-                key.push_str(name);
-                !self.0.denies(&key)
-            });
-            names
-        }
     }
 
     #[pyclass(module = "pysync._core")]

@@ -2,7 +2,7 @@
 
 use crate::applog::{self, Head, Refusal};
 use crate::bounds::Bounds;
-use crate::py::{join, over};
+use crate::py_shared::{join, over};
 use crate::{log_index, log_text, starfish};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};

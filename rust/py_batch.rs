@@ -1,8 +1,8 @@
 //! Batch pulls as Python sees them.
 
 use crate::bounds::Bounds;
-use crate::py::_core::Scope;
-use crate::py::{join, over};
+use crate::py_scope::Scope;
+use crate::py_shared::{join, over};
 use crate::{batch, joined};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -2,7 +2,7 @@
 
 use crate::error::CoreError;
 use crate::events;
-use crate::py::over;
+use crate::py_shared::over;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

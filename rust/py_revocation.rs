@@ -1,6 +1,6 @@
 //! Revocation lists as Python sees them.
 
-use crate::py::over;
+use crate::py_shared::over;
 use crate::revocation;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

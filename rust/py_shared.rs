@@ -1,0 +1,75 @@
+//! What the faces of the core share: errors as Python has them, and work beside other Python threads.
+
+use crate::error::CoreError;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+/// From this size on, other Python threads run meanwhile. It is the work of 0.25 ms; the way back costs less
+/// than 1 us, but up to the interpreter's switch interval (5 ms, measured) beside a thread that computes.
+const DETACH_FROM_BYTES: usize = 64 * 1024;
+
+/// Errors of the core that are classes of the same name in `pysync.errors`.
+macro_rules! python_errors {
+    ($($name:ident),* $(,)?) => {
+        mod errors {
+            $(pyo3::import_exception!(pysync.errors, $name);)*
+        }
+
+        impl From<CoreError> for PyErr {
+            fn from(error: CoreError) -> Self {
+                match error {
+                    $(CoreError::$name => errors::$name::new_err(()),)*
+                    CoreError::InvalidPublicKey => PyValueError::new_err(error.to_string()),
+                }
+            }
+        }
+    };
+}
+
+python_errors!(
+    InvalidJson,
+    BodyTooDeep,
+    BodyNotObject,
+    InvalidData,
+    InvalidBaseHash,
+    InvalidTs,
+    AuthorProofMissing,
+    DocumentCorrupt,
+    MissingCollections,
+    InvalidParams,
+    InvalidAppendParams,
+    TooManyCollections,
+    BatchAppendBudgetExceeded,
+    BatchKeyDenied,
+    InvalidEvents,
+);
+
+/// The result of `work` over `size` bytes.
+pub fn over<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -> T {
+    if size < DETACH_FROM_BYTES {
+        work()
+    } else {
+        py.detach(work)
+    }
+}
+
+/// `parts` laid end to end, in one copy.
+pub fn join<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py, PyBytes>> {
+    let size = parts.iter().map(|part| part.len()).sum();
+    PyBytes::new_with(py, size, |mut rest| {
+        over(py, size, || {
+            for part in parts {
+                let (target, after) = std::mem::take(&mut rest).split_at_mut(part.len());
+                target.copy_from_slice(part);
+                rest = after;
+            }
+        });
+        Ok(())
+    })
+}
+
+/// The text in UTF-8; None where it holds surrogates, as header values of another encoding do.
+pub fn utf8<'a>(text: &'a Bound<'_, PyString>) -> Option<&'a str> {
+    text.to_str().ok()
+}

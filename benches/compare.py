@@ -22,7 +22,7 @@ from pathlib import Path
 from benches import servers
 from benches.servers import CHECKOUT, Memory, Running
 from benches.workloads import LISTED, LOGGED
-from pysync.cli.load_generator import CONNECTIONS, Measured
+from pysync.cli.load_generator import CONNECTIONS, Measurement
 
 SERVER_CORE, LOAD_CORE = 0, 1
 
@@ -68,8 +68,8 @@ QUICK_LOGGED = 50_000
 class Turn:
     """A workload, and the bare one right before it."""
 
-    bare: Measured
-    ours: Measured
+    bare: Measurement
+    ours: Measurement
 
 
 Turns = dict[str, list[Turn]]
@@ -104,7 +104,7 @@ def load(
     seconds: float,
     count: int | None = None,
     connections: int = CONNECTIONS,
-) -> Measured:
+) -> Measurement:
     """One run of the generator in its own process. Raises RuntimeError when it fails, or an answer was wrong:
     a figure over refused requests would mean nothing."""
     command = [sys.executable, "-m", "benches.load", "--json", "--url", server.url, "--workload", workload]
@@ -114,10 +114,10 @@ def load(
     done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise RuntimeError(f"{workload} failed: {done.stdout.decode()}")
-    return Measured(**json.loads(done.stdout))
+    return Measurement(**json.loads(done.stdout))
 
 
-def fill(server: Running, workload: str, count: int, connections: int = CONNECTIONS) -> Measured:
+def fill(server: Running, workload: str, count: int, connections: int = CONNECTIONS) -> Measurement:
     """Store what other workloads read, once per server, and tell how that went. Raises RuntimeError where it
     is not done in FILL_LIMIT_S."""
     print(f"{workload}: {count:,} requests", file=sys.stderr)
@@ -180,7 +180,7 @@ def last_page_beside_first(found: Turns) -> str:
     return f"The last page takes {spread(times, '.2f')} times the first page's time; goal: at most 1.2."
 
 
-def how_filled(filled: Measured) -> str:
+def how_filled(filled: Measurement) -> str:
     """How long it took to make the log that tails are read of."""
     return (
         f"The log of {filled.answers:,} elements took {filled.seconds:.0f} s to append"
@@ -192,7 +192,7 @@ def spread(values: Sequence[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def _line(runs: Sequence[Measured], share: str, goal: str, cpu_share: str) -> str:
+def _line(runs: Sequence[Measurement], share: str, goal: str, cpu_share: str) -> str:
     rate = statistics.median(run.per_second for run in runs)
     cpu = statistics.median(_cpu_us(run) for run in runs)
     p50 = statistics.median(run.p50_ms for run in runs)
@@ -204,7 +204,7 @@ def _line(runs: Sequence[Measured], share: str, goal: str, cpu_share: str) -> st
     )
 
 
-def _cpu_us(run: Measured) -> float:
+def _cpu_us(run: Measurement) -> float:
     assert run.server_cpu_us is not None, "every run here knows its server's process"
     return run.server_cpu_us
 

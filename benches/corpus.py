@@ -23,7 +23,7 @@ import orjson
 from benches import servers
 from pysync._core import content_hash
 from pysync.auth import issuing
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.client import Client
 from pysync.errors import Conflict
 
@@ -99,8 +99,8 @@ def documents(step: int = 1) -> Iterator[Document]:
 
 async def run(base_url: str, corpus: Iterable[Document]) -> Tally:
     """Take every document through the server. Raises Mismatch at the first that does not come back."""
-    keys = Keys.generate()
-    certificate = issuing.device(
+    keys = IdentityKeys.generate()
+    certificate = issuing.issue_device_certificate(
         keys, keys.ed_pub, keys.kem_pub, now_s=int(time.time()), nonce=os.urandom(16)
     )
     tally = Tally()

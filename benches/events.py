@@ -24,7 +24,7 @@ from benches import servers
 from benches.batches import EVENTS
 from benches.compare import SERVER_CORE, load, machine, spread
 from benches.servers import Running
-from pysync.cli.load_generator import CONNECTIONS, Measured
+from pysync.cli.load_generator import CONNECTIONS, Measurement
 
 GOAL: Final = 500
 STALL_GOAL_MS: Final = 20.0
@@ -36,7 +36,7 @@ WARM_UP: Final = 200
 class Round:
     """One run, and the gaps in milliseconds between turns of the server's loop meanwhile, in order."""
 
-    load: Measured
+    load: Measurement
     gaps_ms: list[float]
 
     def gap_ms(self, share: float) -> float:

@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 
-from pysync.plugins import Reply, Request, Services
+from pysync.plugins import PluginContext, PluginRequest, PullResponse
 
 BEAT_S: Final = 0.001
 NOTED: Final = 1_000_000
@@ -26,7 +26,7 @@ class LoopLag:
     name = "lag"
 
     @asynccontextmanager
-    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+    async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
         self._gaps_ms = array("d")
         self._last = time.perf_counter()
@@ -41,8 +41,8 @@ class LoopLag:
         self._last = now
         self._next = self._loop.call_later(BEAT_S, self._beat)
 
-    async def intercept_pull(self, request: Request) -> Reply | None:
+    async def intercept_pull(self, request: PluginRequest) -> PullResponse | None:
         if request.collection != "lag":
             return None
         noted, self._gaps_ms = self._gaps_ms, array("d")
-        return Reply(orjson.dumps({"gaps_ms": list(noted)}))
+        return PullResponse(orjson.dumps({"gaps_ms": list(noted)}))

@@ -21,8 +21,8 @@ from yarl import URL
 from benches.workloads import BATCH, note, push_body
 from pysync import config
 from pysync.server.app import create_app
-from pysync.server.serve import listening
-from pysync.store import NotModified, Object
+from pysync.server.serve import serve_on
+from pysync.store import NotModified, StoredObject
 from pysync.store.memory import MemoryStore
 
 LATENCY_S = 0.020
@@ -39,10 +39,10 @@ SERVICE = {
 class DistantStore(MemoryStore):
     """A memory store behind a slow network: reads wait, any number of them at once."""
 
-    reads_wait: ClassVar[bool] = True
-    light_put_bytes: ClassVar[int] = 4_096
+    is_remote: ClassVar[bool] = True
+    cheap_put_bytes: ClassVar[int] = 4_096
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         await asyncio.sleep(LATENCY_S)
         return await super().get(key, if_none_match)
 
@@ -54,7 +54,7 @@ async def batches(count: int) -> list[float]:
     settings = config.parse(SERVICE)
     async with (
         await create_app(settings, DistantStore()) as app,
-        listening(app) as port,
+        serve_on(app) as port,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
         documents = [note(f"n{n}") for n in range(BATCH)]

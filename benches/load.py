@@ -14,7 +14,7 @@ import uvloop
 
 from benches.workloads import WORKLOADS, Author, Workload
 from pysync.cli import load_generator
-from pysync.cli.load_generator import CONNECTIONS, HEADER, Measured, row
+from pysync.cli.load_generator import CONNECTIONS, HEADER, Measurement, row
 
 
 async def measure(
@@ -25,7 +25,7 @@ async def measure(
     seconds: float,
     connections: int = CONNECTIONS,
     server_pid: int | None = None,
-) -> Measured:
+) -> Measurement:
     """Run one workload. Raises RuntimeError when the documents it needs cannot be made."""
     author = Author(base_url)
     return await load_generator.measure(

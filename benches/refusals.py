@@ -28,8 +28,8 @@ from benches.compare import machine
 from benches.servers import Running
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import SCHEME
-from pysync.auth.issuing import EVERYTHING, Grant
-from pysync.auth.signing import Keys
+from pysync.auth.issuing import FULL_ACCESS, Grant
+from pysync.auth.signing import IdentityKeys
 from pysync.cli.load_generator import cpu_s, read_head
 
 ROUNDS: Final = 5
@@ -45,11 +45,11 @@ LISTED: Final = (2_700, 169)
 class Stranger:
     """Somebody with fresh keys, and a certificate that they signed for themselves."""
 
-    def __init__(self, url: str, grant: Grant = EVERYTHING, collections: tuple[str, ...] = ("*",)) -> None:
-        self.keys = Keys.generate()
+    def __init__(self, url: str, grant: Grant = FULL_ACCESS, collections: tuple[str, ...] = ("*",)) -> None:
+        self.keys = IdentityKeys.generate()
         self._host = urlsplit(url).netloc
-        self._signed_host = signing.host_of(url)
-        self.certificate = issuing.device(
+        self._signed_host = signing.canonical_host(url)
+        self.certificate = issuing.issue_device_certificate(
             self.keys,
             self.keys.ed_pub,
             self.keys.kem_pub,
@@ -190,7 +190,7 @@ def _publish(url: str, issuer: Stranger) -> int:
     with Connection(url) as connection:
         for count in LISTED:
             subjects = [(f"{n:064x}", 2**40) for n in range(count)]
-            text = issuing.revocation_list(issuer.keys, 1, subjects=subjects).text
+            text = issuing.issue_revocation_list(issuer.keys, 1, subjects=subjects).text
             head = f"POST /revocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n"
             if connection.ask(f"{head}Content-Type: application/json\r\n\r\n".encode() + text) == 200:
                 return count

@@ -27,7 +27,7 @@ from benches.servers import CHECKOUT
 from benches.workloads import BATCH, Author, append_body, element_data, note, push_body
 from pysync import config
 from pysync.server.app import create_app
-from pysync.server.serve import listening
+from pysync.server.serve import serve_on
 from pysync.store import open_store
 from pysync.testing import FaultProxy
 
@@ -130,13 +130,13 @@ class Count:
     ) -> Any:
         """What `work` comes to; a row is kept of what it cost. S3 takes `delay_s` longer for each request."""
         proxy = self._proxy
-        proxy.forget()
+        proxy.reset_counts()
         if delay_s:
             proxy.delay(until=delay_s, times=None)
         result = await work
-        proxy.heal()
+        proxy.reset()
         self.rows.append(
-            Trips(asked, Counter(proxy.calls), Counter(proxy.statuses), proxy.most_at_once, goal)
+            Trips(asked, Counter(proxy.calls), Counter(proxy.statuses), proxy.max_concurrent, goal)
         )
         return result
 
@@ -158,7 +158,7 @@ async def node(
     """A node that has just started, its S3 asked at `endpoint`, else directly."""
     settings = config.parse({"version": 1, "coordinator": "memory:", "collections": COLLECTIONS})
     store = await open_store(server.store("bench", endpoint))
-    async with await create_app(settings, store) as app, listening(app) as port:
+    async with await create_app(settings, store) as app, serve_on(app) as port:
         connector = aiohttp.TCPConnector(limit=GROUP)
         async with aiohttp.ClientSession(connector=connector) as own:
             yield Node(f"http://127.0.0.1:{port}", own)

@@ -26,7 +26,7 @@ from benches.compare import LOAD_CORE, SERVER_CORE, machine, spread
 from benches.s3_stub import GIVEN
 from benches.workloads import DOCUMENT_BYTES, note
 from pysync.config import StoreConfig
-from pysync.store import ANY, Etag, Expect, Object, Store, open_store
+from pysync.store import ANY, Etag, Precondition, Store, StoredObject, open_store
 
 AT_ONCE: Final = 32
 GOAL: Final = 1 / 3
@@ -56,12 +56,12 @@ def ours(store: Store) -> Client:
 
     async def get(number: int) -> None:
         found = await store.get(f"{GIVEN}{number}")
-        assert isinstance(found, Object), "a document"
+        assert isinstance(found, StoredObject), "a document"
         assert len(found.body) == DOCUMENT_BYTES
 
     async def put(number: int) -> None:
         row = number % AT_ONCE
-        expect: Expect = Etag(etags[row]) if row in etags else ANY
+        expect: Precondition = Etag(etags[row]) if row in etags else ANY
         etags[row] = await store.put(f"ours/{row}", note(f"n{number}"), expect=expect)
 
     return Client(get, put)
@@ -108,8 +108,8 @@ async def clients(url: str) -> AsyncIterator[tuple[Client, Client]]:
 
 
 async def cost_us(request: Request, numbers: range) -> float:
-    """CPU µs of this process for each of the requests, `AT_ONCE` of which are under way. Each of those that
-    are has its own row of numbers, so two never write one object."""
+    """CPU µs of this process for each of the requests, `MAX_CONCURRENT` of which are under way. Each of those
+    that are has its own row of numbers, so two never write one object."""
 
     async def work(first: int) -> None:
         for number in numbers[first::AT_ONCE]:

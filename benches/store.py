@@ -38,7 +38,7 @@ async def measure(name: str, rounds: int, round_: Round, mb_each: float = 0) -> 
 
 
 async def store_costs(folder: Path, rounds: int) -> None:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     body = os.urandom(KIB // 2).hex().encode()
     keys = [f"notes/{n % 97}/{n:06}" for n in range(20_000)]
     turn = 0
@@ -132,19 +132,19 @@ async def store_costs(folder: Path, rounds: int) -> None:
 
 
 async def coordinator_costs(folder: Path, rounds: int) -> None:
-    coordinator = await LocalCoordinator.at(folder)
+    coordinator = await LocalCoordinator.open_folder(folder)
     presenter = "ab" * 32
     nonces = iter(range(10**9))
 
     async def remember() -> int:
         for _ in range(20_000):
-            await coordinator.remember_nonce(presenter, str(next(nonces)), 0)
+            await coordinator.consume_nonce(presenter, str(next(nonces)), 0)
         return 20_000
 
     async def count() -> int:
         async def counter(lane: int) -> None:
             for _ in range(100):
-                await coordinator.count(f"caller-{lane}", 60_000)
+                await coordinator.increment(f"caller-{lane}", 60_000)
 
         await asyncio.gather(*(counter(lane) for lane in range(WRITERS)))
         return WRITERS * 100
@@ -153,7 +153,7 @@ async def coordinator_costs(folder: Path, rounds: int) -> None:
     await measure(f"count, {WRITERS} callers", rounds, count)
     before = resident_bytes()
     for _ in range(1_000_000):
-        await coordinator.remember_nonce(presenter, str(next(nonces)), 0)
+        await coordinator.consume_nonce(presenter, str(next(nonces)), 0)
     grown = resident_bytes() - before
     print(f"{'memory of 1,000,000 more nonces':44} {grown / 1e6:10.1f} bytes each")
     await coordinator.close()

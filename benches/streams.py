@@ -35,7 +35,7 @@ from benches import servers
 from benches.compare import machine
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
-from pysync.changelog import Subject
+from pysync.changelog import DocumentRef
 from pysync.cli.load_generator import cpu_s
 from pysync.sqlite.changelog import change_id
 from pysync.store.local.store import LocalStore
@@ -224,11 +224,11 @@ async def heard(server: Running, listeners: int, seconds: float) -> Heard:
 
 async def filled(folder: Path, changes: int) -> list[str]:
     """Fill a log with the changes of as many notes: the places before the first and after each."""
-    store = await LocalStore.at(folder)
-    places = [await store.change_log.newest()]
+    store = await LocalStore.open_folder(folder)
+    places = [await store.change_log.last_id()]
     for start in range(0, changes, 500):
-        notes = [Subject("notes", {"id": f"n{n}"}, key=f"notes/n{n}") for n in range(start, start + 500)]
-        last = int(await store.change_log.announce([note.change("f" * 64, 1) for note in notes]))
+        notes = [DocumentRef("notes", {"id": f"n{n}"}, key=f"notes/n{n}") for n in range(start, start + 500)]
+        last = int(await store.change_log.append([note.change("f" * 64, 1) for note in notes]))
         places += [change_id(last - 499 + n) for n in range(500)]
     await store.close()
     return places

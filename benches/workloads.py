@@ -19,7 +19,7 @@ import orjson
 from benches.batches import event_batches
 from pysync._core import content_hash
 from pysync.cli import load_generator
-from pysync.cli.load_generator import filled
+from pysync.cli.load_generator import padded_object
 
 DOCUMENTS: Final = 1_000
 DOCUMENT_BYTES: Final = 1_024
@@ -46,7 +46,7 @@ FULL: Final = 100_000
 TAIL: Final = 20
 
 
-class Author(load_generator.Author):
+class Author(load_generator.RequestBuilder):
     """An author who can ask as well."""
 
     def etag(self, path: str) -> str:
@@ -93,12 +93,12 @@ class Workload:
 def note(name: str, revision: int = 0) -> bytes:
     """A document of 1 KB, as canonical text."""
     head = f'{{"done":false,"id":"{name}","revision":{revision},"tags":["garden","spring"],"text":"'
-    return filled(head, DOCUMENT_BYTES)
+    return padded_object(head, DOCUMENT_BYTES)
 
 
 def element_data(number: int) -> bytes:
     """`data` of an element of a log, 200 bytes, as canonical text."""
-    return filled(f'{{"n":{number},"text":"', ELEMENT_DATA_BYTES)
+    return padded_object(f'{{"n":{number},"text":"', ELEMENT_DATA_BYTES)
 
 
 def big_document(seed: int) -> bytes:

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, Protocol
 
 import orjson
 
-CHANGES_KEPT: Final = 100_000
-CHANGES_KEPT_MS: Final = 86_400_000
+DEFAULT_MAX_COUNT: Final = 100_000
+DEFAULT_MAX_AGE_MS: Final = 86_400_000
 MAX_RESUMED: Final = 20_000
 
 
@@ -19,8 +19,8 @@ class Retention:
     """How much of its changes a log keeps at least: the newest `count`, unless they are older than `age_ms`.
     What it keeps beyond is of no promise."""
 
-    count: int = CHANGES_KEPT
-    age_ms: int = CHANGES_KEPT_MS
+    count: int = DEFAULT_MAX_COUNT
+    age_ms: int = DEFAULT_MAX_AGE_MS
 
 
 class Change(NamedTuple):
@@ -32,12 +32,12 @@ class Change(NamedTuple):
     identity: str = ""
     origin: str = ""
 
-    def tells_of(self, hash_: str) -> bool:
+    def is_for_hash(self, hash_: str) -> bool:
         """Whether it is of a version with this hash."""
         return b'"hash":"%b"' % hash_.encode() in self.text
 
 
-class Subject(NamedTuple):
+class DocumentRef(NamedTuple):
     """The document that a write is of: its collection, namespace (None: the root) and path parameters, the
     identity of the writer, and its key in the store (`""`: the key that the collection's path gives). Other
     collections may share the key; `server.key_index` finds them when the change is delivered."""
@@ -66,7 +66,7 @@ class Subject(NamedTuple):
             told["key"] = self.key
         return Change(orjson.dumps(told), self.identity, self.origin)
 
-    def is_document_of(self, other: "Subject") -> bool:
+    def is_same_document(self, other: "DocumentRef") -> bool:
         """Return True if both write the same document, whoever writes and through whichever collection."""
         return self.key == other.key if self.key and other.key else self[:3] == other[:3]
 
@@ -76,61 +76,61 @@ def origin(namespace: str | None, collection: str) -> str:
     return f"{namespace or ''}/{collection}"
 
 
-class Told(NamedTuple):
+class ParsedChange(NamedTuple):
     """A change, read again."""
 
-    subject: Subject
+    ref: DocumentRef
     hash: str
     timestamp_ms: int
 
 
-def read_change(change: Change) -> Told:
-    """What `Subject.change` was made of."""
+def parse_change(change: Change) -> ParsedChange:
+    """What `DocumentRef.change` was made of."""
     told = orjson.loads(change.text)
-    subject = Subject(
+    subject = DocumentRef(
         told["collection"], told["params"], told.get("namespace"), change.identity, told.get("key", "")
     )
-    return Told(subject, told["hash"], told["timestamp"])
+    return ParsedChange(subject, told["hash"], told["timestamp"])
 
 
-WrittenBy = Callable[[str], bool]
+OriginFilter = Callable[[str], bool]
 """Returns True for the `origin` of changes that are asked for. Changes of an unknown origin always are."""
 
 
-class Page(NamedTuple):
+class ChangePage(NamedTuple):
     """A page of changes with their ids, oldest first. It includes all matching changes up to the id `last`;
-    `is_end`: the log has no more for now. The log read `looked_at` changes to find them."""
+    `is_end`: the log has no more for now. The log read `scanned` changes to find them."""
 
     changes: list[tuple[str, Change]]
     last: str
     is_end: bool
-    looked_at: int
+    scanned: int
 
 
 class ChangeLog(Protocol):
     """Changes in the order of their ids, which is the order in which the writes of one document were made.
     All processes on one store share it. What cannot be told is `Unavailable`."""
 
-    async def announce(self, changes: Sequence[Change]) -> str:
-        """The id of the last of `changes` (one at least), now the newest of the log. Ids are greater, as
+    async def append(self, changes: Sequence[Change]) -> str:
+        """The id of the last of `read` (one at least), now the newest of the log. Ids are greater, as
         text, than all given before. After an error they may be in the log nevertheless."""
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+    async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         """The first `limit` changes after the id `after` and their ids, oldest first; for `""` from the
         oldest one kept. None where some after it are not kept any more, or nobody was given that id."""
 
-    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
+    async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
         """Return a page of the changes of some collections after the id `after`. With an index this costs no
         more than their changes; the page may include others. None if changes after `after` are gone."""
 
-    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+    async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
         """Count such changes after an id, up to `most` and perhaps one more; None if only reading them would
         tell."""
 
-    async def newest(self) -> str:
-        """An id that all changes so far are at or before, and none to come is; `changes` knows it, even of a
+    async def last_id(self) -> str:
+        """An id that all changes so far are at or before, and none to come is; `read` knows it, even of a
         log that is empty."""
 
-    async def wait(self, after: str) -> None:
+    async def wait_for_change(self, after: str) -> None:
         """Return when there may be a change after `after`: at once where this process has announced one,
         within some 20 ms where another has; after a second in any case."""

@@ -32,18 +32,18 @@ class CorruptionReporter:
         names = ", ".join(self._collections_of(key)) or "no collection"
         log.error("the %s at %r (%s) is corrupt: %s", kind, key, names, why)
 
-    def meet(self, error: DocumentCorrupt, kind: Kind, key: str) -> None:
+    def report_once(self, error: DocumentCorrupt, kind: Kind, key: str) -> None:
         """Report what a request has met at `key`, once for each `error`, which knows the key from then on."""
         if error.key is None:
             error.key = key
-            self.report(kind, key, error.why)
+            self.report(kind, key, error.detail)
 
-    def meeting(self, kind: Kind, key: str) -> "_Meeting":
+    def reporting(self, kind: Kind, key: str) -> "_Reporting":
         """Report the error that the block raises."""
-        return _Meeting(self, kind, key)
+        return _Reporting(self, kind, key)
 
 
-class _Meeting:
+class _Reporting:
     """A class, as the generator of a context manager costs three times as much, on each read of a log."""
 
     __slots__ = ("_key", "_kind", "_reporter")
@@ -58,4 +58,4 @@ class _Meeting:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, DocumentCorrupt):
-            self._reporter.meet(error, self._kind, self._key)
+            self._reporter.report_once(error, self._kind, self._key)

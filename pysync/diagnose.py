@@ -14,28 +14,28 @@ from pysync.config import (
     StoreConfig,
     database_paths,
     effective_coordinator,
-    is_shared,
-    shown_coordinator,
+    is_multi_process,
+    redacted_coordinator,
 )
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.errors import Unavailable
 from pysync.sqlite.database_file import quick_check
 from pysync.store import Store, open_store
 
-TIMES: Final = 10
+SAMPLES: Final = 10
 """How often each thing is asked, to know how long it takes."""
 BODY: Final = b'{"probe":"%b"}' % (b"x" * 1024)
-FOLDER: Final = "_pysync/probe"
+PROBE_PREFIX: Final = "_pysync/probe"
 """What the object that is written lies below, until it is removed."""
 CLAIM_TTL_MS: Final = 1_000
-SKEWED_MS: Final = 60_000
+MAX_SKEW_MS: Final = 60_000
 """A signature holds for 300 s on either side of its time, and every node has to see it so."""
 
 Timer = Callable[[], float]
 
 
 @dataclass(slots=True)
-class Findings:
+class Report:
     """`rows` is what was asked and what came of it. A problem keeps `pysync serve` from working, a warning
     does not."""
 
@@ -43,88 +43,92 @@ class Findings:
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
 
-    def took(self, what: str, each_s: list[float]) -> None:
+    def add_timing(self, what: str, each_s: list[float]) -> None:
         """Note how long something took, each time."""
         median_ms, worst_ms = statistics.median(each_s) * 1000, max(each_s) * 1000
         self.rows.append((what, f"{median_ms:.1f} ms, at worst {worst_ms:.1f} ms"))
 
-    def skew(self, of: str, skew_ms: int) -> None:
+    def add_clock_skew(self, of: str, skew_ms: int) -> None:
         """Note how far this machine's clock is ahead of a server's."""
         seconds = round(abs(skew_ms) / 1000)
         told = f"this machine's is {seconds} s {'ahead' if skew_ms > 0 else 'behind'}"
         self.rows.append((f"{of} clock", told if seconds > 1 else "as this machine's"))
-        if abs(skew_ms) > SKEWED_MS:
+        if abs(skew_ms) > MAX_SKEW_MS:
             self.warnings.append(Problem(of, f"the clocks differ: {told}; set it"))
 
 
-async def probe(config: Config, timer: Timer = time.perf_counter) -> Findings:
+async def probe(config: Config, timer: Timer = time.perf_counter) -> Report:
     """Open both and ask each a few times. What a first start would make is not made; nothing is left."""
-    findings = Findings()
+    findings = Report()
     databases = dict(database_paths(config))
     kind, _, folder = config.store.url.partition(":")
     folder = folder if kind == "file" else ""
     findings.rows.append(("store", config.store.url))
     _check_database("store", databases, findings)
-    if not folder or _is_there("store", Path(folder), "pysync.db", findings):
-        await _noting("store", _probe_store(config.store, is_shared(config), findings, timer), findings)
+    if not folder or _check_folder("store", Path(folder), "pysync.db", findings):
+        await _report_failures(
+            "store", _probe_store(config.store, is_multi_process(config), findings, timer), findings
+        )
     url = effective_coordinator(config)
     kind, _, own_folder = url.partition(":")
-    findings.rows.append(("coordinator", shown_coordinator(config)))
+    findings.rows.append(("coordinator", redacted_coordinator(config)))
     _check_database("coordinator", databases, findings)
-    if kind != "file" or _is_there("coordinator", Path(own_folder or folder), "coordinator.db", findings):
-        await _noting("coordinator", _probe_coordinator(url, folder or None, findings, timer), findings)
+    if kind != "file" or _check_folder("coordinator", Path(own_folder or folder), "coordinator.db", findings):
+        await _report_failures(
+            "coordinator", _probe_coordinator(url, folder or None, findings, timer), findings
+        )
     return findings
 
 
-def _check_database(of: str, databases: dict[str, Path], findings: Findings) -> None:
+def _check_database(of: str, databases: dict[str, Path], report: Report) -> None:
     """Have SQLite read all of a database that is there."""
     path = databases.get(of)
     if path is not None and path.exists():
         found = quick_check(path)
-        findings.rows.append((f"{of} quick_check", "nothing found" if found is None else "damage found"))
+        report.rows.append((f"{of} quick_check", "nothing found" if found is None else "damage found"))
         if found is not None:
-            findings.problems.append(Problem(of, found))
+            report.problems.append(Problem(of, found))
 
 
-async def _probe_store(config: StoreConfig, shared: bool, findings: Findings, timer: Timer) -> None:
+async def _probe_store(config: StoreConfig, shared: bool, report: Report, timer: Timer) -> None:
     store = await open_store(config, shared=shared)
     try:
         if config.url.startswith("s3:"):
-            _note_bucket(store, findings)
+            _report_bucket(store, report)
         else:
-            findings.rows.append(("store conditions", "honoured"))
-        key = f"{FOLDER}/{os.urandom(8).hex()}"
+            report.rows.append(("store conditions", "honoured"))
+        key = f"{PROBE_PREFIX}/{os.urandom(8).hex()}"
         try:
-            findings.took("store put", await _times(timer, lambda: store.put(key, BODY)))
-            findings.took("store get", await _times(timer, lambda: store.get(key)))
+            report.add_timing("store put", await _measure(timer, lambda: store.put(key, BODY)))
+            report.add_timing("store get", await _measure(timer, lambda: store.get(key)))
         finally:
             await store.delete(key)
     finally:
         await store.close()
 
 
-def _note_bucket(store: Store, findings: Findings) -> None:
+def _report_bucket(store: Store, report: Report) -> None:
     from pysync.store.s3 import S3Store
 
     assert isinstance(store, S3Store)
     bucket = store.bucket
-    ignored = " and ".join(bucket.ignored)
-    findings.rows.append(("store conditions", f"{ignored} ignored" if ignored else "honoured"))
+    ignored = " and ".join(bucket.ignored_conditions)
+    report.rows.append(("store conditions", f"{ignored} ignored" if ignored else "honoured"))
     if ignored:
-        findings.warnings.append(Problem("store", f"{ignored} ignored: one process alone may serve it"))
-    findings.skew("store", bucket.skew_ms)
+        report.warnings.append(Problem("store", f"{ignored} ignored: one process alone may serve it"))
+    report.add_clock_skew("store", bucket.skew_ms)
 
 
-async def _probe_coordinator(url: str, folder: str | None, findings: Findings, timer: Timer) -> None:
+async def _probe_coordinator(url: str, folder: str | None, report: Report, timer: Timer) -> None:
     coordinator = await open_coordinator(url, folder)
     try:
 
         async def claim() -> None:
-            await coordinator.claim(f"probe {os.urandom(8).hex()}", b"", CLAIM_TTL_MS)
+            await coordinator.put_if_absent(f"probe {os.urandom(8).hex()}", b"", CLAIM_TTL_MS)
 
-        findings.took("coordinator claim", await _times(timer, claim))
+        report.add_timing("coordinator claim", await _measure(timer, claim))
         if url.startswith("redis"):
-            findings.skew("coordinator", await _redis_skew_ms(coordinator))
+            report.add_clock_skew("coordinator", await _redis_skew_ms(coordinator))
     finally:
         await coordinator.close()
 
@@ -136,33 +140,33 @@ async def _redis_skew_ms(coordinator: Coordinator) -> int:
     return await coordinator.skew_ms()
 
 
-def _is_there(what: str, folder: Path, database: str, findings: Findings) -> bool:
+def _check_folder(what: str, folder: Path, database: str, report: Report) -> bool:
     """Whether a folder holds what is kept in it. If not, whether the first start can make it is noted."""
     if (folder / database).exists():
         return True
-    findings.rows.append((what, "not there yet: the first start makes it"))
+    report.rows.append((what, "not there yet: the first start makes it"))
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not parent.is_dir():
-        findings.problems.append(Problem(what, f"{parent} is no folder"))
+        report.problems.append(Problem(what, f"{parent} is no folder"))
     elif not os.access(parent, os.W_OK | os.X_OK):
-        findings.problems.append(Problem(what, f"{parent} cannot be written to"))
+        report.problems.append(Problem(what, f"{parent} cannot be written to"))
     return False
 
 
-async def _noting(what: str, asking: Coroutine[None, None, None], findings: Findings) -> None:
+async def _report_failures(what: str, check: Coroutine[None, None, None], report: Report) -> None:
     """Ask, and note why it did not work."""
     try:
-        await asking
+        await check
     except (ValueError, Unavailable) as error:
-        why = error.why if isinstance(error, Unavailable) else str(error)
-        findings.problems.append(Problem(what, why.removeprefix(f"{what}: ")))
+        why = error.detail if isinstance(error, Unavailable) else str(error)
+        report.problems.append(Problem(what, why.removeprefix(f"{what}: ")))
 
 
-async def _times(timer: Timer, ask: Callable[[], Awaitable[object]]) -> list[float]:
+async def _measure(timer: Timer, operation: Callable[[], Awaitable[object]]) -> list[float]:
     """How long it takes, in seconds, each time."""
     took = []
-    for _ in range(TIMES):
+    for _ in range(SAMPLES):
         begun = timer()
-        await ask()
+        await operation()
         took.append(timer() - begun)
     return took

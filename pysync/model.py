@@ -63,7 +63,7 @@ ANONYMOUS = Caller()
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """What a push or an append answers: the hash of the document or log now, and the time of the write."""
 
     hash: str

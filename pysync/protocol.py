@@ -33,20 +33,20 @@ def path_of(target: str) -> str:
 
 def error_body(error: PysyncError) -> bytes:
     """The body of a refusal: `{"error": text, "code": code}` and its extras (wire section 2).
-    `errors.from_answer` is the way back. Why a store or coordinator cannot be used, operators are told.
+    `errors.from_response` is the way back. Why a store or coordinator cannot be used, operators are told.
     """
     is_ours = isinstance(error, StoreUnavailable | CoordinatorUnavailable)
-    text = error.text if is_ours else error.message
+    text = error.default_message if is_ours else error.message
     return orjson.dumps({"error": text, "code": error.code, **error.extras})
 
 
-def written_body(hash_: str, timestamp_ms: int) -> bytes:
+def write_response_body(hash_: str, timestamp_ms: int) -> bytes:
     """The answer to a push or an append: `{"hash", "timestamp"}`."""
     return b'{"hash":"%b","timestamp":%d}' % (hash_.encode(), timestamp_ms)
 
 
 JSON_TYPE: Final = "application/json"
-OPAQUE_TYPE: Final = "application/octet-stream"
+OCTET_STREAM: Final = "application/octet-stream"
 PARQUET_TYPE: Final = "application/vnd.apache.parquet"
-PARQUET_MIME_TYPES: Final = (PARQUET_TYPE, "application/x-parquet", OPAQUE_TYPE)
+PARQUET_MIME_TYPES: Final = (PARQUET_TYPE, "application/x-parquet", OCTET_STREAM)
 """What Parquet may be pushed as (service, Columnar collections)."""

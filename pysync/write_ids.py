@@ -9,29 +9,29 @@ import secrets
 from typing import Final
 
 _DIGITS: Final = str.maketrans("01", " \t")
-_BLANK_BYTES: Final = 65
-_is_blank = re.compile(rb"\n[ \t]{64}").fullmatch
+_WRITE_ID_BYTES: Final = 65
+_is_write_id = re.compile(rb"\n[ \t]{64}").fullmatch
 
 
-def new_mark() -> str:
+def new_write_id() -> str:
     return secrets.token_hex(8)
 
 
-def marked(body: bytes, mark: str) -> bytes:
+def with_write_id(body: bytes, write_id: str) -> bytes:
     """`body`, and the mark after it."""
-    return body + blank(mark)
+    return body + as_whitespace(write_id)
 
 
-def bears(body: bytes, mark: str) -> bool:
-    """Whether `marked` made `body` with this mark."""
-    return body.endswith(blank(mark))
+def has_write_id(body: bytes, write_id: str) -> bool:
+    """Whether `with_write_id` made `body` with this mark."""
+    return body.endswith(as_whitespace(write_id))
 
 
-def unmarked(body: bytes) -> bytes:
-    """What `marked` got; any other body as it is."""
-    return body[:-_BLANK_BYTES] if _is_blank(body[-_BLANK_BYTES:]) else body
+def strip_write_id(body: bytes) -> bytes:
+    """What `with_write_id` got; any other body as it is."""
+    return body[:-_WRITE_ID_BYTES] if _is_write_id(body[-_WRITE_ID_BYTES:]) else body
 
 
-def blank(mark: str) -> bytes:
-    """The number of bytes that `marked` adds."""
-    return f"\n{int(mark, 16):064b}".translate(_DIGITS).encode()
+def as_whitespace(write_id: str) -> bytes:
+    """The number of bytes that `with_write_id` adds."""
+    return f"\n{int(write_id, 16):064b}".translate(_DIGITS).encode()

@@ -3,12 +3,12 @@
 //! A log is a head, which holds its newest elements (the tail) and an index, and immutable objects: segments,
 //! which hold the elements before the tail, and blocks, which hold entries of the index. Positions count from 0.
 
-use crate::bounds::Bounds;
 use crate::canonical::{hex, sha256};
 use crate::envelope::{Author, Content, Member, decode_body, write_author};
 use crate::error::CoreError;
+use crate::log_format::{self, Entry, Lines};
 use crate::log_index::{self, Index, Node, Object, select};
-use crate::log_text::{self, Entry, Lines};
+use crate::log_range::LogRange;
 use std::fmt::Write;
 
 /// How far ahead of the clock an element may be dated.
@@ -85,7 +85,7 @@ pub struct Head {
 
 impl Head {
     pub fn read(stored: &[u8]) -> Result<Self, CoreError> {
-        log_text::read(stored, |header, elements| {
+        log_format::read(stored, |header, elements| {
             let index = Index(header.index);
             index.is_ordered(header.from).then_some(())?;
             Some(Self {
@@ -124,8 +124,8 @@ impl Head {
             let _ = write!(header, ",\"beside\":{}", self.beside);
         }
         self.index.write(&mut header);
-        log_text::write_marks(&mut header, &self.marks);
-        log_text::write(&header, Some(&self.tail))
+        log_format::write_marks(&mut header, &self.marks);
+        log_format::write(&header, Some(&self.tail))
     }
 
     /// About how many bytes `stored` has, rather too many than too few.
@@ -151,7 +151,7 @@ impl Head {
             let ts_ms = self.admit(element.ts_ms, now_ms, max_count)?;
             let mut author = Vec::new();
             write_author(&mut author, element.author.as_ref());
-            log_text::write_element(&mut self.tail, ts_ms, &element.content.data, &author);
+            log_format::write_element(&mut self.tail, ts_ms, &element.content.data, &author);
             if !mark.is_empty() {
                 self.marks.push((self.count, (*mark).into()));
             }
@@ -205,14 +205,14 @@ impl Head {
             let end = start + count;
             let mut header = format!("\"log\":\"{}\",\"from\":{start},\"to\":{end}", self.id);
             let own = marks.iter().filter(|(at, _)| (start..end).contains(at));
-            log_text::write_marks(&mut header, &own.cloned().collect::<Vec<_>>());
+            log_format::write_marks(&mut header, &own.cloned().collect::<Vec<_>>());
             if is_new {
                 self.index.spill(&self.id, start, &mut objects);
             }
-            let entry = Entry(start, log_text::ts_of(text).unwrap_or(0));
+            let entry = Entry(start, log_format::ts_of(text).unwrap_or(0));
             objects.push((
                 self.index.add(entry, end).name(),
-                log_text::write(&header, Some(text)),
+                log_format::write(&header, Some(text)),
             ));
             (rest, start) = (after, end);
         }
@@ -221,10 +221,10 @@ impl Head {
     }
 
     /// The nodes to read, beside the tail, for the elements within `bounds`, in the log's order.
-    pub fn nodes(&self, bounds: Bounds) -> Vec<Node> {
+    pub fn nodes(&self, bounds: LogRange) -> Vec<Node> {
         let nodes = self
             .index
-            .nodes(self.tail_start(), log_text::ts_of(&self.tail));
+            .nodes(self.tail_start(), log_format::ts_of(&self.tail));
         select(nodes, self.first(bounds), bounds)
     }
 
@@ -233,14 +233,14 @@ impl Head {
         &self,
         block: &[u8],
         node: &Node,
-        bounds: Bounds,
+        bounds: LogRange,
     ) -> Result<Vec<Node>, CoreError> {
         let nodes = log_index::expand(block, &self.id, node)?;
         Ok(select(nodes, self.first(bounds), bounds))
     }
 
     /// The first position that the number of the newest elements allows.
-    fn first(&self, bounds: Bounds) -> u64 {
+    fn first(&self, bounds: LogRange) -> u64 {
         bounds
             .newest
             .map_or(0, |newest| self.count.saturating_sub(newest))
@@ -248,7 +248,7 @@ impl Head {
 
     /// The elements of a segment, whose object is `stored`.
     fn elements<'a>(&self, stored: &'a [u8], node: &Node) -> Result<&'a [u8], CoreError> {
-        log_text::read(stored, |header, elements| {
+        log_format::read(stored, |header, elements| {
             let is_it = header.log == self.id
                 && (header.from, header.to) == (node.start, node.end)
                 && node.level == 0;
@@ -262,7 +262,7 @@ impl Head {
         &'a self,
         segments: &[(Node, &'a [u8])],
         with_tail: bool,
-        bounds: Bounds,
+        bounds: LogRange,
     ) -> Result<Vec<&'a [u8]>, CoreError> {
         let mut pieces = Vec::with_capacity(segments.len() + 1);
         let mut left = bounds.oldest;
@@ -301,7 +301,7 @@ impl Head {
         }
         for (node, stored) in segments {
             let elements = self.elements(stored, node)?;
-            let marks = log_text::read(stored, |header, _| Some(header.marks))?;
+            let marks = log_format::read(stored, |header, _| Some(header.marks))?;
             let found = written(mark, &marks, node.start, elements)?;
             if found.is_some() {
                 return Ok(found);
@@ -336,7 +336,7 @@ fn after(text: &[u8], skip: u64, since: Option<u64>) -> &[u8] {
         }
     }
     if let Some(since) = since {
-        while log_text::ts_of(lines.rest()).is_some_and(|ts_ms| ts_ms <= since) {
+        while log_format::ts_of(lines.rest()).is_some_and(|ts_ms| ts_ms <= since) {
             lines.next();
         }
     }
@@ -376,8 +376,8 @@ fn written(
     let found = || {
         let at = usize::try_from(position.checked_sub(start)?).ok()?;
         let element = Lines::of(elements).nth(at)?;
-        let data = crate::canonical::canonicalize(log_text::data_of(element)?).ok()?;
-        Some((hash(position + 1, &data), log_text::ts_of(element)?))
+        let data = crate::canonical::canonicalize(log_format::data_of(element)?).ok()?;
+        Some((hash(position + 1, &data), log_format::ts_of(element)?))
     };
     found().map(Some).ok_or(CoreError::DocumentCorrupt)
 }

@@ -1,8 +1,8 @@
-//! Batch pulls (wire section 6): what a request asks for. `joined` is the way back.
+//! Batch pulls (wire section 6): what a request asks for. `batch_response` is the way back.
 
-use crate::bounds::Bounds;
 use crate::canonical::canonicalize;
 use crate::error::CoreError;
+use crate::log_range::LogRange;
 use crate::query::parameter;
 use crate::scope::Scope;
 use serde_json::{Map, Value};
@@ -88,7 +88,7 @@ pub struct Planner {
 
 /// Who asks: what `{identity}` stands for where no value is given (empty: nothing), and what the
 /// certificate covers.
-pub struct Asker<'a> {
+pub struct Caller<'a> {
     pub identity: &'a str,
     pub scope: Option<&'a Scope>,
 }
@@ -114,7 +114,7 @@ pub struct Read {
 pub struct Tail {
     pub key: String,
     pub group: usize,
-    pub bounds: Bounds,
+    pub bounds: LogRange,
 }
 
 /// One entry of the answer: an error already, or a read.
@@ -158,7 +158,7 @@ impl Planner {
     }
 
     /// The plan of a request with this query, as received.
-    pub fn plan(&self, query: &[u8], asker: &Asker<'_>) -> Result<Plan, CoreError> {
+    pub fn plan(&self, query: &[u8], caller: &Caller<'_>) -> Result<Plan, CoreError> {
         let names = names(query)?;
         let suffixes = &self.limits.deny_suffixes;
         if names.iter().any(|name| suffixes.contains(name)) {
@@ -177,7 +177,7 @@ impl Planner {
             return Err(CoreError::TooManyCollections);
         }
         let mut elements: u64 = 0;
-        let mut bounds: HashMap<&str, Vec<Option<Bounds>>> = HashMap::new();
+        let mut bounds: HashMap<&str, Vec<Option<LogRange>>> = HashMap::new();
         for name in &names {
             if let Some(named) = append.get(name) {
                 if named.len() != sets_of(name).len() {
@@ -186,7 +186,7 @@ impl Planner {
                 let read = self
                     .bounds(name, named)
                     .ok_or(CoreError::InvalidAppendParams)?;
-                let counted = read.iter().flatten().map(Bounds::elements);
+                let counted = read.iter().flatten().map(LogRange::elements);
                 elements = counted.fold(elements, u64::saturating_add);
                 bounds.insert(name, read);
             }
@@ -194,7 +194,7 @@ impl Planner {
         if elements > self.limits.max_append_elements {
             return Err(CoreError::BatchAppendBudgetExceeded);
         }
-        let mut draft = Draft::new(self, asker);
+        let mut draft = Draft::new(self, caller);
         for name in &names {
             draft.add(name, sets_of(name), bounds.get(name.as_str()))?;
         }
@@ -202,11 +202,11 @@ impl Planner {
     }
 
     /// The bounds of a collection's entries; None where one of them is not usable.
-    fn bounds(&self, name: &str, named: &[Option<ParamSet>]) -> Option<Vec<Option<Bounds>>> {
+    fn bounds(&self, name: &str, named: &[Option<ParamSet>]) -> Option<Vec<Option<LogRange>>> {
         let row = self.by_name.get(name).map(|&at| &self.collections[at]);
         let max_elements = row.and_then(|row| row.log?.max_elements);
         let read = |one: &Option<ParamSet>| match one {
-            Some(one) => Bounds::read(one, max_elements).map(Some),
+            Some(one) => LogRange::read(one, max_elements).map(Some),
             None => Some(None),
         };
         named.iter().map(read).collect()
@@ -225,7 +225,7 @@ impl Planner {
 /// A plan in the making.
 struct Draft<'a> {
     planner: &'a Planner,
-    asker: &'a Asker<'a>,
+    caller: &'a Caller<'a>,
     plan: Plan,
     group_index: HashMap<Group, usize>,
     read_index: HashMap<Read, usize>,
@@ -233,10 +233,10 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(planner: &'a Planner, asker: &'a Asker<'a>) -> Self {
+    fn new(planner: &'a Planner, caller: &'a Caller<'a>) -> Self {
         Self {
             planner,
-            asker,
+            caller,
             plan: Plan::default(),
             group_index: HashMap::new(),
             read_index: HashMap::new(),
@@ -248,7 +248,7 @@ impl<'a> Draft<'a> {
         &mut self,
         name: &str,
         sets: &[ParamSet],
-        bounds: Option<&Vec<Option<Bounds>>>,
+        bounds: Option<&Vec<Option<LogRange>>>,
     ) -> Result<(), CoreError> {
         let start = self.plan.entries.len();
         let known = self.planner.by_name.get(name).copied();
@@ -300,8 +300,8 @@ impl<'a> Draft<'a> {
                 Segment::Parameter(name) => {
                     let value = match set.get(name) {
                         Some(value) => text_of(value)?,
-                        None if name == "identity" && !self.asker.identity.is_empty() => {
-                            Cow::Borrowed(self.asker.identity)
+                        None if name == "identity" && !self.caller.identity.is_empty() => {
+                            Cow::Borrowed(self.caller.identity)
                         }
                         None => return Ok(Err(MISSING_PARAMETER)),
                     };
@@ -343,7 +343,7 @@ impl<'a> Draft<'a> {
         Entry::Read(at)
     }
 
-    fn tail(&mut self, key: String, group: Group, bounds: Option<Bounds>) -> Entry {
+    fn tail(&mut self, key: String, group: Group, bounds: Option<LogRange>) -> Entry {
         let Some(group) = self.admit(&key, group) else {
             return Entry::Failed(OUT_OF_SCOPE);
         };
@@ -362,7 +362,7 @@ impl<'a> Draft<'a> {
     /// Where the group is among the plan's; None where the caller's scope does not cover the key.
     fn admit(&mut self, key: &str, group: Group) -> Option<usize> {
         let row = &self.planner.collections[group.collection];
-        if row.scoped && self.asker.scope.is_some_and(|scope| !scope.allows(key)) {
+        if row.scoped && self.caller.scope.is_some_and(|scope| !scope.allows(key)) {
             return None;
         }
         let plan = &mut self.plan;

@@ -3,15 +3,15 @@
 
 pub mod applog;
 pub mod batch;
-pub mod bounds;
+pub mod batch_response;
 pub mod canonical;
 pub mod envelope;
 pub mod error;
-pub mod events;
+pub mod event_columns;
 pub mod hash_check;
-pub mod joined;
+pub mod log_format;
 pub mod log_index;
-pub mod log_text;
+pub mod log_range;
 pub mod query;
 pub mod replay;
 pub mod revocation;

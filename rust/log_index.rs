@@ -3,9 +3,9 @@
 //! A list of level 0 names segments. One that has become `FAN_OUT` long is stored as a block, which is an entry of
 //! the level above: so a head stays small, and a tail is a few reads away, whatever the length of the log.
 
-use crate::bounds::Bounds;
 use crate::error::CoreError;
-use crate::log_text::{self, Entry};
+use crate::log_format::{self, Entry};
+use crate::log_range::LogRange;
 
 /// Entries of a list before it becomes a block.
 pub const FAN_OUT: usize = 16;
@@ -59,7 +59,7 @@ impl Index {
     pub fn write(&self, out: &mut String) {
         for (level, entries) in self.0.iter().enumerate() {
             out.push_str(if level == 0 { ",\"index\":[" } else { "," });
-            log_text::write_entries(out, entries);
+            log_format::write_entries(out, entries);
         }
         if !self.0.is_empty() {
             out.push(']');
@@ -86,11 +86,11 @@ impl Index {
             level + 1,
             first.0,
         );
-        log_text::write_entries(&mut header, entries);
+        log_format::write_entries(&mut header, entries);
         self.spill_level(level + 1, id, first.0, objects);
         self.0[level].clear();
         let name = self.push(level + 1, first, end).name();
-        objects.push((name, log_text::write(&header, None)));
+        objects.push((name, log_format::write(&header, None)));
     }
 
     fn push(&mut self, level: usize, entry: Entry, end: u64) -> Node {
@@ -118,7 +118,7 @@ impl Index {
 
 /// The nodes below `node` of the log `id`, whose object is `block`.
 pub fn expand(block: &[u8], id: &str, node: &Node) -> Result<Vec<Node>, CoreError> {
-    log_text::read(block, |header, _| {
+    log_format::read(block, |header, _| {
         let is_it = header.log == id
             && (header.level, header.from, header.to) == (node.level, node.start, node.end);
         let is_it = is_it && is_ordered(&header.entries, node.start, node.end);
@@ -140,7 +140,7 @@ fn is_ordered(entries: &[Entry], start: u64, end: u64) -> bool {
 }
 
 /// Those of the nodes, which follow each other, that may hold elements from position `first` on within `bounds`.
-pub fn select(mut nodes: Vec<Node>, first: u64, bounds: Bounds) -> Vec<Node> {
+pub fn select(mut nodes: Vec<Node>, first: u64, bounds: LogRange) -> Vec<Node> {
     nodes.retain(|node| {
         // Times strictly increase, so those of the node are below `next`, and `since + 1` is the first wanted.
         let is_before = |since: u64| {

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 #[pymodule]
 pub mod _core {
     use crate::envelope;
-    use crate::py_shared::{join, over, utf8};
+    use crate::py_shared::{concat_bytes, detach_if_large, utf8};
     use crate::replay::{self, DIGEST};
     use crate::{canonical, signing};
     use pyo3::exceptions::PyValueError;
@@ -39,7 +39,7 @@ pub mod _core {
 
     #[pyfunction]
     fn canonicalize<'py>(py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-        let canonical = over(py, text.len(), || canonical::canonicalize(text))?;
+        let canonical = detach_if_large(py, text.len(), || canonical::canonicalize(text))?;
         Ok(PyBytes::new(py, &canonical))
     }
 
@@ -47,7 +47,7 @@ pub mod _core {
     fn content_hash(py: Python<'_>, text: &[u8]) -> PyResult<String> {
         let hash =
             || canonical::canonicalize(text).map(|text| canonical::hex(&canonical::sha256(&text)));
-        Ok(over(py, text.len(), hash)?)
+        Ok(detach_if_large(py, text.len(), hash)?)
     }
 
     #[pyclass(frozen, module = "pysync._core")]
@@ -100,14 +100,14 @@ pub mod _core {
             mark: &[u8],
         ) -> PyResult<Bound<'py, PyBytes>> {
             let data = &self.0.content.data;
-            let (head, end) = over(py, data.len(), || self.0.stored_frame(ts_ms, mark));
-            join(py, &[&head, data, &end])
+            let (head, end) = detach_if_large(py, data.len(), || self.0.stored_frame(ts_ms, mark));
+            concat_bytes(py, &[&head, data, &end])
         }
     }
 
     #[pyfunction]
     fn decode_push(py: Python<'_>, body: &[u8]) -> PyResult<PushBody> {
-        Ok(PushBody(over(py, body.len(), || {
+        Ok(PushBody(detach_if_large(py, body.len(), || {
             envelope::Push::decode(body)
         })?))
     }
@@ -159,7 +159,7 @@ pub mod _core {
 
         fn verify(&self, py: Python<'_>) -> bool {
             let stored = self.stored.as_bytes(py);
-            over(py, stored.len(), || self.parts.verify(stored))
+            detach_if_large(py, stored.len(), || self.parts.verify(stored))
         }
 
         fn redacted<'py>(
@@ -169,7 +169,7 @@ pub mod _core {
             hash: &str,
         ) -> PyResult<Bound<'py, PyBytes>> {
             let (head, end) = self.parts.redacted_frame(data, hash);
-            join(py, &[&head, data, &end])
+            concat_bytes(py, &[&head, data, &end])
         }
 
         #[pyo3(signature = (timestamp_ms, keyring=None))]
@@ -183,7 +183,7 @@ pub mod _core {
             self.parts.write_answer_tail(&mut tail, timestamp_ms);
             let (name, keyring): (&[u8], _) =
                 keyring.map_or((b"", b"" as _), |text| (b",\"keyring\":", text));
-            join(
+            concat_bytes(
                 py,
                 &[
                     b"{\"data\":",
@@ -200,7 +200,7 @@ pub mod _core {
     #[pyfunction]
     fn read_document(py: Python<'_>, stored: Bound<'_, PyBytes>) -> PyResult<Document> {
         let text = stored.as_bytes();
-        let parts = over(py, text.len(), || envelope::Document::locate(text))?;
+        let parts = detach_if_large(py, text.len(), || envelope::Document::locate(text))?;
         Ok(Document {
             stored: stored.unbind(),
             parts,
@@ -260,7 +260,10 @@ pub mod _core {
             ts_ms,
             nonce,
         };
-        PyBytes::new(py, &over(py, body.len(), || request.message(target)))
+        PyBytes::new(
+            py,
+            &detach_if_large(py, body.len(), || request.message(target)),
+        )
     }
 
     #[pyfunction]
@@ -287,7 +290,7 @@ pub mod _core {
                 ts_ms,
                 nonce,
             };
-            Some(over(py, body.len(), || {
+            Some(detach_if_large(py, body.len(), || {
                 request.verify(&key.0, signature, targets)
             }))
         };
@@ -306,7 +309,7 @@ pub mod _core {
         let Some((pubkey, signature)) = utf8(author_pubkey).zip(utf8(author_signature)) else {
             return false;
         };
-        over(py, data.len(), || {
+        detach_if_large(py, data.len(), || {
             signing::verify_author(tag, document_key, data, pubkey, signature)
         })
     }

@@ -1,9 +1,9 @@
 //! Append-only logs as Python sees them.
 
 use crate::applog::{self, Head, Refusal};
-use crate::bounds::Bounds;
-use crate::py_shared::{join, over};
-use crate::{log_index, log_text, starfish};
+use crate::log_range::LogRange;
+use crate::py_shared::{concat_bytes, detach_if_large};
+use crate::{log_format, log_index, starfish};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -47,14 +47,14 @@ impl Append {
 
 #[pyfunction]
 pub fn decode_append(py: Python<'_>, body: &[u8]) -> PyResult<Append> {
-    Ok(Append(over(py, body.len(), || {
+    Ok(Append(detach_if_large(py, body.len(), || {
         applog::Append::decode(body)
     })?))
 }
 
 #[pyfunction]
 pub fn is_log(stored: &[u8]) -> bool {
-    log_text::is_own(stored)
+    log_format::is_own(stored)
 }
 
 #[pyclass(frozen, module = "pysync._core")]
@@ -118,10 +118,10 @@ impl LogHead {
 
     #[staticmethod]
     fn read(py: Python<'_>, stored: &[u8], field: &str) -> PyResult<Self> {
-        if log_text::is_own(stored) {
+        if log_format::is_own(stored) {
             return Ok(Self::from(Head::read(stored)?));
         }
-        let (head, chunked) = over(py, stored.len(), || starfish::read(stored, field))?;
+        let (head, chunked) = detach_if_large(py, stored.len(), || starfish::read(stored, field))?;
         Ok(Self { head, chunked })
     }
 
@@ -143,7 +143,8 @@ impl LogHead {
         let Some(chunked) = self.chunked else {
             return Ok(Self::from(head));
         };
-        let gathered = over(py, size, || starfish::gather(head, chunked, &chunks, whole))?;
+        let gathered =
+            detach_if_large(py, size, || starfish::gather(head, chunked, &chunks, whole))?;
         Ok(Self::from(gathered))
     }
 
@@ -231,7 +232,7 @@ impl LogHead {
         max_bytes: usize,
     ) -> (Self, Vec<(String, Bound<'py, PyBytes>)>) {
         let mut head = self.head.clone();
-        let objects = over(py, head.tail.len(), || head.seal(max_bytes));
+        let objects = detach_if_large(py, head.tail.len(), || head.seal(max_bytes));
         let objects = objects.into_iter();
         let objects = objects.map(|(name, body)| (name, PyBytes::new(py, &body)));
         (Self::from(head), objects.collect())
@@ -276,11 +277,11 @@ impl LogHead {
         let mut parts: Vec<&[u8]> = Vec::with_capacity(2 * pieces.len());
         for piece in pieces {
             if !parts.is_empty() {
-                parts.push(log_text::SEPARATOR);
+                parts.push(log_format::SEPARATOR);
             }
             parts.push(piece);
         }
-        join(py, &parts)
+        concat_bytes(py, &parts)
     }
 
     fn written(&self, mark: &str, segments: Vec<Segment<'_>>) -> PyResult<Option<applog::Written>> {
@@ -288,8 +289,8 @@ impl LogHead {
     }
 }
 
-fn bounds(since: Option<u64>, newest: Option<u64>, oldest: Option<u64>) -> Bounds {
-    Bounds {
+fn bounds(since: Option<u64>, newest: Option<u64>, oldest: Option<u64>) -> LogRange {
+    LogRange {
         since,
         newest,
         oldest,

@@ -1,9 +1,9 @@
 //! Batch pulls as Python sees them.
 
-use crate::bounds::Bounds;
+use crate::log_range::LogRange;
 use crate::py_scope::Scope;
-use crate::py_shared::{join, over};
-use crate::{batch, joined};
+use crate::py_shared::{concat_bytes, detach_if_large};
+use crate::{batch, batch_response};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
@@ -54,8 +54,8 @@ impl BatchPlanner {
     #[pyo3(signature = (query, identity, scope=None))]
     fn plan(&self, query: &[u8], identity: &str, scope: Option<&Scope>) -> PyResult<BatchPlan> {
         let scope = scope.map(|scope| &scope.0);
-        let asker = batch::Asker { identity, scope };
-        Ok(BatchPlan(self.0.plan(query, &asker)?))
+        let caller = batch::Caller { identity, scope };
+        Ok(BatchPlan(self.0.plan(query, &caller)?))
     }
 }
 
@@ -89,7 +89,7 @@ impl BatchPlan {
     fn tails(&self) -> Vec<Tail<'_>> {
         let mut tails = Vec::with_capacity(self.0.tails.len());
         for tail in &self.0.tails {
-            let Bounds {
+            let LogRange {
                 since,
                 newest,
                 oldest,
@@ -110,7 +110,7 @@ impl BatchPlan {
         stored: Vec<Bound<'_, PyAny>>,
         now_ms: u64,
         variant: Option<&[u8]>,
-        tails: Option<Vec<Told<'_>>>,
+        tails: Option<Vec<TailOutcome<'_>>>,
     ) -> PyResult<BatchAnswer> {
         let plan = &slf.get().0;
         let tails = tails.unwrap_or_default();
@@ -119,12 +119,15 @@ impl BatchPlan {
         }
         let outcomes = stored.iter().map(outcome).collect::<PyResult<Vec<_>>>()?;
         let size = outcomes.iter().map(|stored| match stored {
-            joined::Stored::Bytes(bytes) => bytes.len(),
+            batch_response::Stored::Bytes(bytes) => bytes.len(),
             _ => 0,
         });
-        let reads = over(slf.py(), size.sum(), || plan.find(&outcomes, now_ms));
-        let (told, elements) = tails.into_iter().map(Told::parts).unzip();
-        let outcomes = joined::Outcomes { reads, tails: told };
+        let reads = detach_if_large(slf.py(), size.sum(), || plan.find(&outcomes, now_ms));
+        let (tail_outcomes, elements) = tails.into_iter().map(TailOutcome::parts).unzip();
+        let outcomes = batch_response::Outcomes {
+            reads,
+            tails: tail_outcomes,
+        };
         Ok(BatchAnswer {
             version: plan.version(&outcomes, variant.unwrap_or_default()),
             failed: plan.failed(&outcomes),
@@ -140,13 +143,13 @@ impl BatchPlan {
 /// The outcome of reading a log: its hash, the text of `data` and whether elements were left out, or the text
 /// of an error.
 #[derive(FromPyObject)]
-enum Told<'py> {
+enum TailOutcome<'py> {
     Tail(String, Bound<'py, PyBytes>, bool),
     Failed(String),
 }
 
-impl Told<'_> {
-    fn parts(self) -> (joined::Told, Option<Py<PyBytes>>) {
+impl TailOutcome<'_> {
+    fn parts(self) -> (batch_response::TailOutcome, Option<Py<PyBytes>>) {
         match self {
             Self::Tail(hash, data, has_more) => (Ok((hash, has_more)), Some(data.unbind())),
             Self::Failed(text) => (Err(text), None),
@@ -154,18 +157,20 @@ impl Told<'_> {
     }
 }
 
-fn outcome<'a>(stored: &'a Bound<'_, PyAny>) -> PyResult<joined::Stored<'a>> {
+fn outcome<'a>(stored: &'a Bound<'_, PyAny>) -> PyResult<batch_response::Stored<'a>> {
     if let Ok(bytes) = stored.cast::<PyBytes>() {
-        return Ok(joined::Stored::Bytes(bytes.as_bytes()));
+        return Ok(batch_response::Stored::Bytes(bytes.as_bytes()));
     }
     if stored.is_none() {
-        return Ok(joined::Stored::Missing);
+        return Ok(batch_response::Stored::Missing);
     }
     if stored.is_instance_of::<PyTuple>() {
         let (hash, ts_ms) = stored.extract()?;
-        return Ok(joined::Stored::Known(hash, ts_ms));
+        return Ok(batch_response::Stored::Known(hash, ts_ms));
     }
-    Ok(joined::Stored::Failed(stored.cast::<PyString>()?.to_str()?))
+    Ok(batch_response::Stored::Failed(
+        stored.cast::<PyString>()?.to_str()?,
+    ))
 }
 
 #[pyclass(frozen, module = "pysync._core")]
@@ -174,7 +179,7 @@ pub struct BatchAnswer {
     stored: Vec<Py<PyAny>>,
     /// The text of `data` by tail.
     elements: Vec<Option<Py<PyBytes>>>,
-    outcomes: joined::Outcomes,
+    outcomes: batch_response::Outcomes,
     now_ms: u64,
     version: u64,
     #[pyo3(get)]
@@ -190,8 +195,10 @@ impl BatchAnswer {
 
     #[getter]
     fn versions(&self) -> Vec<Option<(String, u64)>> {
-        let version = |found: &joined::Found| match found {
-            joined::Found::Document(document) => Some((document.hash.clone(), document.ts_ms)),
+        let version = |found: &batch_response::Found| match found {
+            batch_response::Found::Document(document) => {
+                Some((document.hash.clone(), document.ts_ms))
+            }
             _ => None,
         };
         self.outcomes.reads.iter().map(version).collect()
@@ -202,13 +209,14 @@ impl BatchAnswer {
         let reads = self.outcomes.reads.iter().zip(&self.stored);
         let reads = reads.zip(&self.plan.get().0.reads);
         let corrupt = reads.filter(|((found, stored), _)| {
-            matches!(found, joined::Found::Failed(_)) && stored.bind(py).is_instance_of::<PyBytes>()
+            matches!(found, batch_response::Found::Failed(_))
+                && stored.bind(py).is_instance_of::<PyBytes>()
         });
         corrupt.map(|(_, read)| read.key.clone()).collect()
     }
 
     fn body<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let is_known = |found| matches!(found, &joined::Found::Known(_));
+        let is_known = |found| matches!(found, &batch_response::Found::Known(_));
         if self.outcomes.reads.iter().any(is_known) {
             return Err(PyValueError::new_err(
                 "no body of documents that were not read",
@@ -218,7 +226,7 @@ impl BatchAnswer {
         let read = |at: usize| {
             let stored = self.stored[at].bind(py).cast::<PyBytes>();
             match (stored, &self.outcomes.reads[at]) {
-                (Ok(stored), joined::Found::Document(document)) => {
+                (Ok(stored), batch_response::Found::Document(document)) => {
                     Some(&stored.as_bytes()[document.data.clone()])
                 }
                 _ => None,
@@ -226,9 +234,9 @@ impl BatchAnswer {
         };
         let tail = |at: usize| Some(self.elements[at].as_ref()?.as_bytes(py));
         let data = |gap| match gap {
-            joined::Gap::Read(at) => read(at),
-            joined::Gap::Tail(at) => tail(at),
+            batch_response::Gap::Read(at) => read(at),
+            batch_response::Gap::Tail(at) => tail(at),
         };
-        join(py, &frame.pieces(|gap| data(gap).unwrap_or(b"{}")))
+        concat_bytes(py, &frame.pieces(|gap| data(gap).unwrap_or(b"{}")))
     }
 }

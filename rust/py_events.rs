@@ -1,14 +1,14 @@
 //! Batches of events as Python sees them.
 
 use crate::error::CoreError;
-use crate::events;
-use crate::py_shared::over;
+use crate::event_columns;
+use crate::py_shared::detach_if_large;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 #[pyclass(frozen, module = "pysync._core")]
-pub struct EventColumns(events::Columns);
+pub struct EventColumns(event_columns::Columns);
 
 #[pymethods]
 impl EventColumns {
@@ -18,7 +18,7 @@ impl EventColumns {
         if i32::try_from(data.len()).is_err() {
             return Err(CoreError::InvalidEvents.into());
         }
-        let columns = over(py, data.len(), || events::Columns::read(data))?;
+        let columns = detach_if_large(py, data.len(), || event_columns::Columns::read(data))?;
         Ok(Self(columns))
     }
 

@@ -1,6 +1,6 @@
 //! Revocation lists as Python sees them.
 
-use crate::py_shared::over;
+use crate::py_shared::detach_if_large;
 use crate::revocation;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -12,7 +12,7 @@ pub struct RevocationList(revocation::RevocationList);
 impl RevocationList {
     #[staticmethod]
     fn parse(py: Python<'_>, text: &[u8]) -> Option<Self> {
-        over(py, text.len(), || {
+        detach_if_large(py, text.len(), || {
             revocation::RevocationList::parse(text).map(Self)
         })
     }
@@ -38,11 +38,11 @@ impl RevocationList {
     }
 
     fn is_signed(&self, py: Python<'_>) -> bool {
-        over(py, self.0.text.len(), || self.0.is_signed())
+        detach_if_large(py, self.0.text.len(), || self.0.is_signed())
     }
 
     fn revoked(&self, py: Python<'_>) -> Option<Revoked> {
-        over(py, self.0.text.len(), || self.0.revoked().map(Revoked))
+        detach_if_large(py, self.0.text.len(), || self.0.revoked().map(Revoked))
     }
 }
 

@@ -46,7 +46,7 @@ python_errors!(
 );
 
 /// The result of `work` over `size` bytes.
-pub fn over<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -> T {
+pub fn detach_if_large<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -> T {
     if size < DETACH_FROM_BYTES {
         work()
     } else {
@@ -55,10 +55,10 @@ pub fn over<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Sen
 }
 
 /// `parts` laid end to end, in one copy.
-pub fn join<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py, PyBytes>> {
+pub fn concat_bytes<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py, PyBytes>> {
     let size = parts.iter().map(|part| part.len()).sum();
     PyBytes::new_with(py, size, |mut rest| {
-        over(py, size, || {
+        detach_if_large(py, size, || {
             for part in parts {
                 let (target, after) = std::mem::take(&mut rest).split_at_mut(part.len());
                 target.copy_from_slice(part);

@@ -6,7 +6,7 @@ use crate::canonical::{self, Integers, Keys, Writer};
 use crate::envelope::{self, Author, Document, is_hash, write_author};
 use crate::error::CoreError;
 use crate::hash_check::is_hash_of;
-use crate::log_text::{Lines, data_of, ts_of, write_element};
+use crate::log_format::{Lines, data_of, ts_of, write_element};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;

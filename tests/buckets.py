@@ -12,7 +12,7 @@ import pytest
 from aiobotocore.session import get_session
 from components import S3Server
 
-from pysync.store.s3 import Patience, S3Store
+from pysync.store.s3 import RetryPolicy, S3Store
 from pysync.testing import FaultProxy
 
 
@@ -20,7 +20,7 @@ async def no_pause(seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-HASTY = Patience(sleep=no_pause)
+HASTY = RetryPolicy(sleep=no_pause)
 """As many tries as ever, and no pause between them."""
 
 
@@ -47,12 +47,12 @@ async def opened(
     endpoint: str | None = None,
     *,
     shared: bool = False,
-    patience: Patience = HASTY,
+    patience: RetryPolicy = HASTY,
     **members: Any,
 ) -> AsyncIterator[S3Store]:
     """A store below `prefix` of the server's bucket; `members` are the configuration's."""
     config = replace(server.store(prefix, endpoint), **members)
-    store = await S3Store.at(config, shared=shared, patience=patience)
+    store = await S3Store.connect(config, shared=shared, retry_policy=patience)
     try:
         yield store
     finally:
@@ -81,9 +81,9 @@ async def proxied(server: S3Server) -> AsyncIterator[Proxied]:
 
         other = await stores.enter_async_context(opened(server, prefix))
         found = Proxied(proxy, await open_one(), other, prefix, open_one)
-        proxy.forget()
+        proxy.reset_counts()
         yield found
-        proxy.heal()
+        proxy.reset()
 
 
 def without_credentials(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -22,15 +22,15 @@ from yarl import URL
 from pysync import config
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import Certificate
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.server.app import App, create_app
-from pysync.server.serve import listening
+from pysync.server.serve import serve_on
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import MovedClock
+from pysync.testing import FakeClock
 
 pytest_plugins = ["components.fixtures", "streams"]
 
@@ -43,9 +43,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROTOCOL = Path(__file__).parent / "protocol.json"
 
-ISSUER = Keys.from_private(b"\x11" * 32, b"\x31" * 32)
-SUBJECT = Keys.from_private(b"\x22" * 32, b"\x42" * 32)
-STRANGER = Keys.from_private(b"\x77" * 32, b"\x78" * 32)
+ISSUER = IdentityKeys.from_private(b"\x11" * 32, b"\x31" * 32)
+SUBJECT = IdentityKeys.from_private(b"\x22" * 32, b"\x42" * 32)
+STRANGER = IdentityKeys.from_private(b"\x77" * 32, b"\x78" * 32)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Browser:
 class Signed(Browser):
     """Signs its requests with `keys` under `certificate`; `tamper` may change the headers before they go."""
 
-    keys: Keys
+    keys: IdentityKeys
     certificate: Certificate
     presenter: bool = False
     prefix: str = ""
@@ -119,7 +119,7 @@ class Signed(Browser):
             method,
             self.prefix + target,
             body,
-            signing.host_of(self.base),
+            signing.canonical_host(self.base),
             self.ts_ms or wall_clock_ms(),
             self.nonce or os.urandom(16),
         )
@@ -133,9 +133,9 @@ def minted_at() -> dict[str, Any]:
     return {"now_s": wall_clock_ms() // 1000, "nonce": os.urandom(16)}
 
 
-def root_device(keys: Keys, **options: Any) -> Certificate:
+def root_device(keys: IdentityKeys, **options: Any) -> Certificate:
     """The certificate of a root's own first device."""
-    return issuing.device(keys, keys.ed_pub, keys.kem_pub, **minted_at(), **options)
+    return issuing.issue_device_certificate(keys, keys.ed_pub, keys.kem_pub, **minted_at(), **options)
 
 
 def encoded(members: dict[str, Any]) -> str:
@@ -156,7 +156,7 @@ async def start() -> AsyncIterator[Start]:
             parsed = config.parse({"version": 1, "store": "memory:", **members})
             app = await stack.enter_async_context(await create_app(parsed, store, **options))
             apps.append(app)
-            return f"http://127.0.0.1:{await stack.enter_async_context(listening(app))}"
+            return f"http://127.0.0.1:{await stack.enter_async_context(serve_on(app))}"
 
         apps: list[App] = []
         start_one.apps = apps  # type: ignore[attr-defined]
@@ -190,8 +190,8 @@ def owner(base: str, session: aiohttp.ClientSession) -> Signed:
 @pytest.fixture
 def member(base: str, session: aiohttp.ClientSession) -> Signed:
     """Somebody else, whom the issuer lets read and write `rooms`."""
-    certificate = issuing.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=issuing.writer("rooms"), **minted_at()
+    certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=issuing.writer_grant("rooms"), **minted_at()
     )
     return Signed(base, session, SUBJECT, certificate)
 
@@ -236,21 +236,21 @@ def now_ms() -> int:
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    return MovedClock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest_asyncio.fixture(params=["memory", "local"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: MovedClock) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
     """An empty store, of each kind in turn, dated by `clock`."""
     local = request.param == "local"
-    store: Store = await LocalStore.at(tmp_path / "data", clock) if local else MemoryStore(clock)
+    store: Store = await LocalStore.open_folder(tmp_path / "data", clock) if local else MemoryStore(clock)
     yield store
     await store.close()
 
 
 @pytest_asyncio.fixture
-async def make_node(store: Store, clock: MovedClock) -> AsyncIterator[MakeNode]:
+async def make_node(store: Store, clock: FakeClock) -> AsyncIterator[MakeNode]:
     """Makes nodes over one store; at the end what they have under way is finished."""
     coordinator = MemoryCoordinator(clock)
     nodes: list[Node] = []

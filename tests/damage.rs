@@ -2,11 +2,11 @@
 //! one. They are corrupt, and nothing panics.
 
 use _core::applog::Head;
-use _core::bounds::Bounds;
 use _core::error::CoreError;
-use _core::log_text::write;
+use _core::log_format::write;
+use _core::log_range::LogRange;
 
-const ALL: Bounds = Bounds {
+const ALL: LogRange = LogRange {
     since: None,
     newest: None,
     oldest: None,

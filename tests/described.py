@@ -37,7 +37,7 @@ from pysync import config
 from pysync.auth import signing
 from pysync.clock import wall_clock_ms
 from pysync.server.app import create_app
-from pysync.server.serve import listening
+from pysync.server.serve import serve_on
 
 SEED = 20261120
 EXAMPLES = 20
@@ -96,8 +96,8 @@ def service() -> Iterator[str]:
 
     async def serve() -> None:
         stop = asyncio.Event()
-        async with await create_app(config.parse(SERVICE)) as app, listening(app) as port:
-            app.subscribers.end()  # schemathesis waits for the end of each answer: streams end as they begin
+        async with await create_app(config.parse(SERVICE)) as app, serve_on(app) as port:
+            app.subscribers.drain()  # schemathesis waits for the end of each answer
             started.set_result((asyncio.get_running_loop(), stop, port))
             await stop.wait()
 
@@ -115,7 +115,7 @@ async def description() -> Any:
     """What the service says of itself."""
     async with (
         await create_app(config.parse(SERVICE)) as app,
-        listening(app) as port,
+        serve_on(app) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/openapi.json") as answer,
     ):
@@ -144,7 +144,7 @@ class Signer(AuthBase):
             str(request.method),
             request.path_url,
             body.encode() if isinstance(body, str) else body,
-            signing.host_of(str(request.url)),
+            signing.canonical_host(str(request.url)),
             wall_clock_ms(),
             os.urandom(16),
         )

@@ -9,7 +9,7 @@ from conftest import Browser, Reply
 from reference import canonical
 
 from pysync.auth import signing
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 
 Unique = Callable[[str], str]
 
@@ -38,7 +38,7 @@ async def elements(browser: Browser, key: str, query: str = "full=true", field: 
     return pulled.json["data"][field]
 
 
-def proof(author: Keys, key: str, data: object) -> dict[str, str]:
+def proof(author: IdentityKeys, key: str, data: object) -> dict[str, str]:
     return signing.sign_author(author, signing.APPEND_AUTHOR, key, orjson.dumps(data))
 
 

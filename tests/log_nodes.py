@@ -9,13 +9,13 @@ import reference_log as twin
 
 from pysync._core import Append, decode_append
 from pysync.coordinator import Coordinator
-from pysync.engine.append_log import Bounds, LogRules, Logs
-from pysync.model import Written
-from pysync.store import ANY, JSON_TYPE, Expect, NotModified, Object, Store
-from pysync.testing import FaultyStore, MovedClock
+from pysync.engine.append_log import AppendLogs, LogRange, LogSettings
+from pysync.model import WriteResult
+from pysync.store import ANY, JSON_TYPE, NotModified, Precondition, Store, StoredObject
+from pysync.testing import FakeClock, FaultyStore
 
 KEY = "logs/a"
-RULES = LogRules()
+RULES = LogSettings()
 
 
 class Node(FaultyStore):
@@ -28,49 +28,51 @@ class Node(FaultyStore):
         self,
         store: Store,
         coordinator: Coordinator,
-        clock: MovedClock,
+        clock: FakeClock,
         head_bytes: int | None = 700,
         ahead_ms: int = 0,
     ) -> None:
         super().__init__(store)
         self.put_bytes = 0
         self.got: list[str] = []
-        self.logs = Logs(self, coordinator, lambda: clock() + ahead_ms, head_bytes=head_bytes)
+        self.logs = AppendLogs(self, coordinator, lambda: clock() + ahead_ms, head_bytes=head_bytes)
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         self.got.append(key)
         return await super().get(key, if_none_match)
 
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+    ) -> str:
         self.put_bytes += len(body)
         return await super().put(key, body, content_type, expect)
 
-    async def append(self, *datas: Any, rules: LogRules = RULES, key: str = KEY) -> list[Written]:
+    async def append(self, *datas: Any, rules: LogSettings = RULES, key: str = KEY) -> list[WriteResult]:
         """Append one after another; a `twin.Element` as it is, other values as data."""
         return [await self.logs.append(key, element(data), rules) for data in datas]
 
     async def append_at_once(
-        self, datas: Iterable[Any], rules: LogRules = RULES, key: str = KEY
+        self, datas: Iterable[Any], rules: LogSettings = RULES, key: str = KEY
     ) -> list[Any]:
         """Append all at once; what each was told, errors too."""
         appends = (self.logs.append(key, element(data), rules) for data in datas)
         return await asyncio.gather(*appends, return_exceptions=True)
 
-    async def once(self, data: Any, request_key: str, rules: LogRules = RULES) -> Written:
-        return await self.logs.append_once(KEY, element(data), rules, request_key)
+    async def once(self, data: Any, request_key: str, rules: LogSettings = RULES) -> WriteResult:
+        return await self.logs.append_idempotent(KEY, element(data), rules, request_key)
 
     async def elements(
-        self, *bounds: int | None, rules: LogRules = RULES, key: str = KEY
+        self, *bounds: int | None, rules: LogSettings = RULES, key: str = KEY
     ) -> list[dict[str, Any]]:
         """The elements within the bounds, as they are read back."""
-        tail = await self.logs.read(key, Bounds(*bounds), rules)
+        tail = await self.logs.read(key, LogRange(*bounds), rules)
         return parsed(await tail.text())
 
-    async def datas(self, *bounds: int | None, rules: LogRules = RULES, key: str = KEY) -> list[Any]:
+    async def datas(self, *bounds: int | None, rules: LogSettings = RULES, key: str = KEY) -> list[Any]:
         return [element["data"] for element in await self.elements(*bounds, rules=rules, key=key)]
 
-    async def hash(self, rules: LogRules = RULES, key: str = KEY) -> str:
-        return (await self.logs.read(key, Bounds(newest=0), rules)).hash
+    async def hash(self, rules: LogSettings = RULES, key: str = KEY) -> str:
+        return (await self.logs.read(key, LogRange(newest=0), rules)).hash
 
 
 def element(data: Any) -> Append:

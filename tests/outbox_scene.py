@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from pysync.changelog import Change
-from pysync.coordinator import Intent
+from pysync.coordinator import PreparedWrite
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.outbox import SETTLED_MS, Outbox
+from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import CoordinatorUnavailable
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class FaultyCoordinator(MemoryCoordinator):
     """One whose memory outlives what its users see of it: `fail` lets the next calls of a verb go wrong,
     `done` or not, and after `crash` nothing is done any more."""
 
-    def __init__(self, clock: MovedClock) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         self._faults: dict[Verb, deque[bool | None]] = {}
         self._is_gone = False
@@ -37,17 +37,17 @@ class FaultyCoordinator(MemoryCoordinator):
     def crash(self) -> None:
         self._is_gone = True
 
-    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
-        return await self._call("announce", lambda: super(FaultyCoordinator, self).announce(changes, intent))
+    async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
+        return await self._call("announce", lambda: super(FaultyCoordinator, self).append(changes, prepared))
 
-    async def intend(self, changes: Sequence[Change]) -> str:
-        return await self._call("intend", lambda: super(FaultyCoordinator, self).intend(changes))
+    async def prepare(self, changes: Sequence[Change]) -> str:
+        return await self._call("intend", lambda: super(FaultyCoordinator, self).prepare(changes))
 
-    async def withdraw(self, intent: str) -> None:
-        await self._call("withdraw", lambda: super(FaultyCoordinator, self).withdraw(intent))
+    async def abort(self, name: str) -> None:
+        await self._call("withdraw", lambda: super(FaultyCoordinator, self).abort(name))
 
-    async def intents(self, limit: int) -> list[Intent]:
-        return await self._call("intents", lambda: super(FaultyCoordinator, self).intents(limit))
+    async def prepared(self, limit: int) -> list[PreparedWrite]:
+        return await self._call("intents", lambda: super(FaultyCoordinator, self).prepared(limit))
 
     async def _call(self, verb: Verb, call: Callable[[], Awaitable[T]]) -> T:
         faults = self._faults.get(verb)
@@ -62,7 +62,7 @@ class FaultyCoordinator(MemoryCoordinator):
 
 
 class Scene(NamedTuple):
-    clock: MovedClock
+    clock: FakeClock
     kept: MemoryStore
     """What is really stored."""
     store: FaultyStore
@@ -71,21 +71,21 @@ class Scene(NamedTuple):
 
     async def told(self) -> list[str]:
         """What followers have been told, in order."""
-        found = await self.coordinator.changes("", 10_000)
+        found = await self.coordinator.read("", 10_000)
         assert found is not None
         return [found.text.decode() for _, found in found]
 
     async def heal(self) -> None:
         """What the service does some time later, once everything can be reached again."""
-        self.store.heal()
+        self.store.reset()
         self.coordinator.restart()
-        self.clock.now_ms += SETTLED_MS
-        await self.outbox.heal()
-        assert await self.coordinator.intents(10) == []
+        self.clock.now_ms += INTENT_TIMEOUT_MS
+        await self.outbox.recover()
+        assert await self.coordinator.prepared(10) == []
 
 
 def made_scene() -> Scene:
-    clock = MovedClock()
+    clock = FakeClock()
     kept = MemoryStore(clock)
     store = FaultyStore(kept)
     coordinator = FaultyCoordinator(clock)

@@ -9,7 +9,7 @@ import aiohttp
 from conftest import ISSUER, STRANGER, Browser, Signed, root_device
 
 from pysync.model import WriteEvent
-from pysync.plugins import Push, Pushed, Reply, Request
+from pysync.plugins import PluginPush, PluginRequest, PullResponse, PushResponse
 
 OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "listable": True, **OPEN}
@@ -54,18 +54,18 @@ class Reading:
 
     name = "reading"
 
-    def __init__(self, **answers: Reply | Exception) -> None:
+    def __init__(self, **answers: PullResponse | Exception) -> None:
         self.answers = answers
-        self.before: list[Request] = []
-        self.asked: list[Request] = []
+        self.before: list[PluginRequest] = []
+        self.asked: list[PluginRequest] = []
 
-    async def before_pull(self, request: Request) -> None:
+    async def before_pull(self, request: PluginRequest) -> None:
         self.before.append(request)
         answer = self.answers.get(request.key.replace("/", "_"))
         if isinstance(answer, Exception):
             raise answer
 
-    async def intercept_pull(self, request: Request) -> Reply | None:
+    async def intercept_pull(self, request: PluginRequest) -> PullResponse | None:
         self.asked.append(request)
         answer = self.answers.get(request.key.replace("/", "_"))
         assert not isinstance(answer, Exception)
@@ -77,18 +77,18 @@ class Taking:
 
     name = "taking"
 
-    def __init__(self, collection: str, answer: Pushed | Exception | Any) -> None:
+    def __init__(self, collection: str, answer: PushResponse | Exception | Any) -> None:
         self.collection = collection
         self.answer = answer
-        self.taken: list[Push] = []
+        self.taken: list[PluginPush] = []
 
-    async def intercept_push(self, push: Push) -> Pushed | None:
+    async def intercept_push(self, push: PluginPush) -> PushResponse | None:
         if push.request.collection != self.collection:
             return None
         self.taken.append(push)
         if isinstance(self.answer, Exception):
             raise self.answer
-        taken: Pushed | None = self.answer
+        taken: PushResponse | None = self.answer
         return taken
 
 
@@ -99,8 +99,8 @@ class Roles:
 
     def __init__(self, held: Mapping[str, Iterable[str]]) -> None:
         self.held = held
-        self.asked: list[Request] = []
+        self.asked: list[PluginRequest] = []
 
-    async def authorize(self, request: Request) -> Iterable[str]:
+    async def authorize(self, request: PluginRequest) -> Iterable[str]:
         self.asked.append(request)
         return self.held.get(request.caller.identity, ())

@@ -7,21 +7,21 @@ from typing import Any
 
 from pysync import config
 from pysync._core import decode_append, decode_push, read_document
-from pysync.changelog import Subject
+from pysync.changelog import DocumentRef
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.append_log import LogRules, Logs
+from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.model import WriteEvent
-from pysync.plugins import Services
+from pysync.plugins import PluginContext
 from pysync.plugins.projection import Projection, projections_of
-from pysync.plugins.projection.lists import Lists
+from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import catch_up
-from pysync.plugins.projection.targets import Keys
-from pysync.store import Object, Store
+from pysync.plugins.projection.targets import KeyResolver
+from pysync.store import Store, StoredObject
 from pysync.store.memory import MemoryStore
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
@@ -89,8 +89,8 @@ class Site:
         outbox = Outbox(self.store, self.coordinator)
         self.log = outbox.log
         self.documents = Documents(self.store, self.coordinator, now_ms)
-        self.logs = Logs(self.store, self.coordinator, now_ms)
-        self.services = Services(
+        self.logs = AppendLogs(self.store, self.coordinator, now_ms)
+        self.services = PluginContext(
             config=self.config,
             store=self.store,
             coordinator=self.coordinator,
@@ -104,20 +104,20 @@ class Site:
         )
         own = [one for plugin in projections_of(self.config) for one in plugin.projections]
         self.projections = [*own, *projections]
-        self.lists = Lists(self.projections, self.services)
-        self._keys = Keys(self.config)
+        self.lists = ListWriter(self.projections, self.services)
+        self._keys = KeyResolver(self.config)
         self._folded = ""
 
     async def push(
         self, name: str, params: Mapping[str, str], data: Any, namespace: str | None = None, by: str = ""
     ) -> None:
         """Write a document, whatever is there, or append to a log."""
-        subject = Subject(name, params, namespace, by)
-        place = self._keys.written(subject)
+        subject = DocumentRef(name, params, namespace, by)
+        place = self._keys.locate(subject)
         assert place is not None
         if place.collection.append_only is not None:
             element = decode_append(json.dumps({"data": data}).encode())
-            await self.logs.append(place.key, element, LogRules.of(place.collection), subject)
+            await self.logs.append(place.key, element, LogSettings.from_collection(place.collection), subject)
             return
         held = await self.documents.pull(place.key)
         body = {"data": data, "baseHash": None if held is None else held.hash}
@@ -130,13 +130,13 @@ class Site:
 
     async def fold(self) -> None:
         """Fold all that was told since the last time."""
-        after, self._folded = self._folded, await self.log.newest()
+        after, self._folded = self._folded, await self.log.last_id()
         assert await catch_up(self.lists, self.log, after)
 
     async def data(self, key: str = "lists/s") -> Any:
         """What is stored at a list's key, None where nothing is."""
         found = await self.store.get(key)
-        return json.loads(read_document(found.body).data) if isinstance(found, Object) else None
+        return json.loads(read_document(found.body).data) if isinstance(found, StoredObject) else None
 
     async def items(self, key: str = "lists/s") -> Any:
         data = await self.data(key)
@@ -144,7 +144,7 @@ class Site:
 
     async def told(self, collection: str = "lists") -> list[Any]:
         """The changes of a collection that followers have heard of."""
-        found = await self.log.changes("", 100_000)
+        found = await self.log.read("", 100_000)
         assert found is not None
         told = [json.loads(change.text) for _, change in found]
         for change in told:

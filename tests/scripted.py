@@ -12,12 +12,14 @@ from aiohttp.test_utils import TestServer
 from pysync import protocol
 from pysync._core import PublicKey, verify_request
 from pysync.auth import issuing
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.client import Client
 
-KEYS = Keys.from_private(bytes([1]) * 32, bytes([2]) * 32)
+KEYS = IdentityKeys.from_private(bytes([1]) * 32, bytes([2]) * 32)
 NOW_MS = 1_700_000_000_000
-DEVICE = issuing.device(KEYS, KEYS.ed_pub, KEYS.kem_pub, now_s=NOW_MS // 1000, nonce=bytes(16))
+DEVICE = issuing.issue_device_certificate(
+    KEYS, KEYS.ed_pub, KEYS.kem_pub, now_s=NOW_MS // 1000, nonce=bytes(16)
+)
 PULLED = {"data": {"a": 1}, "hash": "h1", "timestamp": 5}
 PUSHED = {"hash": "h2", "timestamp": 6}
 
@@ -75,7 +77,7 @@ def client(url: str, **options: Any) -> Client:
     defaults: dict[str, Any] = {
         "now_ms": lambda: NOW_MS,
         "random": lambda size: next(fresh).to_bytes(size, "big"),
-        "chance": lambda: 0.0,
+        "jitter": lambda: 0.0,
         "sleep": Waits(),
     }
     return Client(url, **{**defaults, **options})

@@ -12,7 +12,7 @@ from pysync.auth import certificates, issuing
 from pysync.auth.certificates import Certificate
 from pysync.clock import wall_clock_ms
 from pysync.store.memory import MemoryStore
-from pysync.testing import MovedClock
+from pysync.testing import FakeClock
 
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 OPEN = {"name": "open", "storagePath": "open/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
@@ -33,7 +33,7 @@ def labelled(length: int) -> Certificate:
     def signed(label: str) -> Certificate:
         members = own | {"label": label}
         sig = SUBJECT.sign(certificates.signing_input(certificates.CERTIFICATE_TAG, members))
-        return certificates.read(canonicalize(orjson.dumps(members | {"sig": sig})))
+        return certificates.parse(canonicalize(orjson.dumps(members | {"sig": sig})))
 
     certificate = signed("x" * (text_bytes - len(signed("").text)))
     assert len(certificate.authorization) == length
@@ -43,7 +43,7 @@ def labelled(length: int) -> Certificate:
 async def test_a_certificate_met_before_is_refused_once_it_has_expired(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    clock = MovedClock(wall_clock_ms())
+    clock = FakeClock(wall_clock_ms())
     base = await start({"collections": [MINE]}, now_ms=clock)
     certificate = root_device(SUBJECT, expires_at_s=clock.now_ms // 1000 + 60)
     caller = Signed(base, session, SUBJECT, certificate)
@@ -71,10 +71,12 @@ async def test_only_the_owners_devices_hold_the_owners_admin_role(
     roles = [f"admin:{ISSUER.user_id}"]
     owned = {"name": "owned", "storagePath": "owned/{id}", "readRoles": roles, "writeRoles": roles}
     base = await start({"collections": [{**owned, "requireAuth": True}]})
-    grant = issuing.writer("owned")
-    device = issuing.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, **minted_at())
-    member = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "owned", grant=grant, **minted_at())
-    audience = issuing.audience(ISSUER, "owned", grant=grant, **minted_at())
+    grant = issuing.writer_grant("owned")
+    device = issuing.issue_device_certificate(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, **minted_at())
+    member = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "owned", grant=grant, **minted_at()
+    )
+    audience = issuing.issue_audience_certificate(ISSUER, "owned", grant=grant, **minted_at())
     assert (await Signed(base, session, SUBJECT, device).pull("owned/a")).status == 200
     for delegate in (
         Signed(base, session, SUBJECT, member),
@@ -92,7 +94,9 @@ async def test_only_a_trusted_issuer_delegates(
     shared = {"name": "shared", "storagePath": "shared/{identity}/{id}", "readRoles": roles}
     members = {"auth": {"trustedIssuers": [trusted.ed_pub]}, "collections": [{**shared, "pullOnly": True}]}
     base = await start(members)
-    certificate = issuing.member(STRANGER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", **minted_at())
+    certificate = issuing.issue_member_certificate(
+        STRANGER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", **minted_at()
+    )
     delegate = Signed(base, session, SUBJECT, certificate)
     assert (await delegate.pull(f"shared/{STRANGER.user_id}/a")).status == status
 
@@ -106,7 +110,9 @@ async def test_a_keyring_that_no_collection_owns_is_folded_within_the_scope_alon
     await store.put("rooms/a/_keyring", keyring)
     base = await start({"collections": [ROOMS]}, store=store)
     grant = issuing.Grant(("read",), (path, "!rooms/_members"))
-    certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
+    certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at()
+    )
     answer = await Signed(base, session, SUBJECT, certificate).request("GET", "/pull/rooms/a?withKeyring=1")
     assert answer.status == 200
     assert ("keyring" in answer.json) is is_folded
@@ -157,13 +163,13 @@ async def test_restrictions_of_the_server_hold_everywhere_and_of_a_namespace_ins
 async def test_a_revocation_is_honoured_by_every_node_within_5_seconds(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    clock, store = MovedClock(wall_clock_ms()), MemoryStore()
+    clock, store = FakeClock(wall_clock_ms()), MemoryStore()
     here, there = [await start({"collections": [MINE]}, store=store, now_ms=clock) for _ in range(2)]
     certificate = root_device(SUBJECT)
     callers = [Signed(node, session, SUBJECT, certificate, ts_ms=clock.now_ms) for node in (here, there)]
     key = f"u/{SUBJECT.user_id}/a"
     assert [(await caller.pull(key)).status for caller in callers] == [200, 200]
-    listed = issuing.revocation_list(SUBJECT, 1, certificates=[certificate])
+    listed = issuing.issue_revocation_list(SUBJECT, 1, certificates=[certificate])
     assert (await Browser(here, session).request("POST", "/revocations", listed.text)).status == 200
     assert (await callers[0].pull(key)).status == 401, "at once where it was published"
     clock.now_ms += 5000

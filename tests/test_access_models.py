@@ -11,7 +11,7 @@ import pytest
 from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
 from shell import Shell
 
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/how-to/choose-an-access-model.md").read_text()
@@ -100,7 +100,7 @@ async def test_a_collection_of_trusted_issuers_takes_the_commands_of_the_page_an
 ) -> None:
     anyone, _, _, stranger = await people(start, session, configured("Trusted issuers"))
     monkeypatch.setenv("PYSYNC_URL", anyone.base)
-    for name, keys in (("me", ISSUER), ("bob", Keys.generate())):
+    for name, keys in (("me", ISSUER), ("bob", IdentityKeys.generate())):
         keys.save(tmp_path / f"{name}.json")
         (tmp_path / f"{name}.pub").write_text(shell.run("keys", "show", f"{name}.json")[1])
     lines = re.findall(r"^    (?:echo '(.*?)' \| )?pysync (.*)", section("Trusted issuers"), re.M)

@@ -8,7 +8,7 @@ import reference_log as twin
 from conftest import MakeNode
 from log_nodes import KEY, RULES, Node, element, keys_below, log_of, numbered, parsed, store_values
 
-from pysync.engine.append_log import Bounds, LogRules, append
+from pysync.engine.append_log import LogRange, LogSettings, append
 from pysync.errors import (
     AppendLimitExceeded,
     DocumentCorrupt,
@@ -16,9 +16,9 @@ from pysync.errors import (
     StoreUnavailable,
     TsTooFarAhead,
 )
-from pysync.model import Written
-from pysync.store import Object, Store
-from pysync.testing import MovedClock
+from pysync.model import WriteResult
+from pysync.store import Store, StoredObject
+from pysync.testing import FakeClock
 
 
 def at(ts_ms: int, n: int = 0) -> twin.Element:
@@ -28,7 +28,7 @@ def at(ts_ms: int, n: int = 0) -> twin.Element:
 # The rules of an append.
 
 
-async def test_each_element_is_dated_after_the_one_before(node: Node, clock: MovedClock) -> None:
+async def test_each_element_is_dated_after_the_one_before(node: Node, clock: FakeClock) -> None:
     start = clock.now_ms
     told = await node.append(*numbered(2))
     clock.now_ms += 100
@@ -47,7 +47,7 @@ async def test_the_hash_is_of_the_count_and_the_newest_element(node: Node) -> No
 
 
 async def test_a_client_dates_an_element_later_than_the_last_and_not_far_ahead(
-    node: Node, clock: MovedClock
+    node: Node, clock: FakeClock
 ) -> None:
     now_ms = clock.now_ms
     assert [told.timestamp_ms for told in await node.append(at(0), at(5), at(now_ms + 300_000))] == [
@@ -67,28 +67,26 @@ async def test_a_client_dates_an_element_later_than_the_last_and_not_far_ahead(
 
 
 async def test_a_full_log_takes_no_more(node: Node) -> None:
-    rules = LogRules(max_items=3)
+    rules = LogSettings(max_items=3)
     told = await node.append_at_once(numbered(5), rules)
-    assert [type(outcome) for outcome in told] == [Written] * 3 + [AppendLimitExceeded] * 2
+    assert [type(outcome) for outcome in told] == [WriteResult] * 3 + [AppendLimitExceeded] * 2
     with pytest.raises(AppendLimitExceeded) as refused:
         await node.append({}, rules=rules)
     assert refused.value.extras == {"limit": 3}
     assert await node.datas() == numbered(3)
 
 
-async def test_a_refused_append_to_nothing_stores_nothing(
-    node: Node, store: Store, clock: MovedClock
-) -> None:
+async def test_a_refused_append_to_nothing_stores_nothing(node: Node, store: Store, clock: FakeClock) -> None:
     with pytest.raises(TsTooFarAhead):
         await node.append(at(clock.now_ms + 300_001))
     assert await keys_below(store, "") == []
 
 
-async def test_one_bad_element_never_fails_its_neighbours(node: Node, clock: MovedClock) -> None:
+async def test_one_bad_element_never_fails_its_neighbours(node: Node, clock: FakeClock) -> None:
     ahead = clock.now_ms + 300_001
     told = await node.append_at_once([{"n": 0}, at(ahead, 1), {"n": 2}, at(3, 3), {"n": 4}, {"n": 5}])
     assert [type(outcome) for outcome in told] == [
-        Written, TsTooFarAhead, Written, NonMonotonicTimestamp, Written, Written,
+        WriteResult, TsTooFarAhead, WriteResult, NonMonotonicTimestamp, WriteResult, WriteResult,
     ]  # fmt: skip
     assert await node.datas() == [{"n": 0}, {"n": 2}, {"n": 4}, {"n": 5}]
     assert node.calls["put"] == 1
@@ -96,7 +94,7 @@ async def test_one_bad_element_never_fails_its_neighbours(node: Node, clock: Mov
 
 async def test_a_refusal_is_told_by_the_log_as_it_is_now(make_node: MakeNode) -> None:
     one, other = make_node(), make_node()
-    rules = LogRules(max_items=3)
+    rules = LogSettings(max_items=3)
     await one.append({"n": 0}, rules=rules)
     await other.append(*numbered(2, 1), rules=rules)
     with pytest.raises(AppendLimitExceeded):
@@ -104,11 +102,11 @@ async def test_a_refusal_is_told_by_the_log_as_it_is_now(make_node: MakeNode) ->
 
 
 async def test_what_is_not_persisted_is_answered_and_not_stored(
-    node: Node, store: Store, clock: MovedClock
+    node: Node, store: Store, clock: FakeClock
 ) -> None:
-    rules = LogRules(persist=False)
+    rules = LogSettings(persist=False)
     content_hash = "43258cff783fe7036d8a43033f830adfc60ec037382473548ac742b888292777"
-    assert await node.append({"b": 2, "a": 1}, rules=rules) == [Written(content_hash, clock.now_ms)]
+    assert await node.append({"b": 2, "a": 1}, rules=rules) == [WriteResult(content_hash, clock.now_ms)]
     [later] = await node.append(at(clock.now_ms + 7), rules=rules)
     assert later.timestamp_ms == clock.now_ms + 7
     with pytest.raises(TsTooFarAhead):
@@ -193,7 +191,7 @@ async def test_no_append_puts_more_than_a_segment_and_a_few_small_objects(node: 
 
 async def body(store: Store, key: str) -> bytes:
     found = await store.get(key)
-    assert isinstance(found, Object)
+    assert isinstance(found, StoredObject)
     return found.body
 
 
@@ -208,13 +206,13 @@ async def test_what_is_sealed_is_never_written_again(node: Node, store: Store) -
 
 async def test_a_chunk_size_bounds_the_tail(make_node: MakeNode, store: Store) -> None:
     node = make_node(head_bytes=100_000)
-    await node.append(*numbered(21), rules=LogRules(chunk_size=5))
+    await node.append(*numbered(21), rules=LogSettings(chunk_size=5))
     assert len(await keys_below(store, "_pysync/logs")) == 4
 
 
 async def test_too_many_waiting_appends_are_refused_and_not_queued(node: Node) -> None:
     told = await node.append_at_once(numbered(append.MAX_WAITING + 100))
-    refused = [outcome for outcome in told if not isinstance(outcome, Written)]
+    refused = [outcome for outcome in told if not isinstance(outcome, WriteResult)]
     assert {type(outcome) for outcome in refused} == {StoreUnavailable}
     assert len(refused) == 100
     assert await node.datas() == numbered(append.MAX_WAITING)
@@ -298,7 +296,7 @@ async def test_a_read_of_an_unchanged_log_costs_one_get(node: Node) -> None:
 
 async def test_a_long_tail_comes_in_pieces_that_make_the_same_text(node: Node) -> None:
     await filled(node, 1000)
-    for bounds in (Bounds(), Bounds(since=95), Bounds(newest=900), Bounds(9990), Bounds(newest=0)):
+    for bounds in (LogRange(), LogRange(since=95), LogRange(newest=900), LogRange(9990), LogRange(newest=0)):
         tail = await node.logs.read(KEY, bounds, RULES)
         is_long = await tail.is_long()
         pieces = [piece async for piece in tail.chunks()]
@@ -311,7 +309,7 @@ async def test_a_piece_stays_small_though_elements_become_long(make_node: MakeNo
     node = make_node(None)
     await node.append(*({"n": n, "text": "s" * 1000} for n in range(300)))
     await node.append(*({"n": n, "text": "l" * 200_000} for n in range(60)))
-    for bounds in (Bounds(), Bounds(since=0, oldest=350)):
+    for bounds in (LogRange(), LogRange(since=0, oldest=350)):
         tail = await node.logs.read(KEY, bounds, RULES)
         assert max([len(piece) async for piece in tail.chunks()]) < 2_500_000
 
@@ -326,7 +324,7 @@ async def test_a_segment_that_is_empty_is_corrupt(node: Node, store: Store) -> N
 
 async def test_a_tail_is_of_one_moment(node: Node) -> None:
     await node.append(*numbered(50))
-    tail = await node.logs.read(KEY, Bounds(), RULES)
+    tail = await node.logs.read(KEY, LogRange(), RULES)
     await node.append(*numbered(50, 50))
     assert [each["data"] for each in parsed(await tail.text())] == numbered(50)
     assert tail.hash == twin.log_hash(50, {"n": 49})
@@ -340,9 +338,9 @@ async def test_what_another_node_appended_is_read_at_once(make_node: MakeNode) -
 
 
 async def test_nothing_stored_is_an_empty_log(node: Node) -> None:
-    tail = await node.logs.read(KEY, Bounds(), RULES)
+    tail = await node.logs.read(KEY, LogRange(), RULES)
     assert (await tail.text(), tail.hash, await tail.is_long()) == (b"", "", False)
-    assert b"[]".join(tail.frame('f"')).replace(b"[[]]", b"[]") == b'{"f\\"":[]}'
+    assert b"[]".join(tail.envelope('f"')).replace(b"[[]]", b"[]") == b'{"f\\"":[]}'
     assert [piece async for piece in tail.chunks()] == []
 
 
@@ -356,14 +354,14 @@ async def test_after_a_failed_put_the_next_append_works(node: Node) -> None:
             before = await node.datas()
             getattr(node, verb)("put", after=after)
             told = await node.append_at_once([{"verb": verb, "after": after}])
-            node.heal()
+            node.reset()
             [done] = await node.append({"next": after})
             found = await node.datas()
             assert found[: len(before)] == before
             assert found[-1] == {"next": after}
             assert done.hash == twin.log_hash(len(found), found[-1])
             lost = {"verb": verb, "after": after}
-            assert found.count(lost) == 1 if isinstance(told[0], Written) else found.count(lost) <= 1
+            assert found.count(lost) == 1 if isinstance(told[0], WriteResult) else found.count(lost) <= 1
 
 
 async def test_nodes_that_collide_lose_nothing(make_node: MakeNode) -> None:
@@ -405,12 +403,12 @@ async def test_a_store_that_fails_is_not_an_empty_log(node: Node, make_node: Mak
         other.fail("get", after=after)
         with pytest.raises(StoreUnavailable):
             await other.elements()
-        other.heal()
+        other.reset()
 
 
 async def test_the_text_of_an_element_is_what_was_hashed(node: Node) -> None:
     await node.logs.append(KEY, element({"b": 1.0, "a": "é"}), RULES)
-    tail = await node.logs.read(KEY, Bounds(), RULES)
+    tail = await node.logs.read(KEY, LogRange(), RULES)
     assert b'"data":{"a":"\xc3\xa9","b":1}' in await tail.text()
     assert json.loads(await tail.text())["data"] == {"a": "é", "b": 1}
 
@@ -436,6 +434,6 @@ async def test_a_read_knows_whether_newer_elements_were_left_out(
         (1000, None, 3, False),
     ):
         for in_pieces in (False, True):
-            tail = await node.logs.read(KEY, Bounds(since, newest, oldest), LogRules())
+            tail = await node.logs.read(KEY, LogRange(since, newest, oldest), LogSettings())
             text = b"".join([chunk async for chunk in tail.chunks()]) if in_pieces else await tail.text()
             assert tail.has_more is has_more, (since, oldest, text)

@@ -74,7 +74,9 @@ async def test_callers_need_roles_and_operations(
     ):
         assert other.error == (403, "Forbidden")
     assert (await tail(anyone, key, "last=x")).status == 401, "who asks is told first"
-    member.certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at())
+    member.certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at()
+    )
     assert (await tail(member, key, "last=1")).status == 200
     assert (await append(member, key, {}, **proof(SUBJECT, key, {}))).error == (403, "Forbidden")
 

@@ -9,18 +9,18 @@ import reference_log as twin
 from conftest import MakeNode
 from log_nodes import KEY, RULES, Node, keys_below, log_of, numbered, parsed, store_values
 
-from pysync.engine.append_log import Bounds, LogRules
+from pysync.engine.append_log import LogRange, LogSettings
 from pysync.errors import DocumentCorrupt, StoreUnavailable
-from pysync.store import Object, Store
-from pysync.testing import MovedClock
+from pysync.store import Store, StoredObject
+from pysync.testing import FakeClock
 from pysync.testing.faults import Verb
 
 TTL_MS = 60_000
-SHORT = LogRules(ttl_ms=TTL_MS)
+SHORT = LogSettings(ttl_ms=TTL_MS)
 
 
-async def sweep(node: Node, rules: LogRules = SHORT) -> int:
-    return await node.logs.sweep("logs", lambda key: key.count("/") == 1, rules)
+async def sweep(node: Node, rules: LogSettings = SHORT) -> int:
+    return await node.logs.delete_expired("logs", lambda key: key.count("/") == 1, rules)
 
 
 # Logs of Starfish.
@@ -38,7 +38,7 @@ layouts = pytest.mark.parametrize("layout", ["document", "chunks", "chunks behin
 @layouts
 @pytest.mark.parametrize("count", [2, 7, 8, 60])
 async def test_a_log_of_starfish_is_read_and_nothing_rewritten(
-    node: Node, store: Store, clock: MovedClock, layout: str, count: int
+    node: Node, store: Store, clock: FakeClock, layout: str, count: int
 ) -> None:
     log = log_of(numbered(count), clock.now_ms - 1000)
     await store_values(store, starfish(log, layout))
@@ -52,7 +52,7 @@ async def test_a_log_of_starfish_is_read_and_nothing_rewritten(
 
 
 async def test_others_have_their_turn_while_a_big_log_of_starfish_is_read(
-    node: Node, store: Store, clock: MovedClock
+    node: Node, store: Store, clock: FakeClock
 ) -> None:
     log = log_of([{"text": "x" * 100}] * 40_000, clock.now_ms - 50_000)
     await store_values(store, starfish(log, "document"))
@@ -68,7 +68,7 @@ async def test_others_have_their_turn_while_a_big_log_of_starfish_is_read(
 @layouts
 @pytest.mark.parametrize("count", [2, 7, 8, 60])
 async def test_the_first_append_takes_a_log_of_starfish_over(
-    node: Node, make_node: MakeNode, store: Store, clock: MovedClock, layout: str, count: int
+    node: Node, make_node: MakeNode, store: Store, clock: FakeClock, layout: str, count: int
 ) -> None:
     log = log_of(numbered(count), clock.now_ms - 1000)
     await store_values(store, starfish(log, layout))
@@ -81,14 +81,14 @@ async def test_the_first_append_takes_a_log_of_starfish_over(
 
 @layouts
 async def test_what_starfish_kept_beside_the_elements_stays(
-    node: Node, make_node: MakeNode, store: Store, clock: MovedClock, layout: str
+    node: Node, make_node: MakeNode, store: Store, clock: FakeClock, layout: str
 ) -> None:
     beside = {"title": "é", "n": [1, {"items": []}], "big": 2**60}
     await store_values(store, starfish(log_of(numbered(9), clock.now_ms - 1000), layout, beside))
     for count in (9, 10, 30):
         await node.append(*numbered(count - len(await node.datas()), len(await node.datas())))
-        tail = await make_node().logs.read(KEY, Bounds(), RULES)
-        before, after = tail.frame("items")
+        tail = await make_node().logs.read(KEY, LogRange(), RULES)
+        before, after = tail.envelope("items")
         assert json.loads(before + await tail.text() + after) == {
             **beside, "items": await node.elements(),
         }  # fmt: skip
@@ -96,7 +96,7 @@ async def test_what_starfish_kept_beside_the_elements_stays(
 
 @layouts
 async def test_a_refused_append_leaves_a_log_of_starfish_as_it_is(
-    node: Node, store: Store, clock: MovedClock, layout: str
+    node: Node, store: Store, clock: FakeClock, layout: str
 ) -> None:
     stored = starfish(log_of(numbered(9), clock.now_ms - 1000), layout)
     await store_values(store, stored)
@@ -104,13 +104,13 @@ async def test_a_refused_append_leaves_a_log_of_starfish_as_it_is(
         await node.append(twin.Element(clock.now_ms - 1000, {}))
     for key, value in stored.items():
         found = await store.get(key)
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert json.loads(found.body) == value
 
 
 @layouts
 async def test_a_takeover_that_crashes_is_made_by_the_next_append(
-    make_node: MakeNode, store: Store, clock: MovedClock, layout: str
+    make_node: MakeNode, store: Store, clock: FakeClock, layout: str
 ) -> None:
     log = log_of(numbered(30), clock.now_ms - 1000)
     for after in range(6):
@@ -128,7 +128,7 @@ async def test_a_takeover_that_crashes_is_made_by_the_next_append(
 
 
 async def test_a_bounded_read_of_chunks_reads_those_that_hold_it(
-    node: Node, store: Store, clock: MovedClock
+    node: Node, store: Store, clock: FakeClock
 ) -> None:
     log = log_of(numbered(700), clock.now_ms - 1000)
     await store_values(store, starfish(log, "chunks"))
@@ -140,7 +140,7 @@ async def test_a_bounded_read_of_chunks_reads_those_that_hold_it(
 
 @pytest.mark.parametrize("lost", [0, 4, 8, range(9)])
 async def test_a_log_that_lacks_chunks_is_corrupt_and_never_a_shorter_one(
-    node: Node, store: Store, clock: MovedClock, lost: int | range
+    node: Node, store: Store, clock: FakeClock, lost: int | range
 ) -> None:
     await store_values(store, starfish(log_of(numbered(60), clock.now_ms - 1000), "chunks"))
     chunks = await keys_below(store, f"{KEY}__seg")
@@ -154,14 +154,14 @@ async def test_a_log_that_lacks_chunks_is_corrupt_and_never_a_shorter_one(
 
 
 async def test_a_log_keeps_its_elements_in_the_field_that_it_is_told(
-    node: Node, store: Store, clock: MovedClock
+    node: Node, store: Store, clock: FakeClock
 ) -> None:
     log = log_of(numbered(5), clock.now_ms - 1000)
     await store_values(store, {KEY: twin.starfish_document(log, "entries", {"items": "else"})})
-    rules = LogRules(field="entries")
+    rules = LogSettings(field="entries")
     await node.append({"n": 5}, rules=rules)
     assert await node.datas(rules=rules) == numbered(6)
-    before, after = (await node.logs.read(KEY, Bounds(), rules)).frame("entries")
+    before, after = (await node.logs.read(KEY, LogRange(), rules)).envelope("entries")
     assert json.loads(before + after) == {"items": "else", "entries": []}
 
 
@@ -169,7 +169,7 @@ async def test_a_log_keeps_its_elements_in_the_field_that_it_is_told(
 
 
 async def test_a_log_reads_as_missing_once_its_last_append_is_too_old(
-    node: Node, make_node: MakeNode, clock: MovedClock
+    node: Node, make_node: MakeNode, clock: FakeClock
 ) -> None:
     await node.append(*numbered(50), rules=SHORT)
     clock.now_ms += TTL_MS
@@ -191,9 +191,9 @@ async def test_an_append_by_a_clock_that_is_behind_makes_no_log_look_older(make_
 
 
 async def test_an_append_to_an_expired_log_begins_it_anew(
-    node: Node, make_node: MakeNode, clock: MovedClock
+    node: Node, make_node: MakeNode, clock: FakeClock
 ) -> None:
-    rules = LogRules(ttl_ms=TTL_MS, max_items=60)
+    rules = LogSettings(ttl_ms=TTL_MS, max_items=60)
     await node.append(*numbered(60), rules=rules)
     clock.now_ms += TTL_MS + 1
     for n, appender in enumerate([node, make_node(), node] * 10):
@@ -202,7 +202,7 @@ async def test_an_append_to_an_expired_log_begins_it_anew(
     assert await node.datas(rules=rules) == [{"new": n} for n in range(30)]
 
 
-async def test_a_new_log_may_be_dated_before_the_expired_one(node: Node, clock: MovedClock) -> None:
+async def test_a_new_log_may_be_dated_before_the_expired_one(node: Node, clock: FakeClock) -> None:
     await node.append({}, rules=SHORT)
     clock.now_ms += TTL_MS + 1
     [told] = await node.append(twin.Element(5, {}), rules=SHORT)
@@ -210,7 +210,7 @@ async def test_a_new_log_may_be_dated_before_the_expired_one(node: Node, clock: 
 
 
 async def test_nothing_stays_of_expired_logs_that_were_begun_anew(
-    make_node: MakeNode, store: Store, clock: MovedClock
+    make_node: MakeNode, store: Store, clock: FakeClock
 ) -> None:
     for long in (True, False, True, False, False):
         node = make_node()
@@ -225,7 +225,7 @@ async def test_nothing_stays_of_expired_logs_that_were_begun_anew(
 
 
 async def test_expired_logs_are_deleted_by_a_later_append_though_deleting_failed(
-    make_node: MakeNode, store: Store, clock: MovedClock
+    make_node: MakeNode, store: Store, clock: FakeClock
 ) -> None:
     await make_node().append(*numbered(60), rules=SHORT)
     clock.now_ms += TTL_MS + 1
@@ -240,10 +240,10 @@ async def test_expired_logs_are_deleted_by_a_later_append_though_deleting_failed
 
 
 async def test_a_reader_of_a_log_that_is_begun_anew_meanwhile_sees_no_part_of_it(
-    node: Node, make_node: MakeNode, clock: MovedClock
+    node: Node, make_node: MakeNode, clock: FakeClock
 ) -> None:
     await node.append(*numbered(60), rules=SHORT)
-    tail = await node.logs.read(KEY, Bounds(), SHORT)
+    tail = await node.logs.read(KEY, LogRange(), SHORT)
     clock.now_ms += TTL_MS + 1
     other = make_node()
     await other.append({}, {}, rules=SHORT)
@@ -256,7 +256,7 @@ async def test_a_reader_of_a_log_that_is_begun_anew_meanwhile_sees_no_part_of_it
 
 
 async def test_a_sweep_deletes_expired_logs_whole_and_nothing_else(
-    node: Node, store: Store, clock: MovedClock
+    node: Node, store: Store, clock: FakeClock
 ) -> None:
     await node.append(*numbered(60), rules=SHORT, key="logs/old")
     await node.append({}, rules=SHORT, key="logs/small")
@@ -276,7 +276,7 @@ async def test_a_sweep_deletes_expired_logs_whole_and_nothing_else(
 
 
 async def test_a_sweep_that_crashes_is_finished_by_the_next(
-    make_node: MakeNode, store: Store, clock: MovedClock
+    make_node: MakeNode, store: Store, clock: FakeClock
 ) -> None:
     for after in (0, 1, 5, 12, 13):
         await make_node().append(*numbered(60), rules=SHORT)
@@ -292,7 +292,7 @@ async def test_a_sweep_that_crashes_is_finished_by_the_next(
 
 @layouts
 async def test_a_sweep_deletes_logs_of_starfish_whole(
-    node: Node, store: Store, clock: MovedClock, layout: str
+    node: Node, store: Store, clock: FakeClock, layout: str
 ) -> None:
     await store_values(store, starfish(log_of(numbered(30), clock.now_ms - 1000), layout))
     clock.now_ms += TTL_MS + 1
@@ -301,7 +301,7 @@ async def test_a_sweep_deletes_logs_of_starfish_whole(
 
 
 async def test_a_log_that_lives_by_the_clock_of_its_writer_is_not_swept(
-    make_node: MakeNode, clock: MovedClock
+    make_node: MakeNode, clock: FakeClock
 ) -> None:
     ahead = make_node(ahead_ms=10_000)
     await ahead.append(*numbered(60), rules=SHORT)
@@ -316,7 +316,7 @@ async def test_a_log_that_lives_by_the_clock_of_its_writer_is_not_swept(
     ("verb", "after"), [("get", 0), ("put", 0), ("walk", 1), ("delete", 0), ("delete", 3)]
 )
 async def test_an_append_during_a_sweep_is_not_swept_away(
-    make_node: MakeNode, clock: MovedClock, verb: Verb, after: int, count: int
+    make_node: MakeNode, clock: FakeClock, verb: Verb, after: int, count: int
 ) -> None:
     """By the clock of the node that appends, the log has not expired yet."""
     sweeper, behind = make_node(), make_node(ahead_ms=-10_000)
@@ -336,7 +336,7 @@ async def test_an_append_during_a_sweep_is_not_swept_away(
     assert told.hash == await behind.hash(SHORT) == twin.log_hash(len(found), {"new": 1})
 
 
-async def test_a_sweep_reads_no_log_that_was_written_lately(node: Node, clock: MovedClock) -> None:
+async def test_a_sweep_reads_no_log_that_was_written_lately(node: Node, clock: FakeClock) -> None:
     await node.append({}, rules=SHORT)
     clock.now_ms += TTL_MS
     gets = node.calls["get"]
@@ -346,7 +346,7 @@ async def test_a_sweep_reads_no_log_that_was_written_lately(node: Node, clock: M
 
 
 async def test_a_sweep_deletes_what_a_crash_stored_before_a_head_led_to_it(
-    node: Node, make_node: MakeNode, store: Store, clock: MovedClock
+    node: Node, make_node: MakeNode, store: Store, clock: FakeClock
 ) -> None:
     await node.append({"text": "x" * 400}, rules=SHORT)
     node.fail("put", after=1)

@@ -7,11 +7,11 @@ from conftest import MakeNode
 from log_nodes import KEY, RULES, Node, keys_below, log_of, numbered, store_values
 from reference_log import starfish_document
 
-from pysync.engine.append_log import LogRules, append
+from pysync.engine.append_log import LogSettings, append
 from pysync.errors import AppendLimitExceeded, StoreUnavailable
-from pysync.model import Written
-from pysync.store import Object, Store
-from pysync.testing import MovedClock
+from pysync.model import WriteResult
+from pysync.store import Store, StoredObject
+from pysync.testing import FakeClock
 
 
 async def put_sizes(node: Node, *datas: object) -> list[int]:
@@ -25,13 +25,13 @@ async def put_sizes(node: Node, *datas: object) -> list[int]:
 
     node.put = counted  # type: ignore[method-assign]
     told = await node.append_at_once(datas)
-    assert [type(outcome) for outcome in told] == [Written] * len(datas)
+    assert [type(outcome) for outcome in told] == [WriteResult] * len(datas)
     return sizes
 
 
 async def test_appends_at_once_under_different_rules_each_keep_to_their_own(node: Node) -> None:
     """Two collections may hold one key: in two namespaces, say."""
-    few, many = LogRules(max_items=2), LogRules()
+    few, many = LogSettings(max_items=2), LogSettings()
     appends = [asyncio.ensure_future(node.append({"n": n}, rules=many if n % 2 else few)) for n in range(6)]
     told = await asyncio.gather(*appends, return_exceptions=True)
     refused = [n for n, outcome in enumerate(told) if isinstance(outcome, AppendLimitExceeded)]
@@ -42,15 +42,15 @@ async def test_appends_at_once_under_different_rules_each_keep_to_their_own(node
 async def test_a_group_is_as_large_as_one_put_should_be(make_node: MakeNode) -> None:
     node = make_node(head_bytes=None)
     large = [{"text": "x" * 60_000, "n": n} for n in range(12)]
-    assert max(await put_sizes(node, *large)) < 2 * append.GROUP_BYTES
+    assert max(await put_sizes(node, *large)) < 2 * append.MAX_GROUP_BYTES
     assert await node.datas() == large
-    await node.append_at_once(numbered(append.GROUP_COUNT + 1))
-    assert len(await node.datas()) == 12 + append.GROUP_COUNT + 1
+    await node.append_at_once(numbered(append.MAX_GROUP_SIZE + 1))
+    assert len(await node.datas()) == 12 + append.MAX_GROUP_SIZE + 1
 
 
 async def test_a_group_is_of_so_many_appends_at_most(make_node: MakeNode) -> None:
     node = make_node(head_bytes=100_000_000)
-    assert len(await put_sizes(node, *numbered(2 * append.GROUP_COUNT))) == 2
+    assert len(await put_sizes(node, *numbered(2 * append.MAX_GROUP_SIZE))) == 2
 
 
 async def test_a_head_leaves_room_for_what_is_added(make_node: MakeNode, store: Store) -> None:
@@ -58,20 +58,20 @@ async def test_a_head_leaves_room_for_what_is_added(make_node: MakeNode, store: 
     for n in range(50):
         await node.append({"n": n, "text": "x" * 1000})
         head = await store.get(KEY)
-        assert isinstance(head, Object)
+        assert isinstance(head, StoredObject)
         assert len(head.body) < 4000
 
 
 async def test_a_log_that_is_gone_refuses_nothing_from_memory(node: Node, store: Store) -> None:
-    rules = LogRules(max_items=1)
+    rules = LogSettings(max_items=1)
     await node.append({"n": 0}, rules=rules)
     await store.delete(KEY)
-    assert [type(told) for told in await node.append({"n": 1}, rules=rules)] == [Written]
+    assert [type(told) for told in await node.append({"n": 1}, rules=rules)] == [WriteResult]
     assert await node.datas(rules=rules) == [{"n": 1}]
 
 
 async def test_attempts_to_take_a_log_over_leave_nothing_behind(
-    make_node: MakeNode, store: Store, clock: MovedClock
+    make_node: MakeNode, store: Store, clock: FakeClock
 ) -> None:
     """Each stores the log's elements anew, where the one before did: its head never came to be."""
     await store_values(store, {KEY: starfish_document(log_of(numbered(60), clock.now_ms - 1000))})
@@ -88,7 +88,7 @@ async def test_attempts_to_take_a_log_over_leave_nothing_behind(
 
 
 async def test_nodes_that_collide_wait_a_little_and_ever_longer(
-    make_node: MakeNode, clock: MovedClock
+    make_node: MakeNode, clock: FakeClock
 ) -> None:
     waits: list[float] = []
 
@@ -97,8 +97,8 @@ async def test_nodes_that_collide_wait_a_little_and_ever_longer(
 
     one, other = make_node(), make_node()
     await one.append({"n": 0})
-    commits = one.logs._commits
-    commits._sleep, commits._chance = sleep, lambda: 1.0
+    commits = one.logs._batcher
+    commits._sleep, commits._jitter = sleep, lambda: 1.0
     put = one.put
 
     async def beaten(key: str, body: bytes, *args: object, **options: object) -> str:
@@ -125,5 +125,5 @@ async def test_an_unforeseen_failure_is_told_to_all_that_wait_and_ends_with_them
     told = await node.append_at_once(numbered(3))
     assert [type(outcome) for outcome in told] == [RuntimeError] * 3
     assert "an append to 'logs/a' failed" in caplog.text
-    assert [type(outcome) for outcome in await node.append_at_once(numbered(3))] == [Written] * 3
+    assert [type(outcome) for outcome in await node.append_at_once(numbered(3))] == [WriteResult] * 3
     assert await node.datas() == numbered(3)

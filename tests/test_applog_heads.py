@@ -7,10 +7,10 @@ import pytest
 import reference_log as twin
 from log_nodes import KEY, Node, log_of, numbered, store_values
 
-from pysync.engine.append_log import LogRules, append, head, starfish
+from pysync.engine.append_log import LogSettings, append, head, starfish
 from pysync.errors import DocumentCorrupt
 from pysync.store import Store
-from pysync.testing import MovedClock
+from pysync.testing import FakeClock
 
 
 async def gets(node: Node, key: str) -> int:
@@ -23,7 +23,7 @@ async def gets(node: Node, key: str) -> int:
 async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(head, "CACHE_BYTES", 20_000)
     keys = [f"logs/{n}" for n in range(40)]
     for key in keys:
         await node.append(*numbered(5), key=key)
@@ -35,10 +35,10 @@ async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(
 
 
 async def test_of_logs_that_expired_and_began_anew_a_node_remembers_few(
-    node: Node, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+    node: Node, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append, "MAX_DISCARDED", 4)
-    rules = LogRules(ttl_ms=1000)
+    monkeypatch.setattr(append, "DISCARDED_CACHE_SIZE", 4)
+    rules = LogSettings(ttl_ms=1000)
     before = finished_tasks()
     for _ in range(2):
         for n in range(40):
@@ -54,7 +54,7 @@ def finished_tasks() -> int:
 
 
 async def test_a_chunk_of_starfish_that_is_listed_and_not_there_is_no_shorter_log(
-    node: Node, store: Store, clock: MovedClock
+    node: Node, store: Store, clock: FakeClock
 ) -> None:
     log = log_of(numbered(20), clock.now_ms - 1000)
     await store_values(store, twin.starfish_chunks(log, KEY, 7))
@@ -73,9 +73,9 @@ async def test_a_chunk_of_starfish_that_is_listed_and_not_there_is_no_shorter_lo
 
 
 async def test_chunks_of_starfish_are_listed_page_by_page_and_told_from_others(
-    node: Node, store: Store, clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+    node: Node, store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starfish, "_PAGE", 2)
+    monkeypatch.setattr(starfish, "_MAX_JOURNALS", 2)
     await store_values(store, twin.starfish_chunks(log_of(numbered(20), clock.now_ms - 1000), KEY, 3))
     await store_values(store, {f"{KEY}__seg/{name}": "other" for name in ("1", "note", "0" * 15 + "x")})
     assert await node.datas() == numbered(20)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pysync._core import LogHead, decode_append
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.append_log import Bounds, LogRules, Logs
+from pysync.engine.append_log import AppendLogs, LogRange, LogSettings
 from pysync.errors import (
     AppendLimitExceeded,
     DocumentCorrupt,
@@ -24,10 +24,10 @@ from pysync.errors import (
     StoreUnavailable,
     TsTooFarAhead,
 )
-from pysync.model import Written
-from pysync.store import ANY, JSON_TYPE, Expect, NotModified, Object
+from pysync.model import WriteResult
+from pysync.store import ANY, JSON_TYPE, NotModified, Precondition, StoredObject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 KEY = "logs/a"
 TTL_MS = 2 * IDEMPOTENCY_TTL_MS
@@ -40,18 +40,20 @@ REFUSALS = (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead)
 class SharedStore(MemoryStore):
     """Yields to other tasks around each call, and lets no object of a log be given other bytes."""
 
-    def __init__(self, clock: MovedClock, random: Random) -> None:
+    def __init__(self, clock: FakeClock, random: Random) -> None:
         super().__init__(clock)
         self._random = random
         self._written: dict[str, bytes] = {}
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         await self._yield()
         found = await super().get(key, if_none_match)
         await self._yield()
         return found
 
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+    ) -> str:
         if key.startswith("_pysync/"):
             assert self._written.setdefault(key, body) == body, f"{key} was rewritten"
         await self._yield()
@@ -78,7 +80,7 @@ class Node:
         self.ahead_ms = ahead_ms
         self.clock: Callable[[], int] = lambda: machine.clock() + ahead_ms
         self.store = FaultyStore(machine.shared)
-        self.logs = Logs(self.store, machine.coordinator, self.clock, head_bytes=HEAD_BYTES)
+        self.logs = AppendLogs(self.store, machine.coordinator, self.clock, head_bytes=HEAD_BYTES)
 
     def meet(self, fault: Fault) -> None:
         match fault.kind:
@@ -112,11 +114,11 @@ class LogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.clock = MovedClock()
+        self.clock = FakeClock()
         self.coordinator = MemoryCoordinator(self.clock)
         self.elements: tuple[twin.Element, ...] = ()
         self.made = 0
-        self.keys: dict[str, tuple[int, twin.Element, Written | None]] = {}
+        self.keys: dict[str, tuple[int, twin.Element, WriteResult | None]] = {}
         """Idempotency-Keys: when they were used first, for what, and what came of it."""
 
     @initialize(
@@ -128,7 +130,7 @@ class LogMachine(RuleBasedStateMachine):
         """Start on an empty key, on a log that Starfish wrote, or on one of ours with that many segments."""
         self.random = Random(seed)
         self.shared = SharedStore(self.clock, self.random)
-        self.said = LogRules(ttl_ms=TTL_MS if ttl else None)
+        self.said = LogSettings(ttl_ms=TTL_MS if ttl else None)
         self.nodes = [Node(self, 0), Node(self, AHEAD_MS)]
         if isinstance(start, int):
             for element in self.make([(HEAD_BYTES, None)] * start, 0):
@@ -145,7 +147,7 @@ class LogMachine(RuleBasedStateMachine):
                 self.runner.run(self.shared.put(key, json.dumps(value).encode()))
 
     def teardown(self) -> None:
-        for node in getattr(self, "nodes", ()):
+        for node in getattr(self, "segments", ()):
             self.runner.run(node.logs.close())
         self.runner.close()
 
@@ -187,7 +189,7 @@ class LogMachine(RuleBasedStateMachine):
         for survivor in (node, 1 - node):
             [element] = self.make([(0, None)], 0)
             [told] = self.append([(survivor, element)], self.said)
-            assert isinstance(told, Written)
+            assert isinstance(told, WriteResult)
 
     @rule(
         node=nodes,
@@ -210,7 +212,7 @@ class LogMachine(RuleBasedStateMachine):
         self.heal()
         if fault is not None and fault[1].kind.startswith("crash"):
             self.restart(fault[0])
-        answers = [outcome for outcome in told if isinstance(outcome, Written)]
+        answers = [outcome for outcome in told if isinstance(outcome, WriteResult)]
         if known is not None:
             answers.append(known)
         if answers:
@@ -228,7 +230,7 @@ class LogMachine(RuleBasedStateMachine):
         if isinstance(told, StoreUnavailable):
             self.advance(10_000)
             [told] = self.append([(node, element)], self.said, name)
-        assert isinstance(told, Written)
+        assert isinstance(told, WriteResult)
         assert answer in (None, told)
         self.keys[name] = since_ms, element, told
 
@@ -245,7 +247,7 @@ class LogMachine(RuleBasedStateMachine):
         if self.said.ttl_ms is None:
             return
         found = self.runner.run(self.shared.get(KEY))
-        if isinstance(found, Object):
+        if isinstance(found, StoredObject):
             expires_ms = LogHead.read(found.body, "items").written_ms + self.said.ttl_ms
             if expires_ms < self.clock.now_ms + AHEAD_MS:
                 # For one node at least: then for both.
@@ -258,7 +260,7 @@ class LogMachine(RuleBasedStateMachine):
         if fault is not None:
             self.nodes[node].meet(fault)
         try:
-            self.runner.run(self.nodes[node].logs.sweep("logs", lambda key: key == KEY, self.said))
+            self.runner.run(self.nodes[node].logs.delete_expired("logs", lambda key: key == KEY, self.said))
         except StoreUnavailable:
             assert fault is not None
         self.heal()
@@ -272,7 +274,7 @@ class LogMachine(RuleBasedStateMachine):
         if since > 0.1:
             first = self.elements[0].ts_ms if self.elements else 0
             after_ms = int((first or 0) - 1 + (since - 0.1) / 0.9 * (log.ts_ms + 2 - (first or 0)))
-        wanted = Bounds(max(0, after_ms) if after_ms is not None else None, *bounds)
+        wanted = LogRange(max(0, after_ms) if after_ms is not None else None, *bounds)
         hash_, elements = self.runner.run(self.read_text(self.nodes[node].logs, wanted, self.said))
         assert elements == log.within(wanted.since, *bounds)
         assert hash_ == log.hash
@@ -280,10 +282,10 @@ class LogMachine(RuleBasedStateMachine):
     @rule(node=nodes, fault=failures | st.just(Fault("tear", "get", 0)))
     def read_while_the_store_fails(self, node: int, fault: Fault) -> None:
         if fault.kind == "tear":
-            self.nodes[node].store.tear()
+            self.nodes[node].store.truncate_next_get()
         self.nodes[node].meet(fault)
         try:
-            _, elements = self.runner.run(self.read_text(self.nodes[node].logs, Bounds(), self.said))
+            _, elements = self.runner.run(self.read_text(self.nodes[node].logs, LogRange(), self.said))
         except (StoreUnavailable, DocumentCorrupt):
             return
         finally:
@@ -292,7 +294,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_log_is_what_was_acknowledged(self) -> None:
-        if hasattr(self, "nodes"):
+        if hasattr(self, "segments"):
             assert self.stored() == self.elements
             times = [element["ts"] for element in twin.Log(self.elements).within()]
             assert times == sorted(set(times))
@@ -312,37 +314,37 @@ class LogMachine(RuleBasedStateMachine):
             made.append(twin.Element(ts_ms, {"n": self.made, "pad": "x" * size}))
         return made
 
-    def limited(self, room: int) -> LogRules:
-        return LogRules(max_items=len(self.elements) + room, ttl_ms=self.said.ttl_ms)
+    def limited(self, room: int) -> LogSettings:
+        return LogSettings(max_items=len(self.elements) + room, ttl_ms=self.said.ttl_ms)
 
     def append(
-        self, wanted: Sequence[tuple[int, twin.Element]], rules: LogRules, request_key: str | None = None
-    ) -> list[Written | PysyncError]:
+        self, wanted: Sequence[tuple[int, twin.Element]], rules: LogSettings, request_key: str | None = None
+    ) -> list[WriteResult | PysyncError]:
         """Append through the nodes, all at once; what each was told, once the log has proved to hold it."""
 
-        async def one(node: int, element: twin.Element) -> Written:
+        async def one(node: int, element: twin.Element) -> WriteResult:
             logs, body = self.nodes[node].logs, decode_append(element.body)
             if request_key is None:
                 return await logs.append(KEY, body, rules)
-            return await logs.append_once(KEY, body, rules, request_key)
+            return await logs.append_idempotent(KEY, body, rules, request_key)
 
         async def all_() -> list[Any]:
             return await asyncio.gather(*(one(*each) for each in wanted), return_exceptions=True)
 
-        told: list[Written | PysyncError] = self.runner.run(all_())
+        told: list[WriteResult | PysyncError] = self.runner.run(all_())
         before = self.elements
         stored = self.stored()
         assert stored[: len(before)] == before
         for outcome in told:
-            assert isinstance(outcome, (Written, StoreUnavailable, *REFUSALS)), repr(outcome)
+            assert isinstance(outcome, (WriteResult, StoreUnavailable, *REFUSALS)), repr(outcome)
         added = [element.data["n"] for element in stored[len(before) :]]
         assert len(added) == len(set(added))
         assert set(added) <= {element.data["n"] for _, element in wanted}
         by_number = {element.data["n"]: (at, element) for at, element in enumerate(stored)}
         for (_, element), outcome in zip(wanted, told, strict=True):
-            if isinstance(outcome, Written):
+            if isinstance(outcome, WriteResult):
                 at, found = by_number[element.data["n"]]
-                assert outcome == Written(twin.log_hash(at + 1, found.data), found.ts_ms or 0)
+                assert outcome == WriteResult(twin.log_hash(at + 1, found.data), found.ts_ms or 0)
                 assert element.ts_ms in (None, found.ts_ms)
             elif isinstance(outcome, REFUSALS):
                 assert element.data["n"] not in by_number
@@ -350,7 +352,7 @@ class LogMachine(RuleBasedStateMachine):
             order = [
                 by_number[element.data["n"]][0]
                 for (through, element), outcome in zip(wanted, told, strict=True)
-                if through == node and isinstance(outcome, Written)
+                if through == node and isinstance(outcome, WriteResult)
             ]
             assert order == sorted(order)
         self.elements = stored
@@ -358,13 +360,15 @@ class LogMachine(RuleBasedStateMachine):
 
     def stored(self) -> tuple[twin.Element, ...]:
         """What a node that has never seen the log reads of it."""
-        logs = Logs(self.shared, self.coordinator, self.clock)
-        hash_, elements = self.runner.run(self.read_text(logs, Bounds(), self.said))
+        logs = AppendLogs(self.shared, self.coordinator, self.clock)
+        hash_, elements = self.runner.run(self.read_text(logs, LogRange(), self.said))
         found = tuple(twin.Element(element["ts"], element["data"]) for element in elements)
         assert hash_ == twin.Log(found).hash
         return found
 
-    async def read_text(self, logs: Logs, bounds: Bounds, rules: LogRules) -> tuple[str, list[Any]]:
+    async def read_text(
+        self, logs: AppendLogs, bounds: LogRange, rules: LogSettings
+    ) -> tuple[str, list[Any]]:
         tail = await logs.read(KEY, bounds, rules)
         if bounds.oldest is None and self.random.random() < 0.5:
             text = b"".join([chunk async for chunk in tail.chunks()])
@@ -375,7 +379,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def heal(self) -> None:
         for node in self.nodes:
-            node.store.heal()
+            node.store.reset()
 
 
 TestLog = LogMachine.TestCase

@@ -10,8 +10,8 @@ from conftest import MakeNode
 from log_nodes import KEY, Node, keys_below, log_of, numbered, store_values
 
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
-from pysync.engine.append_log import LogRules, append, read
-from pysync.engine.append_log.head import RECENT_MS
+from pysync.engine.append_log import LogSettings, append, read
+from pysync.engine.append_log.head import FRESH_MS
 from pysync.errors import (
     AppendLimitExceeded,
     DocumentCorrupt,
@@ -22,10 +22,10 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.store import Store
-from pysync.testing import MovedClock
+from pysync.testing import FakeClock
 
 
-async def test_a_repetition_is_answered_as_the_first_was(make_node: MakeNode, clock: MovedClock) -> None:
+async def test_a_repetition_is_answered_as_the_first_was(make_node: MakeNode, clock: FakeClock) -> None:
     node, other = make_node(), make_node()
     await node.append(*numbered(3))
     told = await node.once({"n": 3}, "k")
@@ -43,7 +43,7 @@ async def test_a_repetition_that_cannot_be_looked_for_fails_alone(node: Node, st
     node.fail("put")
     with pytest.raises(StoreUnavailable):
         await node.once({"n": 0}, "k")
-    node.heal()
+    node.reset()
     await node.append(*numbered(60))
     for key in await keys_below(store, "_pysync/logs"):
         await store.delete(key)
@@ -59,7 +59,7 @@ async def test_keys_are_apart(node: Node) -> None:
     assert [await node.once({"same": 1}, key) for key in ("k", "l", "kl")] == told
 
 
-async def test_a_key_used_again_after_ten_minutes_appends_again(node: Node, clock: MovedClock) -> None:
+async def test_a_key_used_again_after_ten_minutes_appends_again(node: Node, clock: FakeClock) -> None:
     first = await node.once({"n": 1}, "k")
     clock.now_ms += IDEMPOTENCY_TTL_MS + 1
     node.fail("put")
@@ -74,7 +74,7 @@ async def test_a_key_used_again_after_ten_minutes_appends_again(node: Node, cloc
 @pytest.mark.parametrize("others", [0, 30])
 @pytest.mark.parametrize("after", [0, 1, 2])
 async def test_an_append_whose_answer_was_lost_is_made_once(
-    make_node: MakeNode, clock: MovedClock, others: int, after: int
+    make_node: MakeNode, clock: FakeClock, others: int, after: int
 ) -> None:
     for kind in ("fail", "lose_reply"):
         node, other = make_node(), make_node()
@@ -84,7 +84,7 @@ async def test_an_append_whose_answer_was_lost_is_made_once(
             told = await node.once({"kind": kind}, kind)
         except StoreUnavailable:
             told = None
-        node.heal()
+        node.reset()
         await other.append(*numbered(others))
         answers = [await again.once({"kind": kind}, kind) for again in (other, node, other)]
         assert answers == answers[:1] * 3
@@ -171,13 +171,13 @@ async def test_a_refused_append_is_refused_again_and_made_once_it_may_be(node: N
 @pytest.mark.parametrize(
     ("element", "refused", "rules"),
     [
-        (twin.Element(50, {"n": -1}), NonMonotonicTimestamp, LogRules()),
-        (twin.Element(2**50, {"n": -1}), TsTooFarAhead, LogRules()),
-        (twin.Element(None, {"n": -1}), AppendLimitExceeded, LogRules(max_items=1)),
+        (twin.Element(50, {"n": -1}), NonMonotonicTimestamp, LogSettings()),
+        (twin.Element(2**50, {"n": -1}), TsTooFarAhead, LogSettings()),
+        (twin.Element(None, {"n": -1}), AppendLimitExceeded, LogSettings(max_items=1)),
     ],
 )
 async def test_an_append_that_is_refused_is_not_looked_for_when_it_is_repeated(
-    node: Node, element: twin.Element, refused: type[PysyncError], rules: LogRules
+    node: Node, element: twin.Element, refused: type[PysyncError], rules: LogSettings
 ) -> None:
     await node.append(twin.Element(100, {}))
     with pytest.raises(refused):
@@ -238,7 +238,7 @@ async def test_a_refused_repetition_does_not_free_the_key_of_an_append_that_was_
 async def test_what_one_attempt_looked_through_no_other_looks_through_again(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "PIECE_BYTES", 1)
+    monkeypatch.setattr(read, "CHUNK_BYTES", 1)
     dying, other = make_node(), make_node()
     dying.fail("put")
     with pytest.raises(StoreUnavailable):
@@ -256,7 +256,7 @@ async def test_what_one_attempt_looked_through_no_other_looks_through_again(
 async def test_an_attempt_looks_through_so_much_and_the_next_one_goes_on_from_there(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "PIECE_BYTES", 1)
+    monkeypatch.setattr(read, "CHUNK_BYTES", 1)
     monkeypatch.setattr(append, "MAX_SEARCH_BYTES", 4_000)
     dying, other = make_node(), make_node()
     dying.fail("put")
@@ -278,19 +278,19 @@ async def test_an_attempt_looks_through_so_much_and_the_next_one_goes_on_from_th
 
 async def test_a_claim_of_an_earlier_version_is_honoured(node: Node) -> None:
     name = hashlib.sha256(b"append k").hexdigest()
-    await node.logs._coordinator.claim(name, b'["0011223344556677","",0]', IDEMPOTENCY_TTL_MS)
+    await node.logs._coordinator.put_if_absent(name, b'["0011223344556677","",0]', IDEMPOTENCY_TTL_MS)
     told = await node.once({"n": 0}, "k")
     assert await node.once({"n": 0}, "k") == told
     assert await node.datas() == numbered(1)
 
 
 async def test_a_node_that_slept_looks_only_through_what_came_since_the_key(
-    make_node: MakeNode, clock: MovedClock
+    make_node: MakeNode, clock: FakeClock
 ) -> None:
     sleepy, busy = make_node(), make_node()
     await sleepy.append({})
     await busy.append(*numbered(400))
-    clock.now_ms += RECENT_MS
+    clock.now_ms += FRESH_MS
     release = asyncio.Event()
     arrived = sleepy.delay("put", release)
     first = asyncio.ensure_future(sleepy.once({"n": -1}, "k"))
@@ -304,7 +304,7 @@ async def test_a_node_that_slept_looks_only_through_what_came_since_the_key(
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_log_of_starfish_is_taken_over_once_by_a_repeated_append(
-    make_node: MakeNode, store: Store, clock: MovedClock, chunked: bool
+    make_node: MakeNode, store: Store, clock: FakeClock, chunked: bool
 ) -> None:
     log = log_of(numbered(50), clock.now_ms - 1000)
     await store_values(
@@ -315,22 +315,22 @@ async def test_a_log_of_starfish_is_taken_over_once_by_a_repeated_append(
         node.lose_reply("put", after=after)
         data, key = {"n": 50 + after}, f"{after}"
         told = await asyncio.gather(node.once(data, key), return_exceptions=True)
-        node.heal()
+        node.reset()
         again = await other.once(data, key)
         assert told[0] == again or isinstance(told[0], StoreUnavailable)
         assert await other.datas() == numbered(51 + after)
 
 
-async def test_what_is_not_persisted_is_answered_again_too(node: Node, clock: MovedClock) -> None:
-    rules = LogRules(persist=False)
+async def test_what_is_not_persisted_is_answered_again_too(node: Node, clock: FakeClock) -> None:
+    rules = LogSettings(persist=False)
     told = await node.once({"n": 1}, "k", rules)
     clock.now_ms += 1000
     assert await node.once({"n": 1}, "k", rules) == told
 
 
-async def test_an_append_that_began_a_log_anew_is_found_in_that_log(node: Node, clock: MovedClock) -> None:
+async def test_an_append_that_began_a_log_anew_is_found_in_that_log(node: Node, clock: FakeClock) -> None:
     """What had expired was longer than what came after it."""
-    rules = LogRules(ttl_ms=60_000)
+    rules = LogSettings(ttl_ms=60_000)
     await node.append(*numbered(50), rules=rules)
     clock.now_ms += 60_001
     told = await node.once({"first": 1}, "k", rules)

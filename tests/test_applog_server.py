@@ -15,7 +15,7 @@ from yarl import URL
 
 from pysync.errors import StoreUnavailable
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 OPEN: dict[str, Any] = {"readRoles": ["public"], "writeRoles": ["public"]}
 PLAIN = {"requireAuthorSignature": False}
@@ -25,8 +25,8 @@ TEXT = "x" * 70_000
 """Large enough for a segment of its own."""
 
 
-def clocked() -> MovedClock:
-    return MovedClock(minted_at()["now_s"] * 1000)
+def clocked() -> FakeClock:
+    return FakeClock(minted_at()["now_s"] * 1000)
 
 
 async def long_log(browser: Browser, key: str, count: int = 100) -> Any:
@@ -97,7 +97,7 @@ async def test_the_sweep_deletes_expired_logs_with_all_they_consist_of(
     await append(browser, "log/new", {})
     assert len([each async for each in store.walk("_pysync/logs")]) > 1
     (app,) = start.apps  # type: ignore[attr-defined]
-    assert await app.expiry.sweep() == 2
+    assert await app.ttl_sweeper.sweep() == 2
     assert {each.key async for each in store.walk("")} == {"log/kept", "log/new"}
 
 

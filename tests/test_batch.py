@@ -13,7 +13,7 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, m
 
 from pysync import _core
 from pysync.auth import issuing
-from pysync.server.handlers.batch_reads import read_each
+from pysync.server.handlers.batch_reads import read_many
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -125,7 +125,9 @@ def root(base: str, session: aiohttp.ClientSession) -> Browser:
 def member(base: str, session: aiohttp.ClientSession) -> Browser:
     """A member who may read the lobby, and that alone of the rooms."""
     grant = issuing.Grant(("read",), ("rooms/lobby", "spaces/**", "cards/**", "shared/**"))
-    certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
+    certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at()
+    )
     return Signed(base, session, SUBJECT, certificate)
 
 
@@ -514,13 +516,13 @@ async def test_reads_wait_for_the_store_together(anyone: Browser, store: FaultyS
     release.set()
     assert len(entries(await asking, "notes")) == 100
     assert store.calls["get"] == 80, "each distinct key once"
-    assert store.most_reads_at_once == 80
+    assert store.max_concurrent_reads == 80
 
 
 async def test_reads_at_once_are_bounded_as_asked() -> None:
     store = FaultyStore(MemoryStore())
     await store.put("k/3", b"three")
     store.fail("get")
-    found = await read_each(store, [f"k/{n}" for n in range(9)], at_once=3)
-    assert store.most_reads_at_once <= 3
+    found = await read_many(store, [f"k/{n}" for n in range(9)], at_once=3)
+    assert store.max_concurrent_reads <= 3
     assert found == {f"k/{n}": None for n in range(9)} | {"k/0": "store_unavailable", "k/3": b"three"}

@@ -11,7 +11,7 @@ from conftest import SUBJECT, Browser, Reply, Signed, Start, root_device
 
 from pysync import config
 from pysync.server.handlers.batch_reads import Budget
-from pysync.store import NotModified, Object, ObjectInfo, Store
+from pysync.store import NotModified, ObjectInfo, Store, StoredObject
 from pysync.store.memory import MemoryStore
 
 TOO_LARGE = (400, "Batch answer too large")
@@ -34,9 +34,9 @@ class Watched(MemoryStore):
         self.read: list[str] = []
         self.size = 0
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         found = await super().get(key, if_none_match)
-        if isinstance(found, Object):
+        if isinstance(found, StoredObject):
             self.read.append(key)
             self.size += len(found.body)
         return found
@@ -48,7 +48,7 @@ class Watched(MemoryStore):
 class Far(Watched):
     """Does not tell sizes without the bodies, as a bucket."""
 
-    reads_wait = True
+    is_remote = True
 
     async def info_many(self, keys: Any) -> list[ObjectInfo | None] | None:
         return None

@@ -14,7 +14,7 @@ from test_batch import STORED_MS, batch, collection, entries, stored
 from pysync import _core, config
 from pysync.auth import issuing
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.append_log import LogRules, Logs
+from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -56,7 +56,7 @@ SERVICE: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [log("log", "acme/{id}")]}},
 }
 RULES = {
-    found.name: LogRules.of(found)
+    found.name: LogSettings.from_collection(found)
     for found in config.parse({"version": 1, "store": "memory:", **SERVICE}).collections
     if found.append_only is not None
 }
@@ -81,7 +81,7 @@ async def append(
     store: FaultyStore, name: str, key: str, elements: list[dict[str, Any]], now_ms: int = STORED_MS
 ) -> str:
     """Append them, and return the hash of the log then."""
-    logs = Logs(store, MemoryCoordinator(), lambda: now_ms, head_bytes=200)
+    logs = AppendLogs(store, MemoryCoordinator(), lambda: now_ms, head_bytes=200)
     hash_ = ""
     for one in elements:
         written = await logs.append(key, _core.decode_append(json.dumps(one).encode()), RULES[name])
@@ -499,7 +499,9 @@ async def test_a_member_reads_the_logs_in_its_scope(anyone: Browser, store: Faul
     for room in ("lobby", "attic"):
         await append(store, "rooms", f"rooms/{room}", ALL)
     grant = issuing.Grant(("read",), ("rooms/lobby",))
-    certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
+    certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at()
+    )
     member = Signed(anyone.base, anyone.session, SUBJECT, certificate)
     params = {"rooms": [{"room": "lobby"}, {"room": "attic"}]}
     answer = await batch(member, "rooms", params=params, append={"rooms": [{"last": 1}] * 2})
@@ -652,7 +654,7 @@ async def test_logs_wait_for_the_store_with_documents(anyone: Browser, store: Fa
     answer = await asking
     assert len(entries(answer, "notes")) == len(entries(answer, "log")) == 40
     assert store.calls["get"] == 80
-    assert store.most_reads_at_once == 80
+    assert store.max_concurrent_reads == 80
 
 
 async def test_each_named_log_counts_once(start: Start, session: aiohttp.ClientSession) -> None:

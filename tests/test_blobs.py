@@ -15,8 +15,8 @@ from aiohttp.test_utils import TestServer
 from scripted import DEVICE, KEYS, PULLED, PUSHED, client, is_signed, serving
 
 from pysync import protocol
-from pysync.client import Backoff, BlobTooLarge, Client, FileChanged, Unreachable
-from pysync.client.files import Upload
+from pysync.client import Client, FileChanged, FileTooLarge, RetryPolicy, Unreachable
+from pysync.client.files import UploadBody
 from pysync.errors import Forbidden, NotFound, PayloadTooLarge, UnsupportedMediaType
 
 PARQUET = "application/vnd.apache.parquet"
@@ -218,10 +218,10 @@ async def test_a_file_that_changes_while_it_is_sent_is_not_sent(
 async def test_a_file_that_is_replaced_before_it_is_opened_is_not_sent(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"before")
-    upload = Upload(path, None)
+    upload = UploadBody(path, None)
     path.rename(tmp_path / "g")
     path.write_bytes(b"afters")
-    async with upload.limit:
+    async with upload.stall_timeout:
         with pytest.raises(ValueError, match="changed while it was sent"):
             await anext(aiter(upload))
 
@@ -262,7 +262,7 @@ async def test_a_server_that_takes_nothing_is_out_of_reach() -> None:
 
     server = await asyncio.start_server(stuck, "127.0.0.1", 0, limit=1024)
     port = server.sockets[0].getsockname()[1]
-    options = {"timeout_s": 0.2, "backoff": Backoff(attempts=1)}
+    options = {"timeout_s": 0.2, "backoff": RetryPolicy(attempts=1)}
     async with server, client(f"http://127.0.0.1:{port}", **options) as anonymous:
         with pytest.raises(Unreachable, match="not taken"):
             await anonymous.push_blob("files/a", bytes(64 << 20), "image/png")
@@ -358,7 +358,7 @@ async def test_a_pull_that_is_cut_goes_on_where_it_was(tmp_path: Path, ranges: b
 
 async def test_cuts_without_any_progress_are_given_up() -> None:
     depot = Depot(LARGE, *[0] * 10)
-    async with pulling(depot, backoff=Backoff(attempts=3)) as anonymous:
+    async with pulling(depot, backoff=RetryPolicy(attempts=3)) as anonymous:
         with pytest.raises(Unreachable):
             await anonymous.pull_blob("files/a")
     assert len(depot.asked) == 3
@@ -396,7 +396,7 @@ async def test_a_file_without_a_strong_version_is_not_put_together_of_parts() ->
 
 async def test_a_failed_pull_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"before")
-    async with pulling(Depot(LARGE, 1000, *[0] * 9), backoff=Backoff(attempts=2)) as anonymous:
+    async with pulling(Depot(LARGE, 1000, *[0] * 9), backoff=RetryPolicy(attempts=2)) as anonymous:
         with pytest.raises(Unreachable):
             await anonymous.pull_blob_to("files/a", tmp_path / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
@@ -466,7 +466,7 @@ async def test_a_file_on_its_way_is_not_held_in_memory(tmp_path: Path) -> None:
 
 async def test_a_file_larger_than_allowed_is_not_taken() -> None:
     async with pulling(Depot(LARGE)) as anonymous:
-        with pytest.raises(BlobTooLarge):
+        with pytest.raises(FileTooLarge):
             await anonymous.pull_blob("files/a", max_bytes=len(LARGE) - 1)
         blob = await anonymous.pull_blob("files/a", max_bytes=len(LARGE))
     assert blob is not None

@@ -13,8 +13,8 @@ import pytest_asyncio
 from conftest import ISSUER, STRANGER, SUBJECT, Start, root_device
 
 from pysync.client import Client, sealed
-from pysync.client.files import BlobTooLarge
-from pysync.client.sealed import Keyring, OpenKeyring, pull_and_open_blob, seal_and_push_blob
+from pysync.client.files import FileTooLarge
+from pysync.client.sealed import Keyring, UnlockedKeyring, pull_and_open_blob, seal_and_push_blob
 from pysync.errors import Forbidden, PayloadTooLarge, UnsupportedMediaType
 from pysync.testing import FaultProxy
 
@@ -198,12 +198,12 @@ def keyring() -> Keyring:
 
 
 @pytest.fixture
-def opened(keyring: Keyring) -> OpenKeyring:
+def opened(keyring: Keyring) -> UnlockedKeyring:
     return keyring.open(ISSUER, [ISSUER.ed_pub])
 
 
 async def test_a_sealed_file_opens_for_recipients_and_the_server_has_no_byte_of_it(
-    owner: Client, keyring: Keyring, opened: OpenKeyring
+    owner: Client, keyring: Keyring, opened: UnlockedKeyring
 ) -> None:
     await seal_and_push_blob(owner, opened, "vault/a", LARGE)
     theirs = keyring.open(SUBJECT, [ISSUER.ed_pub])
@@ -215,7 +215,7 @@ async def test_a_sealed_file_opens_for_recipients_and_the_server_has_no_byte_of_
     assert await pull_and_open_blob(owner, opened, "vault/none") is None
 
 
-async def test_a_sealed_file_opens_under_its_own_key_alone(owner: Client, opened: OpenKeyring) -> None:
+async def test_a_sealed_file_opens_under_its_own_key_alone(owner: Client, opened: UnlockedKeyring) -> None:
     await seal_and_push_blob(owner, opened, "vault/a", b"hello")
     blob = await owner.pull_blob("vault/a")
     assert blob is not None
@@ -227,7 +227,7 @@ async def test_a_sealed_file_opens_under_its_own_key_alone(owner: Client, opened
 
 
 async def test_a_sealed_file_with_a_context_of_its_own_opens_with_that(
-    owner: Client, opened: OpenKeyring
+    owner: Client, opened: UnlockedKeyring
 ) -> None:
     for context in ("q3", ""):
         await seal_and_push_blob(owner, opened, "vault/a", b"hello", aad=context)
@@ -236,7 +236,7 @@ async def test_a_sealed_file_with_a_context_of_its_own_opens_with_that(
             await pull_and_open_blob(owner, opened, "vault/a")
 
 
-async def test_a_file_that_was_never_sealed_is_not_opened(owner: Client, opened: OpenKeyring) -> None:
+async def test_a_file_that_was_never_sealed_is_not_opened(owner: Client, opened: UnlockedKeyring) -> None:
     await owner.push_blob("vault/a", b"short", "application/octet-stream")
     with pytest.raises(sealed.Truncated):
         await pull_and_open_blob(owner, opened, "vault/a")
@@ -246,12 +246,12 @@ async def test_a_file_that_was_never_sealed_is_not_opened(owner: Client, opened:
 
 
 async def test_the_most_bytes_of_a_sealed_file_are_those_of_its_plaintext(
-    owner: Client, opened: OpenKeyring
+    owner: Client, opened: UnlockedKeyring
 ) -> None:
-    with pytest.raises(BlobTooLarge):
+    with pytest.raises(FileTooLarge):
         await seal_and_push_blob(owner, opened, "vault/a", b"hello", max_bytes=4)
     assert await owner.pull_blob("vault/a") is None
     await seal_and_push_blob(owner, opened, "vault/a", b"hello", max_bytes=5)
     assert await pull_and_open_blob(owner, opened, "vault/a", max_bytes=5) == b"hello"
-    with pytest.raises(BlobTooLarge):
+    with pytest.raises(FileTooLarge):
         await pull_and_open_blob(owner, opened, "vault/a", max_bytes=4)

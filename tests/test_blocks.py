@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysync.client.watch import MAX_BLOCK_BYTES, Block, Blocks
+from pysync.client.watch import MAX_EVENT_BYTES, ServerSentEvent, SSEParser
 
 TEXT = (
     "\ufeff: opening\n\nid: 1\n\n: beat\n\nid: 2\nevent: reset\ndata: {}\n\n"
     "data:a\ndata: é\ndata\nretry: 1500\n\nid\nunknown: x\nno colon\ndata:  two\n\nid: 9\ndata: lost"
 )
 MEANT = [
-    Block(None, "", "1"),
-    Block("{}", "reset", "2"),
-    Block("a\né\n", "", None),
-    Block(" two", "", ""),
+    ServerSentEvent(None, "", "1"),
+    ServerSentEvent("{}", "reset", "2"),
+    ServerSentEvent("a\né\n", "", None),
+    ServerSentEvent(" two", "", ""),
 ]
 
 
-def read(*chunks: bytes) -> list[Block]:
-    blocks = Blocks()
+def read(*chunks: bytes) -> list[ServerSentEvent]:
+    blocks = SSEParser()
     return list(itertools.chain.from_iterable(map(blocks.feed, chunks)))
 
 
@@ -35,11 +35,11 @@ def test_blocks_are_the_same_however_lines_end_and_chunks_are_cut(end: str, cuts
 
 
 def test_an_event_is_told_when_its_blank_line_is_there_not_with_what_follows() -> None:
-    blocks = Blocks()
-    assert blocks.feed(b"data: 1\r\r") == [Block("1", "", None)]
+    blocks = SSEParser()
+    assert blocks.feed(b"data: 1\r\r") == [ServerSentEvent("1", "", None)]
     assert blocks.feed(b"\ndata: 2\n") == []
     assert blocks.feed(b"") == []
-    assert blocks.feed(b"\n") == [Block("2", "", None)]
+    assert blocks.feed(b"\n") == [ServerSentEvent("2", "", None)]
 
 
 @pytest.mark.parametrize(
@@ -47,26 +47,26 @@ def test_an_event_is_told_when_its_blank_line_is_there_not_with_what_follows() -
     [("0", 0.0), ("1500", 1.5), ("1e3", 0.0), ("-5", 0.0), ("", 0.0), ("٣", 0.0), ("9" * 5000, 0.0)],
 )
 def test_only_digits_say_when_to_connect_again(value: str, retry_s: float) -> None:
-    blocks = Blocks()
+    blocks = SSEParser()
     blocks.feed(f"retry: {value}\n".encode())
     assert blocks.retry_s == retry_s
 
 
 def test_an_id_with_a_null_character_is_none_and_bytes_that_are_no_text_are_replaced() -> None:
-    assert read(b"id: a\0b\ndata: \xff\n\n") == [Block("\ufffd", "", None)]
+    assert read(b"id: a\0b\ndata: \xff\n\n") == [ServerSentEvent("\ufffd", "", None)]
 
 
 @pytest.mark.parametrize("part", [b"x" * 10_000, b"data: " + b"x" * 10_000 + b"\n"])
 def test_an_event_without_an_end_is_not_kept_for_ever(part: bytes) -> None:
-    blocks = Blocks()
-    for _ in range(MAX_BLOCK_BYTES // len(part)):
+    blocks = SSEParser()
+    for _ in range(MAX_EVENT_BYTES // len(part)):
         assert blocks.feed(part) == []
     with pytest.raises(ValueError, match="too long"):
         blocks.feed(b"data: " + part * 2)
 
 
 def test_comments_may_go_on_for_ever() -> None:
-    blocks = Blocks()
-    for _ in range(MAX_BLOCK_BYTES // 1000 + 2):
+    blocks = SSEParser()
+    for _ in range(MAX_EVENT_BYTES // 1000 + 2):
         assert blocks.feed(b":" + b" " * 1000 + b"\n") == []
-    assert blocks.feed(b"data: 1\n\n") == [Block("1", "", None)]
+    assert blocks.feed(b"data: 1\n\n") == [ServerSentEvent("1", "", None)]

@@ -153,7 +153,7 @@ async def test_a_corrupt_document_is_an_error_to_head_and_conditions(
 
 
 async def test_the_embedded_store_tells_versions_without_bodies(tmp_path: Path) -> None:
-    store = await LocalStore.at(tmp_path)
+    store = await LocalStore.open_folder(tmp_path)
     try:
         etags = {
             key: await store.put(key, b"x" * size) for key, size in (("a/x", 5), ("a/y", 200_000), ("z", 0))

@@ -86,7 +86,7 @@ async def test_each_member_asks_for_its_own_scope(start: Start, session: aiohttp
     base = await start(service(part("title", roles), part("cards", roles), part("news", "public")))
 
     def member(*paths: str) -> Signed:
-        certificate = issuing.member(
+        certificate = issuing.issue_member_certificate(
             ISSUER,
             SUBJECT.ed_pub,
             SUBJECT.kem_pub,
@@ -191,7 +191,7 @@ async def test_a_member_expires_alone(start: Start, session: aiohttp.ClientSessi
     assert (await browser.push("boards/b1/brief", {"n": 2})).status == 200, "as over nothing"
     clock[0] += 1001
     (app,) = start.apps  # type: ignore[attr-defined]
-    assert await app.expiry.sweep() == 1
+    assert await app.ttl_sweeper.sweep() == 1
     assert await store.list("boards/b1", None, 10) == ["lasting"]
 
 

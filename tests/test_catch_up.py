@@ -6,22 +6,22 @@ import pytest
 from streams import Listen, Serve
 from test_feed import Ear, Followed, Log, anybody, following, note, until
 
-from pysync.changelog import WrittenBy
+from pysync.changelog import OriginFilter
 from pysync.engine import catch_up as module
-from pysync.engine.subscriptions import Permit, Plan
+from pysync.engine.subscriptions import Authorize, Deliveries
 
 
 class Uncounted(Log):
     """A log that tells how much came after an id only to who reads it."""
 
-    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+    async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
         return None
 
 
 async def filled(log: Log, count: int) -> str:
     """The place before so many changes."""
-    place = await log.newest()
-    await log.announce([note(number) for number in range(count)])
+    place = await log.last_id()
+    await log.append([note(number) for number in range(count)])
     return place
 
 
@@ -40,9 +40,9 @@ async def test_a_page_is_handed_to_a_listener_in_one_piece() -> None:
     class Counting(Ear):
         times = 0
 
-        def hear(self, events: object) -> None:
+        def deliver(self, events: object) -> None:
             self.times += 1
-            super().hear(events)  # type: ignore[arg-type]
+            super().deliver(events)  # type: ignore[arg-type]
 
     log = Log()
     ear, feed = Counting(await filled(log, 1_000)), following(log)
@@ -67,12 +67,12 @@ async def test_who_has_missed_too_much_is_reset_and_goes_on(kind: type[Log]) -> 
     feed, far, near = following(log, 400), Ear(place), Ear(place, {("elsewhere", "notes"): {}})
     assert await feed.bring(far)
     assert far.resets == 1
-    assert far.place == await log.newest()
-    assert log.found <= (0 if kind is Log else 400 + module.PAGE)
+    assert far.cursor == await log.last_id()
+    assert log.found <= (0 if kind is Log else 400 + module.PAGE_SIZE)
     if kind is Log:
         assert await feed.bring(near)
         assert near.resets == 0, "of what it follows it has missed nothing"
-    await log.announce([note("more")])
+    await log.append([note("more")])
     while far.heard[-1:] != ["more"]:
         await asyncio.sleep(0)
     feed.close()
@@ -81,11 +81,11 @@ async def test_who_has_missed_too_much_is_reset_and_goes_on(kind: type[Log]) -> 
 async def test_so_many_are_taken_along_at_a_time_and_the_others_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_TOGETHER", 6)
-    monkeypatch.setattr(module, "MAX_OF_ACCOUNT", 2)
+    monkeypatch.setattr(module, "MAX_SUBSCRIBERS", 6)
+    monkeypatch.setattr(module, "MAX_PER_ACCOUNT", 2)
     most = {"all": 0, "greedy": 0}
 
-    async def counted(plan: Plan) -> Permit:
+    async def counted(plan: Deliveries) -> Authorize:
         listeners = {who for _, found in plan for who in found}
         most["all"] = max(most["all"], len(listeners))
         most["greedy"] = max(most["greedy"], sum(who.account == "greedy" for who in listeners))
@@ -95,7 +95,7 @@ async def test_so_many_are_taken_along_at_a_time_and_the_others_afterwards(
     place = await filled(log, 300)
     feed, ears = Followed(log, counted), [Ear(place) for _ in range(20)]
     for number, ear in enumerate(ears):
-        ear.asks, ear.account = True, "greedy" if number < 10 else f"{number}"
+        ear.needs_authorization, ear.account = True, "greedy" if number < 10 else f"{number}"
     assert all(await asyncio.gather(*(feed.bring(ear) for ear in ears)))
     assert all(len(ear.heard) == 300 for ear in ears)
     assert most == {"all": 6, "greedy": 2}
@@ -105,8 +105,8 @@ async def test_so_many_are_taken_along_at_a_time_and_the_others_afterwards(
 async def test_who_is_further_back_waits_for_those_on_their_way_and_for_nobody_who_comes_later() -> None:
     log = Log(turns=[2] * 10_000)
     oldest = await filled(log, 1_000)
-    middle = await log.announce([note("middle")])
-    await log.announce([note(number) for number in range(600)])
+    middle = await log.append([note("middle")])
+    await log.append([note(number) for number in range(600)])
     feed, first, far, late = following(log), Ear(middle), Ear(oldest), Ear(middle)
     bringing = [asyncio.create_task(feed.bring(first))]
     await until(first, 1)
@@ -121,7 +121,7 @@ async def test_who_is_further_back_waits_for_those_on_their_way_and_for_nobody_w
 
 
 async def test_others_have_their_turn_while_many_are_told_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HELD_S", -1.0)
+    monkeypatch.setattr(module, "YIELD_AFTER_S", -1.0)
     log = Log()
     place = await filled(log, 100)
     feed, ears, turns = following(log), [Ear(place) for _ in range(50)], 0
@@ -135,11 +135,11 @@ async def test_others_have_their_turn_while_many_are_told_much(monkeypatch: pyte
 
 async def test_who_reads_slowly_keeps_nobody_waiting() -> None:
     class Stuck(Ear):
-        async def ready(self) -> bool:
+        async def drained(self) -> bool:
             if not self.heard:
                 return True
             await release.wait()
-            self.is_free = True
+            self.is_writable = True
             return True
 
     release, log = asyncio.Event(), Log()
@@ -171,13 +171,13 @@ async def test_who_leaves_meanwhile_is_told_nothing_more_and_the_others_are() ->
 
 
 async def test_a_listener_that_nobody_can_decide_on_does_not_end_the_others() -> None:
-    async def breaks(plan: Plan) -> Permit:
+    async def breaks(plan: Deliveries) -> Authorize:
         raise RuntimeError("a bug")
 
     log = Log()
     place = await filled(log, 10)
     feed, asking = Followed(log, breaks), Ear(place)
-    asking.asks = True
+    asking.needs_authorization = True
     with pytest.raises(RuntimeError):
         await feed.bring(asking)
     other = Ear(place)

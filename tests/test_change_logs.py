@@ -19,28 +19,28 @@ from pysync.server.app import create_app
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import TRIM_EVERY, TRIM_ROWS
 from pysync.sqlite.connection import create_database
-from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
+from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
-from pysync.testing import RETENTION, ChangeLogContract, MovedClock, change, chunks_of
+from pysync.testing import RETENTION, ChangeLogContract, FakeClock, change, chunks_of
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    return MovedClock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-async def store(tmp_path: Path, clock: MovedClock) -> AsyncIterator[LocalStore]:
-    store = await LocalStore.at(tmp_path, clock, RETENTION)
+async def store(tmp_path: Path, clock: FakeClock) -> AsyncIterator[LocalStore]:
+    store = await LocalStore.open_folder(tmp_path, clock, RETENTION)
     yield store
     await store.close()
 
 
 @pytest.fixture
-async def other(tmp_path: Path, clock: MovedClock, store: LocalStore) -> AsyncIterator[LocalStore]:
+async def other(tmp_path: Path, clock: FakeClock, store: LocalStore) -> AsyncIterator[LocalStore]:
     """The store of another process on the same folder."""
-    other = await LocalStore.at(tmp_path, clock, RETENTION)
+    other = await LocalStore.open_folder(tmp_path, clock, RETENTION)
     yield other
     await other.close()
 
@@ -59,19 +59,19 @@ class TestLogsOfTwoStoresOnOneFolder(ChangeLogContract):
 
 async def test_what_other_collections_wrote_is_not_read(store: LocalStore) -> None:
     log = store.change_log
-    start = await log.newest()
+    start = await log.last_id()
     made = [change(f"{n}")._replace(origin="/rare" if n % 20 == 7 else "/busy") for n in range(60)]
     for one in made:
-        await log.announce([one])
-    page = await log.matching(start, 10, {"/rare"}.__contains__)
+        await log.append([one])
+    page = await log.read_matching(start, 10, {"/rare"}.__contains__)
     assert page is not None
     assert [each for _, each in page.changes] == [made[7], made[27], made[47]]
-    assert (page.looked_at, page.is_end) == (3, True)
+    assert (page.scanned, page.is_end) == (3, True)
 
 
 async def told(log: ChangeLog, after: str = "") -> list[Change]:
     """All changes of a log after an id that it still knows."""
-    found = await log.changes(after, 10_000)
+    found = await log.read(after, 10_000)
     assert found is not None
     return [change for _, change in found]
 
@@ -80,7 +80,7 @@ async def test_a_write_and_its_changes_are_made_together(store: LocalStore) -> N
     changes = [change("1"), change("2")]
     etag = await store.change_log.put("a", b"one", ABSENT, changes)
     found = await store.get("a")
-    assert isinstance(found, Object)
+    assert isinstance(found, StoredObject)
     assert (found.body, found.etag, found.content_type) == (b"one", etag, "application/json")
     assert await told(store.change_log) == changes
     await store.change_log.put("a", b"two", Etag(etag), [change("3")])
@@ -89,7 +89,7 @@ async def test_a_write_and_its_changes_are_made_together(store: LocalStore) -> N
 
 async def test_a_refused_write_has_no_change_and_takes_none_from_its_neighbours(store: LocalStore) -> None:
     await store.put("taken", b"one")
-    expects: list[Expect] = [ABSENT, Etag("another"), ANY]
+    expects: list[Precondition] = [ABSENT, Etag("another"), ANY]
     outcomes = await asyncio.gather(
         *(store.change_log.put("taken", b"two", expect, [change(f"{expect}")]) for expect in expects),
         *(store.change_log.put(f"n/{n}", b"n", ABSENT, [change(f"{n}")]) for n in range(8)),
@@ -107,9 +107,9 @@ async def test_changes_of_a_document_are_told_in_the_order_of_its_versions(
     async def write_on(through: LocalStore) -> None:
         for _ in range(50):
             count = 0
-            expect: Expect = ABSENT
+            expect: Precondition = ABSENT
             found = await through.get("a")
-            if isinstance(found, Object):
+            if isinstance(found, StoredObject):
                 count, expect = int(found.body), Etag(found.etag)
             with contextlib.suppress(EtagMismatch):
                 after = change(f"{count + 1}")
@@ -129,7 +129,7 @@ async def test_a_document_in_the_place_of_a_file_is_a_write_like_any_other(store
 
 async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: LocalStore) -> None:
     await store.change_log.put("a", b"1", ABSENT, [change("1")])
-    place = await store.change_log.newest()
+    place = await store.change_log.last_id()
     store._writer._connection.execute("PRAGMA max_page_count = 20")
     outcomes = await asyncio.gather(
         *(store.change_log.put(f"n/{n}", bytes(50_000), ABSENT, [change(f"{n}")]) for n in range(4)),
@@ -137,34 +137,34 @@ async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: Local
     )
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     assert await store.list("n", None, 10) == []
-    assert await store.change_log.newest() == place
+    assert await store.change_log.last_id() == place
     store._writer._connection.execute("PRAGMA max_page_count = 1000000")
     await store.change_log.put("n/1", b"1", ABSENT, [change("2")])
     assert await told(store.change_log, place) == [change("2")]
 
 
 async def test_changes_and_the_place_of_a_follower_survive_a_restart(tmp_path: Path) -> None:
-    first = await LocalStore.at(tmp_path)
-    empty = await first.change_log.newest()
+    first = await LocalStore.open_folder(tmp_path)
+    empty = await first.change_log.last_id()
     await first.change_log.put("a", b"1", ABSENT, [change("1")])
-    place = await first.change_log.newest()
+    place = await first.change_log.last_id()
     await first.change_log.put("b", b"2", ABSENT, [change("2")])
     await first.close()
-    second = await LocalStore.at(tmp_path)
+    second = await LocalStore.open_folder(tmp_path)
     assert await told(second.change_log, empty) == [change("1"), change("2")]
     assert await told(second.change_log, place) == [change("2")]
-    assert place < await second.change_log.newest() < await second.change_log.announce([change("3")])
+    assert place < await second.change_log.last_id() < await second.change_log.append([change("3")])
     await second.close()
 
 
 async def test_another_folder_in_the_same_place_knows_none_of_the_ids(tmp_path: Path) -> None:
     before = ""
     for name in ("first", "second"):
-        store = await LocalStore.at(tmp_path / name)
+        store = await LocalStore.open_folder(tmp_path / name)
         if before:
-            assert await store.change_log.changes(before, 10) is None
-        assert before < await store.change_log.newest()
-        before = await store.change_log.announce([change(f"{n}") for n in range(10)])
+            assert await store.change_log.read(before, 10) is None
+        assert before < await store.change_log.last_id()
+        before = await store.change_log.append([change(f"{n}") for n in range(10)])
         await store.close()
 
 
@@ -177,10 +177,10 @@ async def test_a_folder_of_the_version_before_opens_with_all_it_holds(tmp_path: 
             "INSERT INTO object(parent, name, etag, content_type, modified_ms, body)"
             "VALUES('notes', 'a', 'e1', 'application/json', 5, x'7b7d')"
         )
-    stores = await asyncio.gather(*(LocalStore.at(tmp_path) for _ in range(4)))
+    stores = await asyncio.gather(*(LocalStore.open_folder(tmp_path) for _ in range(4)))
     for store in stores:
         found = await store.get("notes/a")
-        assert found == Object(b"{}", "e1", "application/json", 5)
+        assert found == StoredObject(b"{}", "e1", "application/json", 5)
         assert await told(store.change_log) == []
     await stores[0].change_log.put("notes/a", b"two", Etag("e1"), [change("1")])
     assert await told(stores[1].change_log) == [change("1")]
@@ -198,12 +198,12 @@ async def test_changes_of_the_version_before_are_told_with_their_ids(tmp_path: P
         ((place,),) = database.execute("SELECT max(id) FROM change").fetchall()
         for name in "ab":
             database.execute(insert, change(name, "somebody")[:2])
-    store = await LocalStore.at(tmp_path)
+    store = await LocalStore.open_folder(tmp_path)
     log = store.change_log
     before = [(changelog.change_id(place + n), change(name, "somebody")) for n, name in ((1, "a"), (2, "b"))]
-    assert await log.changes("", 10) == before
-    after = await log.announce([change("c")])
-    assert await log.changes(before[0][0], 10) == [before[1], (after, change("c"))]
+    assert await log.read("", 10) == before
+    after = await log.append([change("c")])
+    assert await log.read(before[0][0], 10) == [before[1], (after, change("c"))]
     await store.close()
 
 
@@ -213,8 +213,8 @@ async def test_who_waits_is_told_by_its_own_process_and_by_others(
     """Nobody here would stop waiting by itself."""
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
     for writer in (store, other):
-        place = await store.change_log.newest()
-        waiting = asyncio.ensure_future(store.change_log.wait(place))
+        place = await store.change_log.last_id()
+        waiting = asyncio.ensure_future(store.change_log.wait_for_change(place))
         await asyncio.sleep(0)
         await writer.put("b", b"of no change")
         await asyncio.sleep(0)
@@ -228,30 +228,30 @@ async def test_a_change_of_another_process_before_the_wait_is_told(
     store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
-    place = await store.change_log.newest()
+    place = await store.change_log.last_id()
     assert await told(store.change_log, place) == []
-    await other.change_log.announce([change("1")])
-    await store.change_log.wait(place)
+    await other.change_log.append([change("1")])
+    await store.change_log.wait_for_change(place)
 
 
 async def test_a_cancelled_write_is_told_all_the_same(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
-    place = await store.change_log.newest()
+    place = await store.change_log.last_id()
     writing = asyncio.ensure_future(store.change_log.put("a", b"1", ABSENT, [change("1")]))
     await asyncio.sleep(0)
     writing.cancel()
-    await store.change_log.wait(place)
+    await store.change_log.wait_for_change(place)
     assert await told(store.change_log, place) == [change("1")]
 
 
 async def test_a_closed_log_is_unavailable(tmp_path: Path) -> None:
-    store = await LocalStore.at(tmp_path)
+    store = await LocalStore.open_folder(tmp_path)
     log = store.change_log
-    place = await log.newest()
+    place = await log.last_id()
     await store.close()
-    for ask in (log.announce([change("1")]), log.changes(place, 1), log.newest(), log.wait(place)):
+    for ask in (log.append([change("1")]), log.read(place, 1), log.last_id(), log.wait_for_change(place)):
         with pytest.raises(StoreUnavailable):
             await ask
 
@@ -261,8 +261,8 @@ async def test_what_is_configured_is_kept(tmp_path: Path) -> None:
     async with await create_app(parse({"store": f"file:{tmp_path}", "changes": changes})) as app:
         log = app.store.change_log
         assert log is not None
-        ids = [await log.announce([change(f"{n}")]) for n in range(4 * TRIM_EVERY)]
-        assert await log.changes(ids[0], 1) is None
+        ids = [await log.append([change(f"{n}")]) for n in range(4 * TRIM_EVERY)]
+        assert await log.read(ids[0], 1) is None
         assert await told(log, ids[2 * TRIM_EVERY])
 
 
@@ -273,50 +273,50 @@ class TestForgetting:
         ((count,),) = store._writer._connection.execute("SELECT count(*) FROM change").fetchall()
         return int(count)
 
-    async def test_what_is_old_is_forgotten(self, store: LocalStore, clock: MovedClock) -> None:
+    async def test_what_is_old_is_forgotten(self, store: LocalStore, clock: FakeClock) -> None:
         retention = Retention(count=10_000, age_ms=1_000)
         store.change_log._retention = retention
-        place = await store.change_log.announce([change("old")])
+        place = await store.change_log.append([change("old")])
         for n in range(300):
-            await store.change_log.announce([change(f"{n}")])
+            await store.change_log.append([change(f"{n}")])
         clock.now_ms += 500
-        young = await store.change_log.announce([change("young")])
+        young = await store.change_log.append([change("young")])
         clock.now_ms += 501
         for n in range(TRIM_EVERY):
-            await store.change_log.announce([change(f"{n}")])
-        assert await store.change_log.changes(place, 1) is None
+            await store.change_log.append([change(f"{n}")])
+        assert await store.change_log.read(place, 1) is None
         assert len(await told(store.change_log, young)) == TRIM_EVERY
         assert self.rows(store) <= 2 * TRIM_EVERY + 2
 
     async def test_of_what_is_old_the_last_place_is_remembered(
-        self, store: LocalStore, clock: MovedClock
+        self, store: LocalStore, clock: FakeClock
     ) -> None:
         place = ""
         for n in range(2 * TRIM_EVERY):
             clock.now_ms += 2 * RETENTION.age_ms
-            place = await store.change_log.announce([change(f"{n}")])
-        assert await store.change_log.newest() == place
-        assert await store.change_log.changes(place, 10) == []
-        last = await store.change_log.announce([change("last")])
-        assert await store.change_log.changes(place, 10) == [(last, change("last"))]
+            place = await store.change_log.append([change(f"{n}")])
+        assert await store.change_log.last_id() == place
+        assert await store.change_log.read(place, 10) == []
+        last = await store.change_log.append([change("last")])
+        assert await store.change_log.read(place, 10) == [(last, change("last"))]
 
     async def test_one_commit_forgets_a_bounded_number(self, store: LocalStore) -> None:
         store.change_log._retention = Retention(count=10_000)
         for start in range(0, 5_000, 500):
-            await store.change_log.announce([change(f"{start + n}") for n in range(500)])
+            await store.change_log.append([change(f"{start + n}") for n in range(500)])
         assert self.rows(store) == 5_001
         store.change_log._retention = RETENTION
         before = self.rows(store)
         while before > RETENTION.count + TRIM_EVERY + 1:
             for n in range(TRIM_EVERY):
-                await store.change_log.announce([change(f"{n}")])
+                await store.change_log.append([change(f"{n}")])
             after = self.rows(store)
             assert before - TRIM_ROWS <= after - TRIM_EVERY < before
             before = after
 
     async def test_groups_of_any_size_do_not_pile_up(self, store: LocalStore) -> None:
         for _ in range(10):
-            await store.change_log.announce([change(f"{n}") for n in range(2_000)])
+            await store.change_log.append([change(f"{n}") for n in range(2_000)])
         assert self.rows(store) <= 2_000 + RETENTION.count + 1
 
 
@@ -332,7 +332,7 @@ async def write(store, lane):
         print(f"{lane}/{n}", flush=True)
 
 async def main(folder):
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await asyncio.gather(*(write(store, lane) for lane in range(8)))
 
 asyncio.run(main(sys.argv[1]))
@@ -348,8 +348,8 @@ async def test_after_a_kill_there_is_a_change_for_each_write_and_for_no_other(tm
     process.kill()
     acknowledged += await asyncio.to_thread(process.stdout.readlines)
     process.communicate()
-    store = await LocalStore.at(tmp_path)
-    changes = await store.change_log.changes("", 100_000)
+    store = await LocalStore.open_folder(tmp_path)
+    changes = await store.change_log.read("", 100_000)
     assert changes is not None
     ids = [int(id_) for id_, _ in changes]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
@@ -367,30 +367,30 @@ class TestAfterAStartOfTheMachine:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         boot = tmp_path / "boot_id"
-        monkeypatch.setattr("pysync.clock.BOOT", boot)
+        monkeypatch.setattr("pysync.clock.BOOT_ID_PATH", boot)
         boot.write_text("one\n")
         place = ""
         for _ in range(2):
-            coordinator = await LocalCoordinator.at(tmp_path)
+            coordinator = await LocalCoordinator.open_folder(tmp_path)
             assert not place or await told(coordinator, place) == []
-            place = await coordinator.announce([change("1")])
+            place = await coordinator.append([change("1")])
             await coordinator.close()
         intent = await self.intend(tmp_path)
         boot.write_text("two\n")
-        coordinator = await LocalCoordinator.at(tmp_path)
-        other = await LocalCoordinator.at(tmp_path)
+        coordinator = await LocalCoordinator.open_folder(tmp_path)
+        other = await LocalCoordinator.open_folder(tmp_path)
         for each in (coordinator, other):
-            assert await each.changes(place, 1) is None
+            assert await each.read(place, 1) is None
             assert await told(each) == []
-            assert await each.newest() > place
-        assert [found.name for found in await coordinator.intents(10)] == [intent]
-        last = await other.announce([change("2")], intent)
-        assert await coordinator.changes("", 10) == [(last, change("2"))]
+            assert await each.last_id() > place
+        assert [found.name for found in await coordinator.prepared(10)] == [intent]
+        last = await other.append([change("2")], intent)
+        assert await coordinator.read("", 10) == [(last, change("2"))]
         for each in (coordinator, other):
             await each.close()
 
     async def intend(self, folder: Path) -> str:
-        coordinator = await LocalCoordinator.at(folder)
-        intent = await coordinator.intend([change("2")])
+        coordinator = await LocalCoordinator.open_folder(folder)
+        intent = await coordinator.prepare([change("2")])
         await coordinator.close()
         return intent

@@ -13,7 +13,7 @@ from shell import Shell
 
 from pysync import __version__
 from pysync.auth import certificates
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 
 ADMIN_TOKEN = "token-of-the-tests"
 SERVICE: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_new_keys_are_printed_or_kept_in_a_file_for_the_owner(shell: Shell, tmp_
     printed = shell.json("keys", "new")
     assert set(printed) == {"edPriv", "edPub", "kemPriv", "kemPub", "userId"}
     public = shell.json("keys", "new", "--out", "k.json")
-    kept = Keys.from_json((tmp_path / "k.json").read_bytes())
+    kept = IdentityKeys.from_json((tmp_path / "k.json").read_bytes())
     assert public == {"edPub": kept.ed_pub, "kemPub": kept.kem_pub, "userId": kept.user_id}
     assert shell.json("keys", "show", "k.json") == public
     assert (tmp_path / "k.json").stat().st_mode & 0o077 == 0
@@ -153,7 +153,7 @@ def test_certificates_of_each_kind_hold_and_say_for_whom(shell: Shell, tmp_path:
 def test_a_certificate_is_shown_from_standard_input_and_from_its_header(shell: Shell) -> None:
     shell.json("keys", "new", "--out", "k.json")
     text = json.dumps(shell.json("cap", "device", "--key", "k.json"))
-    header = certificates.read(text.encode()).authorization
+    header = certificates.parse(text.encode()).authorization
     assert shell.json("cap", "show", "-", stdin=header + "\n") == shell.json("cap", "show", "-", stdin=text)
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from conftest import Start
 from shell import Shell
 
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 
 OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 SERVICE: dict[str, Any] = {
@@ -36,7 +36,7 @@ async def server(start: Start, shell: Shell, monkeypatch: pytest.MonkeyPatch) ->
 def people(tmp_path: Path) -> None:
     """Key files of two people, and what one of them gives away."""
     for number, name in enumerate(("me", "bob")):
-        keys = Keys.from_private(bytes([number + 1]) * 32, bytes([number + 3]) * 32)
+        keys = IdentityKeys.from_private(bytes([number + 1]) * 32, bytes([number + 3]) * 32)
         keys.save(tmp_path / f"{name}.json")
         public = {"edPub": keys.ed_pub, "kemPub": keys.kem_pub}
         (tmp_path / f"{name}.pub").write_text(json.dumps(public))

@@ -12,7 +12,7 @@ from conftest import ISSUER, SUBJECT, Browser, Start
 from shell import Shell
 
 from pysync.auth import certificates, issuing
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.client import Client
 from pysync.store.memory import MemoryStore
 
@@ -48,7 +48,7 @@ async def test_a_published_list_is_answered_to_anybody(start: Start, session: ai
     browser = Browser(base, session)
     path = f"/revocations/{ISSUER.user_id}"
     assert (await browser.request("GET", path)).error == (404, "Not found")
-    text = issuing.revocation_list(ISSUER, 3, subjects=[(SUBJECT.ed_pub, LATER_S)]).text
+    text = issuing.issue_revocation_list(ISSUER, 3, subjects=[(SUBJECT.ed_pub, LATER_S)]).text
     assert (await browser.request("POST", "/revocations", text)).status == 200
     answer = await browser.request("GET", path)
     assert (answer.status, answer.body, answer.headers["Content-Type"]) == (200, text, "application/json")
@@ -94,8 +94,8 @@ async def test_a_list_that_another_publishes_meanwhile_is_merged_with(
 ) -> None:
     base = await start(SERVICE)
     await guests(shell, "bob", "eve")
-    owner = Keys.from_json(Path("owner.json").read_bytes())
-    others = iter([issuing.revocation_list(owner, 7, subjects=[("0" * 64, LATER_S)])])
+    owner = IdentityKeys.from_json(Path("owner.json").read_bytes())
+    others = iter([issuing.issue_revocation_list(owner, 7, subjects=[("0" * 64, LATER_S)])])
     publish = Client.revoke
 
     async def overtaken(client: Client, listed: Any) -> int:
@@ -112,13 +112,17 @@ async def test_a_list_that_another_publishes_meanwhile_is_merged_with(
 
 def test_a_merge_keeps_what_it_does_not_understand() -> None:
     old, kept = int(time.time()) - 10 * 86_400, int(time.time()) + 60
-    issued = [issuing.audience(ISSUER, "x", now_s=at - 60, expires_at_s=at, nonce=bytes([n]) * 16)
-                    for n, at in enumerate((old, kept))]  # fmt: skip
+    issued = [
+        issuing.issue_audience_certificate(ISSUER, "x", now_s=at - 60, expires_at_s=at, nonce=bytes([n]) * 16)
+        for n, at in enumerate((old, kept))
+    ]
     subjects = [("1" * 64, 0), ("2" * 64, -5), ("3" * 64, old)]
-    known = orjson.loads(issuing.revocation_list(ISSUER, 3, certificates=issued, subjects=subjects).text)
+    known = orjson.loads(
+        issuing.issue_revocation_list(ISSUER, 3, certificates=issued, subjects=subjects).text
+    )
     unknown = {**known, "generation": 4, "note": "of a later version"}
-    earlier = certificates.read_revocation_list(issuing._signed(ISSUER, certificates.REVOCATION_TAG, unknown))
-    merged = issuing.revocation_list(
+    earlier = certificates.parse_revocation_list(issuing._sign(ISSUER, certificates.REVOCATION_TAG, unknown))
+    merged = issuing.issue_revocation_list(
         ISSUER, 5, subjects=[("4" * 64, kept)], earlier=earlier, now_s=int(time.time())
     )
     members = orjson.loads(merged.text)
@@ -163,7 +167,7 @@ async def test_a_stored_list_that_cannot_be_read_is_replaced(shell: Shell, start
     store = MemoryStore()
     server = ("--server", await start(SERVICE, store=store))
     await guests(shell, "bob")
-    key = f"_pysync/revocations/{Keys.from_json(Path('owner.json').read_bytes()).user_id}"
+    key = f"_pysync/revocations/{IdentityKeys.from_json(Path('owner.json').read_bytes()).user_id}"
     await store.put(key, b"garbage")
     status, _, errors = await shell.ask(*REVOKE, "bob.cap", *server)
     assert (status, errors) == (0, "")
@@ -175,7 +179,7 @@ async def test_a_list_of_somebody_else_is_not_merged(
 ) -> None:
     base = await start(SERVICE)
     await guests(shell, "bob")
-    foreign = issuing.revocation_list(ISSUER, 1, subjects=[("0" * 64, LATER_S)])
+    foreign = issuing.issue_revocation_list(ISSUER, 1, subjects=[("0" * 64, LATER_S)])
 
     async def lie(client: Client, issuer: str) -> Any:
         return foreign

@@ -30,7 +30,7 @@ async def line(process: Process) -> Any:
 async def test_changes_are_printed_until_it_is_interrupted_and_again_after_any_of_them(start: Start) -> None:
     base = await start(SERVICE)
     async with Client(base) as anyone, anyone.watch() as changes:
-        place = changes.place
+        place = changes.last_event_id
         assert place is not None
         pushed = await anyone.push("notes/e", {})
         await anyone.push("tasks/a", {})
@@ -58,7 +58,7 @@ async def test_a_namespace_is_watched_and_its_changes_say_so(start: Start) -> No
     base = await start(SERVICE)
     async with Client(base, namespace="acme") as inside, inside.watch() as changes:
         await inside.push("notes/a", {})
-        options = ("--after", str(changes.place), "--namespace", "acme", "--server", base)
+        options = ("--after", str(changes.last_event_id), "--namespace", "acme", "--server", base)
         async with running("watch", *options) as process:
             assert (await line(process))["namespace"] == "acme"
 

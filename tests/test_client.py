@@ -17,8 +17,8 @@ from scripted import DEVICE, KEYS, NOW_MS, PULLED, PUSHED, Answer, Waits, client
 from pysync import protocol
 from pysync._core import content_hash, verify_author
 from pysync.auth import certificates, issuing
-from pysync.auth.signing import DOCUMENT_AUTHOR, Keys
-from pysync.client import Backoff, Client, SyncDocument, Unreachable, sealed
+from pysync.auth.signing import DOCUMENT_AUTHOR, IdentityKeys
+from pysync.client import Client, RetryPolicy, SyncDocument, Unreachable, sealed
 from pysync.errors import (
     Conflict,
     Forbidden,
@@ -28,7 +28,7 @@ from pysync.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from pysync.testing import MovedClock
+from pysync.testing import FakeClock
 
 
 class SignsOnly:
@@ -139,7 +139,7 @@ async def test_a_signed_request_verifies_over_the_target_that_arrives() -> None:
         await signed.push("a b/é", {"a": 1})
     for request, body in server.requests:
         assert is_signed(request, body, request.raw_path)
-        assert certificates.decode(request.headers["Authorization"]) == DEVICE
+        assert certificates.from_authorization(request.headers["Authorization"]) == DEVICE
         assert protocol.HEADER_PUB not in request.headers
     assert server.requests[0][0].raw_path == "/pull/users/a@b:c/x?withKeyring=1"
 
@@ -167,7 +167,7 @@ async def test_a_path_in_the_base_url_is_not_signed() -> None:
 
 
 async def test_the_presenter_of_an_audience_certificate_names_its_key() -> None:
-    shared = issuing.audience(KEYS, "notes", now_s=NOW_MS // 1000, nonce=bytes(16))
+    shared = issuing.issue_audience_certificate(KEYS, "notes", now_s=NOW_MS // 1000, nonce=bytes(16))
     options = {"keys": KEYS, "certificate": shared}
     async with serving((200, PULLED)) as server, client(server.url, **options) as signed:
         await signed.pull("notes/n1")
@@ -210,15 +210,15 @@ async def test_a_wait_grows_up_to_its_limit_and_is_no_shorter_than_asked() -> No
         None,
         (200, PULLED),
     ]
-    backoff = Backoff(attempts=5, first_s=1.0, most_s=3.0)
+    backoff = RetryPolicy(attempts=5, initial_s=1.0, max_s=3.0)
     async with serving(*answers) as server, client(server.url, backoff=backoff, sleep=waits) as anonymous:
         await anonymous.pull("notes/n1")
     assert waits.seconds == [1.0, 2.0, 3.0, 3.0]
 
 
 def test_chance_shortens_a_wait_by_up_to_a_half() -> None:
-    assert Backoff(first_s=2.0).wait_s(1, 0.0, 0.5) == 1.5
-    assert Backoff(first_s=2.0).wait_s(1, 1.9, 0.5) == 1.9
+    assert RetryPolicy(initial_s=2.0).wait_s(1, 0.0, 0.5) == 1.5
+    assert RetryPolicy(initial_s=2.0).wait_s(1, 1.9, 0.5) == 1.9
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_chance_shortens_a_wait_by_up_to_a_half() -> None:
 async def test_a_failure_that_lasts_is_raised_after_the_last_attempt(
     answer: Answer, kind: type[Exception]
 ) -> None:
-    options = {"backoff": Backoff(attempts=3)}
+    options = {"backoff": RetryPolicy(attempts=3)}
     answers = [answer] * (6 if answer is None else 3)
     async with serving(*answers) as server, client(server.url, **options) as anonymous:
         with pytest.raises(kind):
@@ -289,7 +289,7 @@ async def test_a_conflict_names_the_current_hash() -> None:
 
 
 async def test_nobody_listening_is_unreachable(unused_tcp_port: int) -> None:
-    options = {"backoff": Backoff(attempts=1)}
+    options = {"backoff": RetryPolicy(attempts=1)}
     async with client(f"http://127.0.0.1:{unused_tcp_port}", **options) as anonymous:
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
             await anonymous.pull("notes/n1")
@@ -303,14 +303,14 @@ async def test_silence_is_unreachable() -> None:
     app = web.Application()
     app.router.add_get("/pull/x", never)
     async with TestServer(app) as server:
-        options = {"backoff": Backoff(attempts=1), "timeout_s": 0.05}
+        options = {"backoff": RetryPolicy(attempts=1), "timeout_s": 0.05}
         async with client(str(server.make_url("/")), **options) as anonymous:
             with pytest.raises(Unreachable):
                 await anonymous.pull("x")
 
 
 async def test_a_revocation_list_is_published_once_and_unsigned() -> None:
-    listed = issuing.revocation_list(KEYS, 7, certificates=[DEVICE])
+    listed = issuing.issue_revocation_list(KEYS, 7, certificates=[DEVICE])
     async with serving((200, {"ok": True, "generation": 7})) as server, client(server.url) as anonymous:
         assert await anonymous.revoke(listed) == 7
     request, body = server.requests[0]
@@ -328,7 +328,7 @@ async def test_health_is_asked_at_the_root_of_the_server() -> None:
 
 
 async def test_keys_without_a_certificate_make_their_own_and_renew_it_before_it_expires() -> None:
-    clock = MovedClock(NOW_MS)
+    clock = FakeClock(NOW_MS)
     day_ms = 24 * 3600 * 1000
     days = (0, 1, 28.99, 29, 29.5, 57.99, 58.01, 400, 399)
     async with (
@@ -338,7 +338,7 @@ async def test_keys_without_a_certificate_make_their_own_and_renew_it_before_it_
         for day in days:
             clock.now_ms = NOW_MS + int(day * day_ms)
             await signed.pull("notes/n1")
-    told = [certificates.decode(str(text)) for text in server.headers("Authorization")]
+    told = [certificates.from_authorization(str(text)) for text in server.headers("Authorization")]
     for day, certificate in zip(days, told, strict=True):
         now_s = NOW_MS // 1000 + int(day * day_ms) // 1000
         assert (certificate.kind, certificate.iss, certificate.sub) == ("device", KEYS.ed_pub, KEYS.ed_pub)
@@ -350,13 +350,15 @@ async def test_keys_without_a_certificate_make_their_own_and_renew_it_before_it_
 
 
 async def test_a_certificate_that_is_given_is_never_replaced() -> None:
-    clock = MovedClock(NOW_MS + 400 * 24 * 3600 * 1000)
+    clock = FakeClock(NOW_MS + 400 * 24 * 3600 * 1000)
     async with (
         serving((200, PULLED)) as server,
         client(server.url, keys=KEYS, certificate=DEVICE, now_ms=clock) as signed,
     ):
         await signed.pull("notes/n1")
-    assert [certificates.decode(str(text)) for text in server.headers("Authorization")] == [DEVICE]
+    assert [certificates.from_authorization(str(text)) for text in server.headers("Authorization")] == [
+        DEVICE
+    ]
 
 
 @pytest.mark.parametrize(
@@ -369,7 +371,7 @@ async def test_a_certificate_that_is_given_is_never_replaced() -> None:
         lambda: Client("http://h", keys=SignsOnly()),
         lambda: Client("http://h", keys=KEYS, admin_token="t"),
         lambda: Client("http://h", certificate=DEVICE),
-        lambda: Client("http://h", keys=Keys.generate(), certificate=DEVICE),
+        lambda: Client("http://h", keys=IdentityKeys.generate(), certificate=DEVICE),
         lambda: Client("http://h", keys=KEYS, certificate=DEVICE, admin_token="t"),
     ],
 )

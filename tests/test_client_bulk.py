@@ -12,10 +12,10 @@ from conftest import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
 
 from pysync.auth import issuing
 from pysync.client import (
-    Backoff,
     Client,
     CollectionInfo,
     PullResult,
+    RetryPolicy,
     Unreachable,
     fetch_server_config,
     read_spaces_access,
@@ -232,7 +232,9 @@ async def test_a_manifest_that_is_not_served_raises(start: Start) -> None:
 async def test_bad_credentials_of_a_bundle_raise(start: Start) -> None:
     closed = {**COLLECTIONS[6], "readRoles": ["self"], "name": "closed"}
     base = await start({**SERVICE, "collections": [COLLECTIONS[5], closed]})
-    past = issuing.device(ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, now_s=1_000_000, nonce=minted_at()["nonce"])
+    past = issuing.issue_device_certificate(
+        ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, now_s=1_000_000, nonce=minted_at()["nonce"]
+    )
     async with client(base, keys=ISSUER, certificate=past) as late:
         with pytest.raises(Unauthorized):
             await late.pull_bundle("boards/b1")
@@ -257,7 +259,7 @@ async def answering(answer: object) -> AsyncIterator[str]:
      {"collections": {"notes": [1]}}, {"items": ["a"]}, {"items": 1, "hasMore": True}],
 )  # fmt: skip
 async def test_an_answer_that_is_none_of_the_protocol_is_unreachable(answer: object) -> None:
-    async with answering(answer) as base, Client(base, backoff=Backoff(attempts=1)) as anyone:
+    async with answering(answer) as base, Client(base, backoff=RetryPolicy(attempts=1)) as anyone:
         with pytest.raises(Unreachable):
             await anyone.batch_pull_many("notes", [{"id": "a"}])
         with pytest.raises(Unreachable):

@@ -10,8 +10,8 @@ from scripted import DEVICE, KEYS, PULLED, PUSHED, Answer, client, is_signed, se
 
 from pysync import protocol
 from pysync._core import verify_author
-from pysync.auth.signing import APPEND_AUTHOR, Keys
-from pysync.client import Backoff, LogElement, PullResult, TailRequest, Unreachable
+from pysync.auth.signing import APPEND_AUTHOR, IdentityKeys
+from pysync.client import LogElement, LogRange, PullResult, RetryPolicy, Unreachable
 from pysync.errors import (
     AppendLimitExceeded,
     AppendParamsNotSupported,
@@ -20,7 +20,7 @@ from pysync.errors import (
 )
 
 SIGNED = {"keys": KEYS, "certificate": DEVICE}
-OTHER = Keys.from_private(bytes([3]) * 32, bytes([4]) * 32)
+OTHER = IdentityKeys.from_private(bytes([3]) * 32, bytes([4]) * 32)
 LOG: dict[str, Any] = {
     "data": {
         "items": [
@@ -172,9 +172,9 @@ async def test_an_anonymous_append_does_not_say_whose_client_it_is(who: Mapping[
 async def test_a_batch_asks_for_parts_of_logs_and_is_aligned_with_what_was_asked() -> None:
     entries = [LOG, {"error": "append_params_not_supported"}, {"error": "pull_bound_required"}]
     requests = [
-        TailRequest({"id": "a"}, since=3),
-        TailRequest({"id": "b"}, last=2),
-        TailRequest({"id": 7}, 0, 1),
+        LogRange({"id": "a"}, since=3),
+        LogRange({"id": "b"}, last=2),
+        LogRange({"id": 7}, 0, 1),
     ]
     async with serving((200, {"collections": {"log": entries}})) as server, client(server.url) as anonymous:
         first, second, third = await anonymous.batch_pull_many_append("log", requests)
@@ -207,10 +207,10 @@ async def test_a_batch_may_hold_logs_beside_documents() -> None:
     "entries", [[], [LOG, LOG], [PULLED], [{**LOG, "data": {"items": [{"ts": 1}]}}], [{**LOG, "data": []}]]
 )
 async def test_a_batch_that_is_not_what_was_asked_for_is_unreachable(entries: object) -> None:
-    options = {"backoff": Backoff(attempts=1)}
+    options = {"backoff": RetryPolicy(attempts=1)}
     async with (
         serving((200, {"collections": {"log": entries}})) as server,
         client(server.url, **options) as anyone,
     ):
         with pytest.raises(Unreachable):
-            await anyone.batch_pull_many_append("log", [TailRequest({"id": "a"}, last=5)])
+            await anyone.batch_pull_many_append("log", [LogRange({"id": "a"}, last=5)])

@@ -11,7 +11,7 @@ import pytest
 from conftest import Start
 from shell import Shell
 
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.client import sealed
 
 PAGE = (Path(__file__).parents[1] / "docs/client.md").read_text()
@@ -57,7 +57,7 @@ async def test_the_commands_do_what_the_page_says(
 ) -> None:
     monkeypatch.setenv("PYSYNC_URL", await start(json.loads(SERVICE)))
     for name in ("me", "bob"):
-        Keys.generate().save(tmp_path / f"{name}.json")
+        IdentityKeys.generate().save(tmp_path / f"{name}.json")
         (tmp_path / f"{name}.pub").write_text(shell.run("keys", "show", f"{name}.json")[1])
     for name in ("cat", "secret"):
         (tmp_path / f"{name}.png").write_text(name)

@@ -12,10 +12,10 @@ from conftest import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
 
 from pysync.auth import issuing
 from pysync.auth.certificates import Certificate
-from pysync.auth.signing import Keys
-from pysync.client import Backoff, Client, SyncDocument
+from pysync.auth.signing import IdentityKeys
+from pysync.client import Client, RetryPolicy, SyncDocument
 from pysync.errors import Conflict, Forbidden, InvalidPathParameter, StaleGeneration, Unauthorized
-from pysync.testing import MovedClock
+from pysync.testing import FakeClock
 
 ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"]}
 SERVICE: dict[str, Any] = {
@@ -33,7 +33,7 @@ SERVICE: dict[str, Any] = {
     "server": {"mountPath": "/v1"},
     "auth": {"trustedIssuers": [ISSUER.ed_pub]},
 }
-PATIENT = Backoff(attempts=3, first_s=0.0)
+PATIENT = RetryPolicy(attempts=3, initial_s=0.0)
 OWNER = root_device(ISSUER, collections=("rooms",))
 
 
@@ -42,7 +42,9 @@ def origin(base: str) -> str:
     return f"{url.scheme}://{url.netloc}"
 
 
-def client(base: str, keys: Keys = ISSUER, certificate: Certificate = OWNER, **options: Any) -> Client:
+def client(
+    base: str, keys: IdentityKeys = ISSUER, certificate: Certificate = OWNER, **options: Any
+) -> Client:
     return Client(origin(base) + "/v1", keys=keys, certificate=certificate, **options)
 
 
@@ -88,8 +90,8 @@ async def test_a_namespaced_client_reaches_its_namespace(start: Start) -> None:
 
 
 async def test_an_audience_member_presents_its_own_key(start: Start) -> None:
-    shared = issuing.audience(
-        ISSUER, "rooms", aud=(SUBJECT.ed_pub,), grant=issuing.writer("rooms"), **minted_at()
+    shared = issuing.issue_audience_certificate(
+        ISSUER, "rooms", aud=(SUBJECT.ed_pub,), grant=issuing.writer_grant("rooms"), **minted_at()
     )
     base = await start(SERVICE)
     async with client(base, SUBJECT, shared) as invited, client(base, STRANGER, shared) as other:
@@ -99,19 +101,19 @@ async def test_an_audience_member_presents_its_own_key(start: Start) -> None:
 
 
 async def test_a_revoked_certificate_is_refused_and_its_list_is_accepted_once(start: Start) -> None:
-    guest = issuing.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=issuing.writer("rooms"), **minted_at()
+    guest = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=issuing.writer_grant("rooms"), **minted_at()
     )
     base = await start(SERVICE)
     async with client(base, SUBJECT, guest) as member, client(base) as owner:
-        listed = issuing.revocation_list(ISSUER, 2, certificates=[guest])
+        listed = issuing.issue_revocation_list(ISSUER, 2, certificates=[guest])
         assert await owner.revoke(listed) == 2
         with pytest.raises(Unauthorized):
             await member.pull("rooms/r1")
         await owner.pull("rooms/r1")
         for generation in (1, 2):
             with pytest.raises(StaleGeneration):
-                await owner.revoke(issuing.revocation_list(ISSUER, generation))
+                await owner.revoke(issuing.issue_revocation_list(ISSUER, generation))
 
 
 @asynccontextmanager
@@ -187,7 +189,7 @@ async def test_devices_that_count_together_lose_no_count(start: Start) -> None:
 
 
 async def test_keys_alone_speak_for_months_and_nobody_else_reads_what_is_theirs(start: Start) -> None:
-    clock = MovedClock(OWNER.nbf * 1000)
+    clock = FakeClock(OWNER.nbf * 1000)
     base = await start(SERVICE, now_ms=clock)
     key = f"users/{ISSUER.user_id}/settings"
     async with (
@@ -205,7 +207,9 @@ async def test_keys_alone_speak_for_months_and_nobody_else_reads_what_is_theirs(
 
 async def test_two_devices_end_up_with_the_merge_of_what_both_wrote(start: Start) -> None:
     base = await start(SERVICE)
-    phone = issuing.device(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=OWNER.nbf, nonce=os.urandom(16))
+    phone = issuing.issue_device_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=OWNER.nbf, nonce=os.urandom(16)
+    )
     key = f"users/{ISSUER.user_id}/settings"
     async with client(base) as one, client(base, SUBJECT, phone) as two:
         laptop, mobile = SyncDocument(one, key), SyncDocument(two, key, sign_author=True)

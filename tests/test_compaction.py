@@ -23,13 +23,13 @@ from pysync.config.schema import wire_name
 from pysync.errors import StoreUnavailable
 from pysync.parquet import event_files
 from pysync.parquet.event_files import COLUMNS, encode
-from pysync.plugins.events.compaction import Compacted, Compaction, current_keys, keep_compacting
+from pysync.plugins.events.compaction import Compaction, CompactionResult, compact_periodically, current_keys
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import Store
 from pysync.store.local import file_merge
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
+from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
 
 TEMPLATE = "events/{app}/{batchId}"
 FIRST_MS = 1_700_000_000_000
@@ -41,13 +41,15 @@ def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    return MovedClock(FIRST_MS + 3_600_000)
+def clock() -> FakeClock:
+    return FakeClock(FIRST_MS + 3_600_000)
 
 
 @pytest.fixture(params=["memory", "file"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    store: Store = MemoryStore() if request.param == "memory" else await LocalStore.at(tmp_path / "data")
+    store: Store = (
+        MemoryStore() if request.param == "memory" else await LocalStore.open_folder(tmp_path / "data")
+    )
     yield store
     await store.close()
 
@@ -87,14 +89,14 @@ def wanted(*at: int) -> list[str]:
 
 
 async def compact(
-    store: Store, clock: MovedClock, *, older_than_ms: int = 0, to_bytes: int = 10_000_000
-) -> list[Compacted]:
+    store: Store, clock: FakeClock, *, older_than_ms: int = 0, to_bytes: int = 10_000_000
+) -> list[CompactionResult]:
     compaction = Compaction(store, TEMPLATE, older_than_ms, to_bytes, clock)
     return [done async for done in compaction.run()]
 
 
 async def test_many_files_become_one_with_all_rows_in_the_order_of_the_ids(
-    store: Store, clock: MovedClock
+    store: Store, clock: FakeClock
 ) -> None:
     for at in range(40, -1, -1):
         await push(store, at)
@@ -103,8 +105,8 @@ async def test_many_files_become_one_with_all_rows_in_the_order_of_the_ids(
     await store.write("events/web/deeper/1700000000000-000000-abcabcabcabc.parquet", chunks_of(b"no"), "x/y")
     await store.delete("events/web/deeper/1700000000000-000000-abcabcabcabc.parquet")
     assert await compact(store, clock) == [
-        Compacted("events/ios", before=1, after=1),
-        Compacted("events/web", before=41, after=1, rows=123),
+        CompactionResult("events/ios", before=1, after=1),
+        CompactionResult("events/web", before=41, after=1, rows=123),
     ]
     [name, _] = await store.list("events/web", None, 100)
     assert await rows_of(store, f"events/web/{name}") == wanted(*range(41))
@@ -116,7 +118,7 @@ async def test_many_files_become_one_with_all_rows_in_the_order_of_the_ids(
     assert await store.list("events/ios", None, 10) == [f"{batch_id(7)}.parquet"]
 
 
-async def test_whoever_passes_its_last_id_misses_nothing(store: Store, clock: MovedClock) -> None:
+async def test_whoever_passes_its_last_id_misses_nothing(store: Store, clock: FakeClock) -> None:
     for at in range(10):
         await push(store, at)
     await compact(store, clock)
@@ -131,9 +133,9 @@ async def test_whoever_passes_its_last_id_misses_nothing(store: Store, clock: Mo
 
 
 async def test_a_poller_beside_pushes_and_compactions_misses_nothing(tmp_path: Path) -> None:
-    store = await LocalStore.at(tmp_path / "data")
-    other = await LocalStore.at(tmp_path / "data")
-    clock = MovedClock(FIRST_MS + 3_600_000)
+    store = await LocalStore.open_folder(tmp_path / "data")
+    other = await LocalStore.open_folder(tmp_path / "data")
+    clock = FakeClock(FIRST_MS + 3_600_000)
     pushed = asyncio.Event()
     seen: set[str] = set()
 
@@ -171,7 +173,7 @@ async def test_a_poller_beside_pushes_and_compactions_misses_nothing(tmp_path: P
     await store.close()
 
 
-async def test_the_young_are_left_and_the_repeatable(store: Store, clock: MovedClock) -> None:
+async def test_the_young_are_left_and_the_repeatable(store: Store, clock: FakeClock) -> None:
     for at in range(0, 100_000, 10_000):
         await push(store, at)
     await push(store, 5, body=batch(5, clock.now_ms + 1))
@@ -184,7 +186,7 @@ async def test_the_young_are_left_and_the_repeatable(store: Store, clock: MovedC
     assert Counter(await all_rows(store)) == Counter(wanted(5, *range(0, 100_000, 10_000)))
 
 
-async def test_what_has_outlived_its_time_is_not_brought_back(clock: MovedClock) -> None:
+async def test_what_has_outlived_its_time_is_not_brought_back(clock: FakeClock) -> None:
     store = MemoryStore(clock)
     for at in range(2):
         await push(store, at)
@@ -199,9 +201,9 @@ async def test_what_has_outlived_its_time_is_not_brought_back(clock: MovedClock)
 
 
 async def test_a_lost_file_is_left_and_keeps_no_other_from_being_merged(
-    tmp_path: Path, clock: MovedClock
+    tmp_path: Path, clock: FakeClock
 ) -> None:
-    store = await LocalStore.at(tmp_path)
+    store = await LocalStore.open_folder(tmp_path)
     for app in ("bad", "good"):
         keys = [await push(store, at, app) for at in range(3)]
         if app == "bad":
@@ -215,9 +217,7 @@ async def test_a_lost_file_is_left_and_keeps_no_other_from_being_merged(
     await store.close()
 
 
-async def test_a_batch_whose_id_has_none_below_it_is_counted_and_left(
-    store: Store, clock: MovedClock
-) -> None:
+async def test_a_batch_whose_id_has_none_below_it_is_counted_and_left(store: Store, clock: FakeClock) -> None:
     keys = [f"events/web/{FIRST_MS:013d}-{at:06d}-{0:012x}.parquet" for at in range(2)]
     for at, key in enumerate(keys):
         await store.write(key, chunks_of(batch(at)), PARQUET_TYPE)
@@ -226,7 +226,7 @@ async def test_a_batch_whose_id_has_none_below_it_is_counted_and_left(
     assert await current_keys(store, TEMPLATE) == keys
 
 
-async def test_what_cannot_be_merged_is_left_and_told(store: Store, clock: MovedClock) -> None:
+async def test_what_cannot_be_merged_is_left_and_told(store: Store, clock: FakeClock) -> None:
     other = pa.BufferOutputStream()
     pq.write_table(pa.table({"event": ["of an earlier time"]}), other)
     for at in range(8):
@@ -244,7 +244,7 @@ async def test_what_cannot_be_merged_is_left_and_told(store: Store, clock: Moved
         assert [(await read_file(store, key))[1] for key in (broken, text, earlier)] == bodies
 
 
-async def test_merging_again_writes_a_row_only_where_files_double(store: Store, clock: MovedClock) -> None:
+async def test_merging_again_writes_a_row_only_where_files_double(store: Store, clock: FakeClock) -> None:
     written = 0
     for at in range(64):
         await push(store, at, body=batch(at, padding=3_000))
@@ -256,7 +256,7 @@ async def test_merging_again_writes_a_row_only_where_files_double(store: Store, 
     assert [done.rows for done in await compact(store, clock)] == [0], "nothing is left to do"
 
 
-async def test_files_grow_up_to_their_size_and_keep_the_order(store: Store, clock: MovedClock) -> None:
+async def test_files_grow_up_to_their_size_and_keep_the_order(store: Store, clock: FakeClock) -> None:
     size = len(batch(0))
     for at in range(30):
         await push(store, at)
@@ -271,7 +271,7 @@ async def test_files_grow_up_to_their_size_and_keep_the_order(store: Store, cloc
 
 
 async def test_large_files_are_read_and_written_by_row_groups(
-    clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_files, "ROW_GROUP_ROWS", 10)
     store = MemoryStore()
@@ -287,7 +287,7 @@ async def test_large_files_are_read_and_written_by_row_groups(
     assert await rows_of(store, f"events/web/{name}") == wanted(*range(40))
 
 
-async def test_a_group_whose_files_change_meanwhile_is_given_up(clock: MovedClock) -> None:
+async def test_a_group_whose_files_change_meanwhile_is_given_up(clock: FakeClock) -> None:
     inner = MemoryStore()
     for at in range(5):
         await push(inner, at)
@@ -305,7 +305,7 @@ async def test_a_group_whose_files_change_meanwhile_is_given_up(clock: MovedCloc
     assert Counter(await all_rows(inner)) == Counter(wanted(0, 1, 2, 33, 4))
 
 
-async def test_the_background_compacts_while_it_leads_and_survives_failures(clock: MovedClock) -> None:
+async def test_the_background_compacts_while_it_leads_and_survives_failures(clock: FakeClock) -> None:
     inner = MemoryStore()
     for at in range(5):
         await push(inner, at)
@@ -325,7 +325,7 @@ async def test_the_background_compacts_while_it_leads_and_survives_failures(cloc
             await asyncio.Event().wait()
 
     task = asyncio.create_task(
-        keep_compacting(Compaction(store, TEMPLATE, 0, 10**7, clock), 5_000, leads, sleep)
+        compact_periodically(Compaction(store, TEMPLATE, 0, 10**7, clock), 5_000, leads, sleep)
     )
     await ended.wait()
     task.cancel()
@@ -334,7 +334,7 @@ async def test_the_background_compacts_while_it_leads_and_survives_failures(cloc
     assert len(await inner.list("events/web", None, 100)) == 1
 
 
-async def test_what_lies_in_a_bucket_is_counted_once_while_it_is_merged(clock: MovedClock) -> None:
+async def test_what_lies_in_a_bucket_is_counted_once_while_it_is_merged(clock: FakeClock) -> None:
     for after in range(1, 6):
         inner = MemoryStore(clock)
         for at in range(3):
@@ -371,7 +371,7 @@ def config(tmp_path: Path) -> str:
 
 
 async def fill(url: str | Path, count: int) -> None:
-    store = await LocalStore.at(url)
+    store = await LocalStore.open_folder(url)
     for at in range(count):
         await push(store, at)
     await store.close()
@@ -400,7 +400,7 @@ def test_the_command_fails_where_something_is_left(tmp_path: Path, config: str, 
     asyncio.run(fill(tmp_path / "data", 3))
 
     async def damage() -> None:
-        store = await LocalStore.at(tmp_path / "data")
+        store = await LocalStore.open_folder(tmp_path / "data")
         await push(store, 1, body=b"damaged")
         await store.close()
 
@@ -445,7 +445,7 @@ async def test_events_in_a_bucket_are_merged_and_asked(
 ) -> None:
     prefix = new_prefix()
     said = moto.store(prefix)
-    clock = MovedClock(FIRST_MS + 3_600_000)
+    clock = FakeClock(FIRST_MS + 3_600_000)
     async with opened(moto, prefix) as store:
         for at in range(12):
             await push(store, at)

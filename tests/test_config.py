@@ -23,7 +23,7 @@ from pysync.config import (
     effective_limit,
     load,
     parse,
-    s3_place,
+    s3_location,
     schema,
 )
 from pysync.config.loader import MAX_BYTES
@@ -140,7 +140,7 @@ def test_every_member_of_the_service_configuration_is_read() -> None:
     assert read.server.cors.origins == ("https://app.example.org", "*")
     assert (read.store.url, read.store.force_path_style) == ("s3://bucket/prefix", True)
     assert read.auth.identity_roles == {"someone": ("editor",)}
-    assert read.auth.spaces == schema.Spaces(access_path="s/{sid}/_access", param="sid")
+    assert read.auth.spaces == schema.SpacesConfig(access_path="s/{sid}/_access", param="sid")
     assert read.config_endpoint == schema.ConfigEndpoint(auth="role-filtered")
     assert (read.max_collections_per_batch, read.max_batch_append_elements) == (7, 8)
     assert read.restrictions == (Restriction(mode="deny", identities=("someone",), actions=("push",)),)
@@ -322,7 +322,7 @@ def test_a_bucket_is_where_its_url_says_and_else_where_the_members_do() -> None:
     members = {"endpoint": "https://a", "region": "r", "forcePathStyle": True}
 
     def place(url: str, **members: Any) -> tuple[Any, ...]:
-        return dataclasses.astuple(s3_place(parse({"store": {"url": url, **members}}).store))
+        return dataclasses.astuple(s3_location(parse({"store": {"url": url, **members}}).store))
 
     assert place("s3://bucket") == ("bucket", "", None, None, False)
     assert place("s3://bucket/a/b/", **members) == ("bucket", "a/b", "https://a", "r", True)

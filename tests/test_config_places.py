@@ -14,7 +14,7 @@ from configurations import ROOT, collection, config, faults
 from shell import Shell
 
 from pysync.config import Config, ConfigError, RateLimit, load, parse, schema
-from pysync.config.loader import variables
+from pysync.config.loader import env_overrides
 from pysync.config.report import check
 
 VALUES = {
@@ -41,7 +41,7 @@ VALUES = {
 
 def environ() -> dict[str, str]:
     """A value for every variable."""
-    return {name: VALUES.get(path) or _spelled(path) for name, path in variables().items()}
+    return {name: VALUES.get(path) or _spelled(path) for name, path in env_overrides().items()}
 
 
 def _spelled(path: str) -> str:
@@ -71,14 +71,14 @@ def leaves(kind: type, path: str = "") -> dict[str, tuple[Any, ...]]:
 
 
 def test_a_variable_reaches_every_scalar_and_every_list() -> None:
-    assert leaves(Config).keys() == set(variables().values())
-    assert len(set(variables().values())) == len(variables())
+    assert leaves(Config).keys() == set(env_overrides().values())
+    assert len(set(env_overrides().values())) == len(env_overrides())
     read = parse({}, environ())
     assert read.server.cors.origins == ("https://app.example", "*")
     assert (read.server.public_hosts, read.server.port) == (("sync.example",), 7)
     assert read.auth.trusted_issuers == ("ab" * 32,)
     assert read.auth.identity_roles == {"u": ("editor",)}
-    assert read.auth.spaces == schema.Spaces(
+    assert read.auth.spaces == schema.SpacesConfig(
         access_path="s/{sid}/_access", param="sid", trust_on_first_use=True
     )
     assert read.config_endpoint == schema.ConfigEndpoint(auth="role-filtered")
@@ -103,7 +103,7 @@ def test_a_variable_reaches_every_scalar_and_every_list() -> None:
     ],
 )
 def test_the_name_of_a_variable_follows_from_the_path_of_its_member(name: str, path: str) -> None:
-    assert variables()[name] == path
+    assert env_overrides()[name] == path
 
 
 def test_a_list_that_is_no_json_is_refused_with_the_name_of_its_variable() -> None:

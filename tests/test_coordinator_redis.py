@@ -21,44 +21,44 @@ from redis_losses import (
 )
 
 from pysync.changelog import Change
-from pysync.clock import LAST_NUMBER, SteadyClock, wall_clock_ms
+from pysync.clock import MAX_COUNTER, SteadyClock, wall_clock_ms
 from pysync.coordinator import Coordinator, Window, open_coordinator
 from pysync.coordinator.redis.connection import MAX_WAITING, Command
 from pysync.coordinator.redis.coordinator import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator
-from pysync.coordinator.redis.epoch import SINCE
+from pysync.coordinator.redis.epoch import EPOCH_KEY
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing import (
     RETENTION,
     Advance,
     ChangeLogContract,
     CoordinatorContract,
-    LeadersContract,
-    MovedClock,
+    FakeClock,
+    LeaseContract,
 )
-from pysync.testing.faults import MovedTime
+from pysync.testing.faults import FakeTime
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
 async def coordinator(redis: RedisServer) -> AsyncIterator[RedisCoordinator]:
-    coordinator = await RedisCoordinator.at(redis.url)
+    coordinator = await RedisCoordinator.connect(redis.url)
     yield coordinator
     await coordinator.close()
 
 
-class RedisTime(MovedTime):
+class RedisTime(FakeTime):
     """The time of a Redis: what is to expire there expires as much earlier as the clock is moved."""
 
     slack_ms = 10_000
 
     @pytest.fixture
-    def clock(self) -> MovedClock:
+    def clock(self) -> FakeClock:
         # Ahead of Redis', whose memory begins with the test: the contract signs at the clock's time.
-        return MovedClock(wall_clock_ms() + 3_600_000)
+        return FakeClock(wall_clock_ms() + 3_600_000)
 
     @pytest.fixture
-    def advance(self, clock: MovedClock, redis: RedisServer) -> Advance:
+    def advance(self, clock: FakeClock, redis: RedisServer) -> Advance:
         async def advance(ms: int) -> None:
             clock.now_ms += ms
             async with client(redis) as own:
@@ -70,8 +70,8 @@ class RedisTime(MovedTime):
         return advance
 
     @pytest.fixture
-    async def coordinator(self, redis: RedisServer, clock: MovedClock) -> AsyncIterator[RedisCoordinator]:
-        coordinator = await RedisCoordinator.at(redis.url, clock, RETENTION)
+    async def coordinator(self, redis: RedisServer, clock: FakeClock) -> AsyncIterator[RedisCoordinator]:
+        coordinator = await RedisCoordinator.connect(redis.url, clock, RETENTION)
         yield coordinator
         await coordinator.close()
 
@@ -86,12 +86,12 @@ class TestRedisChangeLog(RedisTime, ChangeLogContract):
         return coordinator
 
 
-class TestRedisLeaders(RedisTime, LeadersContract):
+class TestRedisLeaders(RedisTime, LeaseContract):
     @pytest.fixture
     async def pair(
-        self, redis: RedisServer, coordinator: RedisCoordinator, clock: MovedClock
+        self, redis: RedisServer, coordinator: RedisCoordinator, clock: FakeClock
     ) -> AsyncIterator[tuple[Coordinator, Coordinator]]:
-        other = await RedisCoordinator.at(redis.url, clock, RETENTION)
+        other = await RedisCoordinator.connect(redis.url, clock, RETENTION)
         yield coordinator, other
         await other.close()
 
@@ -99,19 +99,19 @@ class TestRedisLeaders(RedisTime, LeadersContract):
 async def test_the_nodes_of_a_redis_have_ticks_one_after_another_though_its_clock_was_set_back(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
-    other = await RedisCoordinator.at(redis.url)
-    assert abs((await other.tick()).ms - wall_clock_ms()) < 60_000
+    other = await RedisCoordinator.connect(redis.url)
+    assert abs((await other.next_timestamp()).ms - wall_clock_ms()) < 60_000
     ahead_ms = wall_clock_ms() + 3_600_000
     async with client(redis) as own:
-        await own.xadd(TICKS, {"t": ""}, id=f"{ahead_ms}-{LAST_NUMBER - 1}")
-    ticks = [await node.tick() for node in (coordinator, other, other, coordinator)]
-    assert ticks == [(ahead_ms, LAST_NUMBER), (ahead_ms + 1, 0), (ahead_ms + 1, 1), (ahead_ms + 1, 2)]
+        await own.xadd(TICKS, {"t": ""}, id=f"{ahead_ms}-{MAX_COUNTER - 1}")
+    ticks = [await node.next_timestamp() for node in (coordinator, other, other, coordinator)]
+    assert ticks == [(ahead_ms, MAX_COUNTER), (ahead_ms + 1, 0), (ahead_ms + 1, 1), (ahead_ms + 1, 2)]
     await other.close()
 
 
 async def test_a_redis_without_a_limit_may_have_any_policy(start_redis: StartRedis) -> None:
-    coordinator = await RedisCoordinator.at(start_redis("--maxmemory-policy", "allkeys-lru").url)
-    assert await coordinator.remember_nonce("aa", "n", wall_clock_ms())
+    coordinator = await RedisCoordinator.connect(start_redis("--maxmemory-policy", "allkeys-lru").url)
+    assert await coordinator.consume_nonce("aa", "n", wall_clock_ms())
     await coordinator.close()
 
 
@@ -121,16 +121,16 @@ async def test_what_was_accepted_once_is_refused_whatever_redis_forgets(
 ) -> None:
     redis.kill()
     redis.start(*(WITH_AOF if lose is end_and_remember else ()))
-    node, other = [await RedisCoordinator.at(redis.url) for _ in range(2)]
+    node, other = [await RedisCoordinator.connect(redis.url) for _ in range(2)]
     await take_snapshot(redis)
     signed_ms = wall_clock_ms()
-    assert await node.remember_nonce("aa", "n", signed_ms)
+    assert await node.consume_nonce("aa", "n", signed_ms)
     await lose(redis)
     for asked in (node, other):
         assert await is_refused(asked, "n", signed_ms)
         await come_back(asked)
         assert await is_refused(asked, "n", signed_ms)
-    late = await RedisCoordinator.at(redis.url)
+    late = await RedisCoordinator.connect(redis.url)
     assert await is_refused(late, "n", signed_ms)
     for asked in (node, other, late):
         await asked.close()
@@ -139,9 +139,9 @@ async def test_what_was_accepted_once_is_refused_whatever_redis_forgets(
 async def test_a_nonce_signed_by_a_clock_two_seconds_ahead_is_refused_after_a_loss(
     redis: RedisServer,
 ) -> None:
-    node = await RedisCoordinator.at(redis.url)
+    node = await RedisCoordinator.connect(redis.url)
     signed_ms = wall_clock_ms() + 1_990
-    assert await node.remember_nonce("aa", "n", signed_ms)
+    assert await node.consume_nonce("aa", "n", signed_ms)
     await flush(redis)
     await come_back(node)
     assert await is_refused(node, "n", signed_ms)
@@ -151,11 +151,11 @@ async def test_a_nonce_signed_by_a_clock_two_seconds_ahead_is_refused_after_a_lo
 async def test_what_was_signed_while_the_clock_was_ahead_is_known_when_that_time_comes(
     redis: RedisServer,
 ) -> None:
-    clock = MovedClock(wall_clock_ms())
-    node = await RedisCoordinator.at(redis.url, SteadyClock(clock))
+    clock = FakeClock(wall_clock_ms())
+    node = await RedisCoordinator.connect(redis.url, SteadyClock(clock))
     clock.step(HOUR_MS)
-    assert await node.remember_nonce("aa", "ahead", clock())
-    assert await node.remember_nonce("aa", "usual", clock() - HOUR_MS + 300_000)
+    assert await node.consume_nonce("aa", "ahead", clock())
+    assert await node.consume_nonce("aa", "usual", clock() - HOUR_MS + 300_000)
     async with client(redis) as own:
         left_ms = sorted([await own.pttl(key) for key in await own.keys("pysync:n:*")])
     assert left_ms[0] <= NONCE_TTL_MS
@@ -165,7 +165,7 @@ async def test_what_was_signed_while_the_clock_was_ahead_is_known_when_that_time
 
 async def is_refused(coordinator: Coordinator, nonce: str, signed_ms: int) -> bool:
     try:
-        return not await coordinator.remember_nonce("aa", nonce, signed_ms)
+        return not await coordinator.consume_nonce("aa", nonce, signed_ms)
     except CoordinatorUnavailable:
         return True
 
@@ -174,14 +174,14 @@ async def come_back(coordinator: Coordinator) -> None:
     """Ask until a fresh request is admitted again; it is signed when the leeway after a loss is over."""
     while True:
         try:
-            assert await coordinator.remember_nonce("aa", os.urandom(16).hex(), wall_clock_ms() + LEEWAY_MS)
+            assert await coordinator.consume_nonce("aa", os.urandom(16).hex(), wall_clock_ms() + LEEWAY_MS)
             return
         except CoordinatorUnavailable:
             await asyncio.sleep(0)
 
 
 async def test_while_redis_comes_and_goes_no_nonce_is_accepted_twice(redis: RedisServer) -> None:
-    nodes = [await RedisCoordinator.at(redis.url) for _ in range(3)]
+    nodes = [await RedisCoordinator.connect(redis.url) for _ in range(3)]
     accepted: Counter[str] = Counter()
     is_over = asyncio.Event()
 
@@ -214,17 +214,17 @@ async def test_while_redis_comes_and_goes_no_nonce_is_accepted_twice(redis: Redi
 
 async def test_a_redis_met_for_the_first_time_refuses_nothing_fresh(redis: RedisServer) -> None:
     for n in range(3):
-        coordinator = await RedisCoordinator.at(redis.url)
-        assert await coordinator.remember_nonce("aa", f"{n}", wall_clock_ms())
+        coordinator = await RedisCoordinator.connect(redis.url)
+        assert await coordinator.consume_nonce("aa", f"{n}", wall_clock_ms())
         await coordinator.close()
 
 
 async def test_nodes_that_start_at_once_refuse_nothing_fresh(redis: RedisServer) -> None:
-    nodes = await asyncio.gather(*(RedisCoordinator.at(redis.url) for _ in range(10)))
+    nodes = await asyncio.gather(*(RedisCoordinator.connect(redis.url) for _ in range(10)))
     for n, node in enumerate(nodes):
-        assert await node.remember_nonce("aa", f"{n}", wall_clock_ms())
+        assert await node.consume_nonce("aa", f"{n}", wall_clock_ms())
     for node in nodes:
-        assert not await node.remember_nonce("aa", "0", wall_clock_ms())
+        assert not await node.consume_nonce("aa", "0", wall_clock_ms())
         await node.close()
 
 
@@ -237,30 +237,30 @@ async def test_of_two_nodes_that_say_since_when_redis_remembers_the_first_is_bel
     async def ask(*commands: Command) -> list[Any]:
         nonlocal said
         if said is None and commands[0][0] == "MULTI":
-            other = await RedisCoordinator.at(redis.url)
+            other = await RedisCoordinator.connect(redis.url)
             await other.close()
             async with client(redis) as own:
-                said = await own.get(SINCE)
-        return await coordinator._memory._link._talk(*commands)
+                said = await own.get(EPOCH_KEY)
+        return await coordinator._epoch._connection._execute_raw(*commands)
 
     async with client(redis) as own:
-        await own.delete(SINCE)
-    settled = await coordinator._memory._settled(ask)
+        await own.delete(EPOCH_KEY)
+    settled = await coordinator._epoch._establish(ask)
     assert said is not None
     assert settled.text() == said
 
 
 async def test_a_count_that_comes_late_finds_its_window(redis: RedisServer) -> None:
     """It read its clock before the window's end, and Redis hears of it after that."""
-    clock = MovedClock(60_000 * 1_000_000 + 59_990)
-    late, other = [await RedisCoordinator.at(redis.url, read) for read in (clock, clock)]
-    assert [(await other.count("a", 60_000)).count for _ in range(8)] == [*range(1, 9)]
+    clock = FakeClock(60_000 * 1_000_000 + 59_990)
+    late, other = [await RedisCoordinator.connect(redis.url, read) for read in (clock, clock)]
+    assert [(await other.increment("a", 60_000)).count for _ in range(8)] == [*range(1, 9)]
     async with client(redis) as own:
         (key,) = [key async for key in own.scan_iter("pysync:c:*")]
         await own.pexpire(key, await own.pttl(key) - 20)
-    assert (await late.count("a", 60_000)).count == 9
+    assert (await late.increment("a", 60_000)).count == 9
     clock.now_ms += 10
-    assert await other.count("a", 60_000) == Window(1, 60_000)
+    assert await other.increment("a", 60_000) == Window(1, 60_000)
     for node in (late, other):
         await node.close()
 
@@ -270,12 +270,12 @@ async def test_what_others_wrote_in_the_place_of_its_own_is_a_lost_memory(
     redis: RedisServer, coordinator: RedisCoordinator, text: bytes
 ) -> None:
     async with client(redis) as own:
-        await own.set(SINCE, text)
+        await own.set(EPOCH_KEY, text)
     assert await is_refused(coordinator, "before", wall_clock_ms())
     await come_back(coordinator)
     signed_ms = wall_clock_ms() + LEEWAY_MS
-    assert await coordinator.remember_nonce("a", "after", signed_ms)
-    await (await RedisCoordinator.at(redis.url)).close()
+    assert await coordinator.consume_nonce("a", "after", signed_ms)
+    await (await RedisCoordinator.connect(redis.url)).close()
 
 
 async def test_a_lost_reply_lets_no_nonce_through_twice(
@@ -284,10 +284,10 @@ async def test_a_lost_reply_lets_no_nonce_through_twice(
     signed_ms = wall_clock_ms()
     redis.pause()
     with pytest.raises(CoordinatorUnavailable):
-        await coordinator.remember_nonce("aa", "n", signed_ms)
+        await coordinator.consume_nonce("aa", "n", signed_ms)
     redis.resume()
     await come_back(coordinator)
-    assert not await coordinator.remember_nonce("aa", "n", signed_ms)
+    assert not await coordinator.consume_nonce("aa", "n", signed_ms)
 
 
 async def test_a_claim_whose_reply_was_lost_finds_its_own_value(
@@ -295,11 +295,11 @@ async def test_a_claim_whose_reply_was_lost_finds_its_own_value(
 ) -> None:
     redis.pause()
     with pytest.raises(CoordinatorUnavailable):
-        await coordinator.claim("k", b"mine", 60_000)
+        await coordinator.put_if_absent("k", b"mine", 60_000)
     redis.resume()
     await come_back(coordinator)
-    assert await coordinator.claim("k", b"mine", 60_000) == b"mine"
-    assert await coordinator.claim("k", b"another's", 60_000) == b"mine"
+    assert await coordinator.put_if_absent("k", b"mine", 60_000) == b"mine"
+    assert await coordinator.put_if_absent("k", b"another's", 60_000) == b"mine"
 
 
 async def test_a_redis_that_is_out_of_reach_is_not_waited_for(
@@ -307,14 +307,14 @@ async def test_a_redis_that_is_out_of_reach_is_not_waited_for(
 ) -> None:
     redis.kill()
     for ask in (
-        coordinator.count("b", 60_000),
-        coordinator.announce([Change(b"x")]),
-        coordinator.changes("", 1),
+        coordinator.increment("b", 60_000),
+        coordinator.append([Change(b"x")]),
+        coordinator.read("", 1),
     ):
         with pytest.raises(CoordinatorUnavailable):
             await ask
     # What is refused now does not leave the loop's turn.
-    refused = asyncio.ensure_future(coordinator.claim("k", b"v", 60_000))
+    refused = asyncio.ensure_future(coordinator.put_if_absent("k", b"v", 60_000))
     await asyncio.sleep(0)
     assert isinstance(refused.exception(), CoordinatorUnavailable)
 
@@ -324,7 +324,7 @@ async def test_a_connection_that_was_closed_meanwhile_costs_no_refusal(
 ) -> None:
     for n in range(3):
         await cut(redis)
-        assert await coordinator.remember_nonce("aa", f"{n}", wall_clock_ms())
+        assert await coordinator.consume_nonce("aa", f"{n}", wall_clock_ms())
 
 
 async def test_a_hundred_at_once_cost_a_few_round_trips(
@@ -333,7 +333,7 @@ async def test_a_hundred_at_once_cost_a_few_round_trips(
     async with client(redis) as own:
         before = (await own.info("stats"))["total_reads_processed"]
         now_ms = wall_clock_ms()
-        await asyncio.gather(*(coordinator.remember_nonce("aa", f"{n}", now_ms) for n in range(100)))
+        await asyncio.gather(*(coordinator.consume_nonce("aa", f"{n}", now_ms) for n in range(100)))
         after = (await own.info("stats"))["total_reads_processed"]
     assert after - before <= 4
 
@@ -341,14 +341,14 @@ async def test_a_hundred_at_once_cost_a_few_round_trips(
 async def test_more_than_may_wait_are_refused_and_cost_the_others_nothing(
     coordinator: RedisCoordinator,
 ) -> None:
-    asked = (coordinator.claim(f"{n}", b"x", 60_000) for n in range(MAX_WAITING + 10))
+    asked = (coordinator.put_if_absent(f"{n}", b"x", 60_000) for n in range(MAX_WAITING + 10))
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert outcomes.count(b"x") == MAX_WAITING
     assert sum(isinstance(outcome, CoordinatorUnavailable) for outcome in outcomes) == 10
 
 
 async def test_who_stops_waiting_takes_no_reply_from_others(coordinator: RedisCoordinator) -> None:
-    asked = [asyncio.ensure_future(coordinator.claim(f"{n}", b"%d" % n, 60_000)) for n in range(10)]
+    asked = [asyncio.ensure_future(coordinator.put_if_absent(f"{n}", b"%d" % n, 60_000)) for n in range(10)]
     await asyncio.sleep(0)
     asked[3].cancel()
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
@@ -361,7 +361,7 @@ async def test_a_full_redis_refuses_and_forgets_nothing(redis: RedisServer) -> N
     async with client(redis) as own:
         used = (await own.info("memory"))["used_memory"]
         await own.config_set("maxmemory", used + 300_000)
-        coordinator = await RedisCoordinator.at(redis.url)
+        coordinator = await RedisCoordinator.connect(redis.url)
         signed_ms = wall_clock_ms()
         accepted = 0
         while not await is_refused(coordinator, f"{accepted}", signed_ms):
@@ -371,8 +371,8 @@ async def test_a_full_redis_refuses_and_forgets_nothing(redis: RedisServer) -> N
             assert await is_refused(coordinator, f"{n}", signed_ms)
         await own.config_set("maxmemory", 0)
         for n in range(accepted):
-            assert not await coordinator.remember_nonce("aa", f"{n}", signed_ms)
-        assert await coordinator.remember_nonce("aa", "one more", signed_ms)
+            assert not await coordinator.consume_nonce("aa", f"{n}", signed_ms)
+        assert await coordinator.consume_nonce("aa", "one more", signed_ms)
         await coordinator.close()
 
 
@@ -380,14 +380,14 @@ async def test_a_master_that_became_a_replica_is_left_until_it_is_one_again(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
     signed_ms = wall_clock_ms()
-    assert await coordinator.remember_nonce("aa", "n", signed_ms)
+    assert await coordinator.consume_nonce("aa", "n", signed_ms)
     async with client(redis) as own:
         await own.replicaof("127.0.0.1", str(free_port()))
         assert await is_refused(coordinator, "fresh", signed_ms)
         assert await is_refused(coordinator, "n", signed_ms)
         await own.replicaof("NO", "ONE")
     await come_back(coordinator)
-    assert not await coordinator.remember_nonce("aa", "n", signed_ms)
+    assert not await coordinator.consume_nonce("aa", "n", signed_ms)
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ async def test_an_url_that_names_no_redis_is_refused(url: str) -> None:
 async def test_a_password_is_quoted_as_in_any_url(start_redis: StartRedis) -> None:
     port = start_redis("--requirepass", "p@ss/w:rd#?%").port
     coordinator = await open_coordinator(f"redis://:p%40ss%2Fw%3Ard%23%3F%25@127.0.0.1:{port}")
-    assert await coordinator.remember_nonce("aa", "n", wall_clock_ms())
+    assert await coordinator.consume_nonce("aa", "n", wall_clock_ms())
     await coordinator.close()
     with pytest.raises(CoordinatorUnavailable, match="Authentication required"):
         await open_coordinator(f"redis://127.0.0.1:{port}")

@@ -52,8 +52,8 @@ def tls_port(start_redis: StartRedis, tmp_path: Path) -> int:
 
 async def test_a_redis_is_reached_over_tls(tls_port: int, tmp_path: Path) -> None:
     coordinator = await open_coordinator(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={tmp_path}/redis.crt")
-    assert await coordinator.remember_nonce("aa", "n", wall_clock_ms())
-    assert not await coordinator.remember_nonce("aa", "n", wall_clock_ms())
+    assert await coordinator.consume_nonce("aa", "n", wall_clock_ms())
+    assert not await coordinator.consume_nonce("aa", "n", wall_clock_ms())
     await coordinator.close()
 
 

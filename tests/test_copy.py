@@ -18,11 +18,20 @@ from pysync.auth import issuing
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.append_log.read import object_key
 from pysync.errors import StoreUnavailable
-from pysync.migrate import Copier, Outcomes
-from pysync.store import ANY, JSON_TYPE, Expect, File, NotModified, Object, Source, Store
+from pysync.migrate import Copier, CopyReport
+from pysync.store import (
+    ANY,
+    JSON_TYPE,
+    NotModified,
+    OpenFile,
+    Precondition,
+    ReadableStore,
+    Store,
+    StoredObject,
+)
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
+from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
 
 LOG = "logs/a"
 UNREAD = "it is not a document, or not the one that was stored"
@@ -53,7 +62,7 @@ REVOCATIONS = f"_pysync/revocations/{ISSUER.user_id}"
 @pytest_asyncio.fixture(params=["memory to file", "file to memory"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Store, Store]]:
     """Two empty stores, to copy from and to."""
-    pair: list[Store] = [MemoryStore(), await LocalStore.at(tmp_path / "data")]
+    pair: list[Store] = [MemoryStore(), await LocalStore.open_folder(tmp_path / "data")]
     if request.param == "file to memory":
         pair.reverse()
     yield pair[0], pair[1]
@@ -71,12 +80,12 @@ def target(stores: tuple[Store, Store]) -> Store:
     return stores[1]
 
 
-async def copy(source: Source, target: Store, **options: bool) -> tuple[Outcomes, Told]:
+async def copy(source: ReadableStore, target: Store, **options: bool) -> tuple[CopyReport, Told]:
     """What a copier counted and told."""
     told: Told = []
     copier = Copier(source, target, lambda key, text: told.append((key, text)), **options)
     await copier.run()
-    return copier.outcomes, told
+    return copier.report, told
 
 
 @cache
@@ -101,7 +110,7 @@ async def fill(store: Store, elements: int = ELEMENTS) -> None:
     await put_all(store, {**DOCUMENTS, **log_objects(elements)})
     for key, content in FILES.items():
         await store.write(key, chunks_of(content), "application/x-test")
-    await store.put(REVOCATIONS, issuing.revocation_list(ISSUER, 3).text)
+    await store.put(REVOCATIONS, issuing.issue_revocation_list(ISSUER, 3).text)
 
 
 async def contents(store: Store) -> dict[str, tuple[str, bytes]]:
@@ -109,7 +118,7 @@ async def contents(store: Store) -> dict[str, tuple[str, bytes]]:
     held = {}
     for key in await keys_below(store, ""):
         found = await store.get(key)
-        if isinstance(found, Object):
+        if isinstance(found, StoredObject):
             held[key] = found.content_type, found.body
         else:
             file, content = await read_file(store, key)
@@ -120,7 +129,7 @@ async def contents(store: Store) -> dict[str, tuple[str, bytes]]:
 
 async def replace(store: Store, key: str, edit: Callable[[bytes], bytes]) -> None:
     found = await store.get(key)
-    assert isinstance(found, Object)
+    assert isinstance(found, StoredObject)
     await store.put(key, edit(found.body))
 
 
@@ -138,23 +147,23 @@ async def test_everything_arrives_as_it_was_and_once(source: Store, target: Stor
     assert told == []
     assert await contents(target) == before
     size = sum(len(body) for _, body in before.values())
-    assert outcomes == Outcomes(copied=len(before), bytes=size)
-    assert outcomes.is_whole
+    assert outcomes == CopyReport(copied=len(before), bytes=size)
+    assert outcomes.is_complete
     again, told = await copy(source, target)
-    assert (again, told) == (Outcomes(already_there=len(before)), [])
+    assert (again, told) == (CopyReport(already_there=len(before)), [])
 
 
 async def test_how_far_projections_followed_is_not_copied(source: Store, target: Store) -> None:
     """It is a place in the log of changes, which is not copied either."""
     await source.put("_pysync/projections/p", b'{"after":"1"}', expect=ANY)
-    assert await copy(source, target) == (Outcomes(), [])
+    assert await copy(source, target) == (CopyReport(), [])
     assert await contents(target) == {}
 
 
 async def test_a_log_is_read_and_appended_to_where_it_was_copied_to(source: Store, target: Store) -> None:
     await fill(source)
     await copy(source, target)
-    node = Node(target, MemoryCoordinator(), MovedClock())
+    node = Node(target, MemoryCoordinator(), FakeClock())
     await node.append({"n": ELEMENTS}, key=LOG)
     assert await node.datas(key=LOG) == numbered(ELEMENTS + 1)
     await node.logs.close()
@@ -165,7 +174,7 @@ async def test_what_comes_later_is_taken_by_another_run(source: Store, target: S
     await copy(source, target)
     await source.put("notes/a", document(b'{"text":"two"}'))
     await source.write("files/b/c", chunks_of(b"d"), "text/plain")
-    node = Node(source, MemoryCoordinator(), MovedClock())
+    node = Node(source, MemoryCoordinator(), FakeClock())
     await node.append_at_once(numbered(40, ELEMENTS), key=LOG)
     await node.logs.close()
     before = await contents(target)
@@ -177,7 +186,7 @@ async def test_what_comes_later_is_taken_by_another_run(source: Store, target: S
     assert await contents(target) == before
     outcomes, told = await copy(source, target, overwrite=True)
     assert told == []
-    assert outcomes.is_whole
+    assert outcomes.is_complete
     assert await contents(target) == await contents(source)
 
 
@@ -187,7 +196,7 @@ async def test_a_file_and_a_document_under_one_key_are_different(source: Store, 
     await target.write("a", chunks_of(b"a"), "text/plain")
     await target.put("b", DOCUMENTS["top"])
     outcomes, _ = await copy(source, target)
-    assert outcomes == Outcomes(different=2)
+    assert outcomes == CopyReport(different=2)
     outcomes, _ = await copy(source, target, overwrite=True)
     assert outcomes.copied == 2
     assert await contents(target) == await contents(source)
@@ -195,7 +204,7 @@ async def test_a_file_and_a_document_under_one_key_are_different(source: Store, 
 
 async def test_of_a_log_that_is_overwritten_nothing_stays(source: Store, target: Store) -> None:
     await fill(source)
-    other = Node(target, MemoryCoordinator(), MovedClock())
+    other = Node(target, MemoryCoordinator(), FakeClock())
     for start in range(0, 100, 10):
         await other.append_at_once(numbered(10, start), key=LOG)
     await other.logs.close()
@@ -219,7 +228,7 @@ async def test_what_is_corrupt_is_told_and_stays_behind(source: Store, target: S
         **dict.fromkeys(("notes/cut", "notes/text", "notes/bare", "top"), f"corrupt: {UNREAD}"),
         REVOCATIONS: "corrupt: bad-signature",
     }
-    assert (outcomes.corrupt, outcomes.is_whole) == (5, False)
+    assert (outcomes.corrupt, outcomes.is_complete) == (5, False)
     assert await contents(target) == {
         key: held for key, held in whole.items() if key not in ("top", REVOCATIONS)
     }
@@ -250,7 +259,7 @@ async def test_a_log_that_lacks_a_part_gets_no_head(
         await replace(source, damaged, flipped)
     else:
         held = await source.get(other)
-        assert isinstance(held, Object)
+        assert isinstance(held, StoredObject)
         await source.put(damaged, held.body)
     outcomes, told = await copy(source, target)
     assert {key for key, _ in told} == {damaged, LOG}
@@ -262,7 +271,7 @@ async def grown(backup: Store, store: Store) -> Node:
     """A node of `store`, whose log has grown since all of it was copied to `backup`."""
     await fill(store)
     await copy(store, backup)
-    node = Node(store, MemoryCoordinator(), MovedClock())
+    node = Node(store, MemoryCoordinator(), FakeClock())
     await node.append_at_once(numbered(40, ELEMENTS), key=LOG)
     return node
 
@@ -314,12 +323,12 @@ async def test_a_file_that_changed_on_the_way_is_not_written(target: Store) -> N
     outcomes, told = await copy(source, target)
     assert (outcomes.corrupt, told) == (1, [("a", "corrupt: its sha256 is not that of its bytes")])
     assert await target.open("a") is None
-    assert await copy(source, target, keep_corrupt=True) == (Outcomes(corrupt=1), told)
+    assert await copy(source, target, keep_corrupt=True) == (CopyReport(corrupt=1), told)
     assert (await read_file(target, "a"))[1] == b"onetwo"
 
 
 async def test_a_key_that_the_store_does_not_take_is_told(tmp_path: Path) -> None:
-    source, target = MemoryStore(), await LocalStore.at(tmp_path / "data")
+    source, target = MemoryStore(), await LocalStore.open_folder(tmp_path / "data")
     await source.write("a", chunks_of(b"a"), "text/plain")
     await source.write("~incoming/a", chunks_of(b"a"), "text/plain")
     await source.write("long/" + "x" * 300, chunks_of(b"a"), "text/plain")
@@ -343,7 +352,7 @@ async def test_no_head_comes_before_what_it_names() -> None:
         killed.crash(after, done=True)
         with pytest.raises(StoreUnavailable):
             await copy(source, killed)
-        reader = Node(target, MemoryCoordinator(), MovedClock())
+        reader = Node(target, MemoryCoordinator(), FakeClock())
         is_last = after == writes - 1
         assert await reader.datas(key=LOG) == (numbered(400) if is_last else [])
 
@@ -358,7 +367,7 @@ async def test_a_store_that_fails_midway_is_named_and_the_next_run_goes_on(
     with pytest.raises(StoreUnavailable, match=r"(reading|writing|copying) .+: it does not answer"):
         await copy(source, failing)
     outcomes, told = await copy(source, target)
-    assert (told, outcomes.is_whole) == ([], True)
+    assert (told, outcomes.is_complete) == ([], True)
     assert await contents(target) == await contents(source)
 
 
@@ -370,7 +379,9 @@ class LateAnswers(MemoryStore):
         self.full, self.release = asyncio.Event(), asyncio.Event()
         self._puts = 0
 
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+    ) -> str:
         self._puts += 1
         if self._puts > 10:
             self.full.set()
@@ -396,7 +407,7 @@ async def test_the_counts_of_a_run_that_ends_early_are_those_of_the_run(how: str
     target.release.set()
     with pytest.raises(StoreUnavailable if how == "fails" else asyncio.CancelledError):
         await running
-    assert copier.outcomes.copied == len(await contents(target)) == 10
+    assert copier.report.copied == len(await contents(target)) == 10
 
 
 async def test_a_source_that_is_out_of_reach_is_named(source: Store, target: Store) -> None:
@@ -415,7 +426,7 @@ async def test_a_source_that_fails_for_a_moment_is_asked_again(source: Store, ta
     failing = FaultyStore(source)
     failing.fail("get", "open", after=1)
     outcomes, told = await copy(failing, target)
-    assert (told, outcomes.is_whole) == ([], True)
+    assert (told, outcomes.is_complete) == ([], True)
     assert await contents(target) == await contents(source)
 
 
@@ -424,12 +435,12 @@ class Unreadable(MemoryStore):
 
     unreadable: Collection[str] = ()
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         if key in self.unreadable:
             raise StoreUnavailable("the disk does not read it")
         return await super().get(key, if_none_match)
 
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         file = await super().open(key, start, end)
         if file is None or key not in self.unreadable:
             return file
@@ -456,13 +467,13 @@ async def test_what_cannot_be_read_stays_behind_and_the_rest_is_copied(target: S
     }
     copied = {key: held for key, held in whole.items() if key not in (*source.unreadable, LOG)}
     assert await contents(target) == copied
-    assert (outcomes.unreadable, outcomes.copied, outcomes.is_whole) == (3, len(copied), False)
+    assert (outcomes.unreadable, outcomes.copied, outcomes.is_complete) == (3, len(copied), False)
     assert (await copy(source, target, keep_corrupt=True))[0].unreadable == 3
 
 
 @pytest.mark.parametrize("how", ["lost", "replaced by a folder"])
 async def test_a_lost_file_stays_behind_and_the_rest_is_copied(tmp_path: Path, how: str) -> None:
-    source, target = await LocalStore.at(tmp_path / "data"), MemoryStore()
+    source, target = await LocalStore.open_folder(tmp_path / "data"), MemoryStore()
     await fill(source)
     path = tmp_path / "data/files/files/b/c"
     path.unlink()
@@ -492,19 +503,19 @@ async def test_it_reads_so_many_at_once_and_no_more() -> None:
     release.set()
     outcomes, _ = await copying
     assert outcomes.copied == 200
-    assert slow.most_reads_at_once == 32
+    assert slow.max_concurrent_reads == 32
 
 
 async def test_a_large_file_arrives_whole(source: Store, target: Store) -> None:
     content = os.urandom(1024) * 20 * 1024
     await source.write("large", chunks_of(content), "text/plain")
     outcomes, _ = await copy(source, target)
-    assert outcomes == Outcomes(copied=1, bytes=len(content))
+    assert outcomes == CopyReport(copied=1, bytes=len(content))
     assert await contents(target) == {"large": ("text/plain", content)}
 
 
 async def test_a_revocation_list_is_never_replaced_by_an_earlier_one(source: Store, target: Store) -> None:
-    lists = {generation: issuing.revocation_list(ISSUER, generation).text for generation in (3, 4)}
+    lists = {generation: issuing.issue_revocation_list(ISSUER, generation).text for generation in (3, 4)}
     await source.put(REVOCATIONS, lists[3])
     await target.put(REVOCATIONS, lists[4])
     outcomes, told = await copy(source, target, overwrite=True)

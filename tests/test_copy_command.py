@@ -28,14 +28,14 @@ NONE = {
 
 
 async def test_it_tells_what_became_of_each_object(shell: Shell, tmp_path: Path) -> None:
-    source = await LocalStore.at(tmp_path / "from")
+    source = await LocalStore.open_folder(tmp_path / "from")
     await fill(source)
     before = await contents(source)
     size = sum(len(body) for _, body in before.values())
     status, output, errors = await shell.ask("copy", "file:from", "file:to")
     assert (status, errors) == (0, "")
     assert json.loads(output) == {**NONE, "copied": len(before), "bytes": size}
-    target = await LocalStore.at(tmp_path / "to")
+    target = await LocalStore.open_folder(tmp_path / "to")
     assert await contents(target) == before
     await target.put("top", document(b'{"other":1}'))
     await replace(source, "notes/large", flipped)
@@ -58,7 +58,7 @@ async def test_it_tells_what_became_of_each_object(shell: Shell, tmp_path: Path)
 
 
 async def test_a_configuration_file_stands_for_its_store(shell: Shell, tmp_path: Path) -> None:
-    source = await LocalStore.at(tmp_path / "from")
+    source = await LocalStore.open_folder(tmp_path / "from")
     await source.put("top", DOCUMENTS["top"])
     await source.close()
     (tmp_path / "service.json").write_text('{"version": 1, "store": "file:to"}')
@@ -90,7 +90,7 @@ async def test_a_configuration_file_stands_for_its_store(shell: Shell, tmp_path:
 async def test_a_place_that_is_none_is_told_and_nothing_made(
     shell: Shell, tmp_path: Path, arguments: tuple[str, str], said: str
 ) -> None:
-    await (await LocalStore.at(tmp_path / "store")).close()
+    await (await LocalStore.open_folder(tmp_path / "store")).close()
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "note").write_bytes(DOCUMENTS["top"])
     before = sorted(tmp_path.rglob("*"))
@@ -129,7 +129,7 @@ async def test_what_cannot_be_read_is_listed_at_the_end_and_makes_the_status_1(
 
 
 async def test_a_lost_file_does_not_keep_others_from_being_copied(shell: Shell, tmp_path: Path) -> None:
-    source = await LocalStore.at(tmp_path / "from")
+    source = await LocalStore.open_folder(tmp_path / "from")
     await fill(source)
     await source.close()
     (tmp_path / "from/files/files/b/c").unlink()
@@ -137,7 +137,7 @@ async def test_a_lost_file_does_not_keep_others_from_being_copied(shell: Shell, 
         status, output, errors = await shell.ask("copy", "file:from", "file:to", *flags)
         assert status == 1
         counts = json.loads(output)
-        target = await LocalStore.at(tmp_path / "to")
+        target = await LocalStore.open_folder(tmp_path / "to")
         assert counts[counted] == len(await contents(target))
         await target.close()
         assert counts["unreadable"] == 1
@@ -147,7 +147,7 @@ async def test_a_lost_file_does_not_keep_others_from_being_copied(shell: Shell, 
 async def test_a_store_that_fails_is_status_5_and_says_how_to_go_on(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = await LocalStore.at(tmp_path / "from")
+    source = await LocalStore.open_folder(tmp_path / "from")
     await fill(source)
     await source.close()
     made = LocalStore.put
@@ -166,7 +166,7 @@ async def test_a_store_that_fails_is_status_5_and_says_how_to_go_on(
     assert re.fullmatch(
         "pysync: writing .+: the disk is full; run it again to go on", errors.splitlines()[-1]
     )
-    target = await LocalStore.at(tmp_path / "to")
+    target = await LocalStore.open_folder(tmp_path / "to")
     assert json.loads(output)["copied"] == len(await contents(target)) >= 9
     await target.close()
 
@@ -181,7 +181,7 @@ async def test_a_run_that_is_killed_is_finished_by_the_next(shell: Shell, tmp_pa
         sys.executable, "-m", "pysync", "copy", f"folder:{folder}", f"file:{tmp_path}/to"
     )
     try:
-        target = await LocalStore.at(tmp_path / "to")
+        target = await LocalStore.open_folder(tmp_path / "to")
         while len(await contents(target)) < 50:
             assert process.returncode is None
             await asyncio.sleep(0)

@@ -18,12 +18,12 @@ from test_copy_starfish import stored
 
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import StoreUnavailable
-from pysync.migrate import Outcomes
-from pysync.migrate.copier import AT_ONCE
+from pysync.migrate import CopyReport
+from pysync.migrate.copier import MAX_CONCURRENT
 from pysync.store import Store, open_store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock, chunks_of
+from pysync.testing import FakeClock, FaultyStore, chunks_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -51,7 +51,7 @@ async def bucket(server: S3Server, prefix: str) -> AsyncIterator[Store]:
 
 @pytest_asyncio.fixture
 async def local(tmp_path: Path) -> AsyncIterator[Store]:
-    store = await LocalStore.at(tmp_path / "data")
+    store = await LocalStore.open_folder(tmp_path / "data")
     yield store
     await store.close()
 
@@ -64,14 +64,14 @@ async def test_a_folder_moves_to_a_bucket_and_back(bucket: Store, local: Store, 
     outcomes, told = await copy(local, bucket)
     assert (outcomes.copied, told) == (len(before), [])
     again, told = await copy(local, bucket)
-    assert (again, told) == (Outcomes(already_there=len(before)), [])
-    node = Node(bucket, MemoryCoordinator(), MovedClock())
+    assert (again, told) == (CopyReport(already_there=len(before)), [])
+    node = Node(bucket, MemoryCoordinator(), FakeClock())
     await node.append({"n": ELEMENTS}, key=LOG)
     await node.logs.close()
-    back = await LocalStore.at(tmp_path / "back")
+    back = await LocalStore.open_folder(tmp_path / "back")
     outcomes, told = await copy(bucket, back)
     assert told == []
-    reader = Node(back, MemoryCoordinator(), MovedClock())
+    reader = Node(back, MemoryCoordinator(), FakeClock())
     assert await reader.datas(key=LOG) == numbered(ELEMENTS + 1)
     after = await contents(back)
     assert {key: after[key] for key in before if key != LOG} == {
@@ -98,7 +98,7 @@ async def test_files_and_batches_of_events_move_both_ways_with_their_types_and_h
     }
     for key, (content, content_type) in files.items():
         await local.write(key, chunks_of(content), content_type)
-    back = await LocalStore.at(tmp_path / "back")
+    back = await LocalStore.open_folder(tmp_path / "back")
     for source, target in ((local, bucket), (bucket, back)):
         outcomes, told = await copy(source, target)
         assert (outcomes.copied, told) == (len(files), [])
@@ -119,7 +119,7 @@ async def test_what_differs_in_a_bucket_stays_unless_it_may_be_overwritten(
     await bucket.write("b", chunks_of(b"b"), "text/plain")
     await bucket.write("c", chunks_of(b"d"), "text/plain")
     outcomes, _ = await copy(local, bucket)
-    assert outcomes == Outcomes(different=3)
+    assert outcomes == CopyReport(different=3)
     outcomes, _ = await copy(local, bucket, overwrite=True)
     assert outcomes.copied == 3
     assert await contents(bucket) == await contents(local)
@@ -162,8 +162,8 @@ async def test_a_run_that_broke_off_is_finished_by_the_next(bucket: Store, local
             await copy(local, failing)
     outcomes, told = await copy(local, bucket)
     assert told == []
-    assert outcomes.is_whole
-    assert outcomes.already_there > 40 - AT_ONCE, "all but those that were under way"
+    assert outcomes.is_complete
+    assert outcomes.already_there > 40 - MAX_CONCURRENT, "all but those that were under way"
     assert await contents(bucket) == await contents(local)
 
 

@@ -14,14 +14,14 @@ from log_nodes import Node, keys_below, log_of, numbered
 from test_copy import UNREAD, contents, copy
 
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.append_log import LogRules
+from pysync.engine.append_log import LogSettings
 from pysync.engine.documents import Documents
 from pysync.errors import StoreUnavailable
-from pysync.migrate import Outcomes
+from pysync.migrate import CopyReport
 from pysync.migrate.starfish_folder import FolderSource
-from pysync.store import Source
+from pysync.store import ReadableStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import MovedClock
+from pysync.testing import FakeClock
 
 DATA = {"text": "größe", "n": 1e21, "small": 0.0000001, "list": [1.5, None]}
 LOG = log_of(numbered(60), 1_700_000_000_000)
@@ -49,7 +49,7 @@ class Starfish:
         self.store = MemoryStore()
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ReadableStore:
         return self.store if self.folder is None else FolderSource(self.folder)
 
     async def put(self, values: dict[str, Any]) -> None:
@@ -82,11 +82,11 @@ async def test_documents_arrive_as_they_are_and_are_pulled(starfish: Starfish, t
     outcomes, told = await copy(starfish.source, target)
     assert (outcomes.copied, told) == (3, [])
     assert {key: json.loads(body) for key, (_, body) in (await contents(target)).items()} == values
-    pulled = await Documents(target, MemoryCoordinator(), MovedClock()).pull("notes/a")
+    pulled = await Documents(target, MemoryCoordinator(), FakeClock()).pull("notes/a")
     assert pulled is not None
     assert json.loads(pulled.data) == DATA
     again, _ = await copy(starfish.source, target)
-    assert again == Outcomes(already_there=3)
+    assert again == CopyReport(already_there=3)
 
 
 async def test_a_whole_number_that_was_hashed_with_all_its_digits_is_sound(
@@ -118,13 +118,13 @@ async def test_a_log_arrives_and_is_appended_to(
     outcomes, told = await copy(starfish.source, target)
     assert (outcomes.copied, told) == (len(values), [])
     assert await keys_below(target, "") == sorted(values)
-    rules = LogRules(field="entries") if layout == "document" else LogRules()
-    node = Node(target, MemoryCoordinator(), MovedClock())
+    rules = LogSettings(field="entries") if layout == "document" else LogSettings()
+    node = Node(target, MemoryCoordinator(), FakeClock())
     await node.append({"n": 60}, key="logs/a", rules=rules)
     assert await node.datas(key="logs/a", rules=rules) == numbered(61)
     await node.logs.close()
     outcomes, told = await copy(target, MemoryStore())
-    assert (outcomes.is_whole, told) == (True, [])
+    assert (outcomes.is_complete, told) == (True, [])
 
 
 async def test_what_does_not_verify_stays_behind(starfish: Starfish, target: MemoryStore) -> None:

@@ -18,14 +18,14 @@ from test_copy import LOG, log_objects
 
 from pysync import _core
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.append_log import Bounds, LogRules, Logs
+from pysync.engine.append_log import AppendLogs, LogRange, LogSettings
 from pysync.engine.documents import Documents
 from pysync.errors import DocumentCorrupt
-from pysync.migrate.verify import Corrupt, check_document
-from pysync.store import Object
+from pysync.migrate.verify import VerificationError, check_document
+from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.write_ids import blank, new_mark
+from pysync.write_ids import as_whitespace, new_write_id
 
 TS_MS = 1_763_740_000_000
 DATA = {"amount": 101, "text": "größe", "list": [1.5, None]}
@@ -67,7 +67,7 @@ def told(stored: bytes) -> Any:
     return document.answer(5), document.hash, document.ts_ms
 
 
-@pytest.mark.parametrize("mark", [b"", blank(new_mark())], ids=["plain", "marked"])
+@pytest.mark.parametrize("mark", [b"", as_whitespace(new_write_id())], ids=["plain", "marked"])
 @pytest.mark.parametrize("body", [b'{"data":{}}', PLAIN, BODY], ids=["empty", "plain", "escapes"])
 def test_no_byte_of_a_document_changes_unnoticed(body: bytes, mark: bytes) -> None:
     stored = _core.decode_push(body).stored(TS_MS, mark)
@@ -143,7 +143,7 @@ def edited(stored: bytes) -> bytes:
 
 async def damage(store: MemoryStore, key: str, edit: Callable[[bytes], bytes] = edited) -> None:
     found = await store.get(key)
-    assert isinstance(found, Object)
+    assert isinstance(found, StoredObject)
     await store.put(key, edit(found.body))
 
 
@@ -290,7 +290,7 @@ async def test_a_stream_is_cut_where_a_damaged_access_document_decides(
 
 async def test_no_byte_of_a_row_in_sqlite_changes_unnoticed(tmp_path: Path) -> None:
     """Of documents, of a log's head, its segments and the blocks of its index."""
-    store = await LocalStore.at(tmp_path)
+    store = await LocalStore.open_folder(tmp_path)
     documents, logs = Documents(store, MemoryCoordinator(), lambda: TS_MS), log_objects(200)
     await documents.push("notes/a", _core.decode_push(PLAIN))
     parts = [max(key for key in logs if f"/{name}" in key) for name in ("index1-", "180-")] + [LOG]
@@ -305,8 +305,8 @@ async def test_no_byte_of_a_row_in_sqlite_changes_unnoticed(tmp_path: Path) -> N
             found = await documents.pull(key)
             return found and found.answer(1)
         # A process that knows a head goes by that.
-        node = Logs(store, MemoryCoordinator(), lambda: TS_MS)
-        return await (await node.read(LOG, Bounds(newest=200), LogRules())).text()
+        node = AppendLogs(store, MemoryCoordinator(), lambda: TS_MS)
+        return await (await node.read(LOG, LogRange(newest=200), LogSettings())).text()
 
     for key in ("notes/a", *parts):
         parent, name = key.rsplit("/", 1)
@@ -330,5 +330,5 @@ def test_a_copy_verifies_the_hash_beside_the_checksum() -> None:
     assert check_document(push.stored(1)) is None
     wrong = _core.read_document(push.stored(1)).redacted(b'{"amount":901}', push.hash)
     assert not _core.read_document(wrong).verify()
-    with pytest.raises(Corrupt, match="its hash does not match its data"):
+    with pytest.raises(VerificationError, match="its hash does not match its data"):
         check_document(wrong)

@@ -15,7 +15,7 @@ from components import RedisServer, S3Server
 from conftest import Browser
 from test_processes import serving
 
-from pysync.changelog import read_change
+from pysync.changelog import parse_change
 from pysync.coordinator.redis.coordinator import RedisCoordinator
 from pysync.testing import FaultProxy
 
@@ -33,7 +33,7 @@ NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], 
 
 @pytest.fixture
 async def follower(redis: RedisServer) -> AsyncIterator[RedisCoordinator]:
-    coordinator = await RedisCoordinator.at(redis.url)
+    coordinator = await RedisCoordinator.connect(redis.url)
     yield coordinator
     await coordinator.close()
 
@@ -75,9 +75,9 @@ EVENTS = {
 
 async def hashes(follower: RedisCoordinator, count: int) -> list[str]:
     """Of the first changes that are told, once there are so many."""
-    while len(found := await follower.changes("", 100) or []) < count:
-        await follower.wait(await follower.newest())
-    return [read_change(told).hash for _, told in found]
+    while len(found := await follower.read("", 100) or []) < count:
+        await follower.wait_for_change(await follower.last_id())
+    return [parse_change(told).hash for _, told in found]
 
 
 async def killed_before_it_announces(
@@ -107,8 +107,8 @@ async def test_the_next_start_of_a_node_announces_what_a_killed_one_wrote(
 ) -> None:
     prefix = new_prefix()
     await killed_before_it_announces(tmp_path, moto, prefix, redis, "notes/a", session)
-    assert await follower.changes("", 10) == []
-    assert len(await follower.intents(10)) == 1
+    assert await follower.read("", 10) == []
+    assert len(await follower.prepared(10)) == 1
     async with serving(tmp_path, **members(moto, prefix, redis)) as node:
         written = (await Browser(node.base, session).pull("notes/a")).json
         assert written["data"] == {"n": 1}
@@ -131,11 +131,11 @@ async def test_the_next_write_is_announced_after_what_a_killed_node_wrote(
         read = f"{key}?full=true" if kind == "logs" else key
         first = (await browser.pull(read)).json["hash"]
         assert first
-        assert await follower.changes("", 10) == []
+        assert await follower.read("", 10) == []
         second = await browser.push(key, {"n": 2}, first if kind == "notes" else None)
         assert second.status == 200
         assert await hashes(follower, 2) == [first, second.json["hash"]]
-        assert await follower.intents(10) == []
+        assert await follower.prepared(10) == []
 
 
 async def push_file(base: str, key: str, content: bytes, session: aiohttp.ClientSession) -> str:
@@ -176,7 +176,7 @@ async def test_a_file_whose_node_was_killed_when_it_came_to_light_is_announced_b
             with pytest.raises(aiohttp.ClientError):
                 await pushing
         assert await pulled(other.base, "files/a", session) == bytes(size)
-        assert await follower.changes("", 10) == []
+        assert await follower.read("", 10) == []
         second = await push_file(other.base, "files/a", b"two", session)
         assert await hashes(follower, 2) == [hashlib.sha256(bytes(size)).hexdigest(), second]
 
@@ -203,7 +203,7 @@ async def test_a_file_whose_node_was_killed_before_it_came_to_light_is_not_there
             with pytest.raises(aiohttp.ClientError):
                 await pushing
         assert await pulled(other.base, "files/a", session) == b"one"
-        assert await follower.intents(10) == []
+        assert await follower.prepared(10) == []
         assert await hashes(follower, 1) == [first]
 
 

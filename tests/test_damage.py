@@ -22,7 +22,7 @@ from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.server import serve
 from pysync.server.handlers import service
 from pysync.sqlite.database_file import quick_check
-from pysync.store import Object
+from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 
@@ -43,12 +43,12 @@ def folder(tmp_path: Path) -> Path:
 
 async def filled(folder: Path, documents: int = 1, body: bytes = b"{}") -> None:
     """Make a folder that has been used and is closed, so that all pages are in the database itself."""
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     for number in range(documents):
         await store.put(f"notes/a{number:03}", body)
     await store.close()
-    coordinator = await LocalCoordinator.at(folder)
-    await coordinator.claim("key", b"", 60_000)
+    coordinator = await LocalCoordinator.open_folder(folder)
+    await coordinator.put_if_absent("key", b"", 60_000)
     await coordinator.close()
 
 
@@ -112,9 +112,9 @@ async def test_a_service_that_has_met_damage_is_not_ready_any_more(
 async def test_a_coordinator_that_has_met_damage_is_not_ready_any_more(folder: Path) -> None:
     async def claim_all() -> None:
         for number in range(200):
-            await coordinator.claim(f"k{number:03}", b"x" * 100, 60_000)
+            await coordinator.put_if_absent(f"k{number:03}", b"x" * 100, 60_000)
 
-    coordinator = await LocalCoordinator.at(folder)
+    coordinator = await LocalCoordinator.open_folder(folder)
     await claim_all()
     await coordinator.close()
     with closing(sqlite3.connect(folder / "coordinator.db")) as database:
@@ -122,7 +122,7 @@ async def test_a_coordinator_that_has_met_damage_is_not_ready_any_more(folder: P
             "SELECT pageno FROM dbstat WHERE name = 'claim' AND pagetype = 'leaf' ORDER BY path"
         ).fetchall()
     overwrite(folder / "coordinator.db", (pages[len(pages) // 2][0] - 1) * PAGE)
-    coordinator = await LocalCoordinator.at(folder)
+    coordinator = await LocalCoordinator.open_folder(folder)
     await coordinator.probe()
     with pytest.raises(CoordinatorUnavailable):
         await claim_all()
@@ -138,7 +138,7 @@ async def test_nothing_that_damage_raises_leaves_a_callback_of_the_loop(
     damage_table(folder / "pysync.db", "object")
     met: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: met.append(context))
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     asks: list[Callable[[], Awaitable[object]]] = [
         lambda: store.get("notes/a000"),
         lambda: store.put("notes/b", b"{}"),
@@ -148,7 +148,7 @@ async def test_nothing_that_damage_raises_leaves_a_callback_of_the_loop(
         with pytest.raises(StoreUnavailable):
             await ask()
         await asyncio.sleep(0)
-    assert await store.change_log.newest()
+    assert await store.change_log.last_id()
     await store.close()
     await asyncio.sleep(0)
     assert met == []
@@ -157,14 +157,14 @@ async def test_nothing_that_damage_raises_leaves_a_callback_of_the_loop(
 
 
 async def test_a_probe_leaves_nothing_in_a_store(folder: Path) -> None:
-    store = await LocalStore.at(folder)
-    newest = await store.change_log.newest()
+    store = await LocalStore.open_folder(folder)
+    newest = await store.change_log.last_id()
     for _ in range(3):
         await store.probe()
-    assert await store.change_log.newest() == newest
+    assert await store.change_log.last_id() == newest
     assert [listed.key async for listed in store.walk("")] == []
     await store.put("a", b"{}")
-    assert isinstance(await store.get("a"), Object)
+    assert isinstance(await store.get("a"), StoredObject)
     await store.close()
 
 
@@ -174,22 +174,22 @@ async def test_a_coordinator_that_admits_no_signed_request_is_not_ready(tmp_path
     if kind == "memory":
         coordinator = MemoryCoordinator(max_live_nonces=3)
     else:
-        coordinator = await LocalCoordinator.at(tmp_path, max_live_nonces=3)
+        coordinator = await LocalCoordinator.open_folder(tmp_path, max_live_nonces=3)
     await coordinator.probe()
     for number in range(2):
-        await coordinator.remember_nonce("aa", f"{number}", 0)
+        await coordinator.consume_nonce("aa", f"{number}", 0)
     with pytest.raises(CoordinatorUnavailable):
         await coordinator.probe()
     await coordinator.close()
 
 
 async def test_a_coordinator_whose_probe_is_repeated_keeps_working(tmp_path: Path) -> None:
-    coordinator = await LocalCoordinator.at(tmp_path)
-    newest = await coordinator.newest()
+    coordinator = await LocalCoordinator.open_folder(tmp_path)
+    newest = await coordinator.last_id()
     for _ in range(3):
         await coordinator.probe()
-    assert await coordinator.newest() == newest
-    assert await coordinator.intents(10) == []
+    assert await coordinator.last_id() == newest
+    assert await coordinator.prepared(10) == []
     await coordinator.close()
 
 

@@ -12,7 +12,7 @@ from shell import Shell
 
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
-from pysync.store import File
+from pysync.store import OpenFile
 from pysync.store.local.store import LocalStore
 
 
@@ -30,7 +30,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 async def store(folder: Path) -> AsyncIterator[LocalStore]:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     yield store
     await store.close()
 
@@ -50,7 +50,7 @@ async def chunks(*several: bytes) -> AsyncIterator[bytes]:
 
 
 async def content(store: LocalStore, key: str) -> bytes | None:
-    file: File | None = await store.open(key)
+    file: OpenFile | None = await store.open(key)
     return None if file is None else b"".join([chunk async for chunk in file.chunks])
 
 
@@ -65,15 +65,15 @@ def open_to_others(folder: Path) -> list[str]:
 
 async def test_all_that_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     folder = tmp_path / "deep/er/data"
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await store.put("notes/a", b"{}")
     await store.write("top", chunks(b"x"), "text/plain")
     first = await store.write("events/a/1", chunks(b"1"), "text/plain")
     await store.merge("events/a/2", chunks(b"2"), "text/plain", {"events/a/1": first})
-    coordinator = await LocalCoordinator.at(folder)
-    await coordinator.remember_nonce("aa", "n", 0)
-    await coordinator.claim("k", b"", 1000)
-    assert await coordinator.leads("work")
+    coordinator = await LocalCoordinator.open_folder(folder)
+    await coordinator.consume_nonce("aa", "n", 0)
+    await coordinator.put_if_absent("k", b"", 1000)
+    assert await coordinator.acquire_lease("work")
     assert open_to_others(tmp_path / "deep") == []
     await coordinator.close()
     await store.close()
@@ -82,7 +82,7 @@ async def test_all_that_is_made_is_closed_to_others_whatever_the_umask(tmp_path:
 
 async def test_files_in_a_folder_that_is_open_to_others_are_not(folder: Path, umask: int) -> None:
     folder.mkdir(mode=0o755)
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await store.write("top", chunks(b"x"), "text/plain")
     assert [path for path in open_to_others(folder) if not path.startswith(f"{folder} ")] == []
     await store.close()
@@ -188,7 +188,7 @@ async def test_a_link_in_the_place_of_the_stores_lock_is_not_followed(folder: Pa
     folder.mkdir()
     (folder / "pysync.lock").symlink_to(outside / "b")
     with pytest.raises(StoreUnavailable, match="symbolic links"):
-        await LocalStore.at(folder)
+        await LocalStore.open_folder(folder)
     assert (outside / "b").read_bytes() == b"secret"
 
 
@@ -199,18 +199,18 @@ async def test_a_link_in_the_place_of_what_a_coordinator_locks_or_appends_to_is_
     (folder / "nonces").mkdir(parents=True)
     (folder / name).symlink_to(outside / "b")
     with pytest.raises(CoordinatorUnavailable, match="symbolic links"):
-        await LocalCoordinator.at(folder, lambda: 0)
+        await LocalCoordinator.open_folder(folder, lambda: 0)
     assert (outside / "b").read_bytes() == b"secret"
 
 
 async def test_a_link_in_the_place_of_the_lock_of_who_leads_is_not_followed(
     folder: Path, outside: Path
 ) -> None:
-    coordinator = await LocalCoordinator.at(folder)
+    coordinator = await LocalCoordinator.open_folder(folder)
     (folder / "leads/scrub").symlink_to(outside / "b")
     before = (outside / "b").stat().st_mtime_ns
     with pytest.raises(CoordinatorUnavailable):
-        await coordinator.leads("scrub")
+        await coordinator.acquire_lease("scrub")
     assert (outside / "b").stat().st_mtime_ns == before
     await coordinator.close()
 
@@ -219,12 +219,12 @@ async def test_a_link_in_the_place_of_the_lock_of_who_leads_is_not_followed(
 async def test_a_link_in_the_place_of_a_folder_of_the_stores_own_is_not_followed(
     folder: Path, outside: Path, name: str
 ) -> None:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await store.write("e/1", chunks(b"1"), "text/plain")
     await store.close()
     shutil.rmtree(folder / name, ignore_errors=True)
     (folder / name).symlink_to(outside)
     os.utime(outside / "b", (0, 0))  # as what was abandoned long ago
     with pytest.raises(StoreUnavailable, match=r"symbolic links|store_unavailable"):
-        await LocalStore.at(folder)
+        await LocalStore.open_folder(folder)
     assert [path.name for path in outside.iterdir()] == ["b"]

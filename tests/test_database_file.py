@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def store(folder: Path) -> AsyncIterator[LocalStore]:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     yield store
     await store.close()
 
@@ -115,7 +115,7 @@ async def test_a_database_that_is_gone_is_not_read_and_the_store_is_not_ready(
     with pytest.raises(StoreUnavailable):
         await store.list("", None, 10)
     with pytest.raises(StoreUnavailable):
-        await store.change_log.newest()
+        await store.change_log.last_id()
 
 
 async def test_a_write_whose_database_is_deleted_before_it_is_acknowledged_is_refused(
@@ -149,7 +149,7 @@ async def test_a_database_that_is_put_back_is_not_trusted_before_a_restart(
     with pytest.raises(StoreUnavailable):
         await store.put("a", b'{"n":2}')
     await store.close()
-    again = await LocalStore.at(folder)
+    again = await LocalStore.open_folder(folder)
     assert await again.get("a") is not None
     await again.close()
 
@@ -157,7 +157,7 @@ async def test_a_database_that_is_put_back_is_not_trusted_before_a_restart(
 async def test_a_store_that_nobody_writes_to_is_looked_after(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "CHECK_S", 0.001)
+    monkeypatch.setattr(connection, "CHECK_INTERVAL_S", 0.001)
     found = threading.Event()
     check = DatabaseFile.check
 
@@ -169,7 +169,7 @@ async def test_a_store_that_nobody_writes_to_is_looked_after(
             raise
 
     monkeypatch.setattr(DatabaseFile, "check", watched)
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await store.put("a", b"{}")
     delete(folder)
     await asyncio.to_thread(found.wait)
@@ -185,7 +185,7 @@ async def test_of_two_processes_one_does_not_begin_a_second_database(
     await store.put("a", b"{}")
     lose(folder)
     with pytest.raises(ValueError, match=r"pysync\.db"):
-        await LocalStore.at(folder)
+        await LocalStore.open_folder(folder)
     with pytest.raises(StoreUnavailable):
         await store.put("a", b'{"n":1}')
 
@@ -197,7 +197,7 @@ async def test_of_two_processes_only_the_one_with_the_database_that_is_there_ser
     replace(folder)
     (folder / "pysync.db-wal").unlink()
     (folder / "pysync.db-shm").unlink()
-    other = await LocalStore.at(folder)
+    other = await LocalStore.open_folder(folder)
     await other.put("b", b"{}")
     with pytest.raises(StoreUnavailable):
         await store.put("b", b'{"n":1}')
@@ -210,7 +210,7 @@ async def test_of_two_processes_only_the_one_with_the_database_that_is_there_ser
 async def test_a_start_that_misses_the_database_of_what_it_finds_says_what_to_do(
     folder: Path, left: str
 ) -> None:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     if left == "a file":
         await store.write("a/b", chunks(b"x"), "text/plain")
     await store.close()
@@ -222,15 +222,15 @@ async def test_a_start_that_misses_the_database_of_what_it_finds_says_what_to_do
         (folder / "pysync.db-wal").write_bytes(b"x")
     for _ in range(2):
         with pytest.raises(ValueError, match=r"restore it from a backup.*begin with an empty store"):
-            await LocalStore.at(folder)
+            await LocalStore.open_folder(folder)
     (folder / "pysync.db").touch()
     with pytest.raises(ValueError, match="is missing or empty"):
-        await LocalStore.at(folder)
+        await LocalStore.open_folder(folder)
 
 
 async def test_a_folder_that_served_a_coordinator_alone_takes_a_store(folder: Path) -> None:
-    await (await LocalCoordinator.at(folder)).close()
-    store = await LocalStore.at(folder)
+    await (await LocalCoordinator.open_folder(folder)).close()
+    store = await LocalStore.open_folder(folder)
     assert await store.get("a") is None
     await store.close()
 
@@ -242,7 +242,7 @@ async def test_a_store_is_opened_though_its_lock_cannot_be_marked(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     assert await store.get("a") is None
     await store.close()
 
@@ -250,44 +250,44 @@ async def test_a_store_is_opened_though_its_lock_cannot_be_marked(
 @pytest.mark.parametrize("found", ["", "lost+found"], ids=["empty", "a file system of its own"])
 async def test_an_empty_folder_for_files_is_no_sign_of_a_lost_database(folder: Path, found: str) -> None:
     (folder / "files" / found).mkdir(parents=True)
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     assert await store.get("a") is None
     await store.close()
 
 
 async def test_a_start_over_tables_without_a_version_says_what_to_do(folder: Path) -> None:
     """The output of sqlite3's command .dump lacks the version."""
-    await (await LocalStore.at(folder)).close()
+    await (await LocalStore.open_folder(folder)).close()
     with closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as database:
         database.execute("PRAGMA user_version = 0")
     with pytest.raises(
         ValueError, match=f"PRAGMA user_version = {SCHEMA.version}.*the version that wrote it"
     ):
-        await LocalStore.at(folder)
+        await LocalStore.open_folder(folder)
 
 
 async def test_a_coordinator_whose_database_is_gone_admits_and_counts_nothing(tmp_path: Path) -> None:
-    coordinator = await LocalCoordinator.at(tmp_path / "data")
-    await coordinator.claim("key", b"", 1000)
+    coordinator = await LocalCoordinator.open_folder(tmp_path / "data")
+    await coordinator.put_if_absent("key", b"", 1000)
     (tmp_path / "data/coordinator.db").unlink()
     coordinator._writer._checked_at = 0.0  # as after a pause
     with pytest.raises(CoordinatorUnavailable):
-        await coordinator.claim("key", b"", 1000)
+        await coordinator.put_if_absent("key", b"", 1000)
     with pytest.raises(CoordinatorUnavailable):
-        await coordinator.remember_nonce("aa", "n", 0)
+        await coordinator.consume_nonce("aa", "n", 0)
     with pytest.raises(CoordinatorUnavailable):
-        await coordinator.newest()
+        await coordinator.last_id()
     await coordinator.close()
 
 
 async def test_a_coordinator_whose_replay_memory_is_gone_admits_nothing(tmp_path: Path) -> None:
-    coordinator = await LocalCoordinator.at(tmp_path / "data")
+    coordinator = await LocalCoordinator.open_folder(tmp_path / "data")
     shutil.rmtree(tmp_path / "data/nonces")
     coordinator._writer._checked_at = 0.0  # as after a pause
     with pytest.raises(CoordinatorUnavailable):
-        await coordinator.claim("key", b"", 1000)
+        await coordinator.put_if_absent("key", b"", 1000)
     with pytest.raises(CoordinatorUnavailable):
-        await coordinator.remember_nonce("aa", "n", 0)
+        await coordinator.consume_nonce("aa", "n", 0)
     await coordinator.close()
 
 
@@ -332,12 +332,12 @@ async def test_workers_whose_database_is_deleted_acknowledge_nothing_and_begin_n
 async def test_a_database_that_is_a_link_of_the_operators_is_served_and_watched(
     folder: Path, tmp_path: Path
 ) -> None:
-    await (await LocalStore.at(folder)).close()
+    await (await LocalStore.open_folder(folder)).close()
     real = tmp_path / "disk"
     real.mkdir()
     (folder / "pysync.db").rename(real / "real.db")
     (folder / "pysync.db").symlink_to(real / "real.db")
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await store.put("a", b"{}")
     (real / "real.db-wal").unlink()
     with pytest.raises(StoreUnavailable):
@@ -357,7 +357,7 @@ database.close()
 async def test_a_database_that_others_open_back_up_and_close_is_still_there(
     store: LocalStore, folder: Path, tmp_path: Path
 ) -> None:
-    other = await LocalStore.at(folder)
+    other = await LocalStore.open_folder(folder)
     for number in range(2):
         await store.put(f"a{number}", b"{}")
         command = (sys.executable, "-c", BACK_UP, str(folder / "pysync.db"), str(tmp_path / "copy.db"))

@@ -18,7 +18,7 @@ from shell import Shell
 
 from pysync import config
 from pysync.cli.parser import build_parser
-from pysync.clock import BOOT
+from pysync.clock import BOOT_ID_PATH
 from pysync.config import Server
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ def test_pysync_check_accepts_every_configuration(
 
 def test_a_cluster_shares_its_store_and_its_coordinator() -> None:
     settings = config.load(DEPLOY / "cluster.json", node_environment())
-    assert config.is_shared(settings)
+    assert config.is_multi_process(settings)
     assert settings.store.url.startswith("s3://")
     assert settings.store.endpoint == "http://s3:8333"
     assert settings.coordinator == "redis://:0123456789abcdef@redis:6379/0"
@@ -124,7 +124,7 @@ def settings_of_the_unit() -> dict[str, str]:
 
 def test_the_unit_shows_the_server_which_start_of_the_machine_it_is() -> None:
     """`ProcSubset=pid` hides the file that says so, whose name begins with that of /proc/sys."""
-    assert str(BOOT).startswith("/proc/sys/")
+    assert str(BOOT_ID_PATH).startswith("/proc/sys/")
     assert settings_of_the_unit().get("ProcSubset", "all") == "all"
 
 

@@ -12,7 +12,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.documents import Documents
 from pysync.errors import Conflict, StoreUnavailable
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 
@@ -20,7 +20,7 @@ PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 async def test_equal_data_of_a_later_write_is_not_taken_for_the_repeated_one(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    clock = MovedClock(wall_clock_ms())
+    clock = FakeClock(wall_clock_ms())
     notes = {"name": "notes", "storagePath": "notes/{id}", **PUBLIC}
     browser = Browser(await start({"collections": [notes]}, now_ms=clock), session)
     once = {"Idempotency-Key": "k1"}
@@ -36,7 +36,7 @@ async def test_equal_data_of_a_later_write_is_not_taken_for_the_repeated_one(
 async def test_a_folded_keyring_expires_as_its_own_collection_says(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    clock = MovedClock(wall_clock_ms())
+    clock = FakeClock(wall_clock_ms())
     rooms = {"name": "rooms", "storagePath": "rooms/{room}", **PUBLIC}
     keyrings = {"name": "keyrings", "storagePath": "rooms/{room}/_keyring", "ttlMs": 1000, **PUBLIC}
     browser = Browser(await start({"collections": [rooms, keyrings]}, now_ms=clock), session)
@@ -89,10 +89,10 @@ async def test_a_write_of_the_same_bytes_in_the_same_millisecond_is_not_taken_fo
     body = decode_push(b'{"data":{"n":1}}')
     store.fail("put")
     with pytest.raises(StoreUnavailable):
-        await documents.push_once("a", body, "k")
+        await documents.push_idempotent("a", body, "k")
     await documents.push("a", body)
     with pytest.raises(Conflict):
-        await documents.push_once("a", body, "k")
+        await documents.push_idempotent("a", body, "k")
 
 
 async def test_what_is_found_stored_is_told_although_another_replaces_it() -> None:
@@ -100,10 +100,10 @@ async def test_what_is_found_stored_is_told_although_another_replaces_it() -> No
     store = FaultyStore(shared)
     documents, other = [Documents(way, MemoryCoordinator(), lambda: 1) for way in (store, shared)]
     body = decode_push(b'{"data":{"n":1}}')
-    written = await documents.push_once("a", body, "k")
+    written = await documents.push_idempotent("a", body, "k")
     release = asyncio.Event()
     store.delay("get", release, after=1)
-    again = asyncio.ensure_future(documents.push_once("a", body, "k"))
+    again = asyncio.ensure_future(documents.push_idempotent("a", body, "k"))
     while store.calls["get"] < 1:
         await asyncio.sleep(0)
     await other.push("a", decode_push(b'{"data":{"n":2},"baseHash":"%s"}' % written.hash.encode()))
@@ -116,7 +116,7 @@ async def test_of_attempts_under_one_key_at_once_all_are_told_the_same() -> None
     times = iter(range(1, 100))
     nodes = [Documents(store, coordinator, lambda: next(times)) for _ in range(4)]
     body = decode_push(b'{"data":{"n":1}}')
-    told = await asyncio.gather(*(node.push_once("a", body, "k") for node in nodes * 3))
+    told = await asyncio.gather(*(node.push_idempotent("a", body, "k") for node in nodes * 3))
     found = await nodes[0].pull("a")
     assert found is not None
     assert {(written.hash, written.timestamp_ms) for written in told} == {(found.hash, found.ts_ms)}

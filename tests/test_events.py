@@ -14,16 +14,16 @@ from conftest import ISSUER, Browser, Signed, Start, root_device
 from plugin_samples import OPEN, Told
 
 from pysync.auth import issuing
-from pysync.changelog import read_change
-from pysync.clock import Tick
+from pysync.changelog import parse_change
+from pysync.clock import HybridTimestamp
 from pysync.config import ConfigError
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.plugins.events import create_events_plugin
-from pysync.plugins.events.batch_ids import place
+from pysync.plugins.events.batch_ids import order_prefix
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 EVENTS: dict[str, Any] = {"name": "events", "storagePath": "events/{app}/{batchId}", "listable": True, **OPEN}
 SECTION = {"collection": "events", "storagePath": "lake/{app}/{batchId}"}
@@ -57,12 +57,12 @@ async def table(browser: Browser, batch_id: str, app: str = "web") -> Any:
 
 
 @pytest.fixture
-async def browser(start: Start, session: aiohttp.ClientSession, store: Store, clock: MovedClock) -> Browser:
+async def browser(start: Start, session: aiohttp.ClientSession, store: Store, clock: FakeClock) -> Browser:
     return Browser(await start(SERVICE, store, now_ms=clock), session)
 
 
 async def test_a_push_is_one_parquet_file_and_no_document(
-    browser: Browser, store: Store, clock: MovedClock
+    browser: Browser, store: Store, clock: FakeClock
 ) -> None:
     events = [{"event": "signup", "properties": {"plan": "b", "a": [1]}}, {"event": "click", "ts": None}]
     answer = await pushed(browser, *events)
@@ -126,7 +126,7 @@ async def test_a_batch_is_pulled_like_any_file(browser: Browser) -> None:
 
 
 async def test_who_lists_from_the_last_id_it_knows_gets_the_batches_in_their_order(
-    browser: Browser, clock: MovedClock
+    browser: Browser, clock: FakeClock
 ) -> None:
     ids: list[str] = []
     for step in (0, 0, 5, -3_600_000, -5, 0, 7_200_000, 0):  # also when the clock is set back
@@ -229,7 +229,7 @@ async def test_a_batch_of_very_many_events_keeps_their_order(browser: Browser) -
 
 @pytest.mark.parametrize("name", ["batchId", "upload"])
 async def test_plugins_and_followers_are_told_of_the_id_that_was_given(
-    start: Start, session: aiohttp.ClientSession, store: Store, clock: MovedClock, name: str
+    start: Start, session: aiohttp.ClientSession, store: Store, clock: FakeClock, name: str
 ) -> None:
     told, coordinator = Told(), MemoryCoordinator(clock)
     service = {
@@ -245,8 +245,8 @@ async def test_plugins_and_followers_are_told_of_the_id_that_was_given(
     params = {"app": "web", name: answer["batchId"]}
     assert (event.params, event.hash, event.timestamp) == (params, answer["hash"], answer["timestamp"])
     log = store.change_log or coordinator
-    ((_, change),) = await log.changes("", 10) or []
-    subject, hash_, timestamp_ms = read_change(change)
+    ((_, change),) = await log.read("", 10) or []
+    subject, hash_, timestamp_ms = parse_change(change)
     assert (subject.collection, subject.params) == ("events", params)
     assert (hash_, timestamp_ms) == (answer["hash"], answer["timestamp"])
 
@@ -265,7 +265,7 @@ async def test_a_push_is_subject_to_what_any_push_is(start: Start, session: aioh
     assert (await someone.push("events/web/new", data)).status == 429
 
 
-async def test_a_repeated_push_is_stored_once(browser: Browser, clock: MovedClock) -> None:
+async def test_a_repeated_push_is_stored_once(browser: Browser, clock: FakeClock) -> None:
     again = {"Idempotency-Key": "k"}
     first = await pushed(browser, {"event": "a"}, **again)
     for _ in range(2):
@@ -312,12 +312,18 @@ async def test_a_push_whose_reply_was_lost_is_told_once_it_is_repeated(
     batch_id = (await pushed(browser, {"event": "a"}, **again))["batchId"]
     assert await listed(browser) == [batch_id]
     ((_, change),) = await log.changes("", 10)
-    assert read_change(change)[0].params == {"app": "web", "batchId": batch_id}
+    assert parse_change(change)[0].params == {"app": "web", "batchId": batch_id}
 
 
 def test_places_have_the_order_of_their_texts_from_the_first_on() -> None:
-    ticks = [Tick(0, 1), Tick(9, 0), Tick(10, 9), Tick(10, 10), Tick(1_700_000_000_000, 0)]
-    texts = [place(tick) for tick in ticks]
+    ticks = [
+        HybridTimestamp(0, 1),
+        HybridTimestamp(9, 0),
+        HybridTimestamp(10, 9),
+        HybridTimestamp(10, 10),
+        HybridTimestamp(1_700_000_000_000, 0),
+    ]
+    texts = [order_prefix(tick) for tick in ticks]
     assert texts == sorted(texts)
     assert texts[0] == "0000000000000-000001"
 
@@ -344,7 +350,7 @@ async def test_batches_that_a_certificate_denies_are_not_listed(
 async def test_collections_of_events_are_made_in_python(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    store = await LocalStore.at(tmp_path)
+    store = await LocalStore.open_folder(tmp_path)
     plugin = create_events_plugin("events", "events/{app}/{batchId}", store=store)
     browser = Browser(await start({"collections": [EVENTS]}, store, plugins=[plugin]), session)
     answer = await pushed(browser, {"event": "a"})

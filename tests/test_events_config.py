@@ -6,7 +6,7 @@ import pytest
 from configurations import collection, config, faults, only
 
 from pysync.config import parse
-from pysync.config.key_templates import meet
+from pysync.config.key_templates import overlap
 from pysync.config.lint import lint
 
 EVENTS = {"collection": "events", "storagePath": "lake/{app}/{batchId}"}
@@ -139,4 +139,4 @@ def test_members_of_bundles_are_others_and_the_collection_itself_is_not() -> Non
     ],
 )
 def test_templates_meet_where_a_key_has_the_shape_of_both(one: str, other: str, told: bool) -> None:
-    assert meet(one, other) == meet(other, one) == told
+    assert overlap(one, other) == overlap(other, one) == told

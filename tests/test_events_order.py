@@ -20,7 +20,7 @@ from pysync.plugins.events import Events
 from pysync.plugins.events.ingest import Encoder
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 ONCE = {"Idempotency-Key": "once"}
 
@@ -36,9 +36,9 @@ class Folder:
         self._path = path
         self._stack = stack
 
-    async def worker(self, clock: MovedClock) -> Browser:
-        store = await LocalStore.at(self._path, clock)
-        coordinator: Coordinator = await LocalCoordinator.at(self._path, clock)
+    async def worker(self, clock: FakeClock) -> Browser:
+        store = await LocalStore.open_folder(self._path, clock)
+        coordinator: Coordinator = await LocalCoordinator.open_folder(self._path, clock)
         self._stack.push_async_callback(store.close)
         self._stack.push_async_callback(coordinator.close)
         base = await self._start(SERVICE, store, coordinator=coordinator, now_ms=clock)
@@ -52,7 +52,7 @@ async def folder(start: Start, session: aiohttp.ClientSession, tmp_path: Path) -
 
 
 async def test_who_lists_while_two_workers_store_misses_nothing(folder: Folder) -> None:
-    early, late = MovedClock(1_700_000_000_000), MovedClock(1_700_000_000_777)
+    early, late = FakeClock(1_700_000_000_000), FakeClock(1_700_000_000_777)
     workers = [await folder.worker(early), await folder.worker(late)]
     stored: list[str] = []
 
@@ -78,7 +78,7 @@ async def test_who_lists_while_two_workers_store_misses_nothing(folder: Folder) 
 
 
 async def test_each_client_sees_the_ids_of_its_pushes_increase(folder: Folder) -> None:
-    clock = MovedClock()
+    clock = FakeClock()
     workers = [await folder.worker(clock), await folder.worker(clock)]
     ids = []
     for n in range(30):
@@ -88,7 +88,7 @@ async def test_each_client_sees_the_ids_of_its_pushes_increase(folder: Folder) -
 
 
 async def test_attempts_at_one_push_in_two_workers_are_one(folder: Folder) -> None:
-    clock = MovedClock()
+    clock = FakeClock()
     workers = [await folder.worker(clock), await folder.worker(clock)]
     attempts = (pushed(workers[n % 2], {"event": "a"}, **ONCE) for n in range(12))
     answers = await asyncio.gather(*attempts)
@@ -119,7 +119,7 @@ async def test_lists_end_before_a_batch_that_is_under_way_where_ids_are_given_be
 
 @pytest.mark.parametrize("done", [False, True])
 async def test_an_attempt_that_was_lost_is_made_again_under_its_own_id(
-    start: Start, session: aiohttp.ClientSession, clock: MovedClock, done: bool
+    start: Start, session: aiohttp.ClientSession, clock: FakeClock, done: bool
 ) -> None:
     shared, coordinator = MemoryStore(clock), MemoryCoordinator(clock)
     dying = FaultyStore(shared)
@@ -137,7 +137,7 @@ async def test_an_attempt_that_was_lost_is_made_again_under_its_own_id(
 
 
 async def test_an_attempt_that_was_lost_long_ago_is_made_again_where_nobody_has_passed(
-    start: Start, session: aiohttp.ClientSession, clock: MovedClock
+    start: Start, session: aiohttp.ClientSession, clock: FakeClock
 ) -> None:
     store, coordinator = FaultyStore(MemoryStore(clock)), MemoryCoordinator(clock)
     browser = Browser(await start(SERVICE, store, coordinator=coordinator, now_ms=clock), session)
@@ -158,7 +158,7 @@ async def test_a_batch_that_takes_long_is_stored_and_found_by_the_push_repeated(
 ) -> None:
     store, coordinator, release = FaultyStore(MemoryStore()), MemoryCoordinator(), asyncio.Event()
     base = {"collections": SERVICE["collections"]}
-    hasty = Events("events", "lake/{app}/{batchId}", patience_s=0)
+    hasty = Events("events", "lake/{app}/{batchId}", timeout_s=0)
     patient = Events("events", "lake/{app}/{batchId}")
     one, other = [
         Browser(await start(base, store, coordinator=coordinator, plugins=[plugin]), session)
@@ -176,7 +176,7 @@ async def test_a_batch_that_takes_long_is_stored_and_found_by_the_push_repeated(
 async def test_nothing_comes_of_a_batch_once_it_is_given_up(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pysync.plugins.events.ingest.GIVEN_UP_S", 0.05)
+    monkeypatch.setattr("pysync.plugins.events.ingest.INGEST_TIMEOUT_S", 0.05)
     store, release = FaultyStore(MemoryStore()), asyncio.Event()
     browser = Browser(await start(SERVICE, store), session)
     store.delay("write", release)

@@ -13,7 +13,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from pysync.testing import FaultProxy, Sent, s3_error
+from pysync.testing import FaultProxy, RequestHead, s3_error
 
 Answered = tuple[int, CIMultiDict[str], bytes]
 
@@ -174,8 +174,8 @@ async def test_requests_are_counted_by_kind(proxy: FaultProxy, ask: Asking) -> N
         "POST delete": 1,
     }
     assert proxy.statuses == {404: 8, 200: 1}
-    proxy.forget()
-    assert (proxy.calls, proxy.statuses, proxy.most_at_once) == ({}, {}, 0)
+    proxy.reset_counts()
+    assert (proxy.calls, proxy.statuses, proxy.max_concurrent) == ({}, {}, 0)
 
 
 async def test_a_lost_reply_was_applied(proxy: FaultProxy, upstream: Upstream, ask: Asking) -> None:
@@ -188,7 +188,7 @@ async def test_a_lost_reply_was_applied(proxy: FaultProxy, upstream: Upstream, a
 
 
 async def test_a_cut_request_never_comes(proxy: FaultProxy, upstream: Upstream, ask: Asking) -> None:
-    proxy.cut("PUT", after=1, times=2)
+    proxy.abort("PUT", after=1, times=2)
     await ask("PUT", "/b/a", b"one")
     for _ in range(2):
         with pytest.raises(aiohttp.ClientConnectionError):
@@ -199,7 +199,7 @@ async def test_a_cut_request_never_comes(proxy: FaultProxy, upstream: Upstream, 
 
 
 async def test_a_fault_is_met_by_the_requests_that_it_is_for(proxy: FaultProxy, ask: Asking) -> None:
-    def conditional(sent: Sent) -> bool:
+    def conditional(sent: RequestHead) -> bool:
         return sent.path == "b/é" and "If-Match" in sent.headers
 
     proxy.throttle("PUT", "DELETE", when=conditional, times=None)
@@ -208,14 +208,14 @@ async def test_a_fault_is_met_by_the_requests_that_it_is_for(proxy: FaultProxy, 
     assert (await ask("GET", "/b/%C3%A9", headers={"If-Match": "1"}))[0] == 200
     for method in ("PUT", "DELETE", "PUT"):
         assert (await ask(method, "/b/%C3%A9", headers={"If-Match": "1"}))[0] == 503
-    proxy.heal()
+    proxy.reset()
     assert (await ask("PUT", "/b/%C3%A9", headers={"If-Match": "1"}))[0] == 200
 
 
 async def test_faults_of_one_kind_are_met_in_the_order_of_asking(proxy: FaultProxy, ask: Asking) -> None:
-    proxy.answer("PUT", status=500, after=1)
-    proxy.answer("PUT", status=502)
-    proxy.answer(status=504)
+    proxy.respond("PUT", status=500, after=1)
+    proxy.respond("PUT", status=502)
+    proxy.respond(status=504)
     assert (await ask("GET", "/b/a"))[0] == 504
     assert [(await ask("PUT", "/b/a"))[0] for _ in range(4)] == [200, 500, 502, 200]
 
@@ -233,8 +233,8 @@ async def test_throttling_is_said_as_s3_says_it(proxy: FaultProxy, upstream: Ups
 async def test_an_answer_of_ours_may_hide_what_was_applied(
     proxy: FaultProxy, upstream: Upstream, ask: Asking
 ) -> None:
-    proxy.answer("PUT", status=409, body=s3_error("ConditionalRequestConflict"))
-    proxy.answer("PUT", status=500, headers={"X-Ours": "1"}, forwarded=True)
+    proxy.respond("PUT", status=409, body=s3_error("ConditionalRequestConflict"))
+    proxy.respond("PUT", status=500, headers={"X-Ours": "1"}, forwarded=True)
     status, _, body = await ask("PUT", "/b/a", b"one")
     assert (status, b"<Code>ConditionalRequestConflict</Code>" in body, upstream.held) == (409, True, {})
     status, headers, _ = await ask("PUT", "/b/a", b"two")
@@ -243,7 +243,7 @@ async def test_an_answer_of_ours_may_hide_what_was_applied(
 
 
 async def test_an_answer_of_ours_may_stand_for_one_status(proxy: FaultProxy, ask: Asking) -> None:
-    proxy.answer("PUT", status=500, instead_of=412, after=1)
+    proxy.respond("PUT", status=500, instead_of=412, after=1)
     absent = {"If-None-Match": "*"}
     statuses = [(await ask("PUT", "/b/a", b"one", absent))[0] for _ in range(4)]
     assert statuses == [200, 412, 500, 412]
@@ -292,7 +292,7 @@ async def test_requests_under_way_together_are_counted(proxy: FaultProxy, ask: A
     release.set()
     await asyncio.gather(*gets)
     await ask("GET", "/b/a")
-    assert proxy.most_at_once == 3
+    assert proxy.max_concurrent == 3
 
 
 async def test_headers_may_be_dropped_or_changed_on_the_way(
@@ -302,7 +302,7 @@ async def test_headers_may_be_dropped_or_changed_on_the_way(
     await ask("PUT", "/b/a", b"one", absent)
     proxy.drop_header("if-none-match")
     assert (await ask("PUT", "/b/a", b"two", absent))[0] == 200
-    proxy.heal()
+    proxy.reset()
 
     def unquote(headers: CIMultiDict[str]) -> None:
         headers["ETag"] = headers["ETag"].strip('"')
@@ -334,9 +334,9 @@ async def test_chaos_is_the_same_for_the_same_seed(proxy: FaultProxy, ask: Askin
     assert {404, 503, "broken"} == set(first)
     assert await outcomes(proxy, ask, 1) == first
     assert await outcomes(proxy, ask, 2) != first
-    proxy.answer("GET", status=500)
+    proxy.respond("GET", status=500)
     assert (await ask("GET", "/b/a"))[0] == 500
-    proxy.heal()
+    proxy.reset()
     assert {(await ask("GET", "/b/a"))[0] for _ in range(20)} == {404}
 
 

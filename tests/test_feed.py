@@ -7,52 +7,61 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pysync.changelog import Change, Page, Retention, Subject, WrittenBy, origin
+from pysync.changelog import Change, ChangePage, DocumentRef, OriginFilter, Retention, origin
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine import catch_up as catch_up_module
 from pysync.engine import subscriptions as feed_module
 from pysync.engine.catch_up import CatchUp
-from pysync.engine.subscriptions import Event, Feed, KeyMatch, Listener, Permit, Permits, Plan, Topic
+from pysync.engine.subscriptions import (
+    Authorize,
+    AuthorizeDeliveries,
+    ChangeDispatcher,
+    Deliveries,
+    Event,
+    KeyMatch,
+    Subscriber,
+    Topic,
+)
 from pysync.errors import CoordinatorUnavailable
 
 NOTES: Topic = (None, "notes")
 
 
 def note(id_: object, namespace: str | None = None) -> Change:
-    return Subject("notes", {"id": str(id_)}, namespace).change("h", 1)
+    return DocumentRef("notes", {"id": str(id_)}, namespace).change("h", 1)
 
 
 class Ear:
     """A listener that remembers. `slow`: it takes a while after each event."""
 
     def __init__(self, place: str, interest: Mapping[Topic, Mapping[str, str]] | None = None) -> None:
-        self.place = place
+        self.cursor = place
         self.account = ""
-        self.interest = {NOTES: {}} if interest is None else interest
-        self.asks = False
+        self.filter = {NOTES: {}} if interest is None else interest
+        self.needs_authorization = False
         self.slow = False
         self.heard: list[str] = []
-        self.is_free = True
+        self.is_writable = True
         self.is_cut = False
         self.resets = 0
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def deliver(self, events: Sequence[Event]) -> None:
         for event in events:
-            assert event.id > self.place
-            self.place = event.id
+            assert event.id > self.cursor
+            self.cursor = event.id
             self.heard.append(event.params["id"])
-        self.is_free = not self.slow
+        self.is_writable = not self.slow
 
     def reset(self, place: str) -> None:
-        self.place = place
+        self.cursor = place
         self.resets += 1
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         self.is_cut = True
 
-    async def ready(self) -> bool:
+    async def drained(self) -> bool:
         await asyncio.sleep(0)
-        self.is_free = True
+        self.is_writable = True
         return not self.is_cut
 
 
@@ -71,14 +80,14 @@ class Log(MemoryCoordinator):
         self._held.append((asyncio.Event(), asyncio.Event()))
         return self._held[-1]
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+    async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         self.reads += 1
         for _ in range(next(self._turns, 0)):
             await asyncio.sleep(0)
         if self.fails:
             self.fails -= 1
             raise CoordinatorUnavailable()
-        found = await super().changes(after, limit)
+        found = await super().read(after, limit)
         if self._held:
             arrived, release = self._held.pop()
             arrived.set()
@@ -87,34 +96,34 @@ class Log(MemoryCoordinator):
             await asyncio.sleep(0)
         return found
 
-    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
-        if await self.changes(after, 0) is None:
+    async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
+        if await self.read(after, 0) is None:
             return None
-        page = await super().matching(after, limit, written_by)
-        self.found += 0 if page is None else page.looked_at
+        page = await super().read_matching(after, limit, written_by)
+        self.found += 0 if page is None else page.scanned
         return page
 
 
-async def anybody(plan: Plan) -> Permit:
+async def anybody(plan: Deliveries) -> Authorize:
     return lambda listener, event: event
 
 
 class Keys:
     """Every collection pulls what it writes, and nothing else."""
 
-    def matches(self, subject: Subject) -> list[KeyMatch]:
+    def matches(self, subject: DocumentRef) -> list[KeyMatch]:
         return [KeyMatch((subject.namespace, subject.collection), subject.params, "key")]
 
-    def may_write_to(self, topics: Iterable[Topic]) -> WrittenBy:
+    def may_write_to(self, topics: Iterable[Topic]) -> OriginFilter:
         return {origin(*topic) for topic in topics}.__contains__
 
 
-class Followed(Feed):
+class Followed(ChangeDispatcher):
     """A feed whose listeners may begin in the past."""
 
-    def __init__(self, log: Log, permits: Permits, most_missed: int = 20_000) -> None:
+    def __init__(self, log: Log, permits: AuthorizeDeliveries, most_missed: int = 20_000) -> None:
         super().__init__(log, Keys(), permits)
-        self.bring = CatchUp(self, most_missed).bring
+        self.bring = CatchUp(self, most_missed).catch_up
 
 
 def following(log: Log, most_missed: int = 20_000) -> Followed:
@@ -141,28 +150,28 @@ def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
     async def play() -> None:
         log, written = Log(turns), 0
         feed = following(log)
-        places = [(await log.newest(), 0)]
+        places = [(await log.last_id(), 0)]
         ears: list[tuple[Ear, int]] = []
         bringing: list[asyncio.Task[bool]] = []
 
         async def write(count: int) -> None:
             nonlocal written
             for _ in range(count):
-                places.append((await log.announce([note(written)]), written + 1))
+                places.append((await log.append([note(written)]), written + 1))
                 written += 1
 
         for at, step in enumerate(steps):
             if step in ("write", "burst"):
                 await write(1 if step == "write" else 5)
             elif step == "leave" and ears:
-                feed.leave(ears.pop(at % len(ears))[0])
+                feed.unsubscribe(ears.pop(at % len(ears))[0])
             elif step == "turn":
                 for _ in range(at % 6):
                     await asyncio.sleep(0)
             elif step == "begin":
-                start = await feed.begin("")
-                ears.append((Ear(start.place), written))
-                if not feed.join(ears[-1][0]):
+                start = await feed.resolve_start("")
+                ears.append((Ear(start.cursor), written))
+                if not feed.subscribe(ears[-1][0]):
                     bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
             elif step in ("resume", "slow", "one"):
                 place, count = places[at * 7 % len(places)]
@@ -172,49 +181,49 @@ def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
         await asyncio.gather(*bringing)
         await write(1)
         for ear, first in ears:
-            one = ear.interest[NOTES].get("id")
+            one = ear.filter[NOTES].get("id")
             told = [str(n) for n in range(first, written) if one in (None, str(n))]
             assert await until(ear, len(told)) == told
         feed.close()
 
-    page = feed_module.PAGE
-    feed_module.PAGE = catch_up_module.PAGE = 3  # type: ignore[misc]
+    page = feed_module.PAGE_SIZE
+    feed_module.PAGE_SIZE = catch_up_module.PAGE_SIZE = 3  # type: ignore[misc]
     try:
         asyncio.run(asyncio.wait_for(play(), 20))
     finally:
-        feed_module.PAGE = catch_up_module.PAGE = page  # type: ignore[misc]
+        feed_module.PAGE_SIZE = catch_up_module.PAGE_SIZE = page  # type: ignore[misc]
 
 
 async def test_what_is_told_while_somebody_reads_the_past_is_not_lost_on_them() -> None:
     log = Log()
-    feed, place = following(log), await log.newest()
+    feed, place = following(log), await log.last_id()
     other, late = Ear(place), Ear(place)
-    assert feed.join(other)
-    await log.announce([note(1)])
+    assert feed.subscribe(other)
+    await log.append([note(1)])
     await until(other, 1)
     arrived, release = log.hold()
     bringing = asyncio.create_task(feed.bring(late))
     await arrived.wait()
-    await log.announce([note(2)])
+    await log.append([note(2)])
     await until(other, 2)
     release.set()
     assert await bringing
     assert late.heard == ["1", "2"]
-    await log.announce([note(3)])
+    await log.append([note(3)])
     assert await until(late, 3) == ["1", "2", "3"]
     feed.close()
 
 
 async def test_nobody_reads_the_log_while_nobody_listens() -> None:
     log = Log()
-    feed, ear = following(log), Ear(await log.newest())
-    assert feed.join(ear)
-    await log.announce([note(1)])
+    feed, ear = following(log), Ear(await log.last_id())
+    assert feed.subscribe(ear)
+    await log.append([note(1)])
     await until(ear, 1)
-    feed.leave(ear)
+    feed.unsubscribe(ear)
     await asyncio.sleep(0)
     reads = log.reads
-    await log.announce([note(2)])
+    await log.append([note(2)])
     for _ in range(20):
         await asyncio.sleep(0)
     assert log.reads == reads
@@ -223,9 +232,9 @@ async def test_nobody_reads_the_log_while_nobody_listens() -> None:
 async def test_the_log_is_read_once_for_all_who_listen() -> None:
     log = Log()
     feed = following(log)
-    ears = [Ear(await log.newest()) for _ in range(100)]
-    assert all(feed.join(ear) for ear in ears)
-    await log.announce([note(n) for n in range(10)])
+    ears = [Ear(await log.last_id()) for _ in range(100)]
+    assert all(feed.subscribe(ear) for ear in ears)
+    await log.append([note(n) for n in range(10)])
     for ear in ears:
         assert len(await until(ear, 10)) == 10
     assert log.reads <= 3
@@ -234,13 +243,13 @@ async def test_the_log_is_read_once_for_all_who_listen() -> None:
 
 async def test_a_listener_hears_of_the_values_that_it_wants() -> None:
     log = Log()
-    feed, place = following(log), await log.newest()
+    feed, place = following(log), await log.last_id()
     two = ("acme", "notes")
     one, other = Ear(place, {NOTES: {"id": "1"}}), Ear(place, {NOTES: {"id": "2"}, two: {}})
     none = Ear(place, {(None, "lists"): {}})
     for ear in (one, other, none):
-        assert feed.join(ear)
-    await log.announce([note(1), note(2), note(1, "acme"), note(3), note(2, "elsewhere")])
+        assert feed.subscribe(ear)
+    await log.append([note(1), note(2), note(1, "acme"), note(3), note(2, "elsewhere")])
     assert await until(other, 2) == ["2", "1"]
     assert (one.heard, none.heard) == (["1"], [])
     feed.close()
@@ -248,16 +257,16 @@ async def test_a_listener_hears_of_the_values_that_it_wants() -> None:
 
 async def test_listeners_are_reset_where_the_log_forgets_faster_than_it_is_read() -> None:
     log = Log(turns=[0, 0] + [50] * 100, retention=Retention(count=2))
-    feed, ear = following(log), Ear(await log.newest())
-    assert feed.join(ear)
-    await log.announce([note(0)])
+    feed, ear = following(log), Ear(await log.last_id())
+    assert feed.subscribe(ear)
+    await log.append([note(0)])
     await until(ear, 1)
     for n in range(1, 30):
-        await log.announce([note(n)])
+        await log.append([note(n)])
         await asyncio.sleep(0)
     while not ear.resets:
         await asyncio.sleep(0)
-    await log.announce([note("last")])
+    await log.append([note("last")])
     while ear.heard[-1] != "last":
         await asyncio.sleep(0)
     feed.close()
@@ -268,10 +277,10 @@ async def test_a_log_that_cannot_be_read_for_a_while_costs_no_listener_an_event(
 ) -> None:
     monkeypatch.setattr(feed_module, "RETRY_S", 0.0)
     log = Log()
-    feed, ear, late = following(log), Ear(await log.newest()), Ear(await log.newest())
-    assert feed.join(ear)
+    feed, ear, late = following(log), Ear(await log.last_id()), Ear(await log.last_id())
+    assert feed.subscribe(ear)
     log.fails = 3
-    await log.announce([note(1)])
+    await log.append([note(1)])
     assert await until(ear, 1) == ["1"]
     log.fails = 1
     assert not await feed.bring(late)
@@ -280,24 +289,24 @@ async def test_a_log_that_cannot_be_read_for_a_while_costs_no_listener_an_event(
 
 
 async def test_where_events_cannot_be_told_everybody_is_cut() -> None:
-    async def breaks(plan: Plan) -> Permit:
+    async def breaks(plan: Deliveries) -> Authorize:
         raise RuntimeError("a bug")
 
     log = Log()
     feed = Followed(log, breaks)
-    ear, other = Ear(await log.newest()), Ear(await log.newest())
-    ear.asks = True
-    assert feed.join(ear)
-    assert feed.join(other)
-    await log.announce([note(1)])
+    ear, other = Ear(await log.last_id()), Ear(await log.last_id())
+    ear.needs_authorization = True
+    assert feed.subscribe(ear)
+    assert feed.subscribe(other)
+    await log.append([note(1)])
     while not (ear.is_cut and other.is_cut):
         await asyncio.sleep(0)
     assert (ear.heard, other.heard) == ([], ["1"])
-    fresh = Ear(await log.newest())
-    feed.leave(ear)
-    feed.leave(other)
-    assert feed.join(fresh)
-    await log.announce([note(2)])
+    fresh = Ear(await log.last_id())
+    feed.unsubscribe(ear)
+    feed.unsubscribe(other)
+    assert feed.subscribe(fresh)
+    await log.append([note(2)])
     assert await until(fresh, 1) == ["2"]
     feed.close()
 
@@ -305,17 +314,17 @@ async def test_where_events_cannot_be_told_everybody_is_cut() -> None:
 async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> None:
     release = asyncio.Event()
 
-    async def slowly(plan: Plan) -> Permit:
+    async def slowly(plan: Deliveries) -> Authorize:
         await release.wait()
         return lambda listener, event: None if event.params["id"] == "2" else event
 
     log = Log()
     feed = Followed(log, slowly)
-    quick, asked = Ear(await log.newest()), Ear(await log.newest())
-    asked.asks = True
-    listeners: list[Listener] = [quick, asked]
-    assert all(feed.join(ear) for ear in listeners)
-    await log.announce([note(1), note(2), note(3)])
+    quick, asked = Ear(await log.last_id()), Ear(await log.last_id())
+    asked.needs_authorization = True
+    listeners: list[Subscriber] = [quick, asked]
+    assert all(feed.subscribe(ear) for ear in listeners)
+    await log.append([note(1), note(2), note(3)])
     assert await until(quick, 3) == ["1", "2", "3"]
     assert asked.heard == []
     release.set()
@@ -327,14 +336,14 @@ async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> 
 async def test_others_have_their_turn_while_much_is_read_that_nobody_hears(is_past: bool) -> None:
     log = Log()
     feed = following(log)
-    ear = Ear(await log.newest(), {NOTES: {"id": "nobody"}})
+    ear = Ear(await log.last_id(), {NOTES: {"id": "nobody"}})
     if not is_past:
-        assert feed.join(ear)
+        assert feed.subscribe(ear)
         await asyncio.sleep(0)
-    await log.announce([note(number) for number in range(10 * feed_module.PAGE)])
+    await log.append([note(number) for number in range(10 * feed_module.PAGE_SIZE)])
     bringing = asyncio.create_task(feed.bring(ear)) if is_past else None
     read_before = most = 0
-    while feed.settled != await log.newest():
+    while feed.watermark != await log.last_id():
         await asyncio.sleep(0)
         most = max(most, log.reads - read_before)
         read_before = log.reads

@@ -15,12 +15,12 @@ from benches.batches import EVENTS, event_batches
 from benches.files import Long, LongFile, Pushes
 from benches.load import measure
 from benches.workloads import FILE_BYTES, FILES, WORKLOADS, Author
-from pysync.cli.load_generator import Measured
+from pysync.cli.load_generator import Measurement
 
 BATCHES = 12
 
 
-def run(server: servers.Running, workload: str, count: int) -> Measured:
+def run(server: servers.Running, workload: str, count: int) -> Measurement:
     return asyncio.run(measure(server.url, WORKLOADS[workload], count=count, seconds=30))
 
 

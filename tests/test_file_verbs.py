@@ -7,14 +7,14 @@ from hashlib import sha256
 import pytest
 from outbox_scene import Scene, made_scene
 
-from pysync.changelog import Subject, read_change
+from pysync.changelog import DocumentRef, parse_change
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.errors import StoreUnavailable
-from pysync.model import Written
+from pysync.model import WriteResult
 from pysync.testing import FaultyStore, chunks_of, read_file
 
-SUBJECT = Subject("photos", {"id": "a"}, "acme", "somebody")
+SUBJECT = DocumentRef("photos", {"id": "a"}, "acme", "somebody")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def files(scene: Scene) -> Files:
     return Files(scene.store, scene.clock, scene.outbox)
 
 
-async def push(files: Files, content: bytes = b"one") -> Written:
+async def push(files: Files, content: bytes = b"one") -> WriteResult:
     return await files.push("photos/a", chunks_of(content), "image/png", SUBJECT)
 
 
@@ -43,10 +43,10 @@ async def test_a_push_is_answered_and_announced_as_one(scene: Scene, files: File
     file, content = await read_file(scene.kept, "photos/a")
     assert (content, file.content_type, file.sha256) == (b"one", "image/png", written.hash)
     assert written.timestamp_ms == before_ms
-    found = await scene.coordinator.changes("", 10)
+    found = await scene.coordinator.read("", 10)
     assert found is not None
     [(_, told)] = found
-    assert read_change(told) == (SUBJECT, written.hash, written.timestamp_ms)
+    assert parse_change(told) == (SUBJECT, written.hash, written.timestamp_ms)
 
 
 async def test_a_push_that_fails_is_neither_stored_nor_announced(scene: Scene, files: Files) -> None:
@@ -59,7 +59,7 @@ async def test_a_push_that_fails_is_neither_stored_nor_announced(scene: Scene, f
         await files.push("photos/a", broken(), "image/png", SUBJECT)
     assert (await read_file(scene.kept, "photos/a"))[1] == b"one"
     assert len(await scene.told()) == 1
-    assert await scene.coordinator.intents(10) == []
+    assert await scene.coordinator.prepared(10) == []
 
 
 async def test_a_file_is_gone_when_its_time_is_over(scene: Scene, files: Files) -> None:

@@ -13,15 +13,15 @@ from plugin_samples import OPEN, Reading, Roles, Told, batch
 from yarl import URL
 
 from pysync import plugins
-from pysync.changelog import read_change
+from pysync.changelog import parse_change
 from pysync.clock import wall_clock_ms
-from pysync.engine.files import FileRules
+from pysync.engine.files import FileSettings
 from pysync.errors import StoreUnavailable
 from pysync.protocol import PARQUET_MIME_TYPES
-from pysync.server.handlers.files import Span, clean, span_of
+from pysync.server.handlers.files import ByteRange, parse_range, sanitize
 from pysync.store import Store
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 PHOTOS = {
     "name": "photos",
@@ -73,7 +73,7 @@ HEADERS_OF_A_FILE = {
 
 
 @pytest.fixture
-async def browser(start: Start, session: aiohttp.ClientSession, store: Store, clock: MovedClock) -> Browser:
+async def browser(start: Start, session: aiohttp.ClientSession, store: Store, clock: FakeClock) -> Browser:
     clock.now_ms = wall_clock_ms()
     return Browser(await start({"collections": EVERYTHING}, store, now_ms=clock), session)
 
@@ -84,7 +84,7 @@ async def put(
     return await browser.request("POST", f"/push/{key}", body, PNG if headers is None else headers)
 
 
-async def test_what_is_pushed_is_pulled_byte_for_byte(browser: Browser, clock: MovedClock) -> None:
+async def test_what_is_pushed_is_pulled_byte_for_byte(browser: Browser, clock: FakeClock) -> None:
     written = await put(browser, "photos/a")
     assert (written.status, written.json) == (200, {"hash": HASH, "timestamp": clock.now_ms})
     assert written.headers["Cache-Control"] == "no-store"
@@ -109,7 +109,7 @@ async def test_the_last_push_wins(browser: Browser) -> None:
     assert (pulled.body, pulled.headers["ETag"]) == (b"two", f'"{hashlib.sha256(b"two").hexdigest()}"')
 
 
-async def test_a_missing_file_is_the_empty_document(browser: Browser, clock: MovedClock) -> None:
+async def test_a_missing_file_is_the_empty_document(browser: Browser, clock: FakeClock) -> None:
     for key in ("photos/none", "any/none", "mixed/none"):
         pulled = await browser.pull(key)
         assert (pulled.status, pulled.json) == (200, {"data": {}, "hash": "", "timestamp": clock.now_ms})
@@ -238,11 +238,11 @@ async def test_a_range_of_another_version_gets_the_whole_file(browser: Browser) 
 
 
 def test_ranges_are_read_as_bytes_from_first_to_last() -> None:
-    assert span_of("bytes=3-5") == Span(3, 6)
-    assert span_of("bytes=-5") == Span(-5, None)
-    assert span_of("bytes=5-3") is None
-    assert Span(-5, None).is_satisfiable(0)
-    assert not Span(0, None).is_satisfiable(0)
+    assert parse_range("bytes=3-5") == ByteRange(3, 6)
+    assert parse_range("bytes=-5") == ByteRange(-5, None)
+    assert parse_range("bytes=5-3") is None
+    assert ByteRange(-5, None).is_satisfiable(0)
+    assert not ByteRange(0, None).is_satisfiable(0)
 
 
 async def test_media_types_are_compared_without_parameters(browser: Browser) -> None:
@@ -289,7 +289,7 @@ async def test_a_content_type_is_kept_as_far_as_it_fits_in_a_header(browser: Bro
         answer = await raw(browser, head)
         assert answer.startswith(b"HTTP/1.1 200 "), answer
         assert (await browser.pull("photos/a")).headers["Content-Type"] == kept
-    assert clean("a/b\r\nX: y") == "a/bX: y"
+    assert sanitize("a/b\r\nX: y") == "a/bX: y"
 
 
 async def test_a_content_type_cannot_break_out_of_its_line(browser: Browser) -> None:
@@ -380,8 +380,8 @@ async def test_a_batch_does_not_know_collections_of_files(browser: Browser) -> N
 
 
 def test_only_files_with_a_name_of_their_own_are_swept_for_a_template() -> None:
-    rules = FileRules(template=("lake", "{app}", "{batchId}"), suffix=".parquet")
-    assert rules.keeps("lake/web/1.parquet")
+    rules = FileSettings(template=("lake", "{app}", "{batchId}"), suffix=".parquet")
+    assert rules.matches_key("lake/web/1.parquet")
     for key in (
         "lake/web/.parquet",
         "lake/web/1",
@@ -389,7 +389,7 @@ def test_only_files_with_a_name_of_their_own_are_swept_for_a_template() -> None:
         "lake/a/b/1.parquet",
         "pond/web/1.parquet",
     ):
-        assert not rules.keeps(key)
+        assert not rules.matches_key(key)
 
 
 async def test_files_are_listed(browser: Browser) -> None:
@@ -565,7 +565,7 @@ async def test_files_count_against_limits_like_documents(
 
 
 async def test_an_expired_file_is_missing_and_is_swept(
-    start: Start, session: aiohttp.ClientSession, store: Store, clock: MovedClock
+    start: Start, session: aiohttp.ClientSession, store: Store, clock: FakeClock
 ) -> None:
     short = [{**PHOTOS, "ttlMs": 1000}, {**MIXED, "ttlMs": 1000}]
     browser = Browser(await start({"collections": short}, store, now_ms=clock), session)
@@ -582,7 +582,7 @@ async def test_an_expired_file_is_missing_and_is_swept(
     assert (await browser.push("mixed/a", {"n": 1})).status == 200
     await put(browser, "photos/new")
     (app,) = start.apps  # type: ignore[attr-defined]
-    await app.expiry.sweep()
+    await app.ttl_sweeper.sweep()
     assert await store.list("photos", None, 10) == ["new"]
 
 
@@ -603,12 +603,12 @@ async def test_a_push_is_told_to_followers_and_plugins(
     (app,) = start.apps  # type: ignore[attr-defined]
     log = app._services.outbox.log
     ((_, change),) = await log.changes("", 10)
-    subject, hash_, timestamp_ms = read_change(change)
+    subject, hash_, timestamp_ms = parse_change(change)
     assert (subject.params, hash_, timestamp_ms) == (params, HASH, answer.json["timestamp"])
 
 
 async def test_plugins_may_answer_pulls_of_files(start: Start, session: aiohttp.ClientSession) -> None:
-    reading = Reading(photos_a=plugins.Reply(b"another", "text/plain"))
+    reading = Reading(photos_a=plugins.PullResponse(b"another", "text/plain"))
     browser = Browser(await start({"collections": [PHOTOS, MIXED]}, plugins=[reading]), session)
     for key in ("photos/a", "photos/b", "mixed/a"):
         await put(browser, key)

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pysync import config
-from pysync.errors import table
+from pysync.errors import errors_by_code
 from pysync.server.app import create_app
-from pysync.server.serve import listening
+from pysync.server.serve import serve_on
 from pysync.store.memory import MemoryStore
 
-CODES = set(table())
+CODES = set(errors_by_code())
 
 segments = st.one_of(
     st.sampled_from(
@@ -127,7 +127,7 @@ def test_no_malformed_request_is_a_server_error_or_leaves_a_trace(caplog: pytest
 
         async def open_all() -> Any:
             app = await create_app(config.parse(members), store)
-            service = listening(app)
+            service = serve_on(app)
             port = await service.__aenter__()
             return app, service, f"http://127.0.0.1:{port}", aiohttp.ClientSession()
 
@@ -145,5 +145,5 @@ def test_no_malformed_request_is_a_server_error_or_leaves_a_trace(caplog: pytest
 
 
 async def test_every_documented_refusal_has_one_code(start: Start) -> None:
-    kinds = list(table().values())
+    kinds = list(errors_by_code().values())
     assert len({kind.code for kind in kinds}) == len(kinds)

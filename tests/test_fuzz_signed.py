@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from pysync import config
 from pysync._core import canonicalize
 from pysync.auth import certificates, signing
-from pysync.auth.signing import Keys
-from pysync.errors import BadRequest, table
+from pysync.auth.signing import IdentityKeys
+from pysync.errors import BadRequest, errors_by_code
 from pysync.server.app import create_app
-from pysync.server.serve import listening
+from pysync.server.serve import serve_on
 
-CODES = set(table())
+CODES = set(errors_by_code())
 LIMIT = {"windowMs": 3_600_000, "maxRequests": 1000, "bucket": "ip"}
 METERED = {
     "name": "by-address",
@@ -82,7 +82,7 @@ def attacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Attac
 
     async def open_all() -> tuple[Any, Any, str, aiohttp.ClientSession]:
         app = await create_app(config.parse(members))
-        service = listening(app)
+        service = serve_on(app)
         return app, service, f"http://127.0.0.1:{await service.__aenter__()}", aiohttp.ClientSession()
 
     with asyncio.Runner() as runner, caplog.at_level(logging.WARNING):
@@ -119,7 +119,7 @@ def test_no_revocation_list_that_its_issuer_signed_is_a_server_error(attacked: A
     @example(b"2" * 32, {"generation": 2**64, "revoked": []})
     @example(b"3" * 32, {"generation": 1e30, "revoked": []})
     def publish(seed: bytes, odd: dict[str, Any]) -> None:
-        issuer = Keys.from_private(seed, seed)
+        issuer = IdentityKeys.from_private(seed, seed)
         members = {"iss": issuer.ed_pub, "issUserId": issuer.user_id, **odd}
         try:
             text = canonicalize(json.dumps(members).encode())

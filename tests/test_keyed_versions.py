@@ -15,7 +15,7 @@ from pysync.auth import signing
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine import keyed_versions
 from pysync.migrate import Damage, Verifier
-from pysync.store import Object
+from pysync.store import StoredObject
 from pysync.store.memory import MemoryStore
 
 ADMIN = {"Authorization": "Bearer " + "t" * 32}
@@ -197,15 +197,18 @@ async def test_a_copy_takes_the_secret_along_unless_there_is_one() -> None:
     source, target, other = MemoryStore(), MemoryStore(), MemoryStore()
     for store in (source, other):
         await keyed_versions.KeyedVersions(store, lambda: 1).load()
-    kept = await other.get(keyed_versions.KEY)
+    kept = await other.get(keyed_versions.SECRET_DOCUMENT_KEY)
     outcomes, told = await copy(source, target)
     assert (outcomes.copied, told) == (1, [])
     outcomes, told = await copy(source, other, overwrite=True)
-    assert (outcomes.already_there, outcomes.is_whole, told) == (1, True, [])
-    assert await other.get(keyed_versions.KEY) == kept
-    found, copied = await source.get(keyed_versions.KEY), await target.get(keyed_versions.KEY)
-    assert isinstance(found, Object)
-    assert isinstance(copied, Object)
+    assert (outcomes.already_there, outcomes.is_complete, told) == (1, True, [])
+    assert await other.get(keyed_versions.SECRET_DOCUMENT_KEY) == kept
+    found, copied = (
+        await source.get(keyed_versions.SECRET_DOCUMENT_KEY),
+        await target.get(keyed_versions.SECRET_DOCUMENT_KEY),
+    )
+    assert isinstance(found, StoredObject)
+    assert isinstance(copied, StoredObject)
     assert found.body == copied.body
 
 
@@ -216,14 +219,16 @@ async def test_a_damaged_secret_is_an_error_for_those_who_need_it(
     first = Browser(await start(SERVICE, store=store), session)
     await first.push("staff/a", BOB, None, ADMIN)
     await version(first, "staff/a")
-    found = await store.get(keyed_versions.KEY)
-    assert isinstance(found, Object)
-    await store.put(keyed_versions.KEY, found.body[:-20] + bytes([found.body[-20] ^ 1]) + found.body[-19:])
+    found = await store.get(keyed_versions.SECRET_DOCUMENT_KEY)
+    assert isinstance(found, StoredObject)
+    await store.put(
+        keyed_versions.SECRET_DOCUMENT_KEY, found.body[:-20] + bytes([found.body[-20] ^ 1]) + found.body[-19:]
+    )
     later = Browser(await start(SERVICE, store=store), session)
     assert (await later.pull("staff/a")).error == (500, "document_corrupt")
     damages: list[Damage] = []
     await Verifier(store, damages.append).run()
-    assert [damage.key for damage in damages] == [keyed_versions.KEY]
+    assert [damage.key for damage in damages] == [keyed_versions.SECRET_DOCUMENT_KEY]
     assert (await later.pull("staff/a", ADMIN)).status == 200
 
 

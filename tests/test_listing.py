@@ -219,7 +219,7 @@ async def test_nobody_is_self_where_the_identities_are_what_is_listed(
 
 
 def member(base: str, session: aiohttp.ClientSession, ops: tuple[str, ...], *paths: str) -> Signed:
-    certificate = issuing.member(
+    certificate = issuing.issue_member_certificate(
         ISSUER,
         SUBJECT.ed_pub,
         SUBJECT.kem_pub,
@@ -290,7 +290,7 @@ async def test_a_page_is_the_first_admitted_names_after_the_given_one(
         return [name for name in found if "-" not in name]
 
     wanted = [name for name in admitted(sorted(names)) if name > (after or "")]
-    found = await listing.page(store, "p", after, limit, admitted)
+    found = await listing.list_page(store, "p", after, limit, admitted)
     assert found == (wanted[:limit], len(wanted) > limit)
 
 
@@ -357,12 +357,12 @@ async def test_pages_are_full_and_continue_where_names_are_denied(
 async def test_a_list_looks_at_a_bounded_number_of_denied_names(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    names = [f"a{n:05}" for n in range(2 * listing.MOST_DENIED)]
+    names = [f"a{n:05}" for n in range(2 * listing.MAX_DENIED)]
     caller, store = await lister(start, session, "!rooms/a*", names=["Z", *names, "b"])
     assert await listed(caller, "/list/rooms?limit=5") == (["Z"], True)
     refused = await caller.request("GET", "/list/rooms?limit=5&after=Z")
     assert refused.error == (403, "Forbidden")
-    assert sum(size for _, _, size in store.asked) < 3 * listing.MOST_DENIED
+    assert sum(size for _, _, size in store.asked) < 3 * listing.MAX_DENIED
     assert await listed(caller, "/list/rooms?after=a09500") == (["b"], False)
 
 

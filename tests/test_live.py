@@ -12,7 +12,7 @@ import pytest
 from conftest import ISSUER, Start, root_device
 from test_processes import serving
 
-from pysync.client import Backoff, Change, Client, LogCursor, LogElement, Reset, SyncDocument, Watch
+from pysync.client import ChangeEvent, Client, LogCursor, LogElement, Reset, RetryPolicy, SyncDocument, Watch
 from pysync.errors import BadRequest, Forbidden, Unauthorized
 from pysync.testing import FaultProxy
 
@@ -46,7 +46,7 @@ async def for_nothing(seconds: float) -> None:
 async def texts(watch: Watch, count: int) -> list[object]:
     """The ids of the documents that the next so many changes are of."""
     found = [await anext(watch) for _ in range(count)]
-    return [told.params["id"] if isinstance(told, Change) else told for told in found]
+    return [told.params["id"] if isinstance(told, ChangeEvent) else told for told in found]
 
 
 async def test_a_watch_hears_of_what_it_asked_for(start: Start) -> None:
@@ -60,19 +60,19 @@ async def test_a_watch_hears_of_what_it_asked_for(start: Start) -> None:
         inside.watch(["notes"]) as theirs,
     ):
         pushed = await anyone.push("notes/a", {"n": 1})
-        assert await anext(all_) == Change(
-            "notes", {"id": "a"}, pushed.hash, pushed.timestamp_ms, None, str(all_.place)
+        assert await anext(all_) == ChangeEvent(
+            "notes", {"id": "a"}, pushed.hash, pushed.timestamp_ms, None, str(all_.last_event_id)
         )
         appended = await anyone.append("log/c", {"n": 1})
         await anyone.push("notes/b", {})
         await inside.push("notes/d", {})
         told = await anext(logs)
-        assert isinstance(told, Change)
+        assert isinstance(told, ChangeEvent)
         assert (told.hash, told.timestamp_ms) == (appended.hash, appended.timestamp_ms)
         assert await texts(all_, 2) == await texts(some, 2) == ["c", "b"]
         for name in ("a", "b", "d"):  # a namespace that shares keys with the root shares their events
             told = await anext(theirs)
-            assert isinstance(told, Change)
+            assert isinstance(told, ChangeEvent)
             assert (told.params, told.namespace) == ({"id": name}, "acme")
 
 
@@ -93,7 +93,7 @@ async def test_a_watch_goes_on_after_an_earlier_one(start: Start) -> None:
             assert await texts(earlier, 1) == ["a"]
         for name in "bcd":
             await anyone.push(f"notes/{name}", {})
-        async with anyone.watch(["notes"], after=earlier.place) as later:
+        async with anyone.watch(["notes"], after=earlier.last_event_id) as later:
             assert await texts(later, 3) == ["b", "c", "d"]
         async with anyone.watch(["notes"], after="nonsense") as lost:
             assert isinstance(await anext(lost), Reset)
@@ -190,7 +190,7 @@ async def test_a_quiet_log_costs_no_requests_whatever_else_is_written(start: Sta
         await anyone.append("log/a", {}, ts_ms=1)
         assert await waiting == [1]
         waiting = asyncio.ensure_future(some(found, 1))
-        proxy.forget()
+        proxy.reset_counts()
         for n in range(20):
             await anyone.append("log/b", {})
             await anyone.push(f"notes/{n}", {})
@@ -290,7 +290,7 @@ async def test_a_watch_that_is_cut_anywhere_hears_of_each_write_once(start: Star
     base = await start(SERVICE)
     async with (
         FaultProxy(base) as proxy,
-        Client(proxy.url, backoff=Backoff(first_s=0.001)) as anyone,
+        Client(proxy.url, backoff=RetryPolicy(initial_s=0.001)) as anyone,
         Client(base) as writer,
         anyone.watch() as changes,
     ):
@@ -319,7 +319,7 @@ async def test_a_document_that_flickers_is_followed_to_what_it_is_at_last(start:
 
     async with (
         FaultProxy(base) as proxy,
-        Client(proxy.url, backoff=Backoff(first_s=0.001)) as one,
+        Client(proxy.url, backoff=RetryPolicy(initial_s=0.001)) as one,
         Client(base) as others,
     ):
         document = SyncDocument(one, "notes/a", sleep=for_ever)
@@ -336,7 +336,7 @@ async def test_a_document_that_flickers_is_followed_to_what_it_is_at_last(start:
 
 async def test_a_document_whose_server_has_no_stream_is_asked_now_and_then(start: Start) -> None:
     async with FaultProxy(await start(SERVICE)) as proxy, Client(proxy.url) as anyone:
-        proxy.answer(status=404, when=lambda sent: sent.path == "events")
+        proxy.respond(status=404, when=lambda sent: sent.path == "events")
         waits: list[float] = []
 
         async def wait(seconds: float) -> None:
@@ -345,7 +345,7 @@ async def test_a_document_whose_server_has_no_stream_is_asked_now_and_then(start
                 await anyone.push("notes/a", {"n": 1})
 
         document = SyncDocument(anyone, "notes/a", sleep=wait)
-        async with aclosing(document.follow(first_s=1.0, most_s=4.0)) as found:
+        async with aclosing(document.follow(initial_s=1.0, max_s=4.0)) as found:
             assert [await anext(found), await anext(found)] == [{}, {"n": 1}]
     assert waits == [1.0, 2.0, 4.0, 4.0]
 

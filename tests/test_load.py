@@ -128,11 +128,11 @@ def test_signed_requests_hold_and_no_nonce_is_used_twice(name: str) -> None:
     nonces = set()
     for request in requests:
         method, path, headers, body = parts(request)
-        certificate = certificates.decode(headers["Authorization"])
+        certificate = certificates.from_authorization(headers["Authorization"])
         certificates.verify(certificate, time.time())
         ts_ms, nonce = int(headers["X-Starfish-Ts"]), headers["X-Starfish-Nonce"]
         key = PublicKey(certificate.sub)
-        host = signing.host_of(BASE)
+        host = signing.canonical_host(BASE)
         assert verify_request(key, headers["X-Starfish-Sig"], method, [path], body, host, ts_ms, nonce)
         nonces.add(nonce)
     assert len(nonces) == len(requests)

@@ -17,16 +17,16 @@ import pytest
 from test_store import run_python
 
 from pysync.changelog import Change
-from pysync.clock import Tick
+from pysync.clock import HybridTimestamp
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite.connection import Schema, create_database
-from pysync.store import NOT_MODIFIED, DamagedFile, Object
-from pysync.store.local.disk import Stamp
-from pysync.store.local.files import RECENT_ROWS
-from pysync.store.local.rename_journal import SETTLE_EVERY
+from pysync.store import NOT_MODIFIED, DamagedFile, StoredObject
+from pysync.store.local.disk import FileFingerprint
+from pysync.store.local.files import CACHED_ROWS
+from pysync.store.local.rename_journal import FLUSH_EVERY
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
-from pysync.testing import MovedClock, chunks_of, read_file
+from pysync.testing import FakeClock, chunks_of, read_file
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def store(folder: Path) -> AsyncIterator[LocalStore]:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     yield store
     await store.close()
 
@@ -148,7 +148,7 @@ async def test_a_crash_before_the_unlink_is_made_good_on_opening(store: LocalSto
     with contextlib.closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as database:
         database.execute("DELETE FROM object WHERE name = 'gone'")
         database.executemany("INSERT INTO doomed VALUES(?)", [("gone",), ("again",)])
-    await (await LocalStore.at(folder)).close()
+    await (await LocalStore.open_folder(folder)).close()
     assert not (folder / "files" / "gone").exists()
     assert (await read_file(store, "again"))[1] == b"1"
     with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
@@ -161,7 +161,7 @@ async def test_a_file_lost_from_disk_is_damaged_not_missing(store: LocalStore, f
     for look in (store.open, store.stat):
         with pytest.raises(DamagedFile) as caught:
             await look("a")
-        assert "the file is lost" in caught.value.why
+        assert "the file is lost" in caught.value.detail
     await store.write("a", chunks_of(b"2"), "text/plain")
     assert (await read_file(store, "a"))[1] == b"2"
 
@@ -191,17 +191,17 @@ async def test_leftovers_older_than_a_day_are_cleared_on_opening(store: LocalSto
         (incoming / name).write_bytes(b"x")
         then = (incoming / name).stat().st_mtime - age_s
         os.utime(incoming / name, (then, then))
-    await (await LocalStore.at(folder)).close()
+    await (await LocalStore.open_folder(folder)).close()
     assert [path.name for path in incoming.iterdir()] == ["young"]
 
 
 REPLACE_FILE = """
 import asyncio, itertools, sys
 from pysync.store.local import LocalStore
-from pysync.testing import MovedClock, chunks_of
+from pysync.testing import FakeClock, chunks_of
 
 async def main(folder):
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     for n in itertools.count():
         await store.write("f/a", chunks_of(b"%08d" % n * 50_000), "text/plain")
         print(n, flush=True)
@@ -219,7 +219,7 @@ async def test_after_a_kill_a_file_is_whole_and_not_older_than_acknowledged(
     lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(acknowledged)]
     process.kill()
     await asyncio.to_thread(process.communicate)
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     file, content = await read_file(store, "f/a")
     await store.close()
     assert len(content) == file.size == 400_000
@@ -230,7 +230,7 @@ async def test_after_a_kill_a_file_is_whole_and_not_older_than_acknowledged(
 
 async def reopened(folder: Path) -> dict[str, bytes]:
     """What the files of a folder are after it has been opened, on disk as in the rows."""
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     found = await stored(store)
     await store.close()
     assert on_disk(folder) == found
@@ -260,7 +260,7 @@ async def test_a_file_that_cannot_be_moved_yet_is_kept_and_told(
     os.replace(folder / "files/f/a", incoming)
     os.utime(incoming, (0, 0))
     (folder / "files/f/a/in the way").mkdir(parents=True)
-    await (await LocalStore.at(folder)).close()
+    await (await LocalStore.open_folder(folder)).close()
     with pytest.raises(StoreUnavailable):
         await store.open("f/a")
     assert "is not moved to its key 'f/a' yet" in caplog.text
@@ -275,7 +275,7 @@ async def test_notes_do_not_pile_up(store: LocalStore, folder: Path) -> None:
     for _ in range(3):
         await asyncio.gather(*(store.write(f"f/{n}", chunks_of(b"1"), "text/plain") for n in range(50)))
         await asyncio.gather(*(store.delete(f"f/{n}") for n in range(0, 50, 2)))
-    assert len(notes(folder)) < SETTLE_EVERY + 50
+    assert len(notes(folder)) < FLUSH_EVERY + 50
 
 
 async def test_writes_of_one_moment_may_meet_at_one_key(store: LocalStore, folder: Path) -> None:
@@ -318,13 +318,13 @@ async def test_a_refused_write_whose_caller_is_gone_leaves_nothing(
 ) -> None:
     await store.write("f", chunks_of(b"1"), "text/plain")
     placing = asyncio.Event()
-    place = store._files.place
+    place = store._files.commit
 
     async def place_and_tell(*args: Any) -> Any:
         placing.set()
         return await place(*args)
 
-    monkeypatch.setattr(store._files, "place", place_and_tell)
+    monkeypatch.setattr(store._files, "commit", place_and_tell)
     writing = asyncio.ensure_future(store.write("f/below", chunks_of(b"2"), "text/plain"))
     await placing.wait()
     writing.cancel()
@@ -365,7 +365,7 @@ async def test_a_restored_copy_is_served_and_found_whole(
     (tmp_path / "copy").mkdir()
     for name in ("files", "pysync.db"):
         shutil.move(shutil.copytree(folder, tmp_path / name) / name, tmp_path / "copy" / name)
-    again = await LocalStore.at(tmp_path / "copy")
+    again = await LocalStore.open_folder(tmp_path / "copy")
     stat = await again.stat("f/1")
     assert stat is not None
     assert stat.sha256 == hashlib.sha256(b"1").hexdigest()
@@ -382,7 +382,7 @@ async def test_a_folder_of_the_schema_before_is_taken_over(folder: Path) -> None
         database.execute(
             "INSERT INTO object(parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode)"
             "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*row, *Stamp.of(str(folder / "files/f/a"))),
+            (*row, *FileFingerprint.of(str(folder / "files/f/a"))),
         )
         database.execute(
             "INSERT INTO object(parent, name, etag, content_type, modified_ms, body)"
@@ -390,19 +390,19 @@ async def test_a_folder_of_the_schema_before_is_taken_over(folder: Path) -> None
         )
         database.execute("INSERT INTO doomed VALUES('gone')")
     (folder / "files/gone").write_bytes(b"gone")
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     assert await store.get("doc", "e2") is NOT_MODIFIED
     stat = await store.stat("f/a")
     assert stat is not None
     assert stat.modified_ms == 1
-    tick, _ = await store.change_log.write_next(
-        lambda tick: f"f/{tick.ms}-{tick.number}", chunks_of(b"next"), "text/plain", changed
+    tick, _ = await store.change_log.write_ordered(
+        lambda tick: f"f/{tick.ms}-{tick.counter}", chunks_of(b"next"), "text/plain", changed
     )
     await store.close()
-    assert await reopened(folder) == {"f/a": b"file", f"f/{tick.ms}-{tick.number}": b"next"}
+    assert await reopened(folder) == {"f/a": b"file", f"f/{tick.ms}-{tick.counter}": b"next"}
 
 
-def changed(tick: Tick, sha256: str) -> list[Change]:
+def changed(tick: HybridTimestamp, sha256: str) -> list[Change]:
     return [Change(sha256.encode())]
 
 
@@ -437,10 +437,10 @@ import asyncio, json, os, signal, sys
 from pathlib import Path
 from pysync.store.local import rename_journal
 from pysync.store.local import LocalStore
-from pysync.testing import MovedClock, chunks_of
+from pysync.testing import FakeClock, chunks_of
 
 async def run(folder, steps, done):
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     for verb, key, body in steps:
         if verb == "write":
             await store.write(key, chunks_of(body.encode()), "text/plain")
@@ -460,7 +460,7 @@ def die_at(count, place):
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(hook)
 
-folder, steps, rename_journal.SETTLE_EVERY = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+folder, steps, rename_journal.FLUSH_EVERY = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 status, count = 1, 0
 while status:
     count += 1
@@ -476,7 +476,7 @@ while status:
 """
 
 
-@pytest.mark.parametrize("settle_every", [0, SETTLE_EVERY])
+@pytest.mark.parametrize("settle_every", [0, FLUSH_EVERY])
 async def test_a_kill_before_any_step_on_disk_leaves_files_and_rows_at_one(
     tmp_path: Path, settle_every: int
 ) -> None:
@@ -488,11 +488,11 @@ async def test_a_kill_before_any_step_on_disk_leaves_files_and_rows_at_one(
         done = (place / "done").stat().st_size
         met.add(done)
         files = await reopened(place / "data")
-        store = await LocalStore.at(place / "data")
+        store = await LocalStore.open_folder(place / "data")
         document = await store.get("e/2.parquet")
         await store.close()
         now = {key: ("write", content) for key, content in files.items()}
-        if isinstance(document, Object):
+        if isinstance(document, StoredObject):
             now["e/2.parquet"] = ("put", document.body)
         assert now in expected[done : done + 2]
     assert met == {*range(len(STEPS) + 1)}
@@ -502,7 +502,7 @@ WRITE_AND_DELETE = """
 import asyncio, itertools, os, sys
 from pysync.changelog import Change
 from pysync.store.local import LocalStore
-from pysync.testing import MovedClock, chunks_of
+from pysync.testing import FakeClock, chunks_of
 
 async def replace(store, key):
     for n in itertools.count():
@@ -515,7 +515,7 @@ async def replace(store, key):
 
 async def add(store, name):
     for n in itertools.count():
-        tick, sha256 = await store.change_log.write_next(
+        tick, sha256 = await store.change_log.write_ordered(
             lambda tick: f"next/{tick.ms:013}-{tick.number:06}.parquet",
             chunks_of(name.encode(), b"%d" % n), "text/plain",
             lambda tick, sha256: [Change(sha256.encode())],
@@ -523,7 +523,7 @@ async def add(store, name):
         print(f"next/{tick.ms:013}-{tick.number:06}.parquet", sha256, flush=True)
 
 async def main(folder, name):
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await asyncio.gather(
         *(replace(store, f"f/{name}/{lane}") for lane in range(4)),
         *(add(store, name) for _ in range(4)),
@@ -557,8 +557,8 @@ async def test_after_kills_files_and_rows_agree_and_what_was_acknowledged_is_the
         else:
             assert int(files[key][:8]) in (int(last), int(last) + 1)
     assert {"f/x/0", "f/y/0"} <= told.keys() or acknowledged < 30
-    store = await LocalStore.at(folder)
-    changes = await store.change_log.changes("", 100_000)
+    store = await LocalStore.open_folder(folder)
+    changes = await store.change_log.read("", 100_000)
     assert changes is not None
     assert sorted(change.text.decode() for _, change in changes) == sorted(
         hashlib.sha256(content).hexdigest() for key, content in files.items() if key.startswith("next/")
@@ -569,7 +569,7 @@ async def test_after_kills_files_and_rows_agree_and_what_was_acknowledged_is_the
 STOP_BEFORE_THE_MOVE = """
 import asyncio, signal, sys, threading
 from pysync.store.local import LocalStore
-from pysync.testing import MovedClock, chunks_of
+from pysync.testing import FakeClock, chunks_of
 
 stops = 1
 
@@ -580,7 +580,7 @@ def hook(event, args):
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 async def main(folder):
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     sys.addaudithook(hook)
     await store.write("e/1.parquet", chunks_of(b"slow"), "text/plain")
     await store.close()
@@ -612,7 +612,7 @@ async def test_who_is_slow_to_move_a_file_does_no_harm(store: LocalStore, folder
         await store.delete("e/1.parquet")
         expected = {}
     else:
-        await (await LocalStore.at(folder)).close()
+        await (await LocalStore.open_folder(folder)).close()
     assert on_disk(folder) == expected
     process.send_signal(signal.SIGCONT)
     await asyncio.to_thread(process.communicate)
@@ -625,17 +625,17 @@ ADD = """
 import asyncio, sys
 from pysync.changelog import Change
 from pysync.store.local import LocalStore
-from pysync.testing import MovedClock, chunks_of
+from pysync.testing import FakeClock, chunks_of
 
 async def add(store, lane):
     for n in range(30):
-        await store.change_log.write_next(
+        await store.change_log.write_ordered(
             lambda tick: f"e/{tick.ms:013}-{tick.number:06}-{lane}", chunks_of(b"1"), "text/plain",
             lambda tick, sha256: [Change(sha256.encode())],
         )
 
 async def main(folder, name):
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await asyncio.gather(*(add(store, f"{name}{lane}") for lane in range(4)))
     await store.close()
 
@@ -661,19 +661,19 @@ async def test_who_lists_after_the_last_name_misses_no_file_of_any_process(
     assert [process.returncode for process in processes] == [0, 0]
     assert seen == await store.list("e", None, 1_000)
     assert len(seen) == 240
-    changes = await store.change_log.changes("", 1_000)
+    changes = await store.change_log.read("", 1_000)
     assert changes is not None
     assert len(changes) == 240
 
 
 async def test_ticks_go_on_when_the_clock_steps_back(folder: Path) -> None:
-    clock = MovedClock(1_000_000)
-    store = await LocalStore.at(folder, clock)
+    clock = FakeClock(1_000_000)
+    store = await LocalStore.open_folder(folder, clock)
     ticks = []
     for clock.now_ms in (1_000_000, 1_000_000, 5, 1_000_001, 1_000_000):
         ticks.append(
-            await store.change_log.write_next(
-                lambda tick: f"e/{tick.ms}-{tick.number}", chunks_of(b"1"), "text/plain", changed
+            await store.change_log.write_ordered(
+                lambda tick: f"e/{tick.ms}-{tick.counter}", chunks_of(b"1"), "text/plain", changed
             )
         )
     await store.close()
@@ -686,7 +686,7 @@ async def test_ticks_go_on_when_the_clock_steps_back(folder: Path) -> None:
     ]
 
 
-def where(key: str, tick: Tick) -> str:
+def where(key: str, tick: HybridTimestamp) -> str:
     return key
 
 
@@ -696,16 +696,16 @@ async def test_a_file_without_a_place_takes_no_tick_and_leaves_nothing(
     await store.write("taken", chunks_of(b"1"), "text/plain")
     for key, refusal in (("taken/a", KeyConflict), ("~incoming/a", ValueError), ("a//b", ValueError)):
         with pytest.raises(refusal):
-            await store.change_log.write_next(partial(where, key), chunks_of(b"2"), "text/plain", changed)
+            await store.change_log.write_ordered(partial(where, key), chunks_of(b"2"), "text/plain", changed)
     assert await stored(store) == on_disk(folder) == {"taken": b"1"}
     assert list((folder / "files" / "~incoming").iterdir()) == []
-    changes = await store.change_log.changes("", 10)
+    changes = await store.change_log.read("", 10)
     assert changes == []
 
 
 async def test_rows_that_are_kept_are_bounded(tmp_path: Path) -> None:
-    store = await LocalStore.at(tmp_path)
-    for number in range(RECENT_ROWS + 2):
+    store = await LocalStore.open_folder(tmp_path)
+    for number in range(CACHED_ROWS + 2):
         assert await store.stat(f"none/{number}") is None
-    assert len(store._files._recent) == 2
+    assert len(store._files._row_cache) == 2
     await store.close()

@@ -27,13 +27,13 @@ from benches.workloads import (
 )
 from pysync._core import canonicalize, verify_author
 from pysync.auth import signing
-from pysync.cli.load_generator import Measured
+from pysync.cli.load_generator import Measurement
 from pysync.sqlite.connection import Schema, connect_writer, create_database
 
 NOW_MS = 1_763_700_000_000
 
 
-def run(server: servers.Running, workload: str, count: int) -> Measured:
+def run(server: servers.Running, workload: str, count: int) -> Measurement:
     return asyncio.run(measure(server.url, WORKLOADS[workload], count=count, seconds=30))
 
 

@@ -9,12 +9,12 @@ from conftest import ISSUER, STRANGER, SUBJECT, Start, root_device
 from scripted import Answer, Waits, client, serving
 
 from pysync.client import (
-    Backoff,
     BadAuthorProof,
     Client,
     LogCursor,
     LogElement,
-    TailRequest,
+    LogRange,
+    RetryPolicy,
     Unreachable,
 )
 from pysync.errors import (
@@ -26,7 +26,7 @@ from pysync.errors import (
     RateLimited,
     Unavailable,
 )
-from pysync.testing import FaultProxy, MovedClock
+from pysync.testing import FakeClock, FaultProxy
 
 OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 
@@ -94,10 +94,10 @@ async def test_parts_of_many_logs_come_in_one_batch(start: Start) -> None:
         newest, oldest, none, wrong = await anyone.batch_pull_many_append(
             "small",
             [
-                TailRequest({"id": "a"}, last=2),
-                TailRequest({"id": "a"}, since=1),
-                TailRequest({"id": "b"}, since=4),
-                TailRequest({"id": "no such id"}, last=2),
+                LogRange({"id": "a"}, last=2),
+                LogRange({"id": "a"}, since=1),
+                LogRange({"id": "b"}, since=4),
+                LogRange({"id": "no such id"}, last=2),
             ],
         )
         assert isinstance(newest, list)
@@ -229,11 +229,11 @@ async def test_a_cursor_begins_after_the_elements_that_are_known(start: Start) -
     async with Client(await start(SERVICE)) as anyone:
         await appended(anyone, "log/a", 5, 7, 8)
         for cursor in (
-            LogCursor(anyone, "log/a", known=known),
-            LogCursor(anyone, "log/a", known=known, since=7),
+            LogCursor(anyone, "log/a", seen=known),
+            LogCursor(anyone, "log/a", seen=known, since=7),
         ):
             assert (times(await cursor.pull()), cursor.checkpoint_ms) == ([8], 8)
-        for bounds in ({"since": 6, "known": known}, {"since": -1}, {"first": -1}):
+        for bounds in ({"since": 6, "seen": known}, {"since": -1}, {"first": -1}):
             with pytest.raises(ValueError, match=r"since|first"):
                 LogCursor(anyone, "log/a", **bounds)
 
@@ -265,7 +265,7 @@ async def test_a_log_that_refuses_to_be_read_as_a_whole_is_followed_from_its_beg
 async def test_a_log_that_is_quiet_for_longer_than_a_checkpoint_may_be_old_is_followed(
     start: Start, collection: str
 ) -> None:
-    clock, key = MovedClock(), f"{collection}/a"
+    clock, key = FakeClock(), f"{collection}/a"
     async with Client(await start(SERVICE, now_ms=clock)) as anyone:
         await anyone.append(key, {"n": 1})
         cursor = LogCursor(anyone, key, first=3)
@@ -281,7 +281,7 @@ async def test_a_log_that_is_quiet_for_longer_than_a_checkpoint_may_be_old_is_fo
 
 
 async def test_more_than_the_newest_after_a_quiet_time_is_found_in_the_whole_log(start: Start) -> None:
-    clock = MovedClock()
+    clock = FakeClock()
     async with Client(await start(SERVICE, now_ms=clock)) as anyone:
         await anyone.append("aged/a", {"n": 1})
         cursor = LogCursor(anyone, "aged/a")
@@ -297,7 +297,7 @@ async def test_more_than_the_newest_after_a_quiet_time_is_found_in_the_whole_log
 async def test_what_is_out_of_reach_is_told_and_nothing_taken_in(
     start: Start, before: int, after: int
 ) -> None:
-    clock = MovedClock()
+    clock = FakeClock()
     async with Client(await start(SERVICE, now_ms=clock)) as anyone:
         for _ in range(before):
             await anyone.append("shut-aged/a", {})
@@ -315,7 +315,7 @@ async def test_what_is_out_of_reach_is_told_and_nothing_taken_in(
 
 
 async def test_a_log_that_expired_and_began_anew_goes_on(start: Start) -> None:
-    clock = MovedClock()
+    clock = FakeClock()
     async with Client(await start(SERVICE, now_ms=clock)) as anyone:
         cursor = LogCursor(anyone, "fading/a")
         await anyone.append("fading/a", {"n": 1})
@@ -328,7 +328,7 @@ async def test_a_log_that_expired_and_began_anew_goes_on(start: Start) -> None:
 
 
 async def test_a_log_that_expired_has_nothing_new_however_old_the_checkpoint(start: Start) -> None:
-    clock = MovedClock()
+    clock = FakeClock()
     async with Client(await start(SERVICE, now_ms=clock)) as anyone:
         await anyone.append("shut-fading/a", {})
         cursor = LogCursor(anyone, "shut-fading/a", first=1)
@@ -409,7 +409,7 @@ async def append_as_it_is(client: Client, key: str, body: dict[str, Any]) -> int
 
 async def test_following_without_a_stream_waits_longer_while_nothing_comes(start: Start) -> None:
     async with FaultProxy(await start(SERVICE)) as proxy, Client(proxy.url) as anyone:
-        proxy.answer(status=404, when=lambda sent: sent.path == "events")
+        proxy.respond(status=404, when=lambda sent: sent.path == "events")
         waits: list[float] = []
 
         async def wait(seconds: float) -> None:
@@ -419,7 +419,7 @@ async def test_following_without_a_stream_waits_longer_while_nothing_comes(start
 
         await appended(anyone, "log/a", 1)
         found: list[list[int]] = []
-        async for elements in LogCursor(anyone, "log/a", sleep=wait).follow(first_s=1.0, most_s=4.0):
+        async for elements in LogCursor(anyone, "log/a", sleep=wait).follow(initial_s=1.0, max_s=4.0):
             found.append(times(elements))
             if len(found) == 4:
                 break
@@ -450,10 +450,10 @@ async def test_a_server_that_is_lost_and_comes_back_is_followed_on() -> None:
     answers = [held(1), *[None] * 4, busy, held(1, 2), (503, b""), held(2, 3)]
     waits = Waits()
     told: list[Exception] = []
-    async with serving(*answers) as server, client(server.url, backoff=Backoff(attempts=1)) as anyone:
+    async with serving(*answers) as server, client(server.url, backoff=RetryPolicy(attempts=1)) as anyone:
         found: list[int] = []
         async for elements in LogCursor(anyone, "log/a", sleep=waits).follow(
-            first_s=1.0, most_s=4.0, lost=told.append
+            initial_s=1.0, max_s=4.0, on_disconnect=told.append
         ):
             found += times(elements)
             if found == [1, 2, 3]:
@@ -476,7 +476,7 @@ async def test_a_server_that_is_lost_and_comes_back_is_followed_on() -> None:
 async def test_a_failure_of_the_first_pull_and_a_refusal_end_following(
     answers: list[Answer], kind: type[Exception]
 ) -> None:
-    async with serving(*answers) as server, client(server.url, backoff=Backoff(attempts=1)) as anyone:
+    async with serving(*answers) as server, client(server.url, backoff=RetryPolicy(attempts=1)) as anyone:
         with pytest.raises(kind):
             async for _ in LogCursor(anyone, "log/a", sleep=Waits()).follow():
                 pass

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from pysync import config
-from pysync.server.handlers.files import span_of
+from pysync.server.handlers.files import parse_range
 
 MANY = 5000
 NUMBERS = ["0" * MANY, "0" * MANY + "1", "9" * MANY, "1" + "0" * MANY]
@@ -52,7 +52,7 @@ def part(first: str, last: str, size: int) -> tuple[int, int] | None:
 @example("", "0" * MANY)
 @example("0" * MANY + "1", "0" * MANY + "5")
 def test_a_range_of_any_length_is_one_of_bytes_or_ignored(first: str, last: str) -> None:
-    span = span_of(f"bytes={first}-{last}")
+    span = parse_range(f"bytes={first}-{last}")
     low, high = number(first), number(last)
     if (low is None and high is None) or (low is not None and high is not None and high < low):
         assert span is None
@@ -68,7 +68,7 @@ def test_a_range_of_any_length_is_one_of_bytes_or_ignored(first: str, last: str)
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=30))
 def test_whatever_a_range_header_says_is_read_or_ignored(text: str) -> None:
     for asked in (text, f"bytes={text}", f"bytes={text}-", f"bytes=-{text}"):
-        span = span_of(asked)
+        span = parse_range(asked)
         assert span is None or span.end is None or span.start < span.end
 
 

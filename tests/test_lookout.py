@@ -8,19 +8,19 @@ import pytest
 from scripted import Waits, client
 from scripted_streams import HEAD, End, event, refused, streaming, told
 
-from pysync.client import Change, Client
-from pysync.client.polling import AGAIN_S, Lookout, Where, follow
+from pysync.client import ChangeEvent, Client
+from pysync.client.polling import RESUBSCRIBE_S, ChangeNotifier, WatchTarget, follow
 from pysync.errors import BadRequest
 
 OPENING = ": hello\n\nid: 0\n\n"
-A = Where("notes/a")
+A = WatchTarget("notes/a")
 
 
 async def for_ever(seconds: float) -> None:
     await asyncio.Event().wait()
 
 
-def is_new(change: Change) -> bool:
+def is_new(change: ChangeEvent) -> bool:
     return change.hash == "new"
 
 
@@ -46,27 +46,27 @@ class Teller:
         """End the stream. The next begins when the client connects again."""
         await self._says.put("")
 
-    def where(self, key: str) -> Where:
-        """A place whose `may_be` lets `say` return."""
+    def where(self, key: str) -> WatchTarget:
+        """A place whose `might_match` lets `say` return."""
         read = self._read
 
-        class Noticed(Where):
-            def may_be(self, change: Change) -> bool:
+        class Noticed(WatchTarget):
+            def might_match(self, change: ChangeEvent) -> bool:
                 if change.collection == "read":
                     read.put_nowait(change.id)
-                return super().may_be(change)
+                return super().might_match(change)
 
         return Noticed(key)
 
 
 @asynccontextmanager
-async def lookout(key: str = "notes/a") -> AsyncIterator[tuple[Teller, Lookout]]:
+async def lookout(key: str = "notes/a") -> AsyncIterator[tuple[Teller, ChangeNotifier]]:
     """A stream and who listens to it, to whom everything of `key` with the hash `new` is news."""
     teller = Teller()
     async with await asyncio.start_server(teller.serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with client(f"http://127.0.0.1:{port}") as anyone:
-            async with Lookout(anyone, teller.where(key), is_new, for_ever) as opened:
+            async with ChangeNotifier(anyone, teller.where(key), is_new, for_ever) as opened:
                 yield teller, opened
             await teller.end()
 
@@ -122,7 +122,7 @@ async def test_a_lost_history_and_a_stream_that_came_back_are_reasons_to_look() 
 def test_a_change_may_be_of_a_document_that_has_its_parameters(
     key: str, params: dict[str, str], may_be: bool
 ) -> None:
-    assert Where(key).may_be(Change("any", params, "h", 1, None, "1")) is may_be
+    assert WatchTarget(key).might_match(ChangeEvent("any", params, "h", 1, None, "1")) is may_be
 
 
 async def test_while_a_stream_is_lost_the_time_tells() -> None:
@@ -140,7 +140,7 @@ async def test_while_a_stream_is_lost_the_time_tells() -> None:
     async with (
         streaming(*scripts) as server,
         client(server.url, sleep=reconnect) as anyone,
-        Lookout(anyone, A, is_new, sleep) as looks,
+        ChangeNotifier(anyone, A, is_new, sleep) as looks,
     ):
         await looks.wait(0)  # until it is live
         time_passes.set()
@@ -160,16 +160,16 @@ async def test_a_stream_that_is_refused_is_left_alone_and_one_that_is_busy_asked
 
     async def wait(seconds: float) -> None:
         asked.append(seconds)
-        if seconds == AGAIN_S:
+        if seconds == RESUBSCRIBE_S:
             await later.wait()
 
     scripts = [*[refused(503, "unavailable")] * 4, refused(404, "not_found")]
     async with (
         streaming(*scripts) as server,
         client(server.url) as anyone,
-        Lookout(anyone, A, is_new, wait) as looks,
+        ChangeNotifier(anyone, A, is_new, wait) as looks,
     ):
-        while AGAIN_S not in asked:
+        while RESUBSCRIBE_S not in asked:
             await looks.wait(1)
         later.set()
         while not looks._listening.done():
@@ -177,12 +177,14 @@ async def test_a_stream_that_is_refused_is_left_alone_and_one_that_is_busy_asked
         await looks.wait(1)
 
 
-@pytest.mark.parametrize("where", [Where("notes/a", "none"), Where("notes/a", "notes", {"x": "a"}), A])
-async def test_what_narrows_a_stream_wrongly_is_raised_by_the_next_wait(where: Where) -> None:
+@pytest.mark.parametrize(
+    "where", [WatchTarget("notes/a", "none"), WatchTarget("notes/a", "notes", {"x": "a"}), A]
+)
+async def test_what_narrows_a_stream_wrongly_is_raised_by_the_next_wait(where: WatchTarget) -> None:
     async with (
         streaming(refused(400, "bad_request")) as server,
         client(server.url) as anyone,
-        Lookout(anyone, where, is_new, Waits()) as looks,
+        ChangeNotifier(anyone, where, is_new, Waits()) as looks,
     ):
         while not looks._listening.done():
             await asyncio.sleep(0)
@@ -197,7 +199,7 @@ async def test_a_client_that_is_closed_is_not_followed_in_silence() -> None:
     async with (
         streaming(told(OPENING, End.HOLD)) as server,
         client(server.url) as anyone,
-        Lookout(anyone, A, is_new, for_ever) as looks,
+        ChangeNotifier(anyone, A, is_new, for_ever) as looks,
     ):
         await looks.wait(1)
         await anyone.close()
@@ -213,7 +215,15 @@ async def test_a_follower_lets_go_of_its_stream_with_its_iterator() -> None:
 
     def following(anyone: Client) -> AsyncGenerator[int]:
         return follow(
-            anyone, A, look, is_new, began=False, first_s=1, most_s=1, lost=lambda _: None, sleep=for_ever
+            anyone,
+            A,
+            look,
+            is_new,
+            has_started=False,
+            initial_s=1,
+            max_s=1,
+            on_disconnect=lambda _: None,
+            sleep=for_ever,
         )
 
     script = told(OPENING, End.HOLD)

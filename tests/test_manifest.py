@@ -105,9 +105,9 @@ async def test_a_filtered_manifest_shows_what_the_callers_roles_open(
     async def shown(certificate: Certificate, **headers: str) -> list[str]:
         return await told(browser, {"Authorization": certificate.authorization, **headers})
 
-    guest = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at())
-    link = issuing.audience(ISSUER, "rooms", **minted_at())
-    closed = issuing.audience(ISSUER, "rooms", aud=(SUBJECT.ed_pub,), **minted_at())
+    guest = issuing.issue_member_certificate(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at())
+    link = issuing.issue_audience_certificate(ISSUER, "rooms", **minted_at())
+    closed = issuing.issue_audience_certificate(ISSUER, "rooms", aud=(SUBJECT.ed_pub,), **minted_at())
     assert await told(browser) == ["news", "inbox"]
     assert await told(browser, {"Authorization": "Bearer token-of-the-tests"}) == [
         "news",
@@ -151,14 +151,16 @@ async def test_expired_forged_and_revoked_certificates_are_shown_nothing(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     browser = Browser(await start(service("role-filtered")), session)
-    past = issuing.device(ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, now_s=1_000_000, nonce=b"n" * 16)
+    past = issuing.issue_device_certificate(
+        ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, now_s=1_000_000, nonce=b"n" * 16
+    )
     assert await told(browser, {"Authorization": past.authorization}) == []
     good = root_device(ISSUER, collections=("rooms",))
     members = json.loads(base64.b64decode(good.authorization.removeprefix("Cap ")))
     forged = members | {"exp": good.exp + 1}
     assert await told(browser, {"Authorization": encoded(forged)}) == []
     assert "rooms" in await told(browser, {"Authorization": good.authorization})
-    revocations = issuing.revocation_list(ISSUER, 1, certificates=[good]).text
+    revocations = issuing.issue_revocation_list(ISSUER, 1, certificates=[good]).text
     assert (await browser.request("POST", "/revocations", revocations)).status == 200
     assert await told(browser, {"Authorization": good.authorization}) == []
 
@@ -230,7 +232,9 @@ async def test_a_filtered_manifest_shows_what_spaces_open_to_whoever_has_an_iden
     other = {"name": "other", "storagePath": "other", "readRoles": ["cap:read:other"]}
     members = {"collections": [room, desk, other], "configEndpoint": {"auth": "role-filtered"}}
     somebody = {"Authorization": root_device(STRANGER).authorization}
-    anonymous_link = {"Authorization": issuing.audience(ISSUER, "rooms", **minted_at()).authorization}
+    anonymous_link = {
+        "Authorization": issuing.issue_audience_certificate(ISSUER, "rooms", **minted_at()).authorization
+    }
     auths: list[tuple[dict[str, Any], list[str]]] = [({"spaces": {}}, ["room", "desk"]), ({}, [])]
     for auth, shown in auths:
         browser = Browser(await start({**members, "auth": auth}), session)

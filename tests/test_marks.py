@@ -5,31 +5,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pysync._core import decode_push, read_document
-from pysync.write_ids import bears, blank, marked, new_mark, unmarked
+from pysync.write_ids import as_whitespace, has_write_id, new_write_id, strip_write_id, with_write_id
 
 
 @given(st.binary(max_size=200))
 def test_a_mark_goes_on_and_off(body: bytes) -> None:
-    mark = new_mark()
-    stored = marked(body, mark)
+    mark = new_write_id()
+    stored = with_write_id(body, mark)
     assert stored.startswith(body)
     assert stored[len(body) :].isspace()
-    assert unmarked(stored) == body
-    assert unmarked(marked(stored, mark)) == stored
-    assert marked(body, new_mark()) != stored
-    assert bears(stored, mark)
-    assert not bears(stored, new_mark())
+    assert strip_write_id(stored) == body
+    assert strip_write_id(with_write_id(stored, mark)) == stored
+    assert with_write_id(body, new_write_id()) != stored
+    assert has_write_id(stored, mark)
+    assert not has_write_id(stored, new_write_id())
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"{}\n", b"\n" + b" " * 63, b"x\n" + b" " * 63 + b"\n"])
 def test_what_others_wrote_is_taken_as_it_is(body: bytes) -> None:
-    assert unmarked(body) == body
+    assert strip_write_id(body) == body
 
 
 @pytest.mark.parametrize("data", [b'{"n":1}', b'{"n":9007199254740993}'])
 def test_a_marked_document_reads_as_before(data: bytes) -> None:
-    push, mark = decode_push(b'{"data":%b}' % data), new_mark()
-    plain, read = read_document(push.stored(7)), read_document(push.stored(7, blank(mark)))
-    assert bears(push.stored(7, blank(mark)), mark)
+    push, mark = decode_push(b'{"data":%b}' % data), new_write_id()
+    plain, read = read_document(push.stored(7)), read_document(push.stored(7, as_whitespace(mark)))
+    assert has_write_id(push.stored(7, as_whitespace(mark)), mark)
     assert (read.data, read.hash, read.ts_ms) == (plain.data, plain.hash, 7)
     assert read.answer(9) == plain.answer(9)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pysync.errors import StoreUnavailable
-from pysync.store import MergeRefused
+from pysync.store import MergeRejected
 from pysync.store.local import file_merge
-from pysync.store.local.file_merge import exchange
+from pysync.store.local.file_merge import swap_folders
 from pysync.store.local.store import LocalStore
 from pysync.testing import chunks_of, read_file
 
@@ -40,10 +40,10 @@ def stepping(work, dies_at):
     return step
 
 async def main(folder, dies_at):
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     merged = {f"e/{n}": (await store.stat(f"e/{n}")).sha256 for n in range(1, 6)}
-    for name in ("_begin", "_check_folder", "_build", "_take", "_link", "_finish", "exchange", "sync_folder",
-                 "_write_rows", "_forget", "_settle", "_sweep"):
+    for name in ("_begin", "_check_folder", "_build", "_move_in", "_link", "_finish", "swap_folders",
+                 "fsync_dir", "_write_rows", "_delete_plan", "_recover_merge", "_sweep"):
         setattr(file_merge, name, stepping(getattr(file_merge, name), dies_at))
     await store.merge("e/4-", chunks_of(b"1\\n2\\n3\\n4\\n5\\n"), "text/plain", merged)
     await store.close()
@@ -65,7 +65,7 @@ def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
     """A store with five files to merge, and two that stay."""
-    store = await LocalStore.at(tmp_path / "data")
+    store = await LocalStore.open_folder(tmp_path / "data")
     for n in range(1, 8):
         await store.write(f"e/{n}", chunks_of(b"%d\n" % n), "text/plain")
     await store.close()
@@ -74,7 +74,7 @@ async def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def store(folder: Path) -> AsyncIterator[LocalStore]:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     yield store
     await store.close()
 
@@ -148,7 +148,7 @@ async def test_a_kill_at_any_step_leaves_everything_once(
         step += 1
         died = merge_until(step)
         assert lines_on_disk(folder) == EVERYTHING, f"at step {step}"
-        store = await LocalStore.at(folder)
+        store = await LocalStore.open_folder(folder)
         assert lines_on_disk(folder) == EVERYTHING, f"at step {step}, opened"
         assert await lines_in(store) == EVERYTHING, f"at step {step}, by rows"
         names = await store.list("e", None, 100)
@@ -160,7 +160,7 @@ async def test_a_kill_at_any_step_leaves_everything_once(
                 await store.write(f"e/{n}", chunks_of(n.encode() + b"\n"), "text/plain")
             await store.delete("e/4-")
         await store.close()
-        await (await LocalStore.at(folder)).close()
+        await (await LocalStore.open_folder(folder)).close()
         assert left_over(folder) == set()
     assert step > 12
 
@@ -169,7 +169,7 @@ async def test_who_has_the_store_open_meets_no_missing_file_after_a_kill(
     folder: Path, merge_until: Callable[[int], bool]
 ) -> None:
     for step in range(9, 30):
-        store = await LocalStore.at(folder)
+        store = await LocalStore.open_folder(folder)
         assert await lines_in(store) == EVERYTHING
         if not merge_until(step):
             await store.close()
@@ -191,7 +191,7 @@ async def test_who_has_the_store_open_meets_no_missing_file_after_a_kill(
 async def test_whoever_looks_while_files_are_merged_and_written_finds_each_once(
     store: LocalStore, folder: Path
 ) -> None:
-    other = await LocalStore.at(folder)
+    other = await LocalStore.open_folder(folder)
     wanted = dict(EVERYTHING)
     written = set(EVERYTHING)
     done = asyncio.Event()
@@ -269,11 +269,11 @@ async def test_a_reader_keeps_the_file_that_it_has_open(store: LocalStore) -> No
 async def test_a_folder_with_folders_in_it_is_left_alone(store: LocalStore, folder: Path) -> None:
     merged = await sha256s(store, "1", "2")
     (folder / "files/e/by hand").mkdir()
-    with pytest.raises(MergeRefused, match="e holds folders beside the files"):
+    with pytest.raises(MergeRejected, match="e holds folders beside the files"):
         await store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged)
     (folder / "files/e/by hand").rmdir()
     await store.write("e/deep/1", chunks_of(b"deep"), "text/plain")
-    with pytest.raises(MergeRefused, match="e holds folders beside the files"):
+    with pytest.raises(MergeRejected, match="e holds folders beside the files"):
         await store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged)
     assert await store.list("e", None, 100) == [*"1234567"]
     assert left_over(folder) == set()
@@ -283,13 +283,13 @@ async def test_a_folder_with_folders_in_it_is_left_alone(store: LocalStore, fold
 
 
 async def test_one_process_merges_at_a_time(store: LocalStore, folder: Path) -> None:
-    other = await LocalStore.at(folder)
+    other = await LocalStore.open_folder(folder)
     merged = await sha256s(store, "1", "2")
-    async with other._merges._alone() as is_alone:
+    async with other._merger._exclusive() as is_alone:
         assert is_alone
-        with pytest.raises(MergeRefused, match="another process merges files of this store"):
+        with pytest.raises(MergeRejected, match="another process merges files of this store"):
             await store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged)
-        await store.settle_merges()
+        await store.recover_merges()
     await store.merge("e/1-", chunks_of(b"1\n2\n"), "text/plain", merged)
     await other.close()
 
@@ -327,7 +327,7 @@ async def test_what_is_written_between_a_kill_and_the_end_of_its_merge_stays(
 ) -> None:
     kill_between_folders_and_rows(folder, merge_until)
     await store.write("e/1", chunks_of(b"new\n"), "text/plain")
-    await store.settle_merges()
+    await store.recover_merges()
     assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING + Counter(["new"])
 
 
@@ -337,7 +337,7 @@ async def test_a_backup_without_the_folders_beside_is_sound(
     kill_between_folders_and_rows(folder, merge_until)
     for path in (folder / "merging").iterdir():
         path.rename(folder.parent / path.name)
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
     await store.close()
 
@@ -346,9 +346,9 @@ def test_folders_that_cannot_change_places_say_so(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    exchange(tmp_path / "a", tmp_path / "b")
+    swap_folders(tmp_path / "a", tmp_path / "b")
     assert (os.listdir(tmp_path / "a"), os.listdir(tmp_path / "b")) == (["b"], ["a"])
     with pytest.raises(FileNotFoundError):
-        exchange(tmp_path / "a", tmp_path / "none")
-    with pytest.raises(MergeRefused, match="cannot exchange two folders in one step"):
-        exchange(tmp_path / "a", Path("/proc/self/fd"))
+        swap_folders(tmp_path / "a", tmp_path / "none")
+    with pytest.raises(MergeRejected, match="cannot exchange two folders in one step"):
+        swap_folders(tmp_path / "a", Path("/proc/self/fd"))

@@ -5,17 +5,17 @@ from collections import Counter
 import pytest
 
 from pysync.errors import StoreUnavailable
-from pysync.store import EtagMismatch, MergeRefused, Store, merge_journal
+from pysync.store import EtagMismatch, MergeRejected, Store, merge_journal
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
+from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
 
 WRITES = 6
 """The file, which waits for its journal, three removals, and that of the journal."""
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    return MovedClock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 async def written(store: Store) -> dict[str, str]:
@@ -29,7 +29,7 @@ async def merge(store: Store, merged: dict[str, str]) -> None:
 async def counted(store: Store) -> Counter[str]:
     """What is counted by whoever heeds the journals."""
     keys = {f"e/{name}" for name in await store.list("e", None, 100)}
-    for merge in await merge_journal.merges(store):
+    for merge in await merge_journal.unfinished_merges(store):
         if merge.key in keys:
             keys -= merge.merged.keys()
     texts = [(await read_file(store, key))[1].decode() for key in keys]
@@ -39,7 +39,7 @@ async def counted(store: Store) -> Counter[str]:
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("after", range(WRITES))
 async def test_a_crash_at_any_step_counts_nothing_twice_and_is_finished(
-    clock: MovedClock, after: int, done: bool
+    clock: FakeClock, after: int, done: bool
 ) -> None:
     inner = MemoryStore(clock)
     merged = await written(inner)
@@ -51,11 +51,11 @@ async def test_a_crash_at_any_step_counts_nothing_twice_and_is_finished(
     assert await counted(inner) == Counter("0123")
 
     store = FaultyStore(inner, clock)
-    await store.settle_merges()
+    await store.recover_merges()
     assert await counted(store) == Counter("0123")
     clock.now_ms += merge_journal.ABANDONED_MS
-    await store.settle_merges()
-    assert await merge_journal.merges(store) == []
+    await store.recover_merges()
+    assert await merge_journal.unfinished_merges(store) == []
     assert await counted(store) == Counter("0123")
     names = await store.list("e", None, 100)
     assert names == (["2-", "3"] if after > 1 else [*"0123"])
@@ -65,7 +65,7 @@ async def test_a_crash_at_any_step_counts_nothing_twice_and_is_finished(
     assert {listed.key async for listed in store.walk("")} == {"e/2-", "e/3"}
 
 
-async def test_what_another_merges_is_left_to_it(clock: MovedClock) -> None:
+async def test_what_another_merges_is_left_to_it(clock: FakeClock) -> None:
     inner = MemoryStore(clock)
     merged = await written(inner)
     first, second = FaultyStore(inner, clock), FaultyStore(inner, clock)
@@ -73,15 +73,15 @@ async def test_what_another_merges_is_left_to_it(clock: MovedClock) -> None:
     with pytest.raises(StoreUnavailable):
         await merge(first, merged)
     overlapping = {"e/3": merged["e/3"], "e/2": merged["e/2"]}
-    with pytest.raises(MergeRefused, match="another process merges some of these files"):
+    with pytest.raises(MergeRejected, match="another process merges some of these files"):
         await second.merge("e/2+", chunks_of(b"23"), "text/plain", overlapping)
-    assert len(await merge_journal.merges(second)) == 1
+    assert len(await merge_journal.unfinished_merges(second)) == 1
     clock.now_ms += merge_journal.ABANDONED_MS
     await second.merge("e/2+", chunks_of(b"23"), "text/plain", overlapping)
     assert await counted(second) == Counter("0123")
 
 
-async def test_of_another_file_at_its_key_a_merge_is_not_finished(clock: MovedClock) -> None:
+async def test_of_another_file_at_its_key_a_merge_is_not_finished(clock: FakeClock) -> None:
     """Two processes may choose the same key for groups that are not the same."""
     inner = MemoryStore(clock)
     merged = await written(inner)
@@ -92,7 +92,7 @@ async def test_of_another_file_at_its_key_a_merge_is_not_finished(clock: MovedCl
         await merge(died, merged)
     await inner.write("e/2-", chunks_of(b"12"), "text/plain")
     store = FaultyStore(inner, clock)
-    await store.settle_merges()
+    await store.recover_merges()
     assert await store.list("e", None, 100) == ["0", "1", "2", "2-", "3"]
     clock.now_ms += merge_journal.ABANDONED_MS
     with pytest.raises(EtagMismatch):

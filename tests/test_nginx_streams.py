@@ -12,7 +12,7 @@ from conftest import SUBJECT, Browser, Start, root_device
 from fronts import asking, front
 from test_nginx import ME, SERVICE, signer
 
-from pysync.client import Change, Client, LogCursor
+from pysync.client import ChangeEvent, Client, LogCursor
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -176,7 +176,7 @@ async def test_clients_are_told_of_writes_as_they_are_made(start: Start, start_n
         for n in range(3):
             pushed = await me.push(f"u/{ME}/{n}", {})
             told = await anext(changes)
-            assert isinstance(told, Change)
+            assert isinstance(told, ChangeEvent)
             assert told.hash == pushed.hash
             waiting = asyncio.ensure_future(anext(found))
             await me.append(key, {"n": n})

@@ -198,7 +198,7 @@ async def test_a_change_costs_a_push_in_one_window_and_a_pull_in_the_other(
         for window in (one, other):
             await shows(window, "first")
             await saved(window)
-        proxy.forget()
+        proxy.reset_counts()
         await write(one, ", second")
         await shows(other, "first, second")
         await Browser(base, session).push("notes/z", {"title": "told of after it"})
@@ -229,7 +229,7 @@ async def test_no_word_is_lost_or_doubled_while_connections_break(
 
         await asyncio.gather(*(write_words(line, window) for line, window in windows.items()))
         assert proxy.met, "some failed"
-        proxy.heal()
+        proxy.reset()
         words = "".join(f" {number}" for number in range(12))
         for window in windows.values():
             await shows(window, f"one:{words}\n\ntwo:{words}\n")

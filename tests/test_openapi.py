@@ -8,7 +8,7 @@ from conftest import Browser, Start
 from jsonschema_rs import validator_for
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from pysync.errors import table
+from pysync.errors import errors_by_code
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
@@ -197,8 +197,8 @@ async def test_every_refusal_is_described_with_its_status_and_code(
         for name, answer in components["responses"].items()
         for code in answer["content"]["application/json"]["schema"]["allOf"][1]["properties"]["code"]["enum"]
     }
-    assert codes == {(f"Refused{kind.status}", code) for code, kind in table().items()}
-    assert components["schemas"]["Error"]["properties"]["code"]["enum"] == list(table())
+    assert codes == {(f"Refused{kind.status}", code) for code, kind in errors_by_code().items()}
+    assert components["schemas"]["Error"]["properties"]["code"]["enum"] == list(errors_by_code())
 
 
 async def test_a_route_names_the_refusals_that_its_rule_can_lead_to(

@@ -7,7 +7,7 @@ import aiohttp
 from conftest import Browser, Start
 
 from pysync.errors import StoreUnavailable
-from pysync.store import NotModified, Object
+from pysync.store import NotModified, StoredObject
 from pysync.store.memory import MemoryStore
 
 
@@ -43,7 +43,7 @@ async def test_why_the_store_cannot_be_used_is_not_told_to_clients(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     class Astray(MemoryStore):
-        async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+        async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
             raise StoreUnavailable("no credentials: set the key")
 
     notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "pullOnly": True}

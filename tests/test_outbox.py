@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from outbox_scene import FaultyCoordinator, Scene, Verb, made_scene
 
 from pysync import _core
-from pysync.changelog import Subject, read_change
-from pysync.engine.append_log import LogRules, Logs
+from pysync.changelog import DocumentRef, parse_change
+from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.documents import Documents
-from pysync.engine.outbox import EARLY_MS, SETTLED_MS, Outbox
+from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
-from pysync.server.background import Healing
-from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Expect, Object
+from pysync.server.background import OutboxRelay
+from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock, change
+from pysync.testing import FakeClock, FaultyStore, change
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def scene() -> Scene:
 
 
 ONE = change("1").text.decode()
-SUBJECT = Subject("notes", {"id": "a"}, None, "somebody")
+SUBJECT = DocumentRef("notes", {"id": "a"}, None, "somebody")
 
 
 def version(body: bytes) -> str:
@@ -42,10 +42,10 @@ def version(body: bytes) -> str:
 async def test_a_write_is_announced_once_and_leaves_no_intent(scene: Scene) -> None:
     etag = await scene.outbox.put("a", b"1", ABSENT, [change("1"), change("2")])
     found = await scene.kept.get("a")
-    assert isinstance(found, Object)
+    assert isinstance(found, StoredObject)
     assert found.etag == etag
     assert await scene.told() == [change(text).text.decode() for text in "12"]
-    assert await scene.coordinator.intents(10) == []
+    assert await scene.coordinator.prepared(10) == []
     await scene.heal()
     assert len(await scene.told()) == 2
 
@@ -55,7 +55,7 @@ async def test_a_write_of_no_change_asks_nobody(scene: Scene) -> None:
     await scene.outbox.put("a", b"1", ABSENT, [])
     assert await scene.kept.get("a") is not None
     await scene.outbox.announce([])
-    await scene.outbox.repeat([])
+    await scene.outbox.reannounce([])
 
 
 async def test_a_refused_write_is_withdrawn(scene: Scene) -> None:
@@ -104,8 +104,8 @@ async def test_a_refusal_of_a_process_that_ended_before_it_withdrew_is_announced
     scene.coordinator.fail("withdraw")
     with pytest.raises(EtagMismatch):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
-    scene.clock.now_ms += SETTLED_MS
-    await Outbox(scene.kept, scene.coordinator).heal()
+    scene.clock.now_ms += INTENT_TIMEOUT_MS
+    await Outbox(scene.kept, scene.coordinator).recover()
     assert await scene.told() == [ONE]
 
 
@@ -114,14 +114,14 @@ async def test_what_could_not_be_told_is_told_by_the_next_write(scene: Scene) ->
     etag = await scene.outbox.put("a", b"1", ABSENT, [change("1")])
     await scene.outbox.put("b", b"2", ABSENT, [change("2")])
     assert await scene.told() == [ONE, change("2").text.decode()]
-    assert await scene.coordinator.intents(10) == []
+    assert await scene.coordinator.prepared(10) == []
     scene.coordinator.fail("announce")
     await scene.outbox.put("a", b"3", Etag(etag), [change("3")])
     scene.coordinator.fail("announce")
     with pytest.raises(CoordinatorUnavailable):
         await scene.outbox.put("c", b"4", ABSENT, [change("4")])
     assert await scene.kept.get("c") is None
-    await scene.outbox.settle()
+    await scene.outbox.flush_outcomes()
     assert len(await scene.told()) == 3
 
 
@@ -129,7 +129,7 @@ async def test_a_write_whose_reply_was_lost_is_announced(scene: Scene) -> None:
     scene.store.lose_reply("put")
     with pytest.raises(StoreUnavailable):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
-    assert isinstance(await scene.kept.get("a"), Object)
+    assert isinstance(await scene.kept.get("a"), StoredObject)
     await scene.heal()
     assert await scene.told() == [ONE]
 
@@ -147,43 +147,48 @@ async def test_a_write_whose_writer_was_cancelled_is_announced(scene: Scene) -> 
 
 
 async def test_what_is_young_is_left_to_its_writer(scene: Scene) -> None:
-    await scene.coordinator.intend([change("1")])
-    scene.clock.now_ms += EARLY_MS - 1
-    assert await scene.outbox.heal(early=True) == 0
+    await scene.coordinator.prepare([change("1")])
+    scene.clock.now_ms += EARLY_RECOVERY_MS - 1
+    assert await scene.outbox.recover(early=True) == 0
     scene.clock.now_ms += 1
-    assert await scene.outbox.heal() == 0
-    assert await scene.outbox.heal(early=True) == 1
+    assert await scene.outbox.recover() == 0
+    assert await scene.outbox.recover(early=True) == 1
     assert await scene.told() == [ONE]
-    assert len(await scene.coordinator.intents(10)) == 1, "its writer may still be at it"
-    scene.clock.now_ms += SETTLED_MS - EARLY_MS
-    assert await scene.outbox.heal() == 1
-    assert await scene.outbox.heal() == 0
+    assert len(await scene.coordinator.prepared(10)) == 1, "its writer may still be at it"
+    scene.clock.now_ms += INTENT_TIMEOUT_MS - EARLY_RECOVERY_MS
+    assert await scene.outbox.recover() == 1
+    assert await scene.outbox.recover() == 0
     assert await scene.told() == [ONE] * 2
 
 
 async def test_any_number_of_intents_is_healed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pysync.engine.outbox._PAGE", 10)
     for n in range(35):
-        await scene.coordinator.intend([change(f"{n}")])
-    scene.clock.now_ms += SETTLED_MS
-    await scene.coordinator.intend([change("young")])
-    assert await scene.outbox.heal() == 35
+        await scene.coordinator.prepare([change(f"{n}")])
+    scene.clock.now_ms += INTENT_TIMEOUT_MS
+    await scene.coordinator.prepare([change("young")])
+    assert await scene.outbox.recover() == 35
     assert await scene.told() == [change(f"{n}").text.decode() for n in range(35)]
 
 
 async def put_version(
-    outbox: Outbox, n: int, expect: Expect, base: str = "", key: str = "a", subject: Subject | None = None
+    outbox: Outbox,
+    n: int,
+    expect: Precondition,
+    base: str = "",
+    key: str = "a",
+    subject: DocumentRef | None = None,
 ) -> str:
     """Put `n` as a version of the document at `key`; its etag."""
     body = b"%d" % n
-    subject = subject or Subject("notes", {"id": key})
+    subject = subject or DocumentRef("notes", {"id": key})
     return await outbox.put(key, body, expect, [subject.change(version(body), n)], base)
 
 
 async def versions_told(scene: Scene) -> list[int]:
-    found = await scene.coordinator.changes("", 100)
+    found = await scene.coordinator.read("", 100)
     assert found is not None
-    return [read_change(told).timestamp_ms for _, told in found]
+    return [parse_change(told).timestamp_ms for _, told in found]
 
 
 async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) -> None:
@@ -203,7 +208,10 @@ async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) ->
 
 
 async def test_whichever_collection_writes_a_key_its_versions_are_told_in_their_order(scene: Scene) -> None:
-    notes, papers = Subject("notes", {"id": "a"}, key="a"), Subject("papers", {"sheet": "a"}, "acme", key="a")
+    notes, papers = (
+        DocumentRef("notes", {"id": "a"}, key="a"),
+        DocumentRef("papers", {"sheet": "a"}, "acme", key="a"),
+    )
     scene.coordinator.fail("announce")
     etag = await put_version(scene.outbox, 0, ABSENT, subject=papers)
     other = Outbox(scene.kept, scene.coordinator)
@@ -233,8 +241,8 @@ async def test_a_write_announces_none_of_another_document_and_none_that_it_did_n
     assert await versions_told(scene) == []
     await put_version(other, 2, Etag(etag), version(b"1"))
     assert await versions_told(scene) == [1, 2]
-    assert [intent.changes[0].text for intent in await scene.coordinator.intents(10)] == [
-        Subject("notes", {"id": "b"}).change(version(b"1"), 1).text
+    assert [intent.changes[0].text for intent in await scene.coordinator.prepared(10)] == [
+        DocumentRef("notes", {"id": "b"}).change(version(b"1"), 1).text
     ]
 
 
@@ -256,8 +264,8 @@ async def test_a_crash_at_any_step_loses_no_announcement(scene: Scene, crash: st
     with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
     scene.coordinator.restart()
-    scene.clock.now_ms += EARLY_MS if early else SETTLED_MS
-    await Outbox(scene.kept, scene.coordinator).heal(early=early)
+    scene.clock.now_ms += EARLY_RECOVERY_MS if early else INTENT_TIMEOUT_MS
+    await Outbox(scene.kept, scene.coordinator).recover(early=early)
     if await scene.kept.get("a") is not None:
         assert ONE in await scene.told()
     elif crash == "intend":
@@ -268,11 +276,11 @@ async def test_a_crash_at_any_step_loses_no_announcement(scene: Scene, crash: st
 class Traced(MemoryStore):
     """Remembers each write that was applied."""
 
-    def __init__(self, clock: MovedClock) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         self.applied: list[bytes] = []
 
-    async def put(self, key: str, body: bytes, content_type: str = "", expect: Expect = ANY) -> str:
+    async def put(self, key: str, body: bytes, content_type: str = "", expect: Precondition = ANY) -> str:
         etag = await super().put(key, body, content_type, expect)
         self.applied.append(body)
         return etag
@@ -282,15 +290,15 @@ class Traced(MemoryStore):
 @given(st.integers(0, 2**32))
 async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order(seed: int) -> None:
     chosen = random.Random(seed)
-    clock = MovedClock()
+    clock = FakeClock()
     kept = Traced(clock)
     store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
     nodes = [Outbox(store, coordinator) for _ in range(2)]
 
     async def write(n: int) -> None:
         found = await kept.get("a")
-        expect: Expect = Etag(found.etag) if isinstance(found, Object) else ABSENT
-        base = version(found.body) if isinstance(found, Object) else ""
+        expect: Precondition = Etag(found.etag) if isinstance(found, StoredObject) else ABSENT
+        base = version(found.body) if isinstance(found, StoredObject) else ""
         outbox = chosen.choice(nodes)
         with contextlib.suppress(EtagMismatch, StoreUnavailable, CoordinatorUnavailable):
             await outbox.put("a", b"%d" % n, expect, [SUBJECT.change(version(b"%d" % n), n)], base)
@@ -309,16 +317,16 @@ async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order
             await asyncio.sleep(0)
             writing[0].cancel()
         await asyncio.gather(*writing, return_exceptions=True)
-        clock.now_ms += chosen.choice([0, 10, SETTLED_MS])
+        clock.now_ms += chosen.choice([0, 10, INTENT_TIMEOUT_MS])
         if fault == 5:
             with contextlib.suppress(CoordinatorUnavailable):
-                await chosen.choice(nodes).heal(early=chosen.random() < 0.5)
+                await chosen.choice(nodes).recover(early=chosen.random() < 0.5)
     coordinator.restart()
-    await nodes[1].settle()
+    await nodes[1].flush_outcomes()
     await Scene(clock, kept, store, coordinator, nodes[0]).heal()
-    found = await coordinator.changes("", 10_000)
+    found = await coordinator.read("", 10_000)
     assert found is not None
-    first_told = dict.fromkeys(read_change(told).hash for _, told in found)
+    first_told = dict.fromkeys(parse_change(told).hash for _, told in found)
     applied = [version(body) for body in kept.applied]
     assert [hash_ for hash_ in first_told if hash_ in applied] == applied
 
@@ -333,22 +341,22 @@ class TestDocuments:
 
     async def test_a_push_is_announced_by_its_answer_and_a_conflict_is_not(self, scene: Scene) -> None:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
-        written = await documents.push("notes/a", body(b'{"n":1}'), subject=SUBJECT)
+        written = await documents.push("notes/a", body(b'{"n":1}'), ref=SUBJECT)
         with pytest.raises(Conflict):
-            await documents.push("notes/a", body(b'{"n":2}'), subject=SUBJECT)
+            await documents.push("notes/a", body(b'{"n":2}'), ref=SUBJECT)
         await scene.heal()
-        found = await scene.coordinator.changes("", 10)
+        found = await scene.coordinator.read("", 10)
         assert found is not None
         [(_, told)] = found
-        assert read_change(told) == (SUBJECT, written.hash, written.timestamp_ms)
+        assert parse_change(told) == (SUBJECT, written.hash, written.timestamp_ms)
 
     async def test_a_repeated_push_announces_what_its_first_attempt_could_not(self, scene: Scene) -> None:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
-            await documents.push_once("notes/a", body(b'{"n":1}'), "key", subject=SUBJECT)
+            await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
         assert await scene.told() == []
-        written = await documents.push_once("notes/a", body(b'{"n":1}'), "key", subject=SUBJECT)
+        written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
         assert await scene.told() == [
             SUBJECT.change(written.hash, written.timestamp_ms).text.decode(),
         ]
@@ -356,19 +364,19 @@ class TestDocuments:
     async def test_on_a_store_with_a_log_of_its_own_a_repetition_announces_nothing(
         self, tmp_path: Path, scene: Scene
     ) -> None:
-        store = await LocalStore.at(tmp_path)
+        store = await LocalStore.open_folder(tmp_path)
         documents = Documents(store, scene.coordinator, scene.clock)
         for _ in range(2):
-            written = await documents.push_once("notes/a", body(b'{"n":1}'), "key", subject=SUBJECT)
-        found = await store.change_log.changes("", 10)
+            written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
+        found = await store.change_log.read("", 10)
         assert found is not None
         assert [told for _, told in found] == [SUBJECT.change(written.hash, written.timestamp_ms)]
         assert await scene.told() == []
-        assert not Outbox(store, scene.coordinator).needs_healing
+        assert not Outbox(store, scene.coordinator).needs_recovery
         await store.close()
 
 
-RULES = LogRules()
+RULES = LogSettings()
 
 
 def element(n: int) -> _core.Append:
@@ -379,7 +387,7 @@ class TestLogs:
     """Appends, seen by who follows."""
 
     async def test_each_element_is_announced_once_by_its_answer(self, scene: Scene) -> None:
-        nodes = [Logs(scene.store, scene.coordinator, scene.clock) for _ in range(2)]
+        nodes = [AppendLogs(scene.store, scene.coordinator, scene.clock) for _ in range(2)]
         written = await asyncio.gather(
             *(nodes[n % 2].append("log", element(n), RULES, SUBJECT) for n in range(60))
         )
@@ -392,12 +400,12 @@ class TestLogs:
     async def test_an_append_whose_reply_was_lost_is_announced_when_it_is_repeated(
         self, scene: Scene
     ) -> None:
-        logs = Logs(scene.store, scene.coordinator, scene.clock)
+        logs = AppendLogs(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
-            await logs.append_once("log", element(1), RULES, "key", SUBJECT)
+            await logs.append_idempotent("log", element(1), RULES, "key", SUBJECT)
         assert await scene.told() == []
-        written = await logs.append_once("log", element(1), RULES, "key", SUBJECT)
+        written = await logs.append_idempotent("log", element(1), RULES, "key", SUBJECT)
         assert await scene.told() == [SUBJECT.change(written.hash, written.timestamp_ms).text.decode()]
         await logs.close()
 
@@ -415,32 +423,32 @@ class TestHealing:
             await going_on.acquire()
             scene.clock.now_ms += int(seconds * 1000)
 
-        await scene.coordinator.intend([change("old")])
-        scene.clock.now_ms += EARLY_MS
-        await scene.coordinator.intend([change("1")])
+        await scene.coordinator.prepare([change("old")])
+        scene.clock.now_ms += EARLY_RECOVERY_MS
+        await scene.coordinator.prepare([change("1")])
         old = change("old").text.decode()
-        healing = Healing(scene.outbox, sleep=sleep)
+        healing = OutboxRelay(scene.outbox, sleep=sleep)
         await turns[0].wait()
         assert await scene.told() == [old]
         going_on.release()
         await turns[1].wait()
         assert await scene.told() == [old, old, ONE], "five seconds later"
-        await scene.coordinator.intend([change("young")])
+        await scene.coordinator.prepare([change("young")])
         going_on.release()
         await turns[2].wait()
         assert len(await scene.told()) == 3, "young, and no longer one of its first turns"
-        scene.clock.now_ms += SETTLED_MS
+        scene.clock.now_ms += INTENT_TIMEOUT_MS
         going_on.release()
         await turns[3].wait()
         assert (await scene.told())[3:] == [old, ONE, change("young").text.decode()]
-        assert await scene.coordinator.intents(10) == []
+        assert await scene.coordinator.prepared(10) == []
         healing.close()
 
     async def test_an_outage_is_told_once_and_the_first_turn_made_up_for(
         self, scene: Scene, caplog: pytest.LogCaptureFixture
     ) -> None:
-        await scene.coordinator.intend([change("1")])
-        scene.clock.now_ms += EARLY_MS
+        await scene.coordinator.prepare([change("1")])
+        scene.clock.now_ms += EARLY_RECOVERY_MS
         scene.coordinator.crash()
         over = asyncio.Event()
         turns = 0
@@ -455,7 +463,7 @@ class TestHealing:
                 await asyncio.Event().wait()
 
         with caplog.at_level(logging.INFO):
-            healing = Healing(scene.outbox, sleep=sleep)
+            healing = OutboxRelay(scene.outbox, sleep=sleep)
             await over.wait()
         assert await scene.told() == [ONE]
         assert caplog.text.count("wait to be announced") == 1
@@ -463,8 +471,8 @@ class TestHealing:
         healing.close()
 
     async def test_one_that_does_not_sweep_settles_what_is_its_own(self, scene: Scene) -> None:
-        await scene.coordinator.intend([change("2")])
-        scene.clock.now_ms += SETTLED_MS
+        await scene.coordinator.prepare([change("2")])
+        scene.clock.now_ms += INTENT_TIMEOUT_MS
         scene.coordinator.fail("announce")
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
         turn = asyncio.Event()
@@ -473,14 +481,14 @@ class TestHealing:
             turn.set()
             await asyncio.Event().wait()
 
-        healing = Healing(scene.outbox, sweeps=False, sleep=sleep)
+        healing = OutboxRelay(scene.outbox, sweeps=False, sleep=sleep)
         await turn.wait()
         assert await scene.told() == [ONE]
         healing.close()
 
     async def test_it_does_nothing_where_it_is_not_needed(self, tmp_path: Path, scene: Scene) -> None:
-        store = await LocalStore.at(tmp_path)
-        healing = Healing(Outbox(store, scene.coordinator))
+        store = await LocalStore.open_folder(tmp_path)
+        healing = OutboxRelay(Outbox(store, scene.coordinator))
         assert healing._task is None
         healing.close()
         await store.close()

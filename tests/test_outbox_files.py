@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outbox_scene import FaultyCoordinator, Scene, Verb, made_scene
 
-from pysync.changelog import Change, Subject, read_change
-from pysync.clock import Tick
-from pysync.engine.outbox import EARLY_MS, SETTLED_MS, Outbox
+from pysync.changelog import Change, DocumentRef, parse_change
+from pysync.clock import HybridTimestamp
+from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
-from pysync.store import Received
+from pysync.store import OnReceived
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock, chunks_of, read_file
+from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
 
-SUBJECT = Subject("files", {"id": "a"}, None, "somebody")
+SUBJECT = DocumentRef("files", {"id": "a"}, None, "somebody")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def test_a_file_is_announced_once_and_leaves_no_intent(scene: Scene) -> No
     assert await write(scene.outbox, b"one") == hash_of(b"one")
     assert (await read_file(scene.kept, "a"))[1] == b"one"
     assert await scene.told() == [told_of(b"one")]
-    assert await scene.coordinator.intents(10) == []
+    assert await scene.coordinator.prepared(10) == []
     await scene.heal()
     assert len(await scene.told()) == 1
 
@@ -60,14 +60,14 @@ async def test_nothing_is_intended_before_all_has_come_in(scene: Scene) -> None:
     async def slow() -> AsyncIterator[bytes]:
         for piece in (b"o", b"ne"):
             yield piece
-            scene.clock.now_ms += SETTLED_MS
-            assert await scene.outbox.heal() == 0
-            assert await scene.coordinator.intents(10) == []
+            scene.clock.now_ms += INTENT_TIMEOUT_MS
+            assert await scene.outbox.recover() == 0
+            assert await scene.coordinator.prepared(10) == []
 
     scene.coordinator.fail("announce")
     await scene.outbox.write("a", slow(), "text/plain", change_of)
     assert await scene.told() == []
-    await Outbox(scene.kept, scene.coordinator).heal(early=True)
+    await Outbox(scene.kept, scene.coordinator).recover(early=True)
     assert await scene.told() == [], "it is young"
     await scene.heal()
     assert await scene.told() == [told_of(b"one")]
@@ -83,7 +83,7 @@ async def test_an_upload_that_breaks_off_is_neither_written_nor_announced(
 
     with pytest.raises(error):
         await scene.outbox.write("a", broken(), "text/plain", change_of)
-    assert await scene.coordinator.intents(10) == []
+    assert await scene.coordinator.prepared(10) == []
     assert await scene.kept.open("a") is None
     await write(scene.outbox, b"two")
     assert await scene.told() == [told_of(b"two")]
@@ -99,12 +99,12 @@ async def test_a_file_that_cannot_be_intended_is_not_written(scene: Scene) -> No
 
 
 async def test_a_file_that_has_no_place_is_withdrawn(tmp_path: Path, scene: Scene) -> None:
-    store = await LocalStore.at(tmp_path)
+    store = await LocalStore.open_folder(tmp_path)
     await store.write("a", chunks_of(b"one"), "text/plain")
     outbox = Outbox(FaultyStore(store), scene.coordinator)  # it shows no log of its own
     with pytest.raises(KeyConflict):
         await write(outbox, b"two", "a/b")
-    assert await scene.coordinator.intents(10) == []
+    assert await scene.coordinator.prepared(10) == []
     await scene.heal()
     assert await scene.told() == []
     await store.close()
@@ -132,13 +132,13 @@ async def test_a_file_whose_announcement_fails_is_stored_and_announced_by_the_ne
 class Traced(MemoryStore):
     """Remembers each file that came to light; waits for `hold` then, where there is one."""
 
-    def __init__(self, clock: MovedClock) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         self.applied: list[str] = []
         self.hold: asyncio.Event | None = None
 
     async def write(
-        self, key: str, chunks: AsyncIterable[bytes], content_type: str, received: Received | None = None
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, received: OnReceived | None = None
     ) -> str:
         sha256 = await super().write(key, chunks, content_type, received)
         self.applied.append(sha256)
@@ -171,14 +171,14 @@ async def test_the_next_write_of_a_key_announces_what_another_node_left_behind_f
     assert await scene.told() == []
     await write(scene.outbox, b"three")
     assert await scene.told() == [told_of(b"one"), told_of(b"two"), told_of(b"three")]
-    assert len(await scene.coordinator.intents(10)) == 2, "they may be of writers who are still at it"
+    assert len(await scene.coordinator.prepared(10)) == 2, "they may be of writers who are still at it"
     await scene.heal()
 
 
 async def test_a_write_announces_none_of_another_file(scene: Scene) -> None:
     scene.coordinator.fail("announce")
     await write(Outbox(scene.kept, scene.coordinator), b"one")
-    other = Subject("files", {"id": "b"}).change(hash_of(b"two"), 1)
+    other = DocumentRef("files", {"id": "b"}).change(hash_of(b"two"), 1)
     await scene.outbox.write("b", chunks_of(b"two"), "text/plain", lambda _: [other])
     assert await scene.told() == [other.text.decode()]
 
@@ -209,8 +209,8 @@ async def test_a_crash_at_any_step_loses_no_announcement_of_a_file(
     with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable, ConnectionResetError):
         await scene.outbox.write("a", chunks(), "text/plain", change_of)
     scene.coordinator.restart()
-    scene.clock.now_ms += EARLY_MS if early else SETTLED_MS
-    await Outbox(scene.kept, scene.coordinator).heal(early=early)
+    scene.clock.now_ms += EARLY_RECOVERY_MS if early else INTENT_TIMEOUT_MS
+    await Outbox(scene.kept, scene.coordinator).recover(early=early)
     if await scene.kept.open("a") is not None:
         assert crash in ("stored", "announce", "announced")
         assert told_of(b"one") in await scene.told()
@@ -223,7 +223,7 @@ async def test_a_crash_at_any_step_loses_no_announcement_of_a_file(
 @given(st.integers(0, 2**32))
 async def test_whatever_fails_every_file_that_came_to_light_is_announced_in_order(seed: int) -> None:
     chosen = random.Random(seed)
-    clock = MovedClock()
+    clock = FakeClock()
     kept = Traced(clock)
     store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
     nodes = [Outbox(store, coordinator) for _ in range(2)]
@@ -244,30 +244,30 @@ async def test_whatever_fails_every_file_that_came_to_light_is_announced_in_orde
                 await asyncio.sleep(0)
             writing[0].cancel()
         await asyncio.gather(*writing, return_exceptions=True)
-        clock.now_ms += chosen.choice([0, 10, SETTLED_MS])
+        clock.now_ms += chosen.choice([0, 10, INTENT_TIMEOUT_MS])
         if fault == 5:
             with contextlib.suppress(CoordinatorUnavailable):
-                await chosen.choice(nodes).heal(early=chosen.random() < 0.5)
+                await chosen.choice(nodes).recover(early=chosen.random() < 0.5)
     coordinator.restart()
-    await nodes[1].settle()
+    await nodes[1].flush_outcomes()
     await Scene(clock, kept, store, coordinator, nodes[0]).heal()
-    found = await coordinator.changes("", 10_000)
+    found = await coordinator.read("", 10_000)
     assert found is not None
-    first_told = dict.fromkeys(read_change(told).hash for _, told in found)
+    first_told = dict.fromkeys(parse_change(told).hash for _, told in found)
     assert [hash_ for hash_ in first_told if hash_ in kept.applied] == kept.applied
 
 
-def next_key(tick: Tick) -> str:
-    return f"events/{tick.ms:013d}-{tick.number:06d}"
+def next_key(tick: HybridTimestamp) -> str:
+    return f"events/{tick.ms:013d}-{tick.counter:06d}"
 
 
-def next_change(tick: Tick, sha256: str) -> Sequence[Change]:
-    return [Subject("events", {"id": next_key(tick)}).change(sha256, tick.ms)]
+def next_change(tick: HybridTimestamp, sha256: str) -> Sequence[Change]:
+    return [DocumentRef("events", {"id": next_key(tick)}).change(sha256, tick.ms)]
 
 
 class TestWriteNext:
-    async def write(self, outbox: Outbox, content: bytes = b"one") -> tuple[Tick, str]:
-        return await outbox.write_next(next_key, chunks_of(content), "text/plain", next_change)
+    async def write(self, outbox: Outbox, content: bytes = b"one") -> tuple[HybridTimestamp, str]:
+        return await outbox.write_ordered(next_key, chunks_of(content), "text/plain", next_change)
 
     async def test_files_are_named_in_the_order_of_their_ticks_on_all_nodes(self, scene: Scene) -> None:
         nodes = [Outbox(scene.store, scene.coordinator) for _ in range(2)]
@@ -286,7 +286,7 @@ class TestWriteNext:
             for n, tick in enumerate(ticks)
             for change in next_change(tick, hash_of(b"%d" % n))
         ]
-        assert await scene.coordinator.intents(10) == []
+        assert await scene.coordinator.prepared(10) == []
 
     async def test_one_whose_announcement_fails_is_announced_later_with_its_tick(self, scene: Scene) -> None:
         scene.coordinator.fail("announce")

@@ -9,9 +9,9 @@ import pytest
 
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.local import LocalCoordinator
-from pysync.engine.outbox import SETTLED_MS, Outbox
+from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.store.local.store import LocalStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 WRITE_ON = """
 import asyncio, itertools, sys
@@ -28,8 +28,8 @@ async def write(outbox, lane):
         print(flush=True)
 
 async def main(folder):
-    store = FaultyStore(await LocalStore.at(folder))  # it shows no log of its own
-    outbox = Outbox(store, await LocalCoordinator.at(folder))
+    store = FaultyStore(await LocalStore.open_folder(folder))  # it shows no log of its own
+    outbox = Outbox(store, await LocalCoordinator.open_folder(folder))
     assert outbox.needs_healing
     await asyncio.gather(*(write(outbox, lane) for lane in range(8)))
 
@@ -47,15 +47,18 @@ async def test_what_a_killed_process_wrote_is_announced_by_the_next(tmp_path: Pa
         await asyncio.to_thread(process.stdout.readline)
     process.kill()
     await asyncio.to_thread(process.communicate)
-    clock = MovedClock(wall_clock_ms())
-    store, coordinator = await LocalStore.at(tmp_path), await LocalCoordinator.at(tmp_path, clock)
+    clock = FakeClock(wall_clock_ms())
+    store, coordinator = (
+        await LocalStore.open_folder(tmp_path),
+        await LocalCoordinator.open_folder(tmp_path, clock),
+    )
     outbox = Outbox(FaultyStore(store), coordinator)
-    left = await coordinator.intents(1_000)
+    left = await coordinator.prepared(1_000)
     assert len(left) <= 8
-    clock.now_ms += SETTLED_MS
-    assert await outbox.heal() == len(left)
-    assert await coordinator.intents(10) == []
-    found = await coordinator.changes("", 100_000)
+    clock.now_ms += INTENT_TIMEOUT_MS
+    assert await outbox.recover() == len(left)
+    assert await coordinator.prepared(10) == []
+    found = await coordinator.read("", 100_000)
     assert found is not None
     assert {listed.key async for listed in store.walk("")} <= {told.text.decode() for _, told in found}
     await coordinator.close()

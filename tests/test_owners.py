@@ -33,9 +33,9 @@ async def test_an_identity_owns_what_lies_below_it(
     }  # fmt: skip
     store = MemoryStore()
     ownership = Ownership(config.parse({"version": 1, **members}), store)
-    assert not await ownership.owns(ME)
+    assert not await ownership.owns_data(ME)
     await store.put(key, b"{}")
-    assert await ownership.owns(ME) is is_owned
+    assert await ownership.owns_data(ME) is is_owned
 
 
 async def test_a_bundle_makes_an_owner() -> None:
@@ -43,4 +43,4 @@ async def test_a_bundle_makes_an_owner() -> None:
     store = MemoryStore()
     parsed = config.parse({"version": 1, "collections": [{**member, "writeRoles": ["self"]}]})
     await store.put(f"u/{ME}/a", b"{}")
-    assert await Ownership(parsed, store).owns(ME)
+    assert await Ownership(parsed, store).owns_data(ME)

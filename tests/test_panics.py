@@ -53,7 +53,7 @@ async def test_after_a_panic_in_a_group_of_appends_the_log_goes_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(append.Commits, "_attempt", panics)
+        patched.setattr(append.AppendBatcher, "_try_commit", panics)
         appends = [node.logs.append(KEY, element({"n": n}), RULES) for n in range(3)]
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [_core.PanicException] * 3

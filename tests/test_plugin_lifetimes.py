@@ -16,12 +16,12 @@ from pysync.auth import issuing
 from pysync.auth.certificates import Certificate
 from pysync.config import Config
 from pysync.model import WriteEvent
-from pysync.plugins import Services
+from pysync.plugins import PluginContext
 from pysync.server.app import App, create_app
 from pysync.server.handlers.append_log import LogHandlers
-from pysync.server.handlers.documents import Handlers
+from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.plugin_hooks import PluggedHandlers, PluggedLogs
-from pysync.server.serve import listening
+from pysync.server.serve import serve_on
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -33,10 +33,10 @@ class Lasting:
         self.name = name
         self.log = log
         self.fails = fails
-        self.services: Services | None = None
+        self.services: PluginContext | None = None
 
     @asynccontextmanager
-    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+    async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
         if self.fails == "begin":
             raise OSError("no such database")
         self.services = services
@@ -70,7 +70,7 @@ async def test_a_plugin_lives_from_before_the_first_request_until_after_the_last
     assert log == ["one begins", "two begins"]
     release = asyncio.Event()
     async with app:
-        async with listening(app) as port:
+        async with serve_on(app) as port:
             *_, anyone = people(f"http://127.0.0.1:{port}", session)
             arrived = store.delay("put", release)
             pushing = asyncio.create_task(anyone.push("notes/a", {}))
@@ -104,7 +104,7 @@ async def test_a_plugin_that_ends_badly_keeps_no_other_from_ending(
 async def test_a_plugin_that_does_not_end_keeps_no_process_from_ending(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pysync.plugins.hooks.LEAVE_S", 0.01)
+    monkeypatch.setattr("pysync.plugins.hooks.SHUTDOWN_TIMEOUT_S", 0.01)
     log: list[str] = []
     plugins = [Lasting("one", log), Lasting("two", log, "never"), Lasting("three", log)]
     async with asyncio.timeout(5):
@@ -128,9 +128,9 @@ async def test_a_plugin_works_with_what_serves_requests(start: Start, session: a
     services.count("pysync_plugin_failures", "one", "of its own", by=3)
     page = (await anyone.request("GET", "/metrics")).body.decode()
     assert 'pysync_plugin_failures_total{hook="of its own",plugin="one"} 3.0' in page
-    newest = await services.outbox.log.newest()
+    newest = await services.outbox.log.last_id()
     await anyone.push("notes/b", {})
-    assert len(await services.outbox.log.changes(newest, 9) or ()) == 1
+    assert len(await services.outbox.log.read(newest, 9) or ()) == 1
 
 
 class Choosy:
@@ -159,8 +159,8 @@ async def test_a_certificate_is_looked_at_once_and_then_remembered(
     for _ in range(3):
         assert (await someone.pull(f"u/{ISSUER.user_id}")).status == 200
     assert choosy.seen == ["device"]
-    certificate = issuing.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "u", grant=issuing.writer("u"), **minted_at()
+    certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "u", grant=issuing.writer_grant("u"), **minted_at()
     )
     member = Signed(base, session, SUBJECT, certificate)
     assert (await member.pull(f"u/{SUBJECT.user_id}")).status == 200
@@ -201,7 +201,9 @@ async def test_a_certificate_that_only_introduces_is_looked_at_too(
 ) -> None:
     shared = {**NOTES, "readRoles": ["cap:read:notes"], "writeRoles": []}
     members = {"collections": [shared], "configEndpoint": {"auth": "role-filtered"}}
-    certificate = issuing.audience(ISSUER, "notes", grant=issuing.reader("notes"), **minted_at())
+    certificate = issuing.issue_audience_certificate(
+        ISSUER, "notes", grant=issuing.reader_grant("notes"), **minted_at()
+    )
     presented = {"Authorization": certificate.authorization}
     for code, shown in ((None, 1), ("audience-closed", 0)):
         base = await start(members, plugins=[Choosy("audience", code)])
@@ -229,19 +231,19 @@ def handlers(app: App) -> Iterator[tuple[str, type]]:
 
 async def test_a_service_without_plugins_is_wired_as_if_there_were_none() -> None:
     async with await create_app(settings(*EVERYTHING)) as app:
-        assert {handler for _, handler in handlers(app)} == {Handlers, LogHandlers}
-        rules = [route.rule for _, route in app._middleware._routes if route.rule is not None]
-        assert not any(rule.by_plugin or rule.by_request for rule in rules)
-        assert app._middleware._told is None
+        assert {handler for _, handler in handlers(app)} == {DocumentHandlers, LogHandlers}
+        rules = [route.policy for _, route in app._middleware._routes if route.policy is not None]
+        assert not any(rule.uses_plugin_roles or rule.uses_dynamic_roles for rule in rules)
+        assert app._middleware._request_id_var is None
 
 
 @pytest.mark.parametrize(
     ("plugin", "pull", "push"),
     [
-        (Told(), (Handlers, LogHandlers), (PluggedHandlers, PluggedLogs)),
-        (Taking("notes", None), (Handlers, LogHandlers), (PluggedHandlers, PluggedLogs)),
-        (Reading(), (PluggedHandlers, PluggedLogs), (Handlers, LogHandlers)),
-        (Roles({}), (Handlers, LogHandlers), (Handlers, LogHandlers)),
+        (Told(), (DocumentHandlers, LogHandlers), (PluggedHandlers, PluggedLogs)),
+        (Taking("notes", None), (DocumentHandlers, LogHandlers), (PluggedHandlers, PluggedLogs)),
+        (Reading(), (PluggedHandlers, PluggedLogs), (DocumentHandlers, LogHandlers)),
+        (Roles({}), (DocumentHandlers, LogHandlers), (DocumentHandlers, LogHandlers)),
     ],
 )
 async def test_only_what_a_plugin_has_hooks_for_is_wired_to_it(

@@ -14,7 +14,7 @@ from streams import listen
 from pysync import _core
 from pysync.auth import issuing
 from pysync.errors import Forbidden, NotFound
-from pysync.plugins import Request
+from pysync.plugins import PluginRequest
 from pysync.server import stream_authorization
 from pysync.store.memory import MemoryStore
 
@@ -160,7 +160,7 @@ class Refusing:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    async def authorize(self, request: Request) -> Iterable[str]:
+    async def authorize(self, request: PluginRequest) -> Iterable[str]:
         if request.params.get("id") == "bad":
             raise self.error
         return ["editor"]
@@ -195,7 +195,7 @@ async def test_who_cannot_be_authorized_is_refused_and_that_is_not_remembered(
 class Waiting:
     name = "waiting"
 
-    async def authorize(self, request: Request) -> Iterable[str]:
+    async def authorize(self, request: PluginRequest) -> Iterable[str]:
         await asyncio.Event().wait()
         return ()
 
@@ -246,8 +246,8 @@ async def test_a_scope_holds_whatever_roles_plugins_give(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start({"collections": EVERYTHING}, plugins=[Roles({SUBJECT.user_id: ["editor"]})])
-    certificate = issuing.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "notes", grant=issuing.writer("notes"), **minted_at()
+    certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "notes", grant=issuing.writer_grant("notes"), **minted_at()
     )
     member = Signed(base, session, SUBJECT, certificate)
     assert (await member.pull("notes/a")).status == 200
@@ -262,7 +262,7 @@ class Some:
 
     name = "some"
 
-    async def authorize(self, request: Request) -> Iterable[str]:
+    async def authorize(self, request: PluginRequest) -> Iterable[str]:
         if request.params["id"] == "refused":
             raise Forbidden
         is_seen = request.caller.identity == ISSUER.user_id and request.params["id"] == "seen"
@@ -295,7 +295,7 @@ class Undecided:
     def __init__(self, error: Exception | None) -> None:
         self.error = error
 
-    async def authorize(self, request: Request) -> Iterable[str]:
+    async def authorize(self, request: PluginRequest) -> Iterable[str]:
         if request.action == "pull" and request.params["id"] == "bad":
             if self.error is None:
                 await asyncio.Event().wait()
@@ -308,7 +308,7 @@ class Undecided:
 async def test_a_stream_that_plugins_cannot_decide_on_is_cut(
     error: Exception | None, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_authorization, "RESOLVE_S", 0.05)
+    monkeypatch.setattr(stream_authorization, "ROLE_TIMEOUT_S", 0.05)
     base = await start({"collections": EVERYTHING}, plugins=[Undecided(error)])
     editor, other, _ = people(base, session)
     streams = [await listen(someone, collections="notes") for someone in (editor, other, editor)]

@@ -22,11 +22,11 @@ from plugin_samples import (
     people,
 )
 
-from pysync.changelog import read_change
+from pysync.changelog import parse_change
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import Forbidden
-from pysync.model import WriteEvent, Written
-from pysync.plugins import Pushed, Reply
+from pysync.model import WriteEvent, WriteResult
+from pysync.plugins import PullResponse, PushResponse
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -241,8 +241,10 @@ async def test_what_a_plugin_refuses_is_not_read(start: Start, session: aiohttp.
 async def test_a_plugin_answers_a_pull_instead_of_the_store(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    picture = Reply(b"\x89PNG", "image/png", "v1")
-    reading = Reading(notes_a=picture, log_l=Reply(b"{}"), boards_b_cards=picture, notes_n__keyring=picture)
+    picture = PullResponse(b"\x89PNG", "image/png", "v1")
+    reading = Reading(
+        notes_a=picture, log_l=PullResponse(b"{}"), boards_b_cards=picture, notes_n__keyring=picture
+    )
     *_, anyone = people(await start({"collections": EVERYTHING}, plugins=[reading]), session)
     for key in ("notes/a", "log/l", "boards/b/cards", "notes/n", "notes/n/_keyring"):
         assert (await anyone.push(key, {"n": 1})).status == 200
@@ -264,7 +266,7 @@ async def test_a_plugin_answers_a_pull_instead_of_the_store(
 async def test_what_a_plugin_answers_is_in_no_batch_bundle_or_fold(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    own = Reply(b"own")
+    own = PullResponse(b"own")
     reading = Reading(notes_a=own, log_l=own, boards_b_cards=own, notes_n__keyring=own)
     *_, anyone = people(await start({"collections": EVERYTHING}, plugins=[reading]), session)
     for key in ("notes/a", "log/l", "boards/b/cards", "notes/n", "notes/n/_keyring"):
@@ -280,7 +282,7 @@ async def test_what_a_plugin_answers_is_in_no_batch_bundle_or_fold(
 async def test_a_plugin_is_not_asked_about_what_is_forbidden(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    reading, taking = Reading(), Taking("mine", Pushed(Written("h", 1)))
+    reading, taking = Reading(), Taking("mine", PushResponse(WriteResult("h", 1)))
     _, other, anyone = people(await start({"collections": [MINE]}, plugins=[reading, taking]), session)
     key = f"u/{ISSUER.user_id}"
     for browser, status in ((other, 403), (anyone, 401)):
@@ -294,13 +296,13 @@ async def test_a_plugin_takes_a_push_and_it_is_announced_like_any_other(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     told = Told()
-    taken = Pushed(Written("0f", 17), {"batchId": "b-1", "hash": "forged"})
+    taken = PushResponse(WriteResult("0f", 17), {"batchId": "b-1", "hash": "forged"})
     coordinator = MemoryCoordinator()
     for collection, key in (("notes", "notes/a"), ("log", "log/a"), ("cards", "boards/a/cards")):
         taking = Taking(collection, taken)
         base = await start({"collections": EVERYTHING}, coordinator=coordinator, plugins=[taking, told])
         *_, anyone = people(base, session)
-        before = await coordinator.newest()
+        before = await coordinator.last_id()
         answer = await anyone.push(key, {"b": 1, "a": 2}, "some base")
         assert (answer.status, answer.json) == (200, {"hash": "0f", "timestamp": 17, "batchId": "b-1"})
         (push,) = taking.taken
@@ -309,10 +311,10 @@ async def test_a_plugin_takes_a_push_and_it_is_announced_like_any_other(
         assert len(push.hash) == 64
         pulled = await anyone.pull(key if collection != "cards" else "boards/a", None)
         assert b'"b":1' not in pulled.body, "it is not stored"
-        changes = await coordinator.changes(before, 9)
+        changes = await coordinator.read(before, 9)
         assert changes is not None
         ((_, change),) = changes
-        assert (read_change(change).subject.collection, read_change(change).hash) == (collection, "0f")
+        assert (parse_change(change).ref.collection, parse_change(change).hash) == (collection, "0f")
         event = told.events.pop()
         assert (event.collection, event.hash, event.timestamp) == (collection, "0f", 17)
         assert event.body == {"a": 2, "b": 1}
@@ -321,7 +323,7 @@ async def test_a_plugin_takes_a_push_and_it_is_announced_like_any_other(
 async def test_a_push_that_a_plugin_takes_is_checked_and_counted_like_any_other(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    taking = Taking("notes", Pushed(Written("h", 1)))
+    taking = Taking("notes", PushResponse(WriteResult("h", 1)))
     checked = {
         **NOTES,
         "maxBodyBytes": 100,
@@ -345,7 +347,7 @@ async def test_a_plugin_may_refuse_a_push(start: Start, session: aiohttp.ClientS
     assert (await anyone.push("notes/a/_keyring", {})).status == 200
 
 
-@pytest.mark.parametrize("answer", [RuntimeError("lost its mind"), "an answer", Written("h", 1)])
+@pytest.mark.parametrize("answer", [RuntimeError("lost its mind"), "an answer", WriteResult("h", 1)])
 async def test_a_plugin_that_fails_in_the_way_of_a_push_is_an_error(
     answer: Any, start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -413,7 +415,10 @@ async def test_a_plugin_that_takes_too_long_is_an_error(
 
 
 async def test_the_first_plugin_that_answers_wins(start: Start, session: aiohttp.ClientSession) -> None:
-    one, two = Reading(notes_b=Reply(b"one")), Reading(notes_a=Reply(b"two"), notes_b=Reply(b"two"))
+    one, two = (
+        Reading(notes_b=PullResponse(b"one")),
+        Reading(notes_a=PullResponse(b"two"), notes_b=PullResponse(b"two")),
+    )
     two.name = "two"
     *_, anyone = people(await start({"collections": [NOTES]}, plugins=[one, two]), session)
     assert (await anyone.pull("notes/a")).body == b"two"
@@ -425,15 +430,15 @@ async def test_the_first_plugin_that_answers_wins(start: Start, session: aiohttp
 @pytest.mark.parametrize("parts", [{"content_type": "a\r\nb: c"}, {"version": 'a"b'}, {"version": "é"}])
 def test_a_reply_whose_headers_would_break_out_is_not_made(parts: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="printable"):
-        Reply(b"", **parts)
+        PullResponse(b"", **parts)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Reply("{}"),  # type: ignore[arg-type]
-        lambda: Pushed(("h", 1)),  # type: ignore[arg-type]
-        lambda: Pushed(Written("h", 1), {"tags": {"a"}}),
+        lambda: PullResponse("{}"),  # type: ignore[arg-type]
+        lambda: PushResponse(("h", 1)),  # type: ignore[arg-type]
+        lambda: PushResponse(WriteResult("h", 1), {"tags": {"a"}}),
     ],
 )
 def test_an_answer_that_cannot_be_sent_is_not_made(make: Callable[[], object]) -> None:

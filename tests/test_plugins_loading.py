@@ -16,8 +16,8 @@ from test_processes import serving
 from pysync.auth.certificates import Certificate
 from pysync.config import ConfigError, parse
 from pysync.model import WriteEvent
-from pysync.plugins import Plugin, Request, Services
-from pysync.plugins.loader import beside, loaded, resolved
+from pysync.plugins import Plugin, PluginContext, PluginRequest
+from pysync.plugins.loader import add_config_dir_to_path, import_object, load_plugins
 
 AUDIT = """
 class Audit:
@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def load(*references: str, given: tuple[object, ...] = ()) -> tuple[object, ...]:
-    return loaded(parse({"plugins": list(references)}), given)
+    return load_plugins(parse({"plugins": list(references)}), given)
 
 
 def faults(*references: str, given: tuple[object, ...] = ()) -> list[str]:
@@ -138,12 +138,12 @@ def test_a_module_is_found_beside_the_configuration_and_hides_none(
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "json.py").write_text("")
     (tmp_path / "found_beside.py").write_text("plugin = 1")
-    beside(tmp_path / "config.json")
-    beside(tmp_path / "config.json")
+    add_config_dir_to_path(tmp_path / "config.json")
+    add_config_dir_to_path(tmp_path / "config.json")
     assert sys.path.count(str(tmp_path)) == 1
-    assert resolved("found_beside:plugin") == 1
+    assert import_object("found_beside:plugin") == 1
     del sys.modules["found_beside"], sys.modules["json"]
-    assert callable(resolved("json:loads"))
+    assert callable(import_object("json:loads"))
 
 
 def named(name: object = "sample", **members: object) -> Any:
@@ -156,32 +156,32 @@ def named(name: object = "sample", **members: object) -> Any:
     return plugin
 
 
-async def asks(request: Request) -> Any: ...
+async def asks(request: PluginRequest) -> Any: ...
 
 
-def waits_not(request: Request) -> Any: ...
+def waits_not(request: PluginRequest) -> Any: ...
 
 
 @asynccontextmanager
-async def lifespan(services: Services) -> AsyncIterator[None]:
+async def lifespan(services: PluginContext) -> AsyncIterator[None]:
     yield
 
 
-async def generator(services: Services) -> AsyncIterator[None]:
+async def generator(services: PluginContext) -> AsyncIterator[None]:
     yield
 
 
 def looks(certificate: Certificate) -> str | None: ...
 
 
-async def takes_two(request: Request, what: str) -> Any: ...
+async def takes_two(request: PluginRequest, what: str) -> Any: ...
 
 
 def takes_two_too(given: object, what: str) -> Any: ...
 
 
 class Object:
-    async def __call__(self, request: Request) -> Any: ...
+    async def __call__(self, request: PluginRequest) -> Any: ...
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 from conftest import ISSUER, STRANGER, Browser, Signed, root_device
 
-from pysync.plugins.hooks import has
+from pysync.plugins.hooks import implements
 from pysync.plugins.loader import HOOKS
 
 PAGE = (Path(__file__).parents[1] / "docs/plugins.md").read_text()
@@ -70,4 +70,4 @@ def test_the_example_has_the_hooks_that_it_seems_to_have() -> None:
     names: dict[str, type] = {}
     exec(shown("python"), names)
     plugin = names["Teams"]()
-    assert [hook for hook in HOOKS if has(plugin, hook)] == ["authorize", "after_write", "lifespan"]
+    assert [hook for hook in HOOKS if implements(plugin, hook)] == ["authorize", "after_write", "lifespan"]

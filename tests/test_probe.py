@@ -17,7 +17,7 @@ from shell import Shell
 from pysync import config
 from pysync.config import Problem
 from pysync.coordinator import open_coordinator
-from pysync.diagnose import Findings, probe
+from pysync.diagnose import Report, probe
 from pysync.store import open_store
 from pysync.store.local.store import LocalStore
 from pysync.testing import FaultProxy
@@ -51,7 +51,7 @@ def in_bucket(server: S3Server, prefix: str = "") -> dict[str, Any]:
 
 
 async def test_a_folder_is_opened_and_asked_and_left_as_it_was(shell: Shell, tmp_path: Path) -> None:
-    store = await LocalStore.at(tmp_path / "data")
+    store = await LocalStore.open_folder(tmp_path / "data")
     status, found = await check(shell, store="file:data")
     assert status == 0
     lines = found.splitlines()
@@ -122,9 +122,9 @@ async def test_the_middle_and_the_worst_of_ten_are_told() -> None:
 
 
 def test_clocks_that_differ_are_told_and_warned_of() -> None:
-    findings = Findings()
+    findings = Report()
     for skew_ms in (-900, 2_000, -61_000):
-        findings.skew("store", skew_ms)
+        findings.add_clock_skew("store", skew_ms)
     assert [told for _, told in findings.rows] == [
         "as this machine's",
         "this machine's is 2 s ahead",

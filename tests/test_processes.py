@@ -16,8 +16,8 @@ import pytest
 from conftest import SUBJECT, Browser, Signed, root_device
 
 from pysync import _core
-from pysync.changelog import read_change
-from pysync.store import Object
+from pysync.changelog import parse_change
+from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
 
 COLLECTIONS = [
@@ -179,19 +179,19 @@ async def test_writes_and_their_changes_agree_after_kill_9(
             await event.wait()
             process.signal(signal.SIGKILL)
         await asyncio.gather(*writers)
-    store = await LocalStore.at(tmp_path / "data")
-    found = await store.change_log.changes("", 100_000)
+    store = await LocalStore.open_folder(tmp_path / "data")
+    found = await store.change_log.read("", 100_000)
     assert found is not None
     ids = [int(id_) for id_, _ in found]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
     told: dict[str, list[str]] = {}
     for _, change in found:
-        subject, hash_, _ = read_change(change)
+        subject, hash_, _ = parse_change(change)
         told.setdefault(f"notes/{subject.params['id']}", []).append(hash_)
     assert told.keys() == acknowledged.keys()
     for key, hashes in told.items():
         stored = await store.get(key)
-        assert isinstance(stored, Object)
+        assert isinstance(stored, StoredObject)
         count = json.loads(stored.body)["data"]["n"]
         assert hashes == [_core.content_hash(b'{"n":%d}' % n) for n in range(1, count + 1)]
         assert acknowledged[key] <= count

@@ -9,7 +9,7 @@ from configurations import config, faults
 from conftest import Browser, Start
 from projected import JOURNAL, LISTS, NOTES, PUBLIC, TITLES, Site, entry, members
 
-from pysync.changelog import Subject
+from pysync.changelog import DocumentRef
 from pysync.config import parse
 from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
@@ -45,7 +45,7 @@ async def _one(body: bytes) -> AsyncIterator[bytes]:
 
 async def photo(site: Site, id_: str, body: bytes) -> str:
     key = f"photos/s/{id_}"
-    subject = Subject("photos", {"space": "s", "id": id_}, None, "me", key)
+    subject = DocumentRef("photos", {"space": "s", "id": id_}, None, "me", key)
     return (await site.services.files.push(key, _one(body), "image/png", subject)).hash
 
 

@@ -10,7 +10,7 @@ from projected import LISTS, NOTES, TITLES, Site, entry, members, titled
 from pysync._core import decode_push
 from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
-from pysync.store import Object
+from pysync.store import StoredObject
 
 Logged = pytest.LogCaptureFixture
 
@@ -36,7 +36,7 @@ async def test_a_corrupt_source_is_left_out(caplog: Logged, damage: Callable[[by
     await site.note("a", title="A")
     await site.note("b", title="B")
     found = await site.store.get("notes/s/a")
-    assert isinstance(found, Object)
+    assert isinstance(found, StoredObject)
     await site.store.put("notes/s/a", damage(found.body))
     await site.fold()
     assert "the document at 'notes/s/a' (no collection) is corrupt" in caplog.text

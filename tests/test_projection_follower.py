@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from projected import NOTES, PUBLIC, TITLES, Site, entry, members, titled
 
-from pysync.changelog import Retention, read_change
+from pysync.changelog import Retention, parse_change
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
-from pysync.plugins.projection import Projection, Projections
-from pysync.store import Object
+from pysync.plugins.projection import Projection, ProjectionsPlugin
+from pysync.store import StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -29,7 +29,7 @@ Until = Callable[[], Awaitable[bool]]
 
 @contextlib.asynccontextmanager
 async def following(site: Site, name: str = "projections") -> AsyncIterator[None]:
-    async with Projections(name, site.projections).lifespan(site.services):
+    async with ProjectionsPlugin(name, site.projections).lifespan(site.services):
         yield
 
 
@@ -37,13 +37,13 @@ async def until(site: Site, holds: Until) -> None:
     """Wait, from one change to the next, until it holds."""
     while True:
         try:
-            newest = await site.log.newest()
+            newest = await site.log.last_id()
         except CoordinatorUnavailable:
             await asyncio.sleep(0)
             continue
         if await holds():
             return
-        await site.log.wait(newest)
+        await site.log.wait_for_change(newest)
 
 
 async def lists(site: Site, expected: Any, key: str = "lists/s") -> None:
@@ -58,7 +58,7 @@ async def lists(site: Site, expected: Any, key: str = "lists/s") -> None:
 async def checkpoint(site: Site) -> str:
     async for listed in site.store.walk("_pysync/projections"):
         found = await site.store.get(listed.key)
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         return str(json.loads(found.body)["after"])
     return ""
 
@@ -72,11 +72,11 @@ async def test_a_running_service_keeps_its_lists(start: Start, session: aiohttp.
     expected = [entry("a", title="a"), entry("b", title="b")]
     log = app._services.outbox.log
     while True:
-        newest = await log.newest()
+        newest = await log.last_id()
         pulled = await browser.pull("lists/s")
         if pulled.json["data"].get("items") == expected:
             break
-        await log.wait(newest)
+        await log.wait_for_change(newest)
     assert pulled.headers["ETag"] == f'"{pulled.json["hash"]}"'
     assert (await browser.request("GET", "/list/lists")).json["items"] == ["s"]
     assert (await browser.push("lists/s", {"items": []})).status in (404, 405)
@@ -93,7 +93,7 @@ async def test_a_projection_is_a_plugin(start: Start, session: aiohttp.ClientSes
     await browser.push("notes/s/a", {"title": "A"})
     log = app._services.outbox.log
     while (await browser.pull("lists/s")).json["data"] != {"items": [entry("a", title="A")]}:
-        await log.wait(await log.newest())
+        await log.wait_for_change(await log.last_id())
 
 
 async def test_what_was_written_while_nobody_followed_is_made_up_for() -> None:
@@ -113,7 +113,7 @@ async def test_leaving_in_good_order_saves_how_far_it_came() -> None:
         for n in range(3):
             await site.note("a", title=n)
             await lists(site, [entry("a", title=n)])
-    found = await site.log.changes(await checkpoint(site), 10)
+    found = await site.log.read(await checkpoint(site), 10)
     assert found is not None
     assert [json.loads(change.text)["collection"] for _, change in found] in ([], ["lists"])
 
@@ -123,7 +123,7 @@ async def test_an_empty_log_has_a_checkpoint_too() -> None:
     async with following(site):
         while not await checkpoint(site):
             await asyncio.sleep(0)
-    assert await site.log.changes(await checkpoint(site), 10) == []
+    assert await site.log.read(await checkpoint(site), 10) == []
 
 
 async def test_one_that_dies_before_its_checkpoint_leaves_nothing_undone() -> None:
@@ -163,13 +163,13 @@ class Away(MemoryCoordinator):
 
     left = 3
 
-    async def leads(self, name: str) -> bool:
+    async def acquire_lease(self, name: str) -> bool:
         self._fail()
-        return await super().leads(name)
+        return await super().acquire_lease(name)
 
-    async def changes(self, after: str, limit: int) -> Any:
+    async def read(self, after: str, limit: int) -> Any:
         self._fail()
-        return await super().changes(after, limit)
+        return await super().read(after, limit)
 
     def _fail(self) -> None:
         if self.left:
@@ -192,7 +192,7 @@ class Elected(MemoryCoordinator):
         self.asked = asyncio.Event()
         self.is_leader = True
 
-    async def leads(self, name: str) -> bool:
+    async def acquire_lease(self, name: str) -> bool:
         self.asked.set()
         return self.is_leader
 
@@ -276,11 +276,11 @@ async def test_a_thousand_writes_cost_far_fewer_writes_of_the_list(
             tasks.create_task(push_on())
     log = app._services.outbox.log
     while True:
-        newest = await log.newest()
+        newest = await log.last_id()
         if len((await browser.pull("lists/s")).json["data"].get("items", ())) == 1000:
             break
-        await log.wait(newest)
-    found = await log.changes("", 100_000)
+        await log.wait_for_change(newest)
+    found = await log.read("", 100_000)
     assert sum(json.loads(change.text)["collection"] == "lists" for _, change in found) < 250
 
 
@@ -301,10 +301,10 @@ async def _fold_in_any_order(writes: list[str], schedule: list[int]) -> None:
         after = ""
         for n, id_ in enumerate(writes):
             await writer.note(id_, title=n)
-            found = await writer.log.changes(after, 100)
+            found = await writer.log.read(after, 100)
             assert found is not None
             after = found[-1][0]
-            told = [read_change(change) for _, change in found]
+            told = [parse_change(change) for _, change in found]
             tasks.create_task((one, other)[n % 2].lists.fold(told))
     items = await one.items() or []
     newest = {id_: n for n, id_ in enumerate(writes)}
@@ -315,7 +315,7 @@ async def _fold_in_any_order(writes: list[str], schedule: list[int]) -> None:
 class Scheduled(MemoryStore):
     """Waits some turns of the loop before each call."""
 
-    reads_wait = True
+    is_remote = True
 
     def __init__(self, schedule: list[int]) -> None:
         super().__init__(wall_clock_ms)

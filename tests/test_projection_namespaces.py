@@ -53,8 +53,8 @@ def test_a_list_may_belong_to_the_namesake_of_a_source_in_another_namespace() ->
          "projections": [{**TITLES, "source": "acme/notes"}]}
     )  # fmt: skip
     (projection,) = site.projections
-    assert site.lists.keys.refusal(projection, "lists/s") is None
-    assert site.lists.keys.refusal(projection, "acme/s/i") == "belongs to notes, one of its sources"
+    assert site.lists.keys.why_not_allowed(projection, "lists/s") is None
+    assert site.lists.keys.why_not_allowed(projection, "acme/s/i") == "belongs to notes, one of its sources"
 
 
 def test_a_circle_over_namespaces_is_refused() -> None:

@@ -15,7 +15,7 @@ from test_processes import serving
 from test_workers import workers
 
 from pysync import _core
-from pysync.store import Object
+from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
 
 SETTINGS: dict[str, Any] = {"collections": [NOTES, LISTS], "projections": [TITLES]}
@@ -25,14 +25,14 @@ SPACES = ("x", "y")
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[LocalStore]:
     """The store of the servers, beside them."""
-    store = await LocalStore.at(folder / "data")
+    store = await LocalStore.open_folder(folder / "data")
     yield store
     await store.close()
 
 
 async def stored(store: LocalStore, key: str) -> Any:
     found = await store.get(key)
-    return json.loads(_core.read_document(found.body).data) if isinstance(found, Object) else None
+    return json.loads(_core.read_document(found.body).data) if isinstance(found, StoredObject) else None
 
 
 async def wanted(store: LocalStore, space: str) -> dict[str, Any]:
@@ -56,10 +56,10 @@ async def become_right(store: LocalStore) -> None:
     """Wait until every list is."""
     log = store.change_log
     while True:
-        newest = await log.newest()
+        newest = await log.last_id()
         if all([await is_right(store, space) for space in SPACES]):
             return
-        await log.wait(newest)
+        await log.wait_for_change(newest)
 
 
 async def write(base: str, number: int, enough: asyncio.Event) -> None:
@@ -105,10 +105,10 @@ async def test_a_server_killed_in_the_middle_of_a_burst_leaves_no_list_behind_it
 async def count(store: LocalStore, changes: int) -> None:
     """Wait for so many changes from now on."""
     log = store.change_log
-    after = await log.newest()
+    after = await log.last_id()
     while changes > 0:
-        await log.wait(after)
-        found = await log.changes(after, 1000)
+        await log.wait_for_change(after)
+        found = await log.read(after, 1000)
         assert found is not None
         if found:
             changes -= len(found)

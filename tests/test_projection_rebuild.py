@@ -19,7 +19,7 @@ from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.server.app import create_app
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 
 async def rebuilt(site: Site, *names: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ async def put(site: Site, key: str, data: Any) -> None:
 
 
 async def test_missing_entries_are_appended_in_the_order_in_which_they_were_written() -> None:
-    clock = MovedClock(1000)
+    clock = FakeClock(1000)
     site = Site(members(TITLES), now_ms=clock)
     for id_ in ("z", "m", "a"):
         clock.now_ms += 1
@@ -240,11 +240,11 @@ async def test_the_command_rebuilds_while_a_server_runs_and_tells_its_listeners(
         store = services.store
         assert isinstance(store, LocalStore)
         await services.documents.push("notes/s/a", decode_push(b'{"data":{"title":"A"}}'))  # nobody is told
-        newest = await services.outbox.log.newest()
+        newest = await services.outbox.log.last_id()
         status, output, errors = await shell.ask("project", "rebuild", "titles", "--config", file)
         assert (status, errors) == (0, "")
         assert output == '{"list": "lists/s", "entries": 1, "changed": 1}\n'
-        found = await services.outbox.log.changes(newest, 10)
+        found = await services.outbox.log.read(newest, 10)
         assert found is not None
         assert [json.loads(change.text)["collection"] for _, change in found] == ["lists"]
         status, output, _ = await shell.ask("project", "rebuild", "titles", "--config", file)

@@ -23,7 +23,7 @@ async def nodes(redis: RedisServer) -> AsyncIterator[list[Site]]:
     async with AsyncExitStack() as stack:
         sites = []
         for _ in range(2):
-            coordinator = await RedisCoordinator.at(redis.url)
+            coordinator = await RedisCoordinator.connect(redis.url)
             stack.push_async_callback(coordinator.close)
             sites.append(Site(members(TITLES), store=store, coordinator=coordinator))
         yield sites

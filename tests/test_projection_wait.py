@@ -86,10 +86,10 @@ async def test_the_answer_says_that_a_list_is_behind(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Follows(MemoryCoordinator):
-        async def leads(self, name: str) -> bool:
+        async def acquire_lease(self, name: str) -> bool:
             return False
 
-    monkeypatch.setattr("pysync.server.handlers.projection_wait.WAIT_S", 0.01)
+    monkeypatch.setattr("pysync.server.handlers.projection_wait.MAX_WAIT_S", 0.01)
     browser = Browser(await start(WAITING, coordinator=Follows()), session)
     answer = await push(browser, "notes/s/a", {"title": "A"})
     assert answer["projected"] is False
@@ -107,10 +107,10 @@ async def test_the_answer_says_so_too_where_the_write_is_not_announced_yet(
     class Mute(MemoryCoordinator):
         is_mute = False
 
-        async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+        async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
             if self.is_mute:
                 raise CoordinatorUnavailable
-            return await super().announce(changes, intent)
+            return await super().append(changes, prepared)
 
     coordinator = Mute()
     browser = Browser(await start(WAITING, coordinator=coordinator), session)
@@ -125,8 +125,8 @@ async def test_another_process_may_keep_the_list(
     """Of two only one leads; both answer when the list holds what was pushed."""
     browsers = []
     for _ in range(2):
-        store = await LocalStore.at(tmp_path)
-        coordinator = await LocalCoordinator.at(tmp_path)
+        store = await LocalStore.open_folder(tmp_path)
+        coordinator = await LocalCoordinator.open_folder(tmp_path)
         settings = WAITING | {"store": f"file:{tmp_path}", "server": {"workers": 2}}
         base = await start(settings, store, coordinator=coordinator)
         browsers.append(Browser(base, session))

@@ -14,7 +14,7 @@ from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
 from pysync.store import EtagMismatch
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 Logged = pytest.LogCaptureFixture
 
@@ -254,7 +254,7 @@ async def test_elements_of_a_log_are_projected_in_their_order() -> None:
             return {"id": data["gone"], "remove": True}
         return {"id": data["who"], "value": {"said": data["said"], "at": event.timestamp}}
 
-    clock = MovedClock(1000)
+    clock = FakeClock(1000)
     site = Site(members(), [Projection("journal", "lists/{space}", project)], now_ms=clock)
     for data in ({"who": "x", "said": 1}, {"who": "y", "said": 2}, {"who": "x", "said": 3}):
         clock.now_ms += 10
@@ -285,7 +285,7 @@ async def test_an_element_carries_the_hash_and_writer_of_its_append() -> None:
 
 
 async def test_a_source_that_has_expired_says_nothing() -> None:
-    clock = MovedClock(1000)
+    clock = FakeClock(1000)
     collections = [NOTES | {"ttlMs": 100}, LISTS]
     site = Site(members(TITLES, collections=collections), now_ms=clock)
     await site.note("a", title="A")
@@ -296,7 +296,7 @@ async def test_a_source_that_has_expired_says_nothing() -> None:
 
 
 async def test_a_list_that_has_expired_begins_anew() -> None:
-    clock = MovedClock(1000)
+    clock = FakeClock(1000)
     site = Site(members(TITLES, collections=[NOTES, LISTS | {"ttlMs": 100}]), now_ms=clock)
     await site.note("a", title="A")
     await site.fold()
@@ -333,7 +333,7 @@ async def test_two_projections_may_share_a_list() -> None:
 
 
 async def test_of_two_sources_of_one_entry_the_later_write_counts() -> None:
-    clock = MovedClock(1000)
+    clock = FakeClock(1000)
     latest = Projection(
         "notes", "lists/{space}", lambda event: {"id": "latest", "value": dict(event.body or {})}
     )
@@ -397,7 +397,7 @@ async def test_a_store_that_fails_meanwhile_is_no_lost_change() -> None:
             site._folded = ""
             with pytest.raises(StoreUnavailable):
                 await site.fold()
-            store.heal()
+            store.reset()
             await site.note("c", title=f"{fault} {verb}")
     site._folded = ""
     await site.fold()

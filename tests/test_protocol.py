@@ -16,7 +16,7 @@ from reference import canonical
 from yarl import URL
 
 from pysync.auth import issuing, signing
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 
 Unique = Callable[[str], str]
 
@@ -447,7 +447,9 @@ async def test_a_member_acts_within_its_certificate(member: Signed, unique: Uniq
 
 
 async def test_a_read_only_certificate_does_not_write(member: Signed, unique: Unique) -> None:
-    member.certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at())
+    member.certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at()
+    )
     assert (await member.pull(unique("rooms"))).status == 200
     assert (await member.push(unique("rooms"), {})).error == (403, "Forbidden")
 
@@ -480,8 +482,8 @@ async def test_a_wildcard_collection_is_only_its_literal_text(owner: Signed, mem
 
 async def test_root_only_needs_a_root_device(owner: Signed, member: Signed) -> None:
     assert (await owner.pull("roots/a")).status == 200
-    device = Keys.generate()
-    paired = issuing.device(ISSUER, device.ed_pub, device.kem_pub, **minted_at())
+    device = IdentityKeys.generate()
+    paired = issuing.issue_device_certificate(ISSUER, device.ed_pub, device.kem_pub, **minted_at())
     second = Signed(owner.base, owner.session, device, paired)
     assert (await second.pull(f"users/{ISSUER.user_id}/a")).status == 200, "it acts for its issuer"
     assert (await second.pull("roots/a")).error == (403, "Forbidden")
@@ -489,7 +491,9 @@ async def test_root_only_needs_a_root_device(owner: Signed, member: Signed) -> N
 
 
 async def test_delegates_reach_across_identities_but_others_do_not(member: Signed, stranger: Signed) -> None:
-    member.certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", **minted_at())
+    member.certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", **minted_at()
+    )
     assert (await member.pull(f"shared/{ISSUER.user_id}/a")).status == 200
     assert (await stranger.pull(f"shared/{ISSUER.user_id}/a")).status == 403
 
@@ -497,12 +501,12 @@ async def test_delegates_reach_across_identities_but_others_do_not(member: Signe
 async def test_audience_certificates_serve_whoever_presents_them(
     base: str, anyone: Browser, unique: Unique
 ) -> None:
-    link = issuing.audience(ISSUER, "rooms", **minted_at())
-    anybody = Signed(base, anyone.session, Keys.generate(), link, presenter=True)
+    link = issuing.issue_audience_certificate(ISSUER, "rooms", **minted_at())
+    anybody = Signed(base, anyone.session, IdentityKeys.generate(), link, presenter=True)
     assert (await anybody.pull(unique("rooms"))).status == 200
     anybody.presenter = False
     assert (await anybody.pull(unique("rooms"))).error == (401, "Unauthorized")
-    chosen = issuing.audience(ISSUER, "rooms", aud=(SUBJECT.ed_pub,), **minted_at())
+    chosen = issuing.issue_audience_certificate(ISSUER, "rooms", aud=(SUBJECT.ed_pub,), **minted_at())
     assert (await Signed(base, anyone.session, SUBJECT, chosen, presenter=True).pull("rooms/a")).status == 200
     other = Signed(base, anyone.session, STRANGER, chosen, presenter=True)
     assert (await other.pull("rooms/a")).error == (403, "Forbidden")
@@ -639,20 +643,20 @@ async def test_a_shared_certificate_without_paths_is_forbidden(base: str, anyone
 
 
 async def test_a_revoked_certificate_is_refused_and_lists_only_grow(anyone: Browser, base: str) -> None:
-    root, device = Keys.generate(), Keys.generate()
-    certificate = issuing.device(root, device.ed_pub, device.kem_pub, **minted_at())
+    root, device = IdentityKeys.generate(), IdentityKeys.generate()
+    certificate = issuing.issue_device_certificate(root, device.ed_pub, device.kem_pub, **minted_at())
     caller = Signed(base, anyone.session, device, certificate)
     key = f"users/{root.user_id}/a"
     assert (await caller.pull(key)).status == 200
-    first = issuing.revocation_list(root, 1, certificates=[certificate])
+    first = issuing.issue_revocation_list(root, 1, certificates=[certificate])
     answer = await anyone.request("POST", "/revocations", first.text)
     assert (answer.status, answer.json) == (200, {"ok": True, "generation": 1})
     assert (await caller.pull(key)).error == (401, "Unauthorized")
     assert (await anyone.request("POST", "/revocations", first.text)).error == (409, "stale-generation")
-    second = issuing.revocation_list(root, 2, subjects=[(device.ed_pub, 9_999_999_999)])
+    second = issuing.issue_revocation_list(root, 2, subjects=[(device.ed_pub, 9_999_999_999)])
     assert (await anyone.request("POST", "/revocations", second.text)).status == 200
     assert (await caller.pull(key)).status == 401
-    third = issuing.revocation_list(root, 3)
+    third = issuing.issue_revocation_list(root, 3)
     assert (await anyone.request("POST", "/revocations", third.text)).status == 400, (
         "a stranger's is not empty"
     )
@@ -663,7 +667,7 @@ async def test_a_revoked_certificate_is_refused_and_lists_only_grow(anyone: Brow
 
 
 async def test_bad_revocation_lists_are_refused(anyone: Browser) -> None:
-    good = orjson.loads(issuing.revocation_list(Keys.generate(), 1).text)
+    good = orjson.loads(issuing.issue_revocation_list(IdentityKeys.generate(), 1).text)
     for body, expected in (
         ({**good, "generation": 2}, (403, "bad-signature")),
         ({**good, "generation": "2"}, (400, "Invalid revocation list")),
@@ -824,7 +828,7 @@ async def test_a_keyring_outside_the_scope_or_roles_is_left_out(
     await owner.push(key, {"n": 1})
     await owner.push(f"{key}/_keyring", {"v": 1})
     grant = issuing.Grant(("read",), (f"{key}/**", key, f"!{key}/_keyring", "!rooms/_members"))
-    member.certificate = issuing.member(
+    member.certificate = issuing.issue_member_certificate(
         ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at()
     )
     answer = await member.request("GET", f"/pull/{key}?withKeyring=1")

@@ -15,10 +15,10 @@ from components.fixtures import StartRedis
 from conftest import ISSUER, Browser, Reply, Signed, Start, root_device
 from redis_losses import WITH_AOF, client
 
-from pysync.changelog import Subject, read_change
+from pysync.changelog import DocumentRef, parse_change
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.redis.coordinator import INTENTS, LEEWAY_MS, RedisCoordinator
-from pysync.engine.outbox import SETTLED_MS
+from pysync.engine.outbox import INTENT_TIMEOUT_MS
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -148,26 +148,26 @@ async def test_a_push_whose_announcement_fails_is_done_and_announced_when_redis_
     answer = await pushing
     assert answer.status == 200
     come_up()
-    follower = await RedisCoordinator.at(redis.url)
-    while not (found := await follower.changes("", 10)):
-        await follower.wait(await follower.newest())
-    assert read_change(found[0][1]).hash == answer.json["hash"]
+    follower = await RedisCoordinator.connect(redis.url)
+    while not (found := await follower.read("", 10)):
+        await follower.wait_for_change(await follower.last_id())
+    assert parse_change(found[0][1]).hash == answer.json["hash"]
     await follower.close()
 
 
 async def test_a_node_announces_what_another_has_left_behind(
     redis: RedisServer, start: Start, session: aiohttp.ClientSession
 ) -> None:
-    follower = await RedisCoordinator.at(redis.url)
+    follower = await RedisCoordinator.connect(redis.url)
     await start({**SERVED, "coordinator": redis.url}, store=MemoryStore())
-    left = Subject("open", {"id": "a"}, None, "somebody").change("ab" * 32, 1)
-    long_ago_ms = wall_clock_ms() - SETTLED_MS
+    left = DocumentRef("open", {"id": "a"}, None, "somebody").change("ab" * 32, 1)
+    long_ago_ms = wall_clock_ms() - INTENT_TIMEOUT_MS
     async with client(redis) as own:
         await own.xadd(INTENTS, {"at": long_ago_ms, left.text: left.identity})
-    while not (found := await follower.changes("", 10)):
-        await follower.wait(await follower.newest())
+    while not (found := await follower.read("", 10)):
+        await follower.wait_for_change(await follower.last_id())
     assert [told[:2] for _, told in found] == [left[:2]]
-    assert await follower.intents(10) == []
+    assert await follower.prepared(10) == []
     await follower.close()
 
 

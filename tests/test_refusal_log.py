@@ -17,8 +17,8 @@ from yarl import URL
 from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
 from pysync.server import log_format
-from pysync.server.handlers.events import StreamAnswer
-from pysync.testing import MovedClock
+from pysync.server.handlers.events import EventStreamResponse
+from pysync.testing import FakeClock
 
 MINE = {
     "name": "mine",
@@ -54,16 +54,18 @@ def told(line: dict[str, Any]) -> tuple[Any, ...]:
 async def test_each_refusal_says_which_check_failed(
     start: Start, session: aiohttp.ClientSession, lines: Lines
 ) -> None:
-    clock = MovedClock(wall_clock_ms())
+    clock = FakeClock(wall_clock_ms())
     base = await start(LOGGED, now_ms=clock)
     clock.now_ms = wall_clock_ms()
     own = root_device(SUBJECT)
-    foreign = issuing.audience(ISSUER, "team", aud=(ISSUER.ed_pub,), now_s=clock.now_ms // 1000,
-                               nonce=os.urandom(16))  # fmt: skip
+    foreign = issuing.issue_audience_certificate(
+        ISSUER, "team", aud=(ISSUER.ed_pub,), now_s=clock.now_ms // 1000, nonce=os.urandom(16)
+    )
     narrow = root_device(SUBJECT, grant=issuing.Grant(("read",), ("other/*",)))
     past_s = clock.now_ms // 1000 - 9_000
-    past = issuing.device(SUBJECT, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=past_s, nonce=os.urandom(16),
-                          expires_at_s=past_s + 60)  # fmt: skip
+    past = issuing.issue_device_certificate(
+        SUBJECT, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=past_s, nonce=os.urandom(16), expires_at_s=past_s + 60
+    )
     replayed = Signed(base, session, SUBJECT, own, nonce=b"n" * 16, ts_ms=clock.now_ms)
     assert (await replayed.pull(KEY)).status == 200
     spoilt = Signed(base, session, SUBJECT, own)
@@ -95,7 +97,7 @@ async def test_each_refusal_says_which_check_failed(
             assert "-412 s" in line["check"]
         if check == "signature":
             assert base.removeprefix("http://") in line["check"], "the host that it was checked for"
-    listed = issuing.revocation_list(SUBJECT, 1, certificates=[own]).text
+    listed = issuing.issue_revocation_list(SUBJECT, 1, certificates=[own]).text
     assert (await Browser(base, session).request("POST", "/revocations", listed)).status == 200
     lines()
     await Signed(base, session, SUBJECT, own).pull(KEY, {"X-Request-Id": "r"})
@@ -218,7 +220,7 @@ async def test_an_access_log_has_a_line_for_each_request(
 
 
 def test_a_stream_is_logged_without_a_length() -> None:
-    assert StreamAnswer(lambda connection, head: None).size is None
+    assert EventStreamResponse(lambda connection, head: None).size is None
 
 
 async def test_no_access_log_is_kept_unless_asked_for(

@@ -13,10 +13,10 @@ from pysync import _core
 from pysync.auth import certificates, issuing
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.plugins import Request
-from pysync.store import NotModified, Object
+from pysync.plugins import PluginRequest
+from pysync.store import NotModified, StoredObject
 from pysync.store.memory import MemoryStore
-from pysync.testing import MovedClock
+from pysync.testing import FakeClock
 
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 LOG = {
@@ -48,8 +48,8 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
 
         monkeypatch.setattr(owner, name, watched)
 
-    watch(certificates, "read")
-    watch(certificates, "check_sharing")
+    watch(certificates, "parse")
+    watch(certificates, "check_delegation")
     watch(_core, "Scope")
     return happened
 
@@ -114,7 +114,7 @@ async def test_who_is_refused_is_not_remembered_and_who_is_allowed_is(
     ):
         looked.clear()
         assert (await caller.pull(key)).status == status
-        assert looked.count("read") == read
+        assert looked.count("parse") == read
 
 
 async def test_a_batch_whose_signature_does_not_hold_is_anybodys(
@@ -143,9 +143,9 @@ async def test_what_is_refused_takes_no_replay_memory_and_what_is_allowed_does(
     own = {"identity": STRANGER.user_id, "id": "a"}
     narrow = issuing.Grant(("read",), (f"u/{STRANGER.user_id}/*", f"!{KEY}"))
     for grant, target in (
-        (issuing.EVERYTHING, "/pull/u/somebody/a"),
-        (issuing.EVERYTHING, "/list/u/somebody"),
-        (issuing.EVERYTHING, "/pull/logs/somebody/a?last=1"),
+        (issuing.FULL_ACCESS, "/pull/u/somebody/a"),
+        (issuing.FULL_ACCESS, "/list/u/somebody"),
+        (issuing.FULL_ACCESS, "/pull/logs/somebody/a?last=1"),
         (narrow, f"/pull/{KEY}"),
         (narrow, f"/batch/pull?collections=mine&params={quote(orjson.dumps({'mine': [{'id': 'a'}]}))}"),
         (narrow, f"/events?collections=log&params={quote(orjson.dumps({'log': own}))}"),
@@ -187,8 +187,10 @@ async def test_who_presents_a_certificate_for_anybody_is_a_stranger_whoever_issu
     members = {"collections": [shared], "auth": {"trustedIssuers": [ISSUER.ed_pub]}}
     base = await start(members, coordinator=MemoryCoordinator(max_live_nonces=8))
     grant = issuing.Grant(("read",), ("shared/**", "!shared/_members"))
-    link = issuing.audience(ISSUER, "shared", grant=grant, **minted_at())
-    named = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", grant=grant, **minted_at())
+    link = issuing.issue_audience_certificate(ISSUER, "shared", grant=grant, **minted_at())
+    named = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", grant=grant, **minted_at()
+    )
     anybody = Signed(base, session, STRANGER, link, presenter=True)
     assert [(await anybody.pull("shared/a")).status for _ in range(7)] == [200] * 6 + [503]
     assert (await Signed(base, session, SUBJECT, named).pull("shared/a")).status == 200
@@ -198,10 +200,10 @@ async def test_a_certificate_that_expires_while_its_request_is_served_is_refused
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     """A step before the nonce may take long: here reading the access document of the space."""
-    clock = MovedClock(wall_clock_ms())
+    clock = FakeClock(wall_clock_ms())
 
     class Slow(MemoryStore):
-        async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+        async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
             clock.now_ms += 40_000
             return await super().get(key, if_none_match)
 
@@ -211,7 +213,7 @@ async def test_a_certificate_that_expires_while_its_request_is_served_is_refused
     for lasts_s, status in ((0, 200), (-280, 401)):
         now_ms = clock()
         until_s = now_ms // 1000 + lasts_s
-        certificate = issuing.device(
+        certificate = issuing.issue_device_certificate(
             STRANGER, STRANGER.ed_pub, STRANGER.kem_pub, now_s=until_s - 30 * 86_400, nonce=bytes(16)
         )
         assert certificate.exp == until_s
@@ -265,7 +267,7 @@ class Watcher:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    async def before_pull(self, request: Request) -> None:
+    async def before_pull(self, request: PluginRequest) -> None:
         self.seen.append(request.key)
 
 

@@ -12,14 +12,14 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, r
 from pysync import _core
 from pysync._core import PanicException
 from pysync.auth import certificates, issuing, revocation
-from pysync.auth.revocation import PREFIX, Revocations
-from pysync.auth.signing import Keys
+from pysync.auth.revocation import PREFIX, RevocationRegistry
+from pysync.auth.signing import IdentityKeys
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import BadSignature, StaleGeneration, StoreUnavailable, TooManyIssuers
-from pysync.store import ANY, Expect
+from pysync.store import ANY, Precondition
 from pysync.store.memory import MemoryStore
-from pysync.testing import MovedClock
+from pysync.testing import FakeClock
 
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 TRUSTED = {"collections": [MINE], "auth": {"trustedIssuers": [ISSUER.ed_pub]}}
@@ -27,16 +27,16 @@ DAY_MS = 86_400_000
 LATER_S = wall_clock_ms() // 1000 + 86_400
 
 
-def listed(issuer: Keys, generation: int, entries: int = 1, until_s: int = LATER_S) -> bytes:
+def listed(issuer: IdentityKeys, generation: int, entries: int = 1, until_s: int = LATER_S) -> bytes:
     subjects = [(f"{n:064x}", until_s) for n in range(entries)]
-    return issuing.revocation_list(issuer, generation, subjects=subjects).text
+    return issuing.issue_revocation_list(issuer, generation, subjects=subjects).text
 
 
 async def publish(base: str, session: aiohttp.ClientSession, text: bytes) -> Reply:
     return await Browser(base, session).request("POST", "/revocations", text)
 
 
-async def owner(base: str, session: aiohttp.ClientSession, keys: Keys) -> None:
+async def owner(base: str, session: aiohttp.ClientSession, keys: IdentityKeys) -> None:
     """Have `keys` own a document."""
     caller = Signed(base, session, keys, root_device(keys))
     assert (await caller.push(f"u/{keys.user_id}/a", {"n": 1})).status == 200
@@ -49,7 +49,7 @@ async def test_strangers_keep_neither_owners_nor_trusted_issuers_from_revoking(
     base = await start(TRUSTED)
     await owner(base, session, SUBJECT)
     for _ in range(3):
-        assert (await publish(base, session, listed(Keys.generate(), 1))).status == 200
+        assert (await publish(base, session, listed(IdentityKeys.generate(), 1))).status == 200
     assert (await publish(base, session, listed(STRANGER, 1))).error == (403, "too-many-issuers")
     for keys in (SUBJECT, ISSUER):
         assert (await publish(base, session, listed(keys, 1))).status == 200
@@ -76,7 +76,7 @@ async def test_a_list_of_a_stranger_takes_something_back_and_is_short(
     base = await start(TRUSTED)
     await owner(base, session, SUBJECT)
     for n, (text, stranger) in enumerate([("empty", 400), ("expired", 400), ("long", 413)]):
-        lists: dict[str, Callable[[Keys], bytes]] = {
+        lists: dict[str, Callable[[IdentityKeys], bytes]] = {
             "empty": lambda keys, n=n: listed(keys, n, 0),  # type: ignore[misc]
             "expired": lambda keys, n=n: listed(keys, n, 1, until_s=1),  # type: ignore[misc]
             "long": lambda keys, n=n: listed(keys, n, 200),  # type: ignore[misc]
@@ -89,42 +89,42 @@ async def test_a_list_of_a_stranger_takes_something_back_and_is_short(
 
 
 async def test_lists_of_strangers_are_dropped_when_every_entry_has_expired() -> None:
-    clock, store = MovedClock(wall_clock_ms()), MemoryStore()
+    clock, store = FakeClock(wall_clock_ms()), MemoryStore()
 
     async def owns(identity: str) -> bool:
         return identity == SUBJECT.user_id
 
-    revocations = Revocations(store, clock, [ISSUER.user_id], owns)
-    now_s, lasting = clock.now_ms // 1000, Keys.generate()
+    revocations = RevocationRegistry(store, clock, [ISSUER.user_id], owns)
+    now_s, lasting = clock.now_ms // 1000, IdentityKeys.generate()
     for keys in (ISSUER, SUBJECT, STRANGER):
         await revocations.publish(listed(keys, 1, until_s=now_s + 60))
     entries = [("0" * 64, now_s + 60), ("1" * 64, now_s + 90 * 86_400)]
-    await revocations.publish(issuing.revocation_list(lasting, 1, subjects=entries).text)
-    assert await revocations.sweep() == 0
+    await revocations.publish(issuing.issue_revocation_list(lasting, 1, subjects=entries).text)
+    assert await revocations.delete_expired() == 0
     clock.now_ms += 2 * DAY_MS
-    assert await revocations.sweep() == 1
+    assert await revocations.delete_expired() == 1
     kept = {keys.user_id for keys in (ISSUER, SUBJECT, lasting)}
     assert set(await store.list(PREFIX, None, 100)) == kept
 
 
 async def test_a_list_that_is_replaced_while_it_is_looked_at_is_not_dropped() -> None:
-    clock = MovedClock(wall_clock_ms())
+    clock = FakeClock(wall_clock_ms())
     until_s = clock.now_ms // 1000 + 60
 
     class Replaced(MemoryStore):
         newer = b""
 
-        async def delete(self, key: str, expect: Expect = ANY) -> None:
+        async def delete(self, key: str, expect: Precondition = ANY) -> None:
             if self.newer:
                 await self.put(key, self.newer)
             await super().delete(key, expect)
 
     store = Replaced()
-    revocations = Revocations(store, clock)
+    revocations = RevocationRegistry(store, clock)
     await revocations.publish(listed(STRANGER, 1, until_s=until_s))
     clock.now_ms += 2 * DAY_MS
     store.newer = listed(STRANGER, 2, until_s=until_s + 90 * 86_400)
-    assert await revocations.sweep() == 0
+    assert await revocations.delete_expired() == 0
     assert await revocations.published(STRANGER.user_id) == store.newer
 
 
@@ -144,7 +144,7 @@ async def test_a_sweep_that_fails_is_followed_by_others(
 
     monkeypatch.setattr(revocation, "SWEEP_EVERY_S", 0.0)
     store = Failing()
-    sweeping = asyncio.create_task(Revocations(store, wall_clock_ms).keep_sweeping())
+    sweeping = asyncio.create_task(RevocationRegistry(store, wall_clock_ms).delete_expired_periodically())
     try:
         await asyncio.wait(
             {sweeping, asyncio.ensure_future(store.often.wait())}, return_when="FIRST_COMPLETED"
@@ -156,13 +156,13 @@ async def test_a_sweep_that_fails_is_followed_by_others(
 
 async def test_what_strangers_dropped_is_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revocation, "MAX_ISSUERS", 1)
-    clock = MovedClock(wall_clock_ms())
-    revocations = Revocations(MemoryStore(), clock)
+    clock = FakeClock(wall_clock_ms())
+    revocations = RevocationRegistry(MemoryStore(), clock)
     await revocations.publish(listed(STRANGER, 1, until_s=clock.now_ms // 1000 + 60))
     clock.now_ms += 2 * DAY_MS
     with pytest.raises(TooManyIssuers):
         await revocations.publish(listed(SUBJECT, 1, until_s=clock.now_ms // 1000 + 60))
-    await revocations.sweep()
+    await revocations.delete_expired()
     await revocations.publish(listed(SUBJECT, 1, until_s=clock.now_ms // 1000 + 60))
 
 
@@ -177,9 +177,9 @@ async def test_who_is_refused_by_roles_is_looked_up_in_no_list_and_takes_no_nonc
             return await super().get(key, etag)
 
     class Nonces(MemoryCoordinator):
-        async def remember_nonce(self, *args: Any, **options: Any) -> bool:
+        async def consume_nonce(self, *args: Any, **options: Any) -> bool:
             asked.append("nonce")
-            return await super().remember_nonce(*args, **options)
+            return await super().consume_nonce(*args, **options)
 
     base = await start({"collections": [MINE]}, store=Watched(), coordinator=Nonces())
     caller = Signed(base, session, STRANGER, root_device(STRANGER))
@@ -213,7 +213,7 @@ real = _core.RevocationList.parse
 async def test_a_publication_that_is_stale_or_forged_is_refused_before_its_entries_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    revocations = Revocations(MemoryStore(), wall_clock_ms)
+    revocations = RevocationRegistry(MemoryStore(), wall_clock_ms)
     text = listed(STRANGER, 2)
     await revocations.publish(text)
     monkeypatch.setattr(revocation, "SignedList", Counted)
@@ -237,19 +237,19 @@ async def test_long_lists_are_read_beside_the_event_loop(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("pysync.auth.revocation.asyncio.to_thread", watched)
     store = MemoryStore()
-    revocations = Revocations(store, wall_clock_ms, [ISSUER.user_id])
+    revocations = RevocationRegistry(store, wall_clock_ms, [ISSUER.user_id])
     await revocations.publish(listed(ISSUER, 1))
-    assert not await revocations.revoked(root_device(ISSUER))
+    assert not await revocations.is_revoked(root_device(ISSUER))
     assert beside == []
     await revocations.publish(listed(ISSUER, 2, 1_000))
-    assert not await revocations.revoked(root_device(ISSUER))
+    assert not await revocations.is_revoked(root_device(ISSUER))
     assert len(beside) >= 3
 
 
 async def test_lists_of_strangers_put_no_trusted_issuers_list_out_of_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(revocation, "MAX_KNOWN_BYTES", 10_000)
+    monkeypatch.setattr(revocation, "CACHE_BYTES", 10_000)
     remembered: list[bool] = []
 
     class Watched(MemoryStore):
@@ -257,25 +257,28 @@ async def test_lists_of_strangers_put_no_trusted_issuers_list_out_of_the_memory(
             remembered.append(etag is not None)
             return await super().get(key, etag)
 
-    clock = MovedClock(wall_clock_ms())
-    revocations = Revocations(Watched(), clock, [ISSUER.user_id])
+    clock = FakeClock(wall_clock_ms())
+    revocations = RevocationRegistry(Watched(), clock, [ISSUER.user_id])
     await revocations.publish(listed(ISSUER, 1, 1_000))
-    first, *_ = strangers = [Keys.generate() for _ in range(50)]
-    await revocations.revoked(root_device(ISSUER))
+    first, *_ = strangers = [IdentityKeys.generate() for _ in range(50)]
+    await revocations.is_revoked(root_device(ISSUER))
     for keys in strangers:
         await revocations.publish(listed(keys, 1))
-        await revocations.revoked(root_device(keys))
+        await revocations.is_revoked(root_device(keys))
     clock.now_ms += 5_000
     for keys, is_known in ((ISSUER, True), (strangers[-1], True), (first, False)):
         remembered.clear()
-        await revocations.revoked(root_device(keys))
+        await revocations.is_revoked(root_device(keys))
         assert remembered == [is_known]
 
 
 async def test_a_long_list_takes_back_what_it_names() -> None:
-    revocations = Revocations(MemoryStore(), wall_clock_ms, [ISSUER.user_id])
-    own = [issuing.audience(ISSUER, "x", now_s=LATER_S, nonce=n.to_bytes(16)) for n in range(3_000)]
-    text = issuing.revocation_list(ISSUER, 1, certificates=own[:-1]).text
+    revocations = RevocationRegistry(MemoryStore(), wall_clock_ms, [ISSUER.user_id])
+    own = [
+        issuing.issue_audience_certificate(ISSUER, "x", now_s=LATER_S, nonce=n.to_bytes(16))
+        for n in range(3_000)
+    ]
+    text = issuing.issue_revocation_list(ISSUER, 1, certificates=own[:-1]).text
     await revocations.publish(text)
-    assert [await revocations.revoked(each) for each in (own[0], own[-2], own[-1])] == [True, True, False]
-    assert certificates.read_revocation_list(text).revoked.last_expiry_s == own[0].exp
+    assert [await revocations.is_revoked(each) for each in (own[0], own[-2], own[-1])] == [True, True, False]
+    assert certificates.parse_revocation_list(text).revoked.last_expiry_s == own[0].exp

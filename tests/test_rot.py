@@ -13,7 +13,7 @@ from test_copy import contents, copy, document
 
 from pysync.migrate import Damage, Verifier
 from pysync.store import DamagedFile, Store
-from pysync.store.local.files import LOST
+from pysync.store.local.files import LOST_REASON
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import chunks_of, read_file
@@ -25,7 +25,7 @@ NAMES_BOTH = r"'photos/a' was replaced on disk: its sha256 was [0-9a-f]{64} and 
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[LocalStore]:
-    store = await LocalStore.at(tmp_path / "data")
+    store = await LocalStore.open_folder(tmp_path / "data")
     await store.write(KEY, chunks_of(CONTENT), "image/png")
     yield store
     await store.close()
@@ -88,12 +88,12 @@ async def test_what_was_found_damaged_is_served_no_more(store: LocalStore, path:
     rot(path)
     with pytest.raises(DamagedFile) as caught:
         await store.verify(KEY)
-    assert "its sha256 is" in caught.value.why
+    assert "its sha256 is" in caught.value.detail
     for _ in range(2):
         for look in (store.open, store.stat, store.verify):
             with pytest.raises(DamagedFile):
                 await look(KEY)
-    again = await LocalStore.at(path.parents[2])
+    again = await LocalStore.open_folder(path.parents[2])
     with pytest.raises(DamagedFile):
         await again.open(KEY)
     await again.close()
@@ -157,7 +157,7 @@ async def test_a_damaged_file_that_is_asked_for_is_named_and_counted(
         counter = 'pysync_corrupt_objects_total{found_by="request",kind="file"}'
         assert f"{counter} {count}.0" in metrics
     named = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert named[0] == f"the file at '{KEY}' (photos) is corrupt: {LOST}"
+    assert named[0] == f"the file at '{KEY}' (photos) is corrupt: {LOST_REASON}"
 
 
 async def test_a_push_of_the_file_heals_it(browser: Browser, store: LocalStore, path: Path) -> None:
@@ -193,7 +193,7 @@ async def test_a_copy_over_a_damaged_file_heals_it(store: LocalStore, path: Path
     if is_known:
         assert len(await damages(store)) == 1
     outcomes, told = await copy(backup, store)
-    assert (outcomes.healed, outcomes.is_whole) == (1, True)
+    assert (outcomes.healed, outcomes.is_complete) == (1, True)
     assert told == [(KEY, "healed: what was there was damaged")]
     assert (await read_file(store, KEY))[1] == CONTENT
     assert (await copy(backup, store))[0].already_there == 1

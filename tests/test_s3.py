@@ -13,9 +13,9 @@ from components import S3Server
 
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
-from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Object, Store, open_store
+from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Store, StoredObject, open_store
 from pysync.store.s3 import S3Store
-from pysync.store.s3.cache import Recent
+from pysync.store.s3.cache import VersionCache
 from pysync.testing import StoreContract, chunks_of, read_file, s3_error
 
 MB = 1024 * 1024
@@ -67,7 +67,7 @@ async def test_a_url_names_its_bucket_and_what_stands_beside_it(radosgw: S3Serve
     await first.close()
     async with opened(radosgw, prefix) as second:
         found = await second.get("a")
-    assert isinstance(found, Object)
+    assert isinstance(found, StoredObject)
     assert (found.body, found.etag) == (b"one", etag)
 
 
@@ -85,20 +85,20 @@ class TestCost:
     async def test_what_is_kept_is_asked_for_and_not_sent_again(self, bucket: Proxied) -> None:
         etag = await bucket.other.put("a", b"one")
         first = await bucket.store.get("a")
-        assert isinstance(first, Object)
+        assert isinstance(first, StoredObject)
         for known in (None, "another"):
             assert await bucket.store.get("a", known) == first
         assert await bucket.store.get("a", etag) is NOT_MODIFIED
         assert bucket.proxy.statuses == {200: 1, 304: 3}
         await bucket.other.put("a", b"two")
         found = await bucket.store.get("a")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert found.body == b"two"
 
     async def test_what_was_written_is_kept(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
         found = await bucket.store.get("a")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert (found.body, found.etag) == (b"one", etag)
         assert bucket.proxy.statuses == {200: 1, 304: 1}
         await bucket.store.put("a", b"two", expect=Etag(found.etag))
@@ -116,7 +116,7 @@ class TestCost:
         found = await bucket.store.get_many([f"n/{n}" for n in range(100)])
         assert None not in found
         assert bucket.proxy.calls == {"GET": 100}
-        assert bucket.proxy.most_at_once > 50
+        assert bucket.proxy.max_concurrent > 50
 
     async def test_a_range_is_one_request_for_no_more(self, bucket: Proxied) -> None:
         await bucket.other.write("a", chunks_of(bytes(MB)), "text/plain")
@@ -125,17 +125,17 @@ class TestCost:
         assert (bucket.proxy.calls, bucket.proxy.statuses) == ({"GET": 1}, {206: 1})
 
     async def test_what_is_kept_is_bounded(self) -> None:
-        recent = Recent(max_versions=3, max_bytes=2_000, max_object_bytes=500)
+        recent = VersionCache(max_versions=3, max_bytes=2_000, max_object_bytes=500)
         for n in range(5):
-            recent.keep(f"k{n}", Object(bytes(100), f"e{n}", "t", n), (f"i{n}", "0"))
-        assert [n for n in range(5) if recent.object(f"k{n}")] == [2, 3, 4]
-        assert [n for n in range(5) if recent.base(f"k{n}", f"e{n}").ids] == [2, 3, 4]
-        recent.keep("k4", Object(bytes(501), "e5", "t", 5), ("i5",))
-        assert recent.object("k4") is None
-        assert recent.base("k4", "e5").ids == ("i5",)
-        assert recent.base("k4", "e4").ids == ()
+            recent.put(f"k{n}", StoredObject(bytes(100), f"e{n}", "t", n), (f"i{n}", "0"))
+        assert [n for n in range(5) if recent.get(f"k{n}")] == [2, 3, 4]
+        assert [n for n in range(5) if recent.expected_version(f"k{n}", f"e{n}").ids] == [2, 3, 4]
+        recent.put("k4", StoredObject(bytes(501), "e5", "t", 5), ("i5",))
+        assert recent.get("k4") is None
+        assert recent.expected_version("k4", "e5").ids == ("i5",)
+        assert recent.expected_version("k4", "e4").ids == ()
         for n in range(5):
-            recent.forget(f"k{n}")
+            recent.evict(f"k{n}")
         assert recent.bytes == 0
 
 
@@ -148,7 +148,7 @@ class TestDeleting:
         etag = await store.put("p/a", b"one")
         await store.put("p/b", b"two")
         await store.delete("p/a", Etag(etag))
-        assert not store.bucket.deletes
+        assert not store.bucket.delete_if_match
         stored = await client.head_object(Bucket=radosgw.bucket, Key=f"{prefix}/p/a")
         assert stored["ContentType"] == "application/x-pysync-deleted"
         assert await store.get("p/a") is None
@@ -197,10 +197,10 @@ class TestWhatOthersWrote:
             )
         await client.put_object(Bucket=radosgw.bucket, Key=f"{prefix}/folder/", Body=b"")
         found = await store.get("a")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert (found.body, found.content_type) == (body, "application/json")
         assert found.modified_ms > 1_700_000_000_000
-        assert isinstance(await store.get("b"), Object)
+        assert isinstance(await store.get("b"), StoredObject)
         assert await store.get("c") is None
         assert await store.open("a") is None
         file, content = await read_file(store, "c", 2, 4)
@@ -230,7 +230,7 @@ class TestWhatOthersWrote:
             Bucket=radosgw.bucket, Key=f"{prefix}/b", Body=body, ContentType="application/json"
         )
         found = await store.get("b")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert found.body == b'{"v":1}'
 
 
@@ -241,14 +241,14 @@ class TestBigFiles:
         body = random.Random(1).randbytes(17 * MB + 5)
         sha256 = await bucket.store.write("a", chunks_of(body[:9_999], body[9_999:]), "application/x-test")
         assert bucket.proxy.calls == {"POST uploads": 1, "PUT partNumber": 3, "POST uploadId": 1}
-        assert bucket.proxy.most_at_once == 2
+        assert bucket.proxy.max_concurrent == 2
         file, content = await read_file(bucket.other, "a")
         assert content == body
         assert (file.sha256, file.content_type) == (sha256, "application/x-test")
         assert sha256 == hashlib.sha256(body).hexdigest()
 
     async def test_what_the_network_loses_is_sent_again(self, bucket: Proxied) -> None:
-        for fault in (bucket.proxy.cut, bucket.proxy.lose_reply, bucket.proxy.throttle):
+        for fault in (bucket.proxy.abort, bucket.proxy.lose_reply, bucket.proxy.throttle):
             for kind in ("POST uploads", "PUT partNumber", "POST uploadId"):
                 fault(kind)
             await bucket.store.write("a", chunks_of(bytes(17 * MB)), "text/plain")
@@ -258,7 +258,7 @@ class TestBigFiles:
     async def test_one_whose_last_answer_is_lost_is_found(self, moto: S3Server) -> None:
         # Unlike Ceph's gateway, moto and AWS' peers may know no upload any more that is completed again.
         async with proxied(moto) as bucket:
-            bucket.proxy.answer("POST uploadId", status=404, body=s3_error("NoSuchUpload"), forwarded=True)
+            bucket.proxy.respond("POST uploadId", status=404, body=s3_error("NoSuchUpload"), forwarded=True)
             await bucket.store.write("a", chunks_of(bytes(17 * MB)), "text/plain")
             assert (await read_file(bucket.other, "a"))[1] == bytes(17 * MB)
 
@@ -267,10 +267,10 @@ class TestBigFiles:
     ) -> None:
         await bucket.store.write("a", chunks_of(b"old"), "text/plain")
         root = f"{bucket.prefix}/"
-        bucket.proxy.answer("PUT partNumber", status=403, times=None)
+        bucket.proxy.respond("PUT partNumber", status=403, times=None)
         with pytest.raises(StoreUnavailable):
             await bucket.store.write("a", chunks_of(bytes(17 * MB)), "text/plain")
-        bucket.proxy.heal()
+        bucket.proxy.reset()
         assert (await read_file(bucket.store, "a"))[1] == b"old"
         assert "Uploads" not in await client.list_multipart_uploads(Bucket=radosgw.bucket, Prefix=root)
 
@@ -289,4 +289,4 @@ async def test_a_closed_store_has_finished_its_writes_and_refuses_more(bucket: P
     written.set()
     await closing
     assert isinstance(await putting, str)
-    assert isinstance(await bucket.other.get("a"), Object)
+    assert isinstance(await bucket.other.get("a"), StoredObject)

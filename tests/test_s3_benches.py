@@ -10,7 +10,7 @@ from benches import s3, s3_cost, servers
 from benches.s3_stub import GIVEN
 from benches.workloads import DOCUMENT_BYTES
 from pysync.config import StoreConfig
-from pysync.store import ABSENT, Etag, EtagMismatch, NotModified, Object, open_store
+from pysync.store import ABSENT, Etag, EtagMismatch, NotModified, StoredObject, open_store
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ async def test_the_stub_keeps_conditions(stub: servers.Running) -> None:
                 await store.put("a", b"two", expect=wrong)
         await store.put("a", b"two", expect=Etag(etag))
         found, given = await store.get("a"), await store.get(f"{GIVEN}x")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert found.body == b"two"
-        assert isinstance(given, Object)
+        assert isinstance(given, StoredObject)
         assert len(given.body) == DOCUMENT_BYTES
         assert isinstance(await store.get("a", found.etag), NotModified)
     finally:

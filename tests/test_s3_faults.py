@@ -11,7 +11,7 @@ from buckets import Proxied, proxied
 from components import S3Server
 
 from pysync.errors import StoreUnavailable
-from pysync.store import ABSENT, Etag, EtagMismatch, Object, Store
+from pysync.store import ABSENT, Etag, EtagMismatch, Store, StoredObject
 from pysync.store.s3 import S3Store
 from pysync.testing import chunks_of, s3_error
 
@@ -26,7 +26,7 @@ async def bucket(radosgw: S3Server) -> AsyncIterator[Proxied]:
 
 async def body_of(store: Store, key: str) -> bytes | None:
     found = await store.get(key)
-    return found.body if isinstance(found, Object) else None
+    return found.body if isinstance(found, StoredObject) else None
 
 
 @asynccontextmanager
@@ -48,14 +48,14 @@ class TestAPutWhoseAnswerIsLost:
         bucket.proxy.lose_reply("PUT")
         etag = await bucket.store.put("a", b"two", expect=Etag(etag))
         found = await bucket.other.get("a")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert (found.body, found.etag) == (b"two", etag)
 
     async def test_is_sent_again_where_it_was_not(self, bucket: Proxied) -> None:
-        bucket.proxy.cut("PUT")
+        bucket.proxy.abort("PUT")
         etag = await bucket.store.put("a", b"one", expect=ABSENT)
         assert bucket.proxy.calls == {"PUT": 2, "HEAD": 1}
-        bucket.proxy.cut("PUT")
+        bucket.proxy.abort("PUT")
         await bucket.store.put("a", b"two", expect=Etag(etag))
         assert await body_of(bucket.other, "a") == b"two"
 
@@ -75,10 +75,10 @@ class TestAPutWhoseAnswerIsLost:
         self, bucket: Proxied, status: int, body: bytes, forwarded: bool
     ) -> None:
         etag = await bucket.store.put("a", b"one")
-        bucket.proxy.answer("PUT", status=status, body=body, forwarded=forwarded)
+        bucket.proxy.respond("PUT", status=status, body=body, forwarded=forwarded)
         etag = await bucket.store.put("a", b"two", expect=Etag(etag))
         found = await bucket.other.get("a")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert (found.body, found.etag) == (b"two", etag)
 
     async def test_was_stored_also_where_it_has_been_replaced(self, bucket: Proxied) -> None:
@@ -87,17 +87,17 @@ class TestAPutWhoseAnswerIsLost:
         async with put_not_looked_up(bucket, etag) as putting:
             for body in (b"three", b"four"):
                 found = await bucket.other.get("a")
-                assert isinstance(found, Object)
+                assert isinstance(found, StoredObject)
                 last = await bucket.other.put("a", body, expect=Etag(found.etag))
         assert await putting not in (etag, last)
         assert await body_of(bucket.store, "a") == b"four"
 
     async def test_was_not_stored_where_another_took_its_place(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
-        bucket.proxy.cut("PUT")
+        bucket.proxy.abort("PUT")
         async with put_not_looked_up(bucket, etag) as putting:
             found = await bucket.other.get("a")
-            assert isinstance(found, Object)
+            assert isinstance(found, StoredObject)
             await bucket.other.put("a", b"three", expect=Etag(found.etag))
         with pytest.raises(EtagMismatch):
             await putting
@@ -113,7 +113,7 @@ class TestAPutWhoseAnswerIsLost:
 
     async def test_nobody_can_tell_where_no_lineage_leads_back(self, bucket: Proxied) -> None:
         etag = await bucket.other.put("a", b"one")
-        bucket.proxy.cut("PUT")
+        bucket.proxy.abort("PUT")
         async with put_not_looked_up(bucket, etag) as putting:
             await bucket.other.put("a", b"three")
         with pytest.raises(StoreUnavailable):
@@ -121,12 +121,12 @@ class TestAPutWhoseAnswerIsLost:
 
     async def test_is_given_up_when_all_are(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
-        bucket.proxy.forget()
-        bucket.proxy.cut("PUT", times=None)
+        bucket.proxy.reset_counts()
+        bucket.proxy.abort("PUT", times=None)
         with pytest.raises(StoreUnavailable):
             await bucket.store.put("a", b"two", expect=Etag(etag))
         assert bucket.proxy.calls["PUT"] == 5
-        bucket.proxy.heal()
+        bucket.proxy.reset()
         await bucket.store.put("a", b"two", expect=Etag(etag))
 
     async def test_is_found_where_it_was_stored_just_before_its_repetition(self, bucket: Proxied) -> None:
@@ -135,7 +135,7 @@ class TestAPutWhoseAnswerIsLost:
         first, second = asyncio.Event(), asyncio.Event()
         bucket.proxy.delay("PUT", until=first)
         repeats = bucket.proxy.delay("PUT", until=second)
-        bucket.proxy.forget()
+        bucket.proxy.reset_counts()
         putting = asyncio.ensure_future(store.put("a", b"two", expect=Etag(etag)))
         await repeats.wait()
         first.set()
@@ -144,7 +144,7 @@ class TestAPutWhoseAnswerIsLost:
         second.set()
         etag = await putting
         found = await bucket.other.get("a")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert (found.body, found.etag) == (b"two", etag)
         assert bucket.proxy.statuses[412] == 1
 
@@ -152,7 +152,7 @@ class TestAPutWhoseAnswerIsLost:
         store = await bucket.open(timeout_ms=500)
         etag = await store.put("a", b"one")
         arrives = asyncio.Event()
-        bucket.proxy.forget()
+        bucket.proxy.reset_counts()
         bucket.proxy.delay("PUT", until=arrives)
         etag = await store.put("a", b"two", expect=Etag(etag))
         await bucket.other.put("a", b"three", expect=Etag(etag))
@@ -168,21 +168,21 @@ class TestALoserOfARace:
         etag = await bucket.store.put("a", b"one")
         await bucket.other.get("a")
         await bucket.other.put("a", b"two", expect=Etag(etag))
-        bucket.proxy.answer("PUT", status=500, instead_of=412)
+        bucket.proxy.respond("PUT", status=500, instead_of=412)
         with pytest.raises(EtagMismatch):
             await bucket.store.put("a", b"three", expect=Etag(etag))
         assert bucket.proxy.met == {"answer": 1}
 
     async def test_is_told_so_where_nothing_was_expected(self, bucket: Proxied) -> None:
         await bucket.other.put("a", b"one", expect=ABSENT)
-        bucket.proxy.answer("PUT", status=500, instead_of=412)
+        bucket.proxy.respond("PUT", status=500, instead_of=412)
         with pytest.raises(EtagMismatch):
             await bucket.store.put("a", b"two", expect=ABSENT)
 
     async def test_is_told_so_where_a_missing_object_is_404(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
         await bucket.other.delete("a")
-        bucket.proxy.answer("PUT", status=404, body=s3_error("NoSuchKey"), headers=XML, instead_of=412)
+        bucket.proxy.respond("PUT", status=404, body=s3_error("NoSuchKey"), headers=XML, instead_of=412)
         with pytest.raises(EtagMismatch):
             await bucket.store.put("a", b"two", expect=Etag(etag))
         assert bucket.proxy.met == {"answer": 1}
@@ -207,8 +207,8 @@ class TestARefusalThatPasses:
     )
     async def test_is_waited_for(self, bucket: Proxied, status: int, code: str) -> None:
         etag = await bucket.store.put("a", b"one")
-        bucket.proxy.forget()
-        bucket.proxy.answer("PUT", status=status, body=s3_error(code), headers=XML, times=3)
+        bucket.proxy.reset_counts()
+        bucket.proxy.respond("PUT", status=status, body=s3_error(code), headers=XML, times=3)
         await bucket.store.put("a", b"two", expect=Etag(etag))
         assert bucket.proxy.calls == {"PUT": 4}
         assert await body_of(bucket.other, "a") == b"two"
@@ -216,7 +216,7 @@ class TestARefusalThatPasses:
     @pytest.mark.parametrize("kind", ["GET", "PUT", "DELETE", "LIST"])
     async def test_is_waited_for_by_every_verb(self, bucket: Proxied, kind: str) -> None:
         await bucket.store.put("p/a", b"one")
-        for fault in (bucket.proxy.throttle, bucket.proxy.cut, bucket.proxy.lose_reply):
+        for fault in (bucket.proxy.throttle, bucket.proxy.abort, bucket.proxy.lose_reply):
             fault(kind)
             assert await body_of(bucket.store, "p/a") == b"one"
             assert await bucket.store.list("p", None, 10) == ["a"]
@@ -251,13 +251,13 @@ class TestARead:
     async def test_believes_only_s3_that_nothing_is_there(self, bucket: Proxied) -> None:
         await bucket.other.put("a", b"one")
         for body in (b"", b"<html>not here</html>", s3_error("NoSuchBucket")):
-            bucket.proxy.answer("GET", status=404, body=body)
+            bucket.proxy.respond("GET", status=404, body=body)
             with pytest.raises(StoreUnavailable):
                 await bucket.store.get("a")
-            bucket.proxy.answer("GET", status=404, body=body)
+            bucket.proxy.respond("GET", status=404, body=body)
             with pytest.raises(StoreUnavailable):
                 await bucket.store.open("a")
-        bucket.proxy.answer("GET", status=403, body=s3_error("AccessDenied"))
+        bucket.proxy.respond("GET", status=403, body=s3_error("AccessDenied"))
         with pytest.raises(StoreUnavailable):
             await bucket.store.get("a")
 
@@ -290,7 +290,7 @@ async def test_increments_of_many_writers_are_as_many_as_their_successes(bucket:
         for _ in range(12):
             try:
                 found = await store.get("counter")
-                assert isinstance(found, Object)
+                assert isinstance(found, StoredObject)
                 await store.put("counter", b"%d" % (int(found.body) + 1), expect=Etag(found.etag))
             except EtagMismatch:
                 outcomes["refused"] += 1

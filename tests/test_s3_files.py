@@ -62,10 +62,10 @@ class TestStat:
 
     async def test_it_is_asked_again_where_that_can_help(self, bucket: Proxied) -> None:
         await bucket.other.write("a", chunks_of(b"one"), "text/plain")
-        for fault in (bucket.proxy.throttle, bucket.proxy.cut, bucket.proxy.lose_reply):
+        for fault in (bucket.proxy.throttle, bucket.proxy.abort, bucket.proxy.lose_reply):
             fault("HEAD")
             assert await bucket.store.stat("a") is not None
-        bucket.proxy.answer("HEAD", status=403)
+        bucket.proxy.respond("HEAD", status=403)
         with pytest.raises(StoreUnavailable):
             await bucket.store.stat("a")
 

@@ -16,9 +16,9 @@ from multidict import CIMultiDict
 
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
-from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Object
-from pysync.store.s3 import Patience, S3Store
-from pysync.store.s3.http import Attempts
+from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, StoredObject
+from pysync.store.s3 import RetryPolicy, S3Store
+from pysync.store.s3.http import RetryState
 from pysync.testing import FaultProxy, chunks_of, read_file, s3_error
 
 
@@ -37,7 +37,7 @@ async def lax(moto: S3Server) -> AsyncIterator[FaultProxy]:
 
 async def refusal(server: S3Server, endpoint: str | None = None, **members: Any) -> str:
     with pytest.raises(StoreUnavailable) as refused:
-        await S3Store.at(replace(server.store("x", endpoint), **members), patience=HASTY)
+        await S3Store.connect(replace(server.store("x", endpoint), **members), retry_policy=HASTY)
     return refused.value.message
 
 
@@ -86,7 +86,7 @@ class TestABucketThatCannotBeUsed:
     async def test_it_is_in_another_region(
         self, radosgw: S3Server, proxy: FaultProxy, status: int, body: bytes, headers: dict[str, str]
     ) -> None:
-        proxy.answer(status=status, body=body, headers=headers, times=None)
+        proxy.respond(status=status, body=body, headers=headers, times=None)
         assert "set store.region to eu-west-1" in await refusal(radosgw, proxy.url)
 
     @pytest.mark.parametrize(("off_s", "side"), [(-1200, "ahead of"), (1200, "behind")])
@@ -94,16 +94,16 @@ class TestABucketThatCannotBeUsed:
         self, radosgw: S3Server, proxy: FaultProxy, off_s: int, side: str
     ) -> None:
         date = {"Date": formatdate(wall_clock_ms() / 1000 + off_s, usegmt=True)}
-        proxy.answer(status=403, body=s3_error("RequestTimeTooSkewed"), headers=date, times=None)
+        proxy.respond(status=403, body=s3_error("RequestTimeTooSkewed"), headers=date, times=None)
         told = await refusal(radosgw, proxy.url)
         assert told.endswith(f"s {side} the server's: set it")
         assert any(f"clock is {seconds} s" in told for seconds in range(1190, 1210))
 
     async def test_too_little_is_allowed(self, radosgw: S3Server, proxy: FaultProxy) -> None:
-        proxy.answer("PUT", status=403, body=s3_error("AccessDenied"))
+        proxy.respond("PUT", status=403, body=s3_error("AccessDenied"))
         told = await refusal(radosgw, proxy.url)
         assert "s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject" in told
-        proxy.answer("LIST", status=403, body=s3_error("AccessDenied"))
+        proxy.respond("LIST", status=403, body=s3_error("AccessDenied"))
         assert "its keys cannot be listed" in await refusal(radosgw, proxy.url)
 
 
@@ -129,7 +129,7 @@ class TestCredentials:
         )
         async with opened(radosgw, new_prefix(), access_key_id=None, secret_access_key=None) as store:
             await store.put("a", b"one")
-            assert isinstance(await store.get("a"), Object)
+            assert isinstance(await store.get("a"), StoredObject)
 
     async def test_are_waited_for_where_they_are_renewed_late(
         self, radosgw: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -146,15 +146,15 @@ class TestCredentials:
         tell(-1)
         of_a_role = replace(radosgw.store("x"), access_key_id=None, secret_access_key=None)
         with pytest.raises(StoreUnavailable) as refused:
-            await S3Store.at(of_a_role)
-        assert "are still expired" in refused.value.why
+            await S3Store.connect(of_a_role)
+        assert "are still expired" in refused.value.detail
         tell(60)  # so soon that each request asks for newer ones
         async with opened(radosgw, new_prefix(), access_key_id=None, secret_access_key=None) as store:
             tell(-1)
-            with pytest.raises(StoreUnavailable, match=StoreUnavailable.text):
+            with pytest.raises(StoreUnavailable, match=StoreUnavailable.default_message):
                 await store.get("a")
             told.write_text("")
-            with pytest.raises(StoreUnavailable, match=StoreUnavailable.text):
+            with pytest.raises(StoreUnavailable, match=StoreUnavailable.default_message):
                 await store.get("a")
             tell(3600)
             await store.put("a", b"{}")
@@ -166,14 +166,24 @@ class TestConditions:
     ) -> None:
         async with opened(radosgw, new_prefix(), shared=True) as store:
             bucket = store.bucket
-        assert (bucket.creates, bucket.replaces, bucket.deletes, bucket.quotes) == (True, True, False, False)
+        assert (bucket.if_none_match, bucket.if_match, bucket.delete_if_match, bucket.quoted_etags) == (
+            True,
+            True,
+            False,
+            False,
+        )
         assert bucket.url == f"{radosgw.endpoint}/{radosgw.bucket}"
         assert abs(bucket.skew_ms) < 60_000
 
     async def test_moto_takes_them_with_quotes_and_honours_all(self, moto: S3Server) -> None:
         async with opened(moto, new_prefix(), shared=True) as store:
             bucket = store.bucket
-        assert (bucket.creates, bucket.replaces, bucket.deletes, bucket.quotes) == (True, True, True, True)
+        assert (bucket.if_none_match, bucket.if_match, bucket.delete_if_match, bucket.quoted_etags) == (
+            True,
+            True,
+            True,
+            True,
+        )
 
     async def test_the_probe_leaves_nothing_behind_and_looks_after_itself(
         self, radosgw: S3Server, proxy: FaultProxy
@@ -181,7 +191,7 @@ class TestConditions:
         prefix = new_prefix()
         for kind in ("PUT", "DELETE", "LIST"):
             for after in range(0, 12, 4):
-                proxy.cut(kind, after=after)
+                proxy.abort(kind, after=after)
                 proxy.lose_reply(kind, after=after + 1)
                 proxy.throttle(kind, after=after + 2)
         async with opened(radosgw, prefix, proxy.url, shared=True) as store:
@@ -195,7 +205,7 @@ class TestConditions:
     ) -> None:
         lax.drop_header(header)
         with pytest.raises(ValueError, match=f"ignores {header}: it cannot be served by more than one"):
-            await S3Store.at(moto.store("x", lax.url), shared=True, patience=HASTY)
+            await S3Store.connect(moto.store("x", lax.url), shared=True, retry_policy=HASTY)
 
     async def test_alone_it_is_served_with_a_warning(
         self, moto: S3Server, lax: FaultProxy, caplog: pytest.LogCaptureFixture
@@ -212,7 +222,7 @@ class TestConditions:
                 assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
                 assert sum(isinstance(outcome, EtagMismatch) for outcome in outcomes) == 15
                 found = await store.get("a")
-                assert isinstance(found, Object)
+                assert isinstance(found, StoredObject)
                 with pytest.raises(EtagMismatch):
                     await store.delete("a", Etag("another"))
                 await store.write("f", chunks_of(b"file"), "text/plain")
@@ -228,7 +238,7 @@ class TestConditions:
             proxy.drop_header("If-Match")
             with pytest.raises(StoreUnavailable):
                 await store.put("a", b"three", expect=Etag(etag))
-            proxy.heal()
+            proxy.reset()
             assert await store.get("a", newer) is NOT_MODIFIED
 
 
@@ -275,12 +285,12 @@ async def test_tries_are_counted_and_end_in_time() -> None:
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    attempts = Attempts(Patience(random=lambda: 1.0, clock_s=lambda: 0.0, sleep=pause))
-    assert [await attempts.again() for _ in range(6)] == [True, True, True, True, False, False]
+    attempts = RetryState(RetryPolicy(random=lambda: 1.0, clock_s=lambda: 0.0, sleep=pause))
+    assert [await attempts.next_attempt() for _ in range(6)] == [True, True, True, True, False, False]
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8])
-    spread = Attempts(Patience(random=lambda: 0.25, clock_s=lambda: 0.0, sleep=pause))
-    assert await spread.again()
+    spread = RetryState(RetryPolicy(random=lambda: 0.25, clock_s=lambda: 0.0, sleep=pause))
+    assert await spread.next_attempt()
     assert pauses[-1] == pytest.approx(0.025)
     clock = iter((0.0, 5.0, 9.95))
-    late = Attempts(Patience(random=lambda: 1.0, clock_s=lambda: next(clock), sleep=no_pause))
-    assert [await late.again() for _ in range(2)] == [True, False]
+    late = RetryState(RetryPolicy(random=lambda: 1.0, clock_s=lambda: next(clock), sleep=no_pause))
+    assert [await late.next_attempt() for _ in range(2)] == [True, False]

@@ -11,9 +11,9 @@ from conftest import ISSUER, STRANGER, SUBJECT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.client import sealed
-from pysync.client.sealed import Keyring, OpenKeyring, crypto, open_envelope, seal_envelope
+from pysync.client.sealed import Keyring, UnlockedKeyring, crypto, open_envelope, seal_envelope
 
 NOW_S = 1_700_000_000
 TRUSTED = [ISSUER.ed_pub]
@@ -30,7 +30,7 @@ values = st.recursive(
 )
 
 
-def shared(*recipients: Keys) -> Keyring:
+def shared(*recipients: IdentityKeys) -> Keyring:
     """A keyring of the issuer's, with these recipients."""
     return Keyring.new(ISSUER, [keys.kem_pub for keys in recipients], now_s=NOW_S)
 
@@ -64,7 +64,7 @@ def test_what_one_recipient_seals_every_other_opens(data: dict[str, Any]) -> Non
 def test_sealed_bytes_open_whole_with_their_context_and_not_otherwise(
     plaintext: bytes, aad: str, draw: st.DataObject
 ) -> None:
-    opened = OpenKeyring(1, {1: bytes(32)})
+    opened = UnlockedKeyring(1, {1: bytes(32)})
     blob = opened.seal_bytes(plaintext, aad)
     assert len(blob) == len(plaintext) + 32
     assert opened.open_bytes(blob, aad) == plaintext
@@ -80,7 +80,7 @@ def test_sealed_bytes_open_whole_with_their_context_and_not_otherwise(
 
 
 def test_a_tampered_byte_at_any_position_of_a_blob_fails() -> None:
-    opened = OpenKeyring(258, {258: bytes(32)})
+    opened = UnlockedKeyring(258, {258: bytes(32)})
     blob = opened.seal_bytes(b"hello", "docs/a")
     for place in range(len(blob)):
         tampered = blob[:place] + bytes([blob[place] ^ 0x80]) + blob[place + 1 :]
@@ -90,7 +90,7 @@ def test_a_tampered_byte_at_any_position_of_a_blob_fails() -> None:
 
 
 def test_a_tampered_sign_at_any_position_of_a_sealed_document_fails() -> None:
-    opened = OpenKeyring(1, {1: bytes(32)})
+    opened = UnlockedKeyring(1, {1: bytes(32)})
     written = opened.seal({"a": 1})
     for place, sign in enumerate(written["_encrypted"]):
         other = "B" if sign == "A" else "A"
@@ -101,7 +101,7 @@ def test_a_tampered_sign_at_any_position_of_a_sealed_document_fails() -> None:
 
 @pytest.mark.parametrize("size", [0, 4, 15, 16, 31])
 def test_truncated_blobs_are_told(size: int) -> None:
-    opened = OpenKeyring(1, {1: bytes(32)})
+    opened = UnlockedKeyring(1, {1: bytes(32)})
     with pytest.raises(sealed.Truncated, match=r"blob shorter than its epoch\+iv header"):
         opened.open_bytes(opened.seal_bytes(b"hello")[:size])
 
@@ -111,14 +111,16 @@ def test_truncated_blobs_are_told(size: int) -> None:
 )
 def test_an_open_document_is_not_taken_for_a_sealed_one(data: dict[str, Any]) -> None:
     with pytest.raises(sealed.NotSealed):
-        OpenKeyring(1, {1: bytes(32)}).open(data)
+        UnlockedKeyring(1, {1: bytes(32)}).open(data)
 
 
 @pytest.mark.parametrize("plaintext", [b"", b"[]", b"1", b"{", b"\xff"])
 def test_what_was_sealed_must_be_an_object(plaintext: bytes) -> None:
     payload = crypto.encrypt(bytes(32), plaintext, b"1", lambda size: bytes(size))
     with pytest.raises(sealed.NotSealed):
-        OpenKeyring(1, {1: bytes(32)}).open({"_encrypted": base64.b64encode(payload).decode(), "_epoch": 1})
+        UnlockedKeyring(1, {1: bytes(32)}).open(
+            {"_encrypted": base64.b64encode(payload).decode(), "_epoch": 1}
+        )
 
 
 def test_content_keys_are_not_shown() -> None:
@@ -170,7 +172,7 @@ def test_what_others_keep_in_a_keyring_stays() -> None:
 def test_rotation_leaves_out_whom_nobody_trusted_added_and_whose_entry_is_forged() -> None:
     keyring = shared(SUBJECT)
     smuggled = keyring.add(STRANGER.kem_pub, SUBJECT, TRUSTED, now_s=NOW_S)
-    third = Keys.from_private(bytes([5]) * 32, bytes([6]) * 32)
+    third = IdentityKeys.from_private(bytes([5]) * 32, bytes([6]) * 32)
     forged = edited(smuggled.add(third.kem_pub, ISSUER, TRUSTED, now_s=NOW_S), addedAt=NOW_S + 1)
     assert len(forged.recipients) == 4
     rotated = forged.remove(SUBJECT.kem_pub, ISSUER, TRUSTED, now_s=NOW_S)
@@ -245,7 +247,7 @@ def test_every_keyring_epoch_and_envelope_has_a_content_key_of_its_own() -> None
     ]
     for _ in range(2):
         entry = seal_envelope(b"", SUBJECT.kem_pub, ISSUER, now_s=NOW_S)["entry"]
-        told.append(crypto.unwrap(entry, SUBJECT))
+        told.append(crypto.unwrap_key(entry, SUBJECT))
     assert len({*told, bytes(32)}) == 6
 
 
@@ -277,7 +279,7 @@ def test_a_wrapped_key_that_does_not_open_is_told(ct: bytes, error: type[Excepti
 
 
 def test_a_wrapped_key_of_another_size_and_one_of_a_weak_key_do_not_open() -> None:
-    short = crypto.wrap(bytes(16), SUBJECT.kem_pub, 1, ISSUER, now_s=NOW_S, random=hashes())
+    short = crypto.wrap_key(bytes(16), SUBJECT.kem_pub, 1, ISSUER, now_s=NOW_S, random=hashes())
     with pytest.raises(sealed.DecryptionFailed, match="32 bytes"):
         signed_entry(**short).open(SUBJECT, TRUSTED)
     with pytest.raises(sealed.ForgedEntry):
@@ -316,7 +318,7 @@ def test_a_keyring_before_the_latest_that_was_seen_is_refused() -> None:
     with pytest.raises(sealed.KeyringRolledBack):
         keyring.open(SUBJECT, TRUSTED, min_epoch=2)
     with pytest.raises(sealed.KeyringRolledBack):
-        keyring.add(Keys.generate().kem_pub, ISSUER, TRUSTED, now_s=NOW_S, min_epoch=2)
+        keyring.add(IdentityKeys.generate().kem_pub, ISSUER, TRUSTED, now_s=NOW_S, min_epoch=2)
     with pytest.raises(sealed.KeyringRolledBack):
         keyring.remove(SUBJECT.kem_pub, ISSUER, TRUSTED, now_s=NOW_S, min_epoch=2)
 

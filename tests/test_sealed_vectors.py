@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.client.sealed import (
     AadRequired,
     DecryptionFailed,
     ForgedEntry,
     Keyring,
-    OpenKeyring,
     Truncated,
     UnknownEpoch,
+    UnlockedKeyring,
     crypto,
     open_envelope,
 )
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors/protocol.json").read_text())
 DELEGATED = VECTORS["delegated_envelope"]
-ADDER = Keys.from_private(b"\x11" * 32, b"\x31" * 32)
+ADDER = IdentityKeys.from_private(b"\x11" * 32, b"\x31" * 32)
 
 
 def records(section: list[Any]) -> list[Any]:
@@ -41,9 +41,11 @@ def known(*values: str) -> Callable[[int], bytes]:
     return random
 
 
-def keyring(*random: str) -> OpenKeyring:
+def keyring(*random: str) -> UnlockedKeyring:
     """The vectors' keyring, opened by its recipient."""
-    recipient = Keys.from_private(b"\x11" * 32, bytes.fromhex(DELEGATED["keyring"]["recipient"]["kemPriv"]))
+    recipient = IdentityKeys.from_private(
+        b"\x11" * 32, bytes.fromhex(DELEGATED["keyring"]["recipient"]["kemPriv"])
+    )
     read = Keyring(DELEGATED["keyring"]["document"])
     return read.open(recipient, DELEGATED["keyring"]["trustedAdders"], random=known(*random))
 
@@ -56,7 +58,7 @@ def delegated(id_: str) -> dict[str, Any]:
 @pytest.mark.parametrize("record", records(VECTORS["keyring_wrap"]))
 def test_a_content_key_is_wrapped_and_unwrapped_as_published(record: dict[str, Any]) -> None:
     assert record["adderEdPriv"] == ADDER.ed_priv
-    entry = crypto.wrap(
+    entry = crypto.wrap_key(
         bytes.fromhex(record["cek"]),
         record["recipientKemPub"],
         record["epoch"],
@@ -65,11 +67,11 @@ def test_a_content_key_is_wrapped_and_unwrapped_as_published(record: dict[str, A
         random=known(record["ephemeralPriv"], record["iv"]),
     )
     assert entry == record["expected"]["entry"]
-    recipient = Keys.from_private(bytes([9]) * 32, bytes.fromhex(record["recipientKemPriv"]))
-    crypto.check(entry, record["epoch"], [ADDER.ed_pub])
-    assert crypto.unwrap(entry, recipient).hex() == record["expected"]["unwrappedCek"]
+    recipient = IdentityKeys.from_private(bytes([9]) * 32, bytes.fromhex(record["recipientKemPriv"]))
+    crypto.verify_entry(entry, record["epoch"], [ADDER.ed_pub])
+    assert crypto.unwrap_key(entry, recipient).hex() == record["expected"]["unwrappedCek"]
     with pytest.raises(ForgedEntry):
-        crypto.check(entry, record["epoch"] + 1, [ADDER.ed_pub])
+        crypto.verify_entry(entry, record["epoch"] + 1, [ADDER.ed_pub])
 
 
 def test_a_published_keyring_opens_with_all_its_epochs() -> None:
@@ -83,7 +85,9 @@ def test_a_keyring_is_made_as_published() -> None:
     """The vectors' keyring, made again: two recipients, of whom the second is removed."""
     document = DELEGATED["keyring"]["document"]
     first, second = (entry["subKem"] for entry in document["epochs"]["1"]["wrappedKeys"])
-    owner = Keys.from_private(b"\x11" * 32, bytes.fromhex(DELEGATED["keyring"]["recipient"]["kemPriv"]))
+    owner = IdentityKeys.from_private(
+        b"\x11" * 32, bytes.fromhex(DELEGATED["keyring"]["recipient"]["kemPriv"])
+    )
     assert owner.kem_pub == first
     made = Keyring.new(owner, [second], now_s=1700000001)
     rotated = made.remove(second, owner, [owner.ed_pub], now_s=1700000002)
@@ -149,7 +153,7 @@ def test_bytes_are_sealed_and_opened_as_published(record: dict[str, Any]) -> Non
 @pytest.mark.parametrize("record", records(VECTORS["seal_envelope"]))
 @pytest.mark.parametrize("client", ["python", "typescript"])
 def test_an_envelope_opens_whichever_client_sealed_it(record: dict[str, Any], client: str) -> None:
-    recipient = Keys.from_private(bytes([9]) * 32, bytes.fromhex(record["recipientKemPriv"]))
+    recipient = IdentityKeys.from_private(bytes([9]) * 32, bytes.fromhex(record["recipientKemPriv"]))
     envelope, aad, sealer = record[f"{client}Blob"], record["aad"] or "", record["sealerEdPub"]
     opened = open_envelope(envelope, recipient, aad=aad, sealer=sealer)
     assert (opened.plaintext.decode(), opened.sealed_by) == (record["plaintextUtf8"], sealer)

@@ -17,7 +17,7 @@ from pysync.auth import issuing
 from pysync.server import connection
 from pysync.server import request_body as body_module
 from pysync.server.app import create_app
-from pysync.server.serve import listening
+from pysync.server.serve import serve_on
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -61,7 +61,7 @@ async def test_the_sweep_deletes_what_expired_and_nothing_else(start: Start) -> 
     clock.now_ms += 1001
     await store.put("notes/new", b"{}")
     (app,) = start.apps  # type: ignore[attr-defined]
-    assert await app.expiry.sweep() == 1
+    assert await app.ttl_sweeper.sweep() == 1
     assert await store.list("notes", None, 10) == ["kept", "new"]
     assert await store.get("notes/deeper/old") is not None
 
@@ -240,7 +240,7 @@ async def test_stopping_finishes_what_is_under_way_and_accepts_no_more() -> None
     release = asyncio.Event()
     settings = config.parse({"version": 1, "store": "memory:", "collections": [NOTES]})
     async with await create_app(settings, store) as app, aiohttp.ClientSession() as session:
-        service = listening(app)
+        service = serve_on(app)
         browser = Browser(f"http://127.0.0.1:{await service.__aenter__()}", session)
         assert (await browser.request("GET", "/health/ready")).status == 200
         arrived = store.delay("put", release)
@@ -264,7 +264,7 @@ async def test_a_push_whose_body_is_still_coming_is_finished_on_stopping() -> No
         f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
     )
     async with await create_app(settings) as app:
-        service = listening(app)
+        service = serve_on(app)
         reader, writer = await asyncio.open_connection("127.0.0.1", await service.__aenter__())
         writer.write(head.encode())
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
@@ -330,7 +330,7 @@ async def test_an_unreadable_revocation_list_refuses_its_issuer_until_it_publish
     key = f"u/{SUBJECT.user_id}/a"
     await store.put(f"_pysync/revocations/{SUBJECT.user_id}", stored)
     assert (await caller.pull(key)).error == (503, "store_unavailable")
-    healed = issuing.revocation_list(SUBJECT, 1, subjects=[("0" * 64, 9_999_999_999)])
+    healed = issuing.issue_revocation_list(SUBJECT, 1, subjects=[("0" * 64, 9_999_999_999)])
     browser = Browser(base, session)
     assert (await browser.request("POST", "/revocations", healed.text)).status == 200
     assert (await caller.pull(key)).status == 200
@@ -479,6 +479,6 @@ async def test_a_client_that_leaves_in_mid_body_is_no_error(
     writer.write(b"{")
     writer.transport.abort()
     (app,) = start.apps  # type: ignore[attr-defined]
-    while b'status="400"' not in app.ops._metrics.exposition():
+    while b'status="400"' not in app.ops._metrics.render():
         await asyncio.sleep(0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

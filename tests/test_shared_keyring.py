@@ -12,9 +12,9 @@ from conftest import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
 from scripted import serving
 
 from pysync.auth import issuing
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.client import Client, SyncDocument, sealed
-from pysync.client.sealed import SharedKeyring, crypto
+from pysync.client.sealed import RemoteKeyring, crypto
 from pysync.errors import BodyTooDeep, Conflict, Forbidden
 
 ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"], "encryption": "delegated"}
@@ -43,16 +43,18 @@ async def owner(start: Start) -> AsyncIterator[Client]:
 @pytest_asyncio.fixture
 async def member(owner: Client) -> AsyncIterator[Client]:
     """Somebody who may write rooms, but not their keyrings."""
-    grant = issuing.Grant(("read", "write"), (*issuing.writer("rooms").paths, "!rooms/*/_keyring"))
-    certificate = issuing.member(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at())
+    grant = issuing.Grant(("read", "write"), (*issuing.writer_grant("rooms").paths, "!rooms/*/_keyring"))
+    certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at()
+    )
     async with Client(owner._base, keys=SUBJECT, certificate=certificate) as client:
         yield client
 
 
-def ring(client: Client, keys: Keys = ISSUER, **options: Any) -> SharedKeyring:
+def ring(client: Client, keys: IdentityKeys = ISSUER, **options: Any) -> RemoteKeyring:
     async def sleep(seconds: float) -> None: ...
 
-    return SharedKeyring(client, "rooms/r1", keys, TRUSTED, sleep=sleep, **options)
+    return RemoteKeyring(client, "rooms/r1", keys, TRUSTED, sleep=sleep, **options)
 
 
 async def test_a_keyring_is_made_once_and_changed_by_who_is_trusted(owner: Client, now_s: int) -> None:
@@ -72,7 +74,7 @@ async def test_a_keyring_is_made_once_and_changed_by_who_is_trusted(owner: Clien
 
 
 async def test_two_who_change_a_keyring_at_once_both_succeed(owner: Client) -> None:
-    others = [Keys.from_private(bytes([20 + n]) * 32, bytes([40 + n]) * 32) for n in range(2)]
+    others = [IdentityKeys.from_private(bytes([20 + n]) * 32, bytes([40 + n]) * 32) for n in range(2)]
     await ring(owner).create([SUBJECT.kem_pub])
     overtaken = Overtaken(owner, lambda: ring(owner).add(others[1].kem_pub))
     added = await ring(overtaken).add(others[0].kem_pub)
@@ -113,7 +115,7 @@ async def test_nobody_locks_themselves_out(owner: Client) -> None:
 
 
 async def test_who_does_not_trust_themselves_makes_no_keyring(owner: Client) -> None:
-    keyring = SharedKeyring(owner, "/pull/rooms/r1", ISSUER, [STRANGER.ed_pub])
+    keyring = RemoteKeyring(owner, "/pull/rooms/r1", ISSUER, [STRANGER.ed_pub])
     assert keyring.key == "rooms/r1/_keyring"
     with pytest.raises(sealed.UntrustedAdder):
         await keyring.create()
@@ -134,7 +136,11 @@ async def test_a_keyring_that_goes_back_is_refused_by_who_saw_it_further(owner: 
     await keyring.remove(SUBJECT.kem_pub)
     new = await owner.pull("rooms/r1/_keyring")
     await owner.push("rooms/r1/_keyring", old.data, new.hash)
-    for ask in (keyring.open(), keyring.add(Keys.generate().kem_pub), keyring.remove(STRANGER.kem_pub)):
+    for ask in (
+        keyring.open(),
+        keyring.add(IdentityKeys.generate().kem_pub),
+        keyring.remove(STRANGER.kem_pub),
+    ):
         with pytest.raises(sealed.KeyringRolledBack):
             await ask
     assert (await ring(owner).open()).epoch == 1
@@ -197,7 +203,7 @@ async def test_a_document_that_is_not_sealed_is_not_taken_in(owner: Client) -> N
 @pytest.mark.parametrize("hash_", ["", None])
 async def test_a_server_gets_nothing_in_unsealed_by_saying_that_nothing_is_stored(hash_: Any) -> None:
     answer = {"data": {"title": "the server's"}, "hash": hash_, "timestamp": 5}
-    opened = sealed.OpenKeyring(1, {1: bytes(32)})
+    opened = sealed.UnlockedKeyring(1, {1: bytes(32)})
     async with serving((200, answer)) as server, Client(server.url) as client:
         document = SyncDocument(client, "rooms/r1", sealing=opened)
         with pytest.raises(sealed.NotSealed):
@@ -217,7 +223,7 @@ async def test_what_is_sealed_may_be_deeper_than_what_is_not(owner: Client) -> N
 
 
 async def test_what_is_too_deep_to_be_worked_on_is_told_and_changes_nothing() -> None:
-    opened = sealed.OpenKeyring(1, {1: bytes(32)})
+    opened = sealed.UnlockedKeyring(1, {1: bytes(32)})
     payload = crypto.encrypt(bytes(32), nested(600), b"1", bytes)
     data = {"_encrypted": base64.b64encode(payload).decode(), "_epoch": 1}
     answers = [(200, {"data": data, "hash": "h", "timestamp": 5})] * 2

@@ -12,13 +12,13 @@ import pytest
 from pysync import protocol
 from pysync._core import PublicKey, canonicalize, request_message, verify_author, verify_request
 from pysync.auth import signing
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors/protocol.json").read_text())
 
 
-def keys(ed_priv: str) -> Keys:
-    return Keys.from_private(bytes.fromhex(ed_priv), bytes(31) + b"\x01")
+def keys(ed_priv: str) -> IdentityKeys:
+    return IdentityKeys.from_private(bytes.fromhex(ed_priv), bytes(31) + b"\x01")
 
 
 @pytest.mark.parametrize("case", VECTORS["request_signing"], ids=lambda case: case["id"])
@@ -79,7 +79,7 @@ WHATWG = {"http://127.1": "127.0.0.1", "//foo": ""}
 )
 def test_the_signed_host_follows_from_the_base_url(case: dict[str, Any]) -> None:
     expected = case["expected"] if case["agree"] else WHATWG[case["id"]]
-    assert signing.host_of(case["baseUrl"]) == expected
+    assert signing.canonical_host(case["baseUrl"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_the_signed_host_follows_from_the_base_url(case: dict[str, Any]) -> None
     ],
 )
 def test_the_signed_host_has_one_spelling(base_url: str, host: str) -> None:
-    assert signing.host_of(base_url) == host
+    assert signing.canonical_host(base_url) == host
 
 
 @pytest.mark.parametrize("base_url", ["http://1.2.3.4.5", "http://..", "http://h:x", "http://h:65536"])
 def test_an_address_that_cannot_be_is_a_value_error(base_url: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        signing.host_of(base_url)
+        signing.canonical_host(base_url)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_an_address_that_cannot_be_is_a_value_error(base_url: str) -> None:
     ],
 )
 def test_client_and_server_arrive_at_one_host(header: str, scheme: str, host: str) -> None:
-    assert signing.host_of_header(header, scheme) == host
+    assert signing.canonical_host_of_header(header, scheme) == host
 
 
 @pytest.mark.parametrize("case", VECTORS["root_identity"], ids=lambda case: ascii(case["id"]))
 def test_a_passphrase_gives_the_same_root_everywhere(case: dict[str, Any]) -> None:
-    root = Keys.from_passphrase(case["passphrase"])
+    root = IdentityKeys.from_passphrase(case["passphrase"])
     members = orjson.loads(root.to_json())
     assert members == {**case["expected"]["keys"], "userId": case["expected"]["userId"]}
 
@@ -129,25 +129,25 @@ def test_a_passphrase_gives_the_same_root_everywhere(case: dict[str, Any]) -> No
 @pytest.mark.parametrize("passphrase", ["", "  ", "\n"])
 def test_a_blank_passphrase_is_no_passphrase(passphrase: str) -> None:
     with pytest.raises(ValueError, match="empty"):
-        Keys.from_passphrase(passphrase)
+        IdentityKeys.from_passphrase(passphrase)
 
 
 def test_keys_come_back_from_their_file_which_only_the_owner_reads(tmp_path: Path) -> None:
-    made, path = Keys.generate(), tmp_path / "key.json"
+    made, path = IdentityKeys.generate(), tmp_path / "key.json"
     made.save(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Keys.from_json(path.read_bytes()) == made
+    assert IdentityKeys.from_json(path.read_bytes()) == made
     with pytest.raises(FileExistsError):
-        Keys.generate().save(path)
+        IdentityKeys.generate().save(path)
 
 
 def test_private_keys_show_up_in_no_repr_and_no_error() -> None:
-    made = Keys.generate()
+    made = IdentityKeys.generate()
     assert made.ed_priv not in repr(made)
     assert made.kem_priv not in repr(made)
     members = {**orjson.loads(made.to_json()), "kemPriv": made.kem_priv[:-1]}
     with pytest.raises(ValueError, match="64 hex digits") as caught:
-        Keys.from_json(orjson.dumps(members))
+        IdentityKeys.from_json(orjson.dumps(members))
     assert made.ed_priv not in str(caught.value)
 
 
@@ -156,18 +156,18 @@ def test_private_keys_show_up_in_no_repr_and_no_error() -> None:
 )
 def test_what_is_no_key_file_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Keys.from_json(text)
+        IdentityKeys.from_json(text)
 
 
 @pytest.mark.parametrize("name", ["edPub", "kemPub", "userId"])
 def test_a_public_half_that_does_not_fit_is_noticed(name: str) -> None:
-    members = {**orjson.loads(Keys.generate().to_json()), name: "00" * 32}
+    members = {**orjson.loads(IdentityKeys.generate().to_json()), name: "00" * 32}
     with pytest.raises(ValueError, match=name):
-        Keys.from_json(orjson.dumps(members))
+        IdentityKeys.from_json(orjson.dumps(members))
 
 
 def test_a_signature_is_padded_standard_base64() -> None:
-    made = Keys.generate()
+    made = IdentityKeys.generate()
     signature = made.sign(b"text")
     assert len(base64.b64decode(signature, validate=True)) == 64
     assert PublicKey(made.ed_pub).verify(b"text", signature)

@@ -11,8 +11,8 @@ from conftest import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_dev
 from pysync import _core
 from pysync.auth import spaces
 from pysync.auth.spaces import Spaces
-from pysync.config import Spaces as Settings
-from pysync.store import Object
+from pysync.config import SpacesConfig as Settings
+from pysync.store import StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -158,7 +158,7 @@ async def test_of_two_who_make_a_space_one_owns_it(scene: Scene) -> None:
         release.set()
         assert (await pushing).error == (409, "hash_mismatch")
         held = await scene.store.get(key)
-        assert isinstance(held, Object)
+        assert isinstance(held, StoredObject)
         assert held.body == theirs
         await scene.store.delete(key)
 
@@ -186,7 +186,7 @@ async def test_a_failing_store_is_an_error_and_is_not_remembered(scene: Scene) -
 async def test_roles_that_take_too_long_are_unavailable(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spaces, "RESOLVE_S", 0.01)
+    monkeypatch.setattr(spaces, "ROLE_TIMEOUT_S", 0.01)
     assert (await scene.member.pull("spaces/one/plans/a")).status == 200
     scene.store.delay("get", asyncio.Event())
     late = await scene.member.pull("spaces/one/plans/a")

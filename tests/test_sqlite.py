@@ -109,13 +109,13 @@ class Work:
         self.fails: dict[str, BaseException] = {}
         self.calls: list[str] = []
 
-    def prepare(self, cursor: sqlite3.Cursor) -> None:
+    def before_commit(self, cursor: sqlite3.Cursor) -> None:
         self._do("prepare")
 
-    def committed(self) -> None:
+    def after_commit(self) -> None:
         self._do("committed")
 
-    def undone(self) -> None:
+    def after_rollback(self) -> None:
         self._do("undone")
 
     def _do(self, what: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
-from pysync.store import ABSENT, Object, Store, open_store
+from pysync.store import ABSENT, Store, StoredObject, open_store
 from pysync.store.local import LocalStore
 from pysync.store.local import store as local_store
 from pysync.store.local.store import LIST_NAMES
@@ -35,7 +35,7 @@ class TestMemoryStore(StoreContract):
 class TestLocalStore(StoreContract):
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
-        store = await LocalStore.at(tmp_path / "data")
+        store = await LocalStore.open_folder(tmp_path / "data")
         yield store
         await store.close()
 
@@ -53,7 +53,7 @@ async def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def store(folder: Path) -> AsyncIterator[LocalStore]:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     yield store
     await store.close()
 
@@ -82,32 +82,32 @@ async def test_the_folder_is_closed_to_others(store: LocalStore, folder: Path) -
 
 
 async def test_what_was_stored_is_there_after_reopening(folder: Path) -> None:
-    first = await LocalStore.at(folder)
+    first = await LocalStore.open_folder(folder)
     etag = await first.put("a", b"one")
     sha256 = await first.write("f/b.parquet", chunks_of(b"file"), "text/plain")
     await first.close()
-    second = await LocalStore.at(folder)
+    second = await LocalStore.open_folder(folder)
     found = await second.get("a")
-    assert isinstance(found, Object)
+    assert isinstance(found, StoredObject)
     assert (found.body, found.etag) == (b"one", etag)
     assert (await read_file(second, "f/b.parquet"))[0].sha256 == sha256
     await second.close()
 
 
 async def test_closing_finishes_the_writes_under_way(folder: Path) -> None:
-    first = await LocalStore.at(folder)
+    first = await LocalStore.open_folder(folder)
     writes = [asyncio.ensure_future(first.put(f"n/{n}", b"1")) for n in range(50)]
     await asyncio.sleep(0)
     await first.close()
     await asyncio.gather(*writes)
-    second = await LocalStore.at(folder)
+    second = await LocalStore.open_folder(folder)
     assert len(await second.list("n", None, 100)) == 50
     await second.close()
     assert not list(folder.glob("*-wal")), "the log was not folded into the database"
 
 
 async def test_a_closed_store_refuses_writes(folder: Path) -> None:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await store.close()
     with pytest.raises(StoreUnavailable):
         await store.put("a", b"1")
@@ -125,30 +125,30 @@ async def test_too_many_waiting_writes_are_refused(store: LocalStore) -> None:
 
 
 async def test_a_newer_schema_is_refused_by_name(folder: Path) -> None:
-    await (await LocalStore.at(folder)).close()
+    await (await LocalStore.open_folder(folder)).close()
     with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(ValueError, match="newer"):
-        await LocalStore.at(folder)
+        await LocalStore.open_folder(folder)
 
 
 async def test_a_folder_that_cannot_be_made_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
     with pytest.raises(StoreUnavailable):
-        await LocalStore.at(tmp_path / "data")
+        await LocalStore.open_folder(tmp_path / "data")
 
 
 async def test_a_damaged_database_is_unavailable_and_never_empty(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = await LocalStore.at(folder)
+    first = await LocalStore.open_folder(folder)
     for n in range(200):
         await first.put(f"n/{n}", bytes(1000))
     await first.close()
     with open(folder / "pysync.db", "r+b") as database:
         database.seek(DATA_PAGES * 4096)
         database.write(b"\xff" * (os.path.getsize(folder / "pysync.db") - DATA_PAGES * 4096))
-    second = await LocalStore.at(folder)
+    second = await LocalStore.open_folder(folder)
     refused = 0
     for n in range(200):
         try:
@@ -156,7 +156,7 @@ async def test_a_damaged_database_is_unavailable_and_never_empty(
         except StoreUnavailable:
             refused += 1
         else:
-            assert isinstance(found, Object)
+            assert isinstance(found, StoredObject)
             assert found.body == bytes(1000)
     assert refused > 100
     assert "damaged" in caplog.text
@@ -164,15 +164,15 @@ async def test_a_damaged_database_is_unavailable_and_never_empty(
 
 
 async def test_a_database_damaged_at_its_root_is_refused_on_opening(folder: Path) -> None:
-    await (await LocalStore.at(folder)).close()
+    await (await LocalStore.open_folder(folder)).close()
     with open(folder / "pysync.db", "r+b") as database:
         database.write(b"not a database, but long enough to be taken for one" * 100)
     with pytest.raises(StoreUnavailable, match="cannot open the store"):
-        await LocalStore.at(folder)
+        await LocalStore.open_folder(folder)
 
 
 async def test_a_full_disk_refuses_the_group_and_keeps_what_was_there(folder: Path) -> None:
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await store.put("a", b"one")
     store._writer._connection.execute("PRAGMA max_page_count = 20")
     outcomes = await asyncio.gather(
@@ -180,7 +180,7 @@ async def test_a_full_disk_refuses_the_group_and_keeps_what_was_there(folder: Pa
     )
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     assert await store.list("n", None, 10) == []
-    assert isinstance(await store.get("a"), Object)
+    assert isinstance(await store.get("a"), StoredObject)
     store._writer._connection.execute("PRAGMA max_page_count = 1000000")
     await store.put("n/1", bytes(50_000))
     await store.close()
@@ -224,7 +224,7 @@ async def test_a_document_is_kept_until_anybody_commits(store: LocalStore, folde
     await store.put("a/b", b"1")
     found = await store.get("a/b")
     assert await store.get("a/b") is found
-    other = await LocalStore.at(folder)
+    other = await LocalStore.open_folder(folder)
     await other.put("elsewhere", b"2")
     await other.close()
     again = await store.get("a/b")
@@ -233,8 +233,8 @@ async def test_a_document_is_kept_until_anybody_commits(store: LocalStore, folde
 
 
 async def test_what_is_kept_is_bounded(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_store, "RECENT_BYTES", 10)
-    monkeypatch.setattr(local_store, "RECENT_OBJECT_BYTES", 4)
+    monkeypatch.setattr(local_store, "CACHE_BYTES", 10)
+    monkeypatch.setattr(local_store, "CACHE_OBJECT_BYTES", 4)
     for key, body in (("a", b"1234"), ("b", b"1234"), ("c", b"1234"), ("big", b"12345")):
         await store.put(key, body)
     kept = [await store.get("a"), await store.get("b")]
@@ -248,12 +248,12 @@ async def test_what_is_kept_is_bounded(store: LocalStore, monkeypatch: pytest.Mo
 async def test_a_write_that_returned_is_seen_by_every_other_store_on_the_folder(
     store: LocalStore, folder: Path
 ) -> None:
-    other = await LocalStore.at(folder)
+    other = await LocalStore.open_folder(folder)
     for n in range(100):
         await other.get("a")
         etag = await store.put("a", b"%d" % n)
         found = await other.get("a")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert found.etag == etag
     await other.close()
 
@@ -264,7 +264,7 @@ from pysync.store import ABSENT, Etag, EtagMismatch
 from pysync.store.local import LocalStore
 
 async def main(folder, times):
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     print("ready", flush=True)
     sys.stdin.readline()
     for _ in range(int(times)):
@@ -294,9 +294,9 @@ async def test_two_processes_on_one_folder_lose_no_update(folder: Path) -> None:
     for process in processes:
         await asyncio.to_thread(process.communicate)
         assert process.returncode == 0
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     found = await store.get("counter")
-    assert isinstance(found, Object)
+    assert isinstance(found, StoredObject)
     assert found.body == b"400"
     await store.close()
 
@@ -311,7 +311,7 @@ async def write(store, lane):
         print(f"lane{lane}/{n:06}", flush=True)
 
 async def main(folder):
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     await asyncio.gather(*(write(store, lane) for lane in range(8)))
 
 asyncio.run(main(sys.argv[1]))
@@ -327,10 +327,10 @@ async def test_every_acknowledged_write_survives_a_kill(folder: Path) -> None:
     acknowledged += await asyncio.to_thread(process.stdout.readlines)
     process.communicate()
     keys = [line[:-1] for line in acknowledged if line.endswith("\n")]
-    store = await LocalStore.at(folder)
+    store = await LocalStore.open_folder(folder)
     for key in keys:
         found = await store.get(key)
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert found.body == b"%d" % int(key[-6:]) * 300
     await store.close()
     with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
@@ -357,16 +357,16 @@ class TestFaultyStore:
         store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
             await store.put("a", b"1", expect=ABSENT)
-        assert isinstance(await inner.get("a"), Object)
+        assert isinstance(await inner.get("a"), StoredObject)
 
     async def test_a_torn_read_returns_half(self) -> None:
         store = FaultyStore(MemoryStore())
         await store.put("a", b"12345678")
-        store.tear()
+        store.truncate_next_get()
         bodies = []
         for _ in range(2):
             found = await store.get("a")
-            assert isinstance(found, Object)
+            assert isinstance(found, StoredObject)
             bodies.append(found.body)
         assert bodies == [b"1234", b"12345678"]
 
@@ -378,6 +378,6 @@ class TestFaultyStore:
         for event in arrived:
             await event.wait()
         assert not any(read.done() for read in reads)
-        assert store.most_reads_at_once == 2
+        assert store.max_concurrent_reads == 2
         release.set()
         assert await asyncio.gather(*reads) == [None, None]

@@ -1,4 +1,4 @@
-"""Plugins that keep what is pushed to a collection as files of their own (`StoredFiles`)."""
+"""Plugins that keep what is pushed to a collection as files of their own (`FileBackedCollection`)."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,11 +10,11 @@ from conftest import Browser, Start
 from plugin_samples import CARDS, LOG, OPEN, Told, batch
 
 from pysync import config
-from pysync.changelog import Subject, read_change
+from pysync.changelog import DocumentRef, parse_change
 from pysync.config import ConfigError
-from pysync.model import Written
-from pysync.plugins import Push, Pushed, Services, StoredFiles
-from pysync.plugins.loader import loaded
+from pysync.model import WriteResult
+from pysync.plugins import FileBackedCollection, PluginContext, PluginPush, PushResponse
+from pysync.plugins.loader import load_plugins
 from pysync.store import Store
 from pysync.store.memory import MemoryStore
 
@@ -26,30 +26,30 @@ class Keeping:
     """Stores each push as a file with a name of its own."""
 
     name = "keeping"
-    stored_files: Mapping[str, StoredFiles]
+    stored_files: Mapping[str, FileBackedCollection]
 
     def __init__(self, template: str = "out/{app}/{id}", *, announces: bool = True) -> None:
         self.hidden: str | None = None
-        self.stored_files = {"events": StoredFiles(template, ".rows", lambda: self.hidden)}
+        self.stored_files = {"events": FileBackedCollection(template, ".rows", lambda: self.hidden)}
         self.announces = announces
-        self.pushes: list[Push] = []
+        self.pushes: list[PluginPush] = []
 
     @asynccontextmanager
-    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+    async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
         self.services = services
         yield
 
-    async def intercept_push(self, push: Push) -> Pushed | None:
+    async def intercept_push(self, push: PluginPush) -> PushResponse | None:
         self.pushes.append(push)
         params = {**push.request.params, "id": f"n{len(self.pushes)}"}
         key = f"out/{params['app']}/{params['id']}.rows"
         if not self.announces:
             sha256 = await self.services.store.write(key, _pieces(), "application/x-rows")
-            return Pushed(Written(sha256, 5), {"id": params["id"]}, params)
+            return PushResponse(WriteResult(sha256, 5), {"id": params["id"]}, params)
         written = await self.services.files.push(
-            key, _pieces(), "application/x-rows", Subject("events", params)
+            key, _pieces(), "application/x-rows", DocumentRef("events", params)
         )
-        return Pushed(written, {"id": params["id"]}, params, announced=True)
+        return PushResponse(written, {"id": params["id"]}, params, announced=True)
 
 
 async def _pieces() -> AsyncIterator[bytes]:
@@ -137,12 +137,12 @@ async def test_what_was_written_is_told_with_the_parameters_that_the_plugin_gave
         told, keeping = Told(), Keeping(announces=announces)
         browser = Browser(await start({"collections": [EVENTS]}, plugins=[keeping, told]), session)
         log = keeping.services.outbox.log
-        before = await log.newest()
+        before = await log.last_id()
         answer = await browser.push("in/web/x", {"n": 1})
-        found = await log.changes(before, 10)
+        found = await log.read(before, 10)
         assert found is not None
         ((_, change),) = found  # once, whoever announced it
-        subject, hash_, _ = read_change(change)
+        subject, hash_, _ = parse_change(change)
         assert (subject.params, hash_) == ({"app": "web", "id": "n1"}, answer.json["hash"])
         assert told.events[0].params == {"app": "web", "id": "n1"}
         assert told.events[0].body == {"n": 1}
@@ -180,7 +180,7 @@ async def test_they_are_swept_when_they_have_outlived_the_collection(
     clock.now_ms += 2000
     assert (await browser.pull("in/web/n1")).json["hash"] == ""
     (app,) = start.apps  # type: ignore[attr-defined]
-    await app.expiry.sweep()
+    await app.ttl_sweeper.sweep()
     assert await store.list("out/web", None, 10) == ["n1.other"]
 
 
@@ -189,12 +189,18 @@ async def test_they_are_swept_when_they_have_outlived_the_collection(
     [
         ({"events": "out/{app}/{id}"}, "must be a mapping of names of collections to StoredFiles"),
         ([], "must be a mapping"),
-        ({"event": StoredFiles("out/{app}/{id}")}, "there is no collection 'event'"),
-        ({"log": StoredFiles("out/{id}")}, "'log' is a log, or in a bundle"),
-        ({"cards": StoredFiles("out/{id}")}, "'cards' is a log, or in a bundle"),
-        ({"events": StoredFiles("out/{day}/{id}")}, "'events' has no path parameter {day}"),
-        ({"events": StoredFiles("out/{id}/{app}")}, "'events' is listable: the template must end in {id}"),
-        ({"events": StoredFiles("out//{id}")}, "the template of 'events' must not hold an empty segment"),
+        ({"event": FileBackedCollection("out/{app}/{id}")}, "there is no collection 'event'"),
+        ({"log": FileBackedCollection("out/{id}")}, "'log' is a log, or in a bundle"),
+        ({"cards": FileBackedCollection("out/{id}")}, "'cards' is a log, or in a bundle"),
+        ({"events": FileBackedCollection("out/{day}/{id}")}, "'events' has no path parameter {day}"),
+        (
+            {"events": FileBackedCollection("out/{id}/{app}")},
+            "'events' is listable: the template must end in {id}",
+        ),
+        (
+            {"events": FileBackedCollection("out//{id}")},
+            "the template of 'events' must not hold an empty segment",
+        ),
     ],
 )
 def test_files_that_do_not_fit_their_collection_are_refused_at_the_start(stored: Any, said: str) -> None:
@@ -204,7 +210,7 @@ def test_files_that_do_not_fit_their_collection_are_refused_at_the_start(stored:
 
     settings = config.parse({"collections": [EVENTS, LOG, CARDS]})
     with pytest.raises(ConfigError) as caught:
-        loaded(settings, [Odd()])
+        load_plugins(settings, [Odd()])
     assert said in str(caught.value)
 
 
@@ -212,5 +218,5 @@ def test_two_plugins_cannot_keep_the_files_of_one_collection() -> None:
     other = Keeping()
     other.name = "other"
     with pytest.raises(ConfigError) as caught:
-        loaded(config.parse({"collections": [EVENTS]}), [Keeping(), other])
+        load_plugins(config.parse({"collections": [EVENTS]}), [Keeping(), other])
     assert "keeps the files of 'events' already" in str(caught.value)

@@ -15,7 +15,7 @@ from pysync import config
 from pysync.auth import issuing
 from pysync.auth.issuing import Grant
 from pysync.server.app import create_app
-from pysync.server.serve import listening
+from pysync.server.serve import serve_on
 
 USERS = (ISSUER.user_id, SUBJECT.user_id, STRANGER.user_id)
 ADMIN = "t" * 32
@@ -169,7 +169,7 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
     shadowed = {"c0/special"} if len(served) > len(found) + 2 else set()
     async with AsyncExitStack() as stack:
         app = await stack.enter_async_context(await create_app(parsed))
-        base = f"http://127.0.0.1:{await stack.enter_async_context(listening(app))}"
+        base = f"http://127.0.0.1:{await stack.enter_async_context(serve_on(app))}"
         session = await stack.enter_async_context(aiohttp.ClientSession())
         writer = Signed(base, session, ISSUER, root_device(ISSUER))
 
@@ -203,7 +203,7 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
 def _signers(base: str, session: aiohttp.ClientSession, paths: list[str]) -> list[Browser]:
     limited = Grant(("read", "write"), tuple(paths))
     blind = Grant(("write",), ("**",))
-    guest = issuing.member(
+    guest = issuing.issue_member_certificate(
         ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "c0", grant=Grant(("read",), (*paths, "!c0/_members")),
         **minted_at(),
     )  # fmt: skip

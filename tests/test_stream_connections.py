@@ -17,14 +17,14 @@ from test_processes import serving
 from yarl import URL
 
 from pysync.auth import issuing
-from pysync.changelog import Change, Subject
+from pysync.changelog import Change, DocumentRef
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.subscriptions import Start
+from pysync.engine.subscriptions import StartPosition
 from pysync.model import ANONYMOUS
-from pysync.server.sse import BEAT_S, Subscriber, Subscribers
-from pysync.server.stream_authorization import CHECK_MS, Grant
+from pysync.server.sse import HEARTBEAT_S, SSEConnection, SSEHub
+from pysync.server.stream_authorization import CHECK_MS, StreamGrant
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, MovedClock
+from pysync.testing import FakeClock, FaultyStore
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
@@ -36,14 +36,14 @@ TEAM = {
 }
 
 
-def clock_of_now() -> MovedClock:
-    return MovedClock(minted_at()["now_s"] * 1000)
+def clock_of_now() -> FakeClock:
+    return FakeClock(minted_at()["now_s"] * 1000)
 
 
 async def test_a_stream_ends_when_its_certificate_does(
     serve: Serve, hear: Listen, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pysync.server.sse.BEAT_S", 0.02)
+    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     expires_at_s = clock() // 1000 + 3600
@@ -75,7 +75,7 @@ async def test_no_stream_begins_in_the_minutes_by_which_clocks_may_differ(
 
 def test_an_expired_certificate_is_noticed_within_five_seconds() -> None:
     """At the next beat, unless it was looked at just before."""
-    assert BEAT_S * 1000 + CHECK_MS <= 5_000
+    assert HEARTBEAT_S * 1000 + CHECK_MS <= 5_000
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
@@ -86,14 +86,14 @@ async def test_a_stream_ends_when_its_certificate_is_taken_back(
     session: aiohttp.ClientSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pysync.server.sse.BEAT_S", 0.02 if is_idle else 3600.0)
+    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02 if is_idle else 3600.0)
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
     heard, open_to_all = await hear(me), await hear(me, collections="notes")
     await browser.push("notes/a", {})
     assert (await heard.event()).data["params"] == {"id": "a"}
-    taken_back = issuing.revocation_list(SUBJECT, 1, certificates=[me.certificate])
+    taken_back = issuing.issue_revocation_list(SUBJECT, 1, certificates=[me.certificate])
     assert (await browser.request("POST", "/revocations", taken_back.text)).status == 200
     clock.now_ms += 4_000
     if not is_idle:
@@ -121,7 +121,7 @@ async def test_membership_is_what_it_is_when_the_event_is_sent(
 
 def noted(collection: str, *numbers: object, **params: str) -> list[Change]:
     """Changes of as many documents."""
-    return [Subject(collection, {**params, "id": str(n)}).change("", 1) for n in numbers]
+    return [DocumentRef(collection, {**params, "id": str(n)}).change("", 1) for n in numbers]
 
 
 def ids(told: list[Any]) -> list[str]:
@@ -137,12 +137,12 @@ async def test_a_stream_is_cut_where_nobody_can_tell_who_belongs_to_a_space(
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
     await browser.push("spaces/s1/_access", {"owner": SUBJECT.user_id})
     heard, other = await hear(me, collections="team,notes"), await hear(browser, collections="notes")
-    await log.announce(noted("notes", "a"))
+    await log.append(noted("notes", "a"))
     assert ids(await heard.events(1)) == ["a"]
     store.fail("get", times=100)
-    await log.announce([*noted("team", "b", spaceId="s1"), *noted("notes", "c")])
+    await log.append([*noted("team", "b", spaceId="s1"), *noted("notes", "c")])
     assert [told for told in await heard.rest() if told.data] == []
-    store.heal()
+    store.reset()
     again = await hear(me, collections="team,notes", lastEventId=heard.last_id)
     assert ids(await again.events(2)) == ["b", "c"]
     assert ids(await other.events(2)) == ["a", "c"]
@@ -154,7 +154,7 @@ async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, hear:
     slow = await slow_reader(browser)
     other = await hear(browser)
     while b"\npysync_streams 1.0\n" not in (await browser.request("GET", "/metrics")).body:
-        await log.announce(noted("notes", *range(count, count + 100), room="x" * 250))
+        await log.append(noted("notes", *range(count, count + 100), room="x" * 250))
         await other.events(100)
         count += 100
         assert count < 100_000
@@ -171,22 +171,22 @@ async def test_who_catches_up_slowly_is_given_time(serve: Serve, hear: Listen) -
     log, count = MemoryCoordinator(), 20_000
     browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
     place = (await (await hear(browser)).block()).id
-    await log.announce(noted("notes", *range(count), room="x" * 250))
+    await log.append(noted("notes", *range(count), room="x" * 250))
     slow = await slow_reader(browser, f"?lastEventId={place}")
     heard = await slow()
     told = ids(await heard.events(count))
     assert told == [str(number) for number in range(count)]
-    await log.announce(noted("notes", "last", room="x"))
+    await log.append(noted("notes", "last", room="x"))
     assert ids(await heard.events(1)) == ["last"]
     await heard.close()
 
 
 def test_a_beat_says_no_later_place_to_who_catches_up() -> None:
     """Who resumed from there would miss what lies in between."""
-    start = Start("1", is_resumed=True)
-    subscriber = Subscriber(cast(Subscribers, None), Grant({}, frozenset()), ANONYMOUS, None, start)
-    subscriber.beat("2")
-    assert subscriber.place == "1"
+    start = StartPosition("1", is_resumed=True)
+    subscriber = SSEConnection(cast(SSEHub, None), StreamGrant({}, frozenset()), ANONYMOUS, None, start)
+    subscriber.heartbeat("2")
+    assert subscriber.cursor == "1"
 
 
 async def slow_reader(browser: Browser, query: str = "") -> Callable[[], Awaitable[Heard]]:
@@ -256,8 +256,8 @@ async def test_a_process_that_stood_still_does_not_make_up_for_every_beat(
     await heard.block()
     (app,) = start.apps  # type: ignore[attr-defined]
     subscribers = app.subscribers
-    subscribers._beating.cancel()
-    subscribers._beat_at -= 3600
+    subscribers._heartbeat_timer.cancel()
+    subscribers._heartbeat_at -= 3600
     now = asyncio.get_running_loop().time()
-    subscribers._beat_later(0)
-    assert subscribers._beating.when() >= now - BEAT_S
+    subscribers._schedule_heartbeat(0)
+    assert subscribers._heartbeat_timer.when() >= now - HEARTBEAT_S

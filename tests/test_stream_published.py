@@ -54,9 +54,9 @@ async def test_the_python_client_reads_changes_with_headers_that_stay_the_same(
 async def test_no_stream_says_nothing_for_as_long_as_the_python_client_waits(
     serve: Serve, hear: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sse.BEAT_S == 4.0  # it waits for 5 s, and a busy server may be late
+    assert sse.HEARTBEAT_S == 4.0  # it waits for 5 s, and a busy server may be late
     beat_s = 0.16
-    monkeypatch.setattr(sse, "BEAT_S", beat_s)
+    monkeypatch.setattr(sse, "HEARTBEAT_S", beat_s)
     browser = await serve(NOTES)
     loop = asyncio.get_running_loop()
 
@@ -68,7 +68,7 @@ async def test_no_stream_says_nothing_for_as_long_as_the_python_client_waits(
             times.append(loop.time())
         return [later - earlier for earlier, later in pairwise(times)]
 
-    heard = await asyncio.gather(*(waits() for _ in range(sse.SLOTS + 4)))
+    heard = await asyncio.gather(*(waits() for _ in range(sse.HEARTBEAT_BUCKETS + 4)))
     assert max(max(each) for each in heard) < beat_s * 1.25
 
 

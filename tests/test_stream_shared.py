@@ -183,11 +183,11 @@ def as_before(collection: str, params: Mapping[str, str], namespace: str | None 
 
 async def test_changes_of_an_earlier_version_are_told_in_the_same_way(serve: Serve, hear: Listen) -> None:
     log = MemoryCoordinator()
-    begun = await log.newest()
-    await log.announce(
+    begun = await log.last_id()
+    await log.append(
         [as_before("papers", {"desk": "r", "sheet": "1"}, "acme"), as_before("inbox", {"id": "a"})]
     )
-    await log.announce([as_before("gone", {"id": "a"}), as_before("texts", {"id": "a"})])
+    await log.append([as_before("gone", {"id": "a"}), as_before("texts", {"id": "a"})])
     browser = await serve(TEXTS, INBOX, READ, namespaces={"acme": {"collections": [PAPERS]}}, coordinator=log)
     heard = await hear(browser, lastEventId=begun)
     await put(browser, "/push/n/r/2", {})
@@ -227,8 +227,8 @@ async def test_projections_read_what_is_written_to_their_sources_keys(source: st
             "projections": [TITLES | {"source": source}],
         }
     )
-    count = site.lists.step
-    site.lists.step = lambda *args: calls.append(args) or count(*args)  # type: ignore[method-assign,func-returns-value]
+    count = site.lists.entry_change
+    site.lists.entry_change = lambda *args: calls.append(args) or count(*args)  # type: ignore[method-assign,func-returns-value]
     await site.push("taps", {"space": "s", "id": "a"}, {"title": "A"})
     await site.push("shared", {"space": "s", "id": "b"}, {"title": "B"}, "acme")
     await site.fold()

@@ -21,9 +21,9 @@ from yarl import URL
 
 from pysync.errors import StoreUnavailable
 from pysync.server import connection, responses, streaming
-from pysync.server.connection import listen
-from pysync.server.responses import WRITE_BYTES, Answer
-from pysync.server.streaming import StreamedAnswer
+from pysync.server.connection import make_server
+from pysync.server.responses import WRITE_BYTES, Response
+from pysync.server.streaming import StreamingResponse
 from pysync.store.local.store import LocalStore
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -53,9 +53,9 @@ class Source:
         self.release.set()
         self.transport: asyncio.Transport | None = None
 
-    async def handle(self, request: web.BaseRequest) -> StreamedAnswer:
+    async def handle(self, request: web.BaseRequest) -> StreamingResponse:
         self.transport = request.transport
-        response = StreamedAnswer(b"first", self._generate(), HEADERS)
+        response = StreamingResponse(b"first", self._generate(), HEADERS)
         response.request_id = "find-me"
         return response
 
@@ -74,7 +74,7 @@ class Source:
 @contextlib.asynccontextmanager
 async def connected(source: Source) -> AsyncIterator[Streams]:
     """A connection to a service that answers everything from `source`."""
-    runner = web.ServerRunner(listen(source.handle))
+    runner = web.ServerRunner(make_server(source.handle))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     reader, writer = await asyncio.open_connection(*runner.addresses[0])
@@ -175,7 +175,7 @@ def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Ru
     async def scenario() -> None:
         piece = b"x" * 300_000
         source = Source([piece] * 1000)
-        runner = web.ServerRunner(listen(source.handle))
+        runner = web.ServerRunner(make_server(source.handle))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         with socket.create_connection(runner.addresses[0]) as client:
@@ -204,7 +204,7 @@ def test_an_answer_under_way_is_finished_when_the_service_stops(
     async def scenario() -> None:
         source = Source(PIECES)
         source.release.clear()
-        runner = web.ServerRunner(listen(source.handle), shutdown_timeout=30)
+        runner = web.ServerRunner(make_server(source.handle), shutdown_timeout=30)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         reader, writer = await asyncio.open_connection(*runner.addresses[0])
@@ -286,14 +286,14 @@ def test_a_client_that_takes_nothing_is_cut(
         source = Source([b"x" * 300_000] * 1000)
         ended = asyncio.Event()
 
-        async def handle(request: web.BaseRequest) -> Answer:
+        async def handle(request: web.BaseRequest) -> Response:
             source.transport = request.transport
             task = asyncio.current_task()
             assert task is not None
             task.add_done_callback(lambda _: ended.set())
-            return await source.handle(request) if is_streamed else Answer(200, b"x" * 64_000_000)
+            return await source.handle(request) if is_streamed else Response(200, b"x" * 64_000_000)
 
-        runner = web.ServerRunner(listen(handle))
+        runner = web.ServerRunner(make_server(handle))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         with socket.create_connection(runner.addresses[0]) as client:
@@ -342,9 +342,9 @@ def test_a_long_answer_is_given_to_the_connection_piece_by_piece(run: Run) -> No
         body, most = bytes(range(256)) * 20_000, 0
         source = Source([])
 
-        async def handle(request: web.BaseRequest) -> Answer:
+        async def handle(request: web.BaseRequest) -> Response:
             source.transport = request.transport
-            return Answer(200, body)
+            return Response(200, body)
 
         source.handle = handle  # type: ignore[method-assign, assignment]
         async with connected(source) as (reader, writer):
@@ -365,13 +365,13 @@ async def test_a_client_that_takes_nothing_of_a_file_is_cut(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "STALL_S", 0.01)
-    is_cut, cut = asyncio.Event(), streaming._cut
+    is_cut, cut = asyncio.Event(), streaming._abort
 
     def cut_and_tell(*arguments: Any, **options: Any) -> None:
         cut(*arguments, **options)
         is_cut.set()
 
-    monkeypatch.setattr(streaming, "_cut", cut_and_tell)
+    monkeypatch.setattr(streaming, "_abort", cut_and_tell)
     photos = {
         "name": "photos",
         "storagePath": "photos/{id}",
@@ -380,7 +380,7 @@ async def test_a_client_that_takes_nothing_of_a_file_is_cut(
         "allowedMimeTypes": ["image/*"],
         "maxBodyBytes": 64_000_000,
     }
-    store = await LocalStore.at(tmp_path / "data")
+    store = await LocalStore.open_folder(tmp_path / "data")
     try:
         url = URL(await start({"collections": [photos]}, store))
         body = io.BytesIO(bytes(48_000_000))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pysync.server.supervisor import HEALTHY_S, Post, Supervisor, _Place, _Worker
+from pysync.server.supervisor import HEALTHY_S, Supervisor, WorkerContext, _Slot, _Worker
 
 SCRIPT = """
 import os, select, signal, sys
@@ -69,7 +69,7 @@ def test_a_worker_whose_parent_is_gone_before_it_is_ready_learns_it_in_the_usual
     parents_line, line = os.pipe()
     for fd in (parents_end, parents_line):
         os.close(fd)
-    Post(1, parent_fd, line).ready()
+    WorkerContext(1, parent_fd, line).ready()
     assert os.read(parent_fd, 1) == b""
     os.close(line)
     os.close(parent_fd)
@@ -83,7 +83,7 @@ def test_an_output_that_nobody_reads_ends_no_worker_in_disorder() -> None:
 
 def test_who_dies_again_soon_is_replaced_later_each_time_up_to_a_bound() -> None:
     supervisor = Supervisor(1, lambda post: None, 0.1)
-    place = supervisor._places[1] = _Place()
+    place = supervisor._slots[1] = _Slot()
     next_waits = []
     for lived_s in [0.0] * 7 + [HEALTHY_S + 1, 0.0]:
         supervisor._replace(_Worker(1, 0, 0, time.monotonic() - lived_s, status=1))

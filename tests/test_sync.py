@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from pysync._core import content_hash
-from pysync.client import Backoff, Client, Dropped, SyncDocument, UnknownBase, merge_remote_wins
+from pysync.client import Client, Dropped, RetryPolicy, SyncDocument, UnknownBase, merge_remote_wins
 from pysync.errors import Conflict, Forbidden, Unavailable
 
 
@@ -60,7 +60,7 @@ class Desk:
 
     async def __aenter__(self) -> "Desk":
         await self._server.start_server()
-        self._client = Client(str(self._server.make_url("/")), backoff=Backoff(attempts=1))
+        self._client = Client(str(self._server.make_url("/")), backoff=RetryPolicy(attempts=1))
         await self._client.__aenter__()
         return self
 
@@ -72,7 +72,7 @@ class Desk:
         async def wait(seconds: float) -> None:
             self.waits.append(seconds)
 
-        return SyncDocument(self._client, "doc", sleep=wait, chance=lambda: 0.5, **options)
+        return SyncDocument(self._client, "doc", sleep=wait, jitter=lambda: 0.5, **options)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from streams import Listen
 
 from pysync.auth import issuing
 from pysync.config import parse
-from pysync.plugins import Request
+from pysync.plugins import PluginRequest
 
 CAP = {"readRoles": ["cap:read:notes"], "writeRoles": ["cap:write:notes"]}
 ACME, BETA = ISSUER, STRANGER
@@ -71,7 +71,7 @@ async def test_plugins_see_the_roles_that_hold_in_the_collection(
         def __init__(self) -> None:
             self.seen: list[tuple[str | None, bool]] = []
 
-        async def before_pull(self, request: Request) -> None:
+        async def before_pull(self, request: PluginRequest) -> None:
             self.seen.append((request.namespace, "cap:read:notes" in request.caller.roles))
 
     seeing = Seeing()
@@ -138,8 +138,8 @@ async def test_the_innermost_trusted_issuers_hold(
         "auth": {"trustedIssuers": server},
         "namespaces": {"acme": {"trustedIssuers": namespace, "collections": [notes]}},
     }
-    certificate = issuing.member(
-        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "notes", grant=issuing.writer("notes"), **minted_at()
+    certificate = issuing.issue_member_certificate(
+        ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "notes", grant=issuing.writer_grant("notes"), **minted_at()
     )
     member = Signed(await start(members), session, SUBJECT, certificate)
     assert (await member.request("GET", "/acme/pull/notes/a")).status == (200 if holds else 403)

@@ -24,10 +24,10 @@ from test_rot import damages, rot
 
 from pysync.errors import StoreUnavailable
 from pysync.migrate import Damage
-from pysync.store import DamagedFile, FileStat, Object, Store
+from pysync.store import DamagedFile, FileStat, Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.store.s3.damaged_files import KEY, MOST, READ_EVERY_S, DamagedFiles
+from pysync.store.s3.damaged_files import KEY, MAX_ENTRIES, READ_EVERY_S, DamagedFiles
 from pysync.testing import FaultyStore, chunks_of, read_file
 
 CHUNKED = {
@@ -96,7 +96,7 @@ async def test_what_is_replaced_while_it_is_verified_is_not_taken_for_damaged() 
 
         async def get(self, key: str, if_none_match: str | None = None) -> Any:
             found = await super().get(key, if_none_match)
-            if isinstance(found, Object):
+            if isinstance(found, StoredObject):
                 await self.put(key, document(b"{}"))
             return found
 
@@ -115,7 +115,7 @@ async def test_what_cannot_be_read_is_named_and_a_store_out_of_reach_ends_it() -
 
 
 async def test_the_command_lists_what_is_damaged_and_exits_1(shell: Shell, tmp_path: Path) -> None:
-    store = await LocalStore.at(tmp_path / "data")
+    store = await LocalStore.open_folder(tmp_path / "data")
     await fill(store)
     await store.close()
     status, output, errors = await shell.ask("verify", "--store", "file:data")
@@ -125,7 +125,7 @@ async def test_the_command_lists_what_is_damaged_and_exits_1(shell: Shell, tmp_p
     assert counts["damaged"] == 0
     assert counts["objects"] > 8
     assert counts["bytes"] > 1_000_000
-    store = await LocalStore.at(tmp_path / "data")
+    store = await LocalStore.open_folder(tmp_path / "data")
     await replace(store, "top", flipped)
     await store.close()
     (tmp_path / "data/files/files/b/c").unlink()
@@ -146,7 +146,7 @@ async def test_the_command_lists_what_is_damaged_and_exits_1(shell: Shell, tmp_p
 
 @pytest.mark.parametrize("part", ["object", "sqlite_autoindex_object_1"])
 async def test_the_command_finds_a_damaged_database(shell: Shell, tmp_path: Path, part: str) -> None:
-    store = await LocalStore.at(tmp_path / "data")
+    store = await LocalStore.open_folder(tmp_path / "data")
     for n in range(500):
         await store.put(f"a/{n}", document(b"{}"))
     await store.close()
@@ -179,7 +179,7 @@ async def test_the_command_makes_no_store_and_reads_none_of_another_process(
 async def test_a_store_out_of_reach_is_status_5(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await (await LocalStore.at(tmp_path / "data")).close()
+    await (await LocalStore.open_folder(tmp_path / "data")).close()
 
     async def walk(store: LocalStore, prefix: str) -> AsyncIterator[None]:
         raise StoreUnavailable("the disk is gone")
@@ -265,39 +265,39 @@ class TestDamagedFiles:
         objects, now_s = MemoryStore(), 0.0
         one, other = DamagedFiles(objects), DamagedFiles(objects, lambda: now_s)
         await other.load()
-        await one.note("a", self.STAT, is_damaged=True)
-        assert await one.holds("a", self.STAT)
-        assert not await other.holds("a", self.STAT)
+        await one.record("a", self.STAT, is_damaged=True)
+        assert await one.contains("a", self.STAT)
+        assert not await other.contains("a", self.STAT)
         now_s = READ_EVERY_S
-        assert await other.holds("a", self.STAT)
-        await other.note("a", self.STAT, is_damaged=False)
-        assert not await other.holds("a", self.STAT)
+        assert await other.contains("a", self.STAT)
+        await other.record("a", self.STAT, is_damaged=False)
+        assert not await other.contains("a", self.STAT)
 
     async def test_what_processes_note_at_once_is_all_kept(self) -> None:
         objects = MemoryStore()
         processes = [DamagedFiles(objects) for _ in range(5)]
-        notes = (one.note(f"{n}", self.STAT, is_damaged=True) for n, one in enumerate(processes))
+        notes = (one.record(f"{n}", self.STAT, is_damaged=True) for n, one in enumerate(processes))
         await asyncio.gather(*notes)
         fresh = DamagedFiles(objects)
-        assert [await fresh.holds(f"{n}", self.STAT) for n in range(5)] == [True] * 5
+        assert [await fresh.contains(f"{n}", self.STAT) for n in range(5)] == [True] * 5
 
     async def test_another_version_of_the_file_is_not_held_for_damaged(self) -> None:
         files = DamagedFiles(MemoryStore())
-        await files.note("a", self.STAT, is_damaged=True)
-        assert not await files.holds("a", replace_members(self.STAT, etag="e2"))
-        assert not await files.holds("a", replace_members(self.STAT, sha256="6" * 64))
-        assert not await files.holds("b", self.STAT)
+        await files.record("a", self.STAT, is_damaged=True)
+        assert not await files.contains("a", replace_members(self.STAT, etag="e2"))
+        assert not await files.contains("a", replace_members(self.STAT, sha256="6" * 64))
+        assert not await files.contains("b", self.STAT)
 
     async def test_so_many_are_listed_and_a_list_that_cannot_be_read_is_empty(self) -> None:
         objects = FaultyStore(MemoryStore())
         files = DamagedFiles(objects)
-        await objects.put(KEY, orjson.dumps({"files": {f"{n}": ["e", "s"] for n in range(MOST)}}))
-        await files.note("a", self.STAT, is_damaged=True)
+        await objects.put(KEY, orjson.dumps({"files": {f"{n}": ["e", "s"] for n in range(MAX_ENTRIES)}}))
+        await files.record("a", self.STAT, is_damaged=True)
         found = await objects.get(KEY)
-        assert isinstance(found, Object)
-        assert len(orjson.loads(found.body)["files"]) == MOST
-        assert await files.holds("a", self.STAT)
+        assert isinstance(found, StoredObject)
+        assert len(orjson.loads(found.body)["files"]) == MAX_ENTRIES
+        assert await files.contains("a", self.STAT)
         await objects.put(KEY, b"not JSON")
         objects.fail("get")
-        assert not await DamagedFiles(objects).holds("a", self.STAT), "the store does not answer"
-        assert not await DamagedFiles(objects).holds("a", self.STAT)
+        assert not await DamagedFiles(objects).contains("a", self.STAT), "the store does not answer"
+        assert not await DamagedFiles(objects).contains("a", self.STAT)

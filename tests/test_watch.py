@@ -11,8 +11,8 @@ from scripted import DEVICE, KEYS, NOW_MS, Waits, client
 from scripted_streams import End, Script, event, refused, streaming, told
 
 from pysync._core import PublicKey, verify_request
-from pysync.client import Backoff, Change, Client, Reset, Unreachable, Watch
-from pysync.client.watch import Stream
+from pysync.client import ChangeEvent, Client, Reset, RetryPolicy, Unreachable, Watch
+from pysync.client.watch import ReconnectingStream
 from pysync.errors import (
     BadRequest,
     Forbidden,
@@ -26,15 +26,15 @@ from pysync.errors import (
 OPENING = ": hello\n\nid: 0\n\n"
 
 
-def change(id_: str, hash_: str = "h", namespace: str | None = None) -> Change:
-    return Change("notes", {"id": "a"}, hash_, 7, namespace, id_)
+def change(id_: str, hash_: str = "h", namespace: str | None = None) -> ChangeEvent:
+    return ChangeEvent("notes", {"id": "a"}, hash_, 7, namespace, id_)
 
 
 def never(error: Exception) -> None:
     raise AssertionError from error
 
 
-async def first(watch: Watch, count: int) -> list[Change | Reset]:
+async def first(watch: Watch, count: int) -> list[ChangeEvent | Reset]:
     """The next so many that a watch tells; it is closed then."""
     async with watch:
         return [await anext(watch) for _ in range(count)]
@@ -78,7 +78,7 @@ async def test_a_watch_goes_on_where_its_connection_ended(end: End) -> None:
             found += [await anext(changes), await anext(changes)]
             cut.go.set()
             found.append(await anext(changes))
-            assert changes.place == "3"
+            assert changes.last_event_id == "3"
     assert found == [change("1"), change("2"), change("3")]
     assert server.headers("Last-Event-ID") == [None, "2"]
     assert waits.seconds == [0.25]
@@ -103,9 +103,9 @@ async def test_a_watch_goes_on_after_the_place_of_an_earlier_one() -> None:
     scripts = [told(OPENING + event("1"), End.HOLD), told(event("2"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         earlier = anyone.watch()
-        assert earlier.place is None
+        assert earlier.last_event_id is None
         await first(earlier, 1)
-        assert await first(anyone.watch(after=earlier.place), 1) == [change("2")]
+        assert await first(anyone.watch(after=earlier.last_event_id), 1) == [change("2")]
     assert server.headers("Last-Event-ID") == [None, "1"]
 
 
@@ -125,7 +125,7 @@ async def test_events_of_other_kinds_are_passed_by_and_their_ids_kept() -> None:
 async def test_a_change_of_a_collection_without_parameters_may_tell_of_none() -> None:
     said = OPENING + 'data: {"collection":"one","hash":"h","timestamp":7}\n\n'
     async with streaming(told(said, End.HOLD)) as server, client(server.url) as anyone:
-        assert await first(anyone.watch(), 1) == [Change("one", {}, "h", 7, None, "0")]
+        assert await first(anyone.watch(), 1) == [ChangeEvent("one", {}, "h", 7, None, "0")]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ async def test_what_is_not_understood_is_a_lost_stream(nonsense: Script) -> None
     lost: list[Exception] = []
     scripts = [told(OPENING), nonsense, told(event("1"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
-        assert await first(anyone.watch(lost=lost.append), 1) == [change("1")]
+        assert await first(anyone.watch(on_disconnect=lost.append), 1) == [change("1")]
     assert {type(error) for error in lost} == {Unreachable}
 
 
@@ -178,7 +178,7 @@ async def test_a_stream_that_says_nothing_is_taken_for_dead() -> None:
     scripts = [told(OPENING, End.HOLD), Script(b"", End.HOLD), told(event("1"), End.HOLD)]
     lost: list[Exception] = []
     async with streaming(*scripts) as server, client(server.url) as anyone:
-        watch = anyone.watch(idle_s=0.05, lost=lost.append)
+        watch = anyone.watch(idle_s=0.05, on_disconnect=lost.append)
         assert await first(watch, 1) == [change("1")]
         assert scripts[0].closed.is_set()
     assert [str(error) for error in lost] == [f"{server.url}: no answer in time"]
@@ -199,7 +199,7 @@ async def test_a_comment_now_and_then_keeps_a_stream_alive() -> None:
     async with await asyncio.start_server(beat, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with client(f"http://127.0.0.1:{port}") as anyone:
-            assert await first(anyone.watch(idle_s=1.0, lost=never), 1) == [change("1")]
+            assert await first(anyone.watch(idle_s=1.0, on_disconnect=never), 1) == [change("1")]
 
 
 @pytest.mark.parametrize(
@@ -228,11 +228,11 @@ BUSY = [refused(503, "store_unavailable"), refused(429, "rate_limited"), refused
 
 async def test_a_server_that_is_not_there_at_first_is_asked_as_often_as_for_a_request() -> None:
     waits = Waits()
-    async with streaming(*BUSY) as server, client(server.url, sleep=waits, backoff=Backoff(3)) as anyone:
+    async with streaming(*BUSY) as server, client(server.url, sleep=waits, backoff=RetryPolicy(3)) as anyone:
         with pytest.raises(PysyncError, match=r"\?"):
-            await anext(anyone.watch(lost=never))
+            await anext(anyone.watch(on_disconnect=never))
         assert waits.seconds == [0.25, 0.5]
-    async with client(server.url, sleep=waits, backoff=Backoff(2)) as anyone:
+    async with client(server.url, sleep=waits, backoff=RetryPolicy(2)) as anyone:
         with pytest.raises(Unreachable):
             async with anyone.watch():
                 pass
@@ -249,7 +249,7 @@ async def test_a_server_that_was_there_is_asked_without_end_and_ever_more_seldom
     failing = [script for _ in range(3) for script in (*BUSY, Script(b"")) if script.said]
     scripts = [told(OPENING), *failing, told(event("1")), told(event("2"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url, sleep=waits) as anyone:
-        watch = anyone.watch(lost=lost.append, live=lambda: lives.append(len(waits.seconds)))
+        watch = anyone.watch(on_disconnect=lost.append, on_connect=lambda: lives.append(len(waits.seconds)))
         assert await first(watch, 2) == [change("1"), change("2")]
     assert waits.seconds[:9] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
     assert [str(error) for error in lost] == ["the stream of changes ended"] * 2
@@ -262,7 +262,7 @@ async def test_waits_are_less_by_chance_and_grow_while_no_stream_lasts() -> None
     scripts = [*lasting, told(event("1"), End.HOLD)]
     async with (
         streaming(*scripts) as server,
-        client(server.url, sleep=waits, chance=lambda: 0.5) as anyone,
+        client(server.url, sleep=waits, jitter=lambda: 0.5) as anyone,
     ):
         for script in lasting:
             script.go.set()
@@ -281,10 +281,16 @@ async def test_waits_begin_anew_after_a_stream_that_lasted() -> None:
         yield cast(aiohttp.StreamReader, Lasting())
 
     waits = Waits()
-    stream = Stream(
-        connect, after=None, idle_s=1.0, lost=lambda _: None, live=lambda: None, backoff=Backoff(),
-        chance=lambda: 0.5, sleep=waits,
-    )  # fmt: skip
+    stream = ReconnectingStream(
+        connect,
+        after=None,
+        idle_s=1.0,
+        on_disconnect=lambda _: None,
+        on_connect=lambda: None,
+        backoff=RetryPolicy(),
+        jitter=lambda: 0.5,
+        sleep=waits,
+    )
     following = stream.follow()
     while len(waits.seconds) < 3:
         assert await anext(following) is None
@@ -319,8 +325,8 @@ async def test_a_watch_is_entered_when_the_stream_is_live() -> None:
     live: list[bool] = []
 
     async def enter(anyone: Client) -> str | None:
-        async with anyone.watch(live=lambda: live.append(True)) as changes:
-            return changes.place
+        async with anyone.watch(on_connect=lambda: live.append(True)) as changes:
+            return changes.last_event_id
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -2,12 +2,15 @@
 
 Nothing dear happens before something cheap could refuse the request, in four steps:
 
-1. `present` reads the credentials of the headers: their form and time, and of a certificate the issuer's
+1. `credentials_for` reads the credentials of the headers: their form and time, and of a certificate the
+issuer's
    signature.
-2. `verify` checks the request's own signature, once the body is there. Only then is the certificate read:
+2. `authenticate` checks the request's own signature, once the body is there. Only then is the certificate
+read:
    its shape, its paths, its roles; what is made of it is remembered for the caller's next request.
-3. `meter` counts the request against its rate limits. What the caller may do is then `pysync.rule`'s to say.
-4. `consume` takes the nonce of a request that is allowed, and asks whether its certificate was revoked.
+3. `enforce_rate_limits` counts the request against its rate limits. What the caller may do is then
+`pysync.policy`'s to say. 4. `consume_nonce` takes the nonce of a request that is allowed, and asks whether
+its certificate was revoked.
 """
 
 import asyncio
@@ -21,10 +24,10 @@ from typing import NamedTuple
 
 from pysync import _core, protocol
 from pysync.auth import certificates
-from pysync.auth.certificate_cache import Proof, ProofCache
-from pysync.auth.certificates import SKEW_S, CapError, Certificate
-from pysync.auth.policy import Rule
-from pysync.auth.revocation import Revocations
+from pysync.auth.certificate_cache import CertificateCache, VerifiedCertificate
+from pysync.auth.certificates import SKEW_S, Certificate, CertificateError
+from pysync.auth.policy import AccessPolicy
+from pysync.auth.revocation import RevocationRegistry
 from pysync.config import Config, Limit, every_named_identity, every_role, every_trusted_issuer, trust_of
 from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import Forbidden, RateLimited, Unauthorized
@@ -44,7 +47,7 @@ _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
 
 
-class Inbound(NamedTuple):
+class SignedRequest(NamedTuple):
     """A request as access sees it. `targets` are the forms of path and query that its signature may cover,
     likeliest first; `host` is the Host header as it is signed."""
 
@@ -55,100 +58,103 @@ class Inbound(NamedTuple):
 
 class SignedCertificate(NamedTuple):
     """A certificate with a valid issuer's signature, of which only the parts are known that the check of a
-    request's signature needs. `known_as` is the key of its proof in the cache."""
+    request's signature needs. `cache_key` is the key of its proof in the cache."""
 
     text: bytes
     key: _core.PublicKey
     nbf: int
     exp: int
-    known_as: tuple[str, str]
+    cache_key: tuple[str, str]
 
 
 class Credentials(NamedTuple):
     """The credentials in the headers of a request. Without a certificate nothing was signed, and the caller
-    is final; with one `Access.verify` returns the caller."""
+    is final; with one `Authenticator.authenticate` returns the caller."""
 
     caller: Caller | None = None
-    presented: Proof | SignedCertificate | None = None
+    certificate: VerifiedCertificate | SignedCertificate | None = None
     signature: str = ""
     timestamp_ms: int = 0
     nonce: str = ""
 
 
-class Verified(NamedTuple):
-    """The caller of a request whose signature was checked. `proof` is None if nothing was signed."""
+class AuthenticatedRequest(NamedTuple):
+    """The caller of a request whose signature was checked. `certificate` is None if nothing was signed."""
 
     caller: Caller
-    proof: Proof | None = None
+    certificate: VerifiedCertificate | None = None
     timestamp_ms: int = 0
     nonce: str = ""
 
 
-NOBODY = Credentials(ANONYMOUS)
-ANYBODY = Verified(ANONYMOUS)
+NO_CREDENTIALS = Credentials(ANONYMOUS)
+ANONYMOUS_REQUEST = AuthenticatedRequest(ANONYMOUS)
 ADMIN_CALLER = Caller(roles=ANONYMOUS_ROLES | {"admin"})
-ADMIN = Credentials(ADMIN_CALLER)
+ADMIN_CREDENTIALS = Credentials(ADMIN_CALLER)
 
 
-class Access:
-    """Authentication and rate limits of one service. `owns` returns True if a user id owns anything that is
-    stored (`pysync.ownership`), and `now_ms` is the clock. `refusal` returns the code with which plugins
-    refuse a valid certificate, None if they accept it."""
+class Authenticator:
+    """Authentication and rate limits of one service. `owns_data` returns True if a user id owns anything that
+    is stored (`pysync.ownership`), and `now_ms` is the clock. `validate_certificate` returns the code with
+    which plugins refuse a valid certificate, None if they accept it."""
 
     def __init__(
         self,
         config: Config,
         coordinator: Coordinator,
-        revocations: Revocations,
-        owns: Callable[[str], Awaitable[bool]],
+        revocations: RevocationRegistry,
+        owns_data: Callable[[str], Awaitable[bool]],
         now_ms: Callable[[], int],
-        refusal: Callable[[Certificate], str | None] | None = None,
+        validate_certificate: Callable[[Certificate], str | None] | None = None,
     ) -> None:
         auth = config.auth
         self._trust = trust_of(config)
         self._trusted_issuers = every_trusted_issuer(config)
         self._named_identities = every_named_identity(config)
-        self._yields = _roles_by_name(every_role(config))
-        self._admin = None if auth.admin_token is None else auth.admin_token.encode()
+        self._configured_roles = _roles_by_name(every_role(config))
+        self._admin_token = None if auth.admin_token is None else auth.admin_token.encode()
         self._coordinator = coordinator
         self._revocations = revocations
-        self._owns = owns
+        self._owns_data = owns_data
         self._now_ms = now_ms
-        self._refusal = refusal
-        self._proofs = ProofCache()
+        self._validate_certificate = validate_certificate
+        self._cache = CertificateCache()
 
-    def present(self, rule: Rule, headers: Mapping[str, str]) -> Credentials:
+    def credentials_for(self, policy: AccessPolicy, headers: Mapping[str, str]) -> Credentials:
         """The credentials in `headers`, as far as they can be told without the body.
 
         Raises:
-            Unauthorized: none where `rule` needs them, or bad ones.
+            Unauthorized: none where `policy` needs them, or bad ones.
             Forbidden: a member or audience certificate without paths.
         """
-        if not rule.examines:
-            return NOBODY
-        credentials = self.credentials(headers)
-        if credentials is NOBODY and not rule.admits_anonymous:
+        if not policy.needs_credentials:
+            return NO_CREDENTIALS
+        credentials = self.parse_credentials(headers)
+        if credentials is NO_CREDENTIALS and not policy.allows_anonymous:
             raise Unauthorized("no credentials")
         return credentials
 
-    def credentials(self, headers: Mapping[str, str]) -> Credentials:
-        """`present`, whatever they are for: `NOBODY` where there are none. Raises as it does for bad ones."""
+    def parse_credentials(self, headers: Mapping[str, str]) -> Credentials:
+        """`credentials_for`, whatever they are for: `NO_CREDENTIALS` where there are none. Raises as it does
+        for bad ones."""
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is not None and authorization.startswith(BEARER):
-            return self._present_admin(authorization.removeprefix(BEARER))
+            return self._check_admin_token(authorization.removeprefix(BEARER))
         if authorization is None or not authorization.startswith(certificates.SCHEME):
-            return NOBODY
+            return NO_CREDENTIALS
         timestamp = headers.get(protocol.HEADER_TIMESTAMP, "")
         nonce = headers.get(protocol.HEADER_NONCE, "")
         if not (_is_timestamp(timestamp) and _is_nonce(nonce)):
             raise Unauthorized("no timestamp or nonce of the right form")
-        presented = self._presented(authorization, headers.get(protocol.HEADER_PUB, ""))
+        presented = self._find_certificate(authorization, headers.get(protocol.HEADER_PUB, ""))
         timestamp_ms = int(timestamp)
-        self._check_time(presented, timestamp_ms)
+        self._check_is_current(presented, timestamp_ms)
         signature = headers.get(protocol.HEADER_SIGNATURE, "")
         return Credentials(None, presented, signature, timestamp_ms, nonce)
 
-    async def verify(self, credentials: Credentials, request: Inbound, body: bytes) -> Verified:
+    async def authenticate(
+        self, credentials: Credentials, request: SignedRequest, body: bytes
+    ) -> AuthenticatedRequest:
         """Return the caller that the credentials identify, once the request's signature is verified. `body`
         is what it covers.
 
@@ -156,72 +162,76 @@ class Access:
             Unauthorized: a wrong signature, a certificate of the wrong form, or one that a plugin refuses.
             Forbidden: the certificate is meant for others, or is a member's or audience's without paths.
         """
-        presented = credentials.presented
+        presented = credentials.certificate
         if presented is None:
             assert credentials.caller is not None, "without a certificate the caller is final"
-            return Verified(credentials.caller)
+            return AuthenticatedRequest(credentials.caller)
         if len(body) > VERIFY_IN_THREAD_ABOVE:
             await asyncio.to_thread(_check_signature, presented.key, credentials, request, body)
         else:
             _check_signature(presented.key, credentials, request, body)
-        proof = presented if isinstance(presented, Proof) else self._accept(presented)
-        if proof.excluded:
+        proof = (
+            presented if isinstance(presented, VerifiedCertificate) else self._verify_certificate(presented)
+        )
+        if proof.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
-        return Verified(proof.caller, proof, credentials.timestamp_ms, credentials.nonce)
+        return AuthenticatedRequest(proof.caller, proof, credentials.timestamp_ms, credentials.nonce)
 
-    async def meter(self, identity: str, address: str, rules: Iterable[Rule]) -> None:
-        """Count a request against the limits of `rules`. Raises RateLimited, CoordinatorUnavailable."""
-        for rule in rules:
+    async def enforce_rate_limits(
+        self, identity: str, client_ip: str, policies: Iterable[AccessPolicy]
+    ) -> None:
+        """Count a request against the limits of `policies`. Raises RateLimited, CoordinatorUnavailable."""
+        for rule in policies:
             if rule.limit is not None:
-                for limit, bucket in _counters(rule, identity, address):
-                    await self.count(limit, bucket)
+                for limit, bucket in _rate_limit_buckets(rule, identity, client_ip):
+                    await self.enforce_rate_limit(limit, bucket)
 
-    async def consume(self, verified: Verified) -> None:
+    async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
         """Take the nonce of a request that is allowed, and make sure that its certificate holds.
 
         Raises:
             Unauthorized: the nonce was seen before, the certificate is revoked, or has expired meanwhile.
             CoordinatorUnavailable, StoreUnavailable.
         """
-        proof = verified.proof
+        proof = verified.certificate
         if proof is None:
             return
         # The steps before may have taken time: check it again. From now on the nonce shows a replay.
-        self._check_time(proof, verified.timestamp_ms)
+        self._check_is_current(proof, verified.timestamp_ms)
         if not await self._is_new(proof, verified):
             raise Unauthorized("replay: the nonce was seen before")
-        if await self._revocations.revoked(proof):
+        if await self._revocations.is_revoked(proof):
             raise Unauthorized("revoked")
-        self._proofs.put(proof)
+        self._cache.put(proof)
 
-    async def _is_new(self, proof: Proof, verified: Verified) -> bool:
+    async def _is_new(self, proof: VerifiedCertificate, verified: AuthenticatedRequest) -> bool:
         """Take the nonce and return True if it is new. Asks who may be a stranger only if the share of
         strangers is full."""
         remember = partial(
-            self._coordinator.remember_nonce, proof.caller.presenter, verified.nonce, verified.timestamp_ms
+            self._coordinator.consume_nonce, proof.caller.presenter, verified.nonce, verified.timestamp_ms
         )
         if proof.is_trusted:
             return await remember(Standing.TRUSTED)
         try:
             return await remember(Standing.STRANGER)
         except ReplayMemoryFull:
-            if not await self._owns(proof.caller.identity):
+            if not await self._owns_data(proof.caller.identity):
                 raise
             return await remember(Standing.OWNER)
 
-    def has_expired(self, proof: Proof) -> bool:
+    def has_expired(self, certificate: VerifiedCertificate) -> bool:
         """Return True if the certificate has expired by this clock. A stream gets no allowance for clocks
         that differ."""
-        return self._now_ms() > proof.exp * 1000
+        return self._now_ms() > certificate.exp * 1000
 
-    async def holds(self, proof: Proof) -> bool:
+    async def is_still_valid(self, certificate: VerifiedCertificate) -> bool:
         """Return True if the certificate of an admitted caller is still valid: neither expired nor revoked.
         Raises StoreUnavailable if nobody can tell."""
-        if self.has_expired(proof):
+        if self.has_expired(certificate):
             return False
-        return not await self._revocations.revoked(proof)
+        return not await self._revocations.is_revoked(certificate)
 
-    async def introduced(self, headers: Mapping[str, str]) -> Caller:
+    async def identify_unverified(self, headers: Mapping[str, str]) -> Caller:
         """Whom `headers` claim to come from, by a certificate or token alone. Nothing is signed, so this is
         good for what to show and never for what to do. An audience certificate needs no presenter here.
 
@@ -233,53 +243,57 @@ class Access:
         if authorization is None:
             return ANONYMOUS
         if authorization.startswith(BEARER):
-            self._present_admin(authorization.removeprefix(BEARER))
+            self._check_admin_token(authorization.removeprefix(BEARER))
             return ADMIN_CALLER
         presenter = headers.get(protocol.HEADER_PUB, "")
-        known = self._proofs.get(authorization, presenter)
+        known = self._cache.get(authorization, presenter)
         if known is None:
-            text, opened = _opened(authorization)
+            text, opened = _open_certificate(authorization)
             if not (opened[0] or presenter):
-                certificate = self._certificate(text)
-                if await self._revocations.revoked(certificate):
+                certificate = self._parse_certificate(text)
+                if await self._revocations.is_revoked(certificate):
                     raise Unauthorized("revoked")
-                return self._holder(certificate, "")
-            known = self._accept(_signed_certificate(authorization, presenter, text, opened))
-        if known.excluded:
+                return self._caller_of(certificate, "")
+            known = self._verify_certificate(_signed_certificate(authorization, presenter, text, opened))
+        if known.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
-        _check_window(known, self._now_ms())
-        if await self._revocations.revoked(known):
+        _check_validity_period(known, self._now_ms())
+        if await self._revocations.is_revoked(known):
             raise Unauthorized("revoked")
         return known.caller
 
-    def _present_admin(self, token: str) -> Credentials:
-        if self._admin is None or not hmac.compare_digest(
-            token.encode(errors="surrogateescape"), self._admin
+    def _check_admin_token(self, token: str) -> Credentials:
+        if self._admin_token is None or not hmac.compare_digest(
+            token.encode(errors="surrogateescape"), self._admin_token
         ):
             raise Unauthorized("admin token")
-        return ADMIN
+        return ADMIN_CREDENTIALS
 
-    def _check_time(self, presented: Proof | SignedCertificate, timestamp_ms: int) -> None:
+    def _check_is_current(
+        self, presented: VerifiedCertificate | SignedCertificate, timestamp_ms: int
+    ) -> None:
         """Refuse a signature, or a certificate, that does not hold now."""
         now_ms = self._now_ms()
         if abs(timestamp_ms - now_ms) > SKEW_MS:
             raise Unauthorized(f"clock: signed {(timestamp_ms - now_ms) / 1000:+.0f} s from now")
-        _check_window(presented, now_ms)
+        _check_validity_period(presented, now_ms)
 
-    def _presented(self, authorization: str, presenter: str) -> Proof | SignedCertificate:
+    def _find_certificate(
+        self, authorization: str, presenter: str
+    ) -> VerifiedCertificate | SignedCertificate:
         """Return the cached proof of the certificate in a header, or verify its issuer's signature, which
-        costs one Ed25519 verification. `_check_time` decides whether it is valid now."""
-        return self._proofs.get(authorization, presenter) or _signed_certificate(
-            authorization, presenter, *_opened(authorization)
+        costs one Ed25519 verification. `_check_is_current` decides whether it is valid now."""
+        return self._cache.get(authorization, presenter) or _signed_certificate(
+            authorization, presenter, *_open_certificate(authorization)
         )
 
-    def _accept(self, signed: SignedCertificate) -> Proof:
-        """Parse the whole certificate and return what it proves. Raises as `_certificate` does."""
-        certificate = self._certificate(signed.text)
+    def _verify_certificate(self, signed: SignedCertificate) -> VerifiedCertificate:
+        """Parse the whole certificate and return what it proves. Raises as `_parse_certificate` does."""
+        certificate = self._parse_certificate(signed.text)
         key = signed.key
         is_device = certificate.kind == "device"
         identity = certificate.iss_user_id if is_device else key.user_id
-        return Proof(
+        return VerifiedCertificate(
             iss=certificate.iss,
             iss_user_id=certificate.iss_user_id,
             sub=certificate.sub,
@@ -288,32 +302,32 @@ class Access:
             exp=certificate.exp,
             key=key,
             caller=replace(
-                self._holder(certificate, identity),
+                self._caller_of(certificate, identity),
                 presenter=key.hex,
                 ops=certificate.ops,
                 scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
             ),
-            excluded=certificate.aud is not None and key.hex not in certificate.aud,
+            not_in_audience=certificate.aud is not None and key.hex not in certificate.aud,
             is_trusted=certificate.kind != "audience" and self._is_trusted(certificate, identity),
-            known_as=signed.known_as,
+            cache_key=signed.cache_key,
         )
 
-    def _certificate(self, text: bytes) -> Certificate:
+    def _parse_certificate(self, text: bytes) -> Certificate:
         """Parse a certificate that its issuer signed, check its form and validity period, and have plugins
         accept it. Raises Unauthorized, or Forbidden if it names no paths."""
         try:
-            certificate = certificates.read(text)
-            certificates.check_window(certificate, self._now_ms() // 1000)
+            certificate = certificates.parse(text)
+            certificates.check_validity_period(certificate, self._now_ms() // 1000)
             if certificate.kind != "device" and not certificate.paths:
                 raise Forbidden(reason="scope: a certificate for others needs paths")
             if sum(path.startswith("!") for path in certificate.paths or ()) > MAX_DENIES:
                 raise Unauthorized(f"certificate: more than {MAX_DENIES} denies")
-            certificates.check_sharing(certificate)
-        except CapError as error:
+            certificates.check_delegation(certificate)
+        except CertificateError as error:
             raise Unauthorized(f"certificate: {error.reason}") from None
         except ValueError:
             raise Unauthorized("certificate: malformed") from None
-        code = None if self._refusal is None else self._refusal(certificate)
+        code = None if self._validate_certificate is None else self._validate_certificate(certificate)
         if code is not None:
             log.info("cap-cert plugin reject: %s", code)
             raise Unauthorized(f"certificate: a plugin refuses it: {code}")
@@ -323,7 +337,7 @@ class Access:
         """True if the configuration names this caller, so that it is no stranger."""
         return identity in self._named_identities or certificate.iss in self._trusted_issuers
 
-    def _holder(self, certificate: Certificate, identity: str) -> Caller:
+    def _caller_of(self, certificate: Certificate, identity: str) -> Caller:
         """`identity` with the roles that `certificate` gives it."""
         issuer, own = certificate.iss_user_id, {"public"}
         kinds = [f"cap:{op}" for op in certificate.ops]
@@ -334,14 +348,18 @@ class Access:
         if certificate.is_root_device:
             own.add("device:root")
         names = frozenset(certificate.collections)
-        asked = [(kind, self._yields[kind].keys() & names) for kind in kinds if kind in self._yields]
+        asked = [
+            (kind, self._configured_roles[kind].keys() & names)
+            for kind in kinds
+            if kind in self._configured_roles
+        ]
         yielded = frozenset(f"{kind}:{name}" for kind, known in asked for name in known)
         claims = Claims(certificate.iss, frozenset(own), yielded)
         return Caller(identity, claims.roles(identity, *self._trust), claims=claims)
 
-    async def count(self, limit: Limit, bucket: str) -> None:
+    async def enforce_rate_limit(self, limit: Limit, bucket: str) -> None:
         """Count one request in `bucket`. Raises RateLimited where it is one too many."""
-        window = await self._coordinator.count(bucket, limit.window_ms)
+        window = await self._coordinator.increment(bucket, limit.window_ms)
         if window.count > limit.max_requests:
             raise _rate_limited(limit, window.resets_in_ms)
 
@@ -357,11 +375,11 @@ def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
     return found
 
 
-def _opened(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
+def _open_certificate(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
     """Decode the certificate of a header and open it with `open_certificate`. Raises Unauthorized."""
     try:
-        text = certificates.decode_header(authorization)
-    except CapError as error:
+        text = certificates.decode_authorization(authorization)
+    except CertificateError as error:
         raise Unauthorized(f"certificate: {error.reason}") from None
     opened = _core.open_certificate(text)
     if opened is None:
@@ -380,7 +398,7 @@ def _signed_certificate(
     return SignedCertificate(text, key, nbf, exp, (authorization, "" if subject else presenter))
 
 
-def _check_window(presented: Proof | SignedCertificate, now_ms: int) -> None:
+def _check_validity_period(presented: VerifiedCertificate | SignedCertificate, now_ms: int) -> None:
     """Refuse a certificate that does not hold now."""
     now_s = now_ms // 1000
     if now_s > presented.exp + SKEW_S:
@@ -389,7 +407,9 @@ def _check_window(presented: Proof | SignedCertificate, now_ms: int) -> None:
         raise Unauthorized(f"not valid yet: for {presented.nbf - now_s} s")
 
 
-def _check_signature(key: _core.PublicKey, credentials: Credentials, request: Inbound, body: bytes) -> None:
+def _check_signature(
+    key: _core.PublicKey, credentials: Credentials, request: SignedRequest, body: bytes
+) -> None:
     if not _core.verify_request(
         key,
         credentials.signature,
@@ -404,14 +424,14 @@ def _check_signature(key: _core.PublicKey, credentials: Credentials, request: In
         raise Unauthorized(f"signature: not of {asked}, or of another query or body")
 
 
-def _counters(rule: Rule, identity: str, address: str) -> list[tuple[Limit, str]]:
+def _rate_limit_buckets(policy: AccessPolicy, identity: str, client_ip: str) -> list[tuple[Limit, str]]:
     """The limits that a request counts against, each with the name of its counter."""
-    asked = rule.limit
+    asked = policy.limit
     if asked is None:
         return []
-    who = f"identity={identity}" if identity else f"ip={address}"
-    buckets = {"identity": who, "ip": f"ip={address}", "identity+ip": f"{who},ip={address}"}
-    prefix = f"{rule.namespace or ''}/{rule.collection.name}/{rule.action}"
+    who = f"identity={identity}" if identity else f"ip={client_ip}"
+    buckets = {"identity": who, "ip": f"ip={client_ip}", "identity+ip": f"{who},ip={client_ip}"}
+    prefix = f"{policy.namespace or ''}/{policy.collection.name}/{policy.action}"
     counters = []
     if asked.window_ms is not None and asked.max_requests is not None:
         limit = Limit(window_ms=asked.window_ms, max_requests=asked.max_requests)

@@ -1,7 +1,8 @@
 """Capability certificates and revocation lists, read and checked (clients-and-crypto 1, wire section 3).
 
-Everything here is pure: the caller passes the clock. A certificate goes through `decode` (its form), then
-`verify` (its time and its signature); `check_sharing` adds the rules for what may be handed to others.
+Everything here is pure: the caller passes the clock. A certificate goes through `from_authorization` (its
+form), then `verify` (its time and its signature); `check_delegation` adds the rules for what may be handed to
+others.
 """
 
 import base64
@@ -31,7 +32,7 @@ _MAX_AUDIENCE = 64
 Kind = Literal["device", "member", "audience"]
 
 
-class CapError(Exception):
+class CertificateError(Exception):
     """A certificate that does not hold. `reason` is the code of clients-and-crypto section 1.4: for logs and
     for the certificate's owner, never for a caller who could learn from it how to forge."""
 
@@ -80,80 +81,84 @@ def user_id(key: str) -> str:
     return hashlib.sha256(bytes.fromhex(key)).hexdigest()[:32]
 
 
-def decode(authorization: str) -> Certificate:
+def from_authorization(authorization: str) -> Certificate:
     """The certificate of an `Authorization` header, its form checked, its time and signature not yet.
-    Raises CapError."""
-    return read(decode_header(authorization))
+    Raises CertificateError."""
+    return parse(decode_authorization(authorization))
 
 
-def decode_header(authorization: str) -> bytes:
-    """The text of the certificate in an `Authorization` header. Raises CapError."""
+def decode_authorization(authorization: str) -> bytes:
+    """The text of the certificate in an `Authorization` header. Raises CertificateError."""
     if len(authorization) > MAX_HEADER_CHARS or not authorization.startswith(SCHEME):
-        raise CapError("malformed")
-    text = base64_bytes(authorization[len(SCHEME) :])
+        raise CertificateError("malformed")
+    text = decode_base64(authorization[len(SCHEME) :])
     if text is None:
-        raise CapError("malformed")
+        raise CertificateError("malformed")
     return text
 
 
-def read(text: bytes) -> Certificate:
-    """The certificate of a JSON text, its form checked, its time and signature not yet. Raises CapError."""
+def parse(text: bytes) -> Certificate:
+    """The certificate of a JSON text, its form checked, its time and signature not yet. Raises
+    CertificateError."""
     try:
         canonical = canonicalize(text)
     except BadRequest as error:
-        raise CapError("malformed") from error
+        raise CertificateError("malformed") from error
     members = orjson.loads(canonical)
     if not isinstance(members, dict):
-        raise CapError("malformed-shape")
-    return _read_members(members, canonical)
+        raise CertificateError("malformed-shape")
+    return _parse_members(members, canonical)
 
 
 def verify(certificate: Certificate, now_s: float) -> None:
-    """Return when the certificate holds at `now_s`: first its time, then its signature. Raises CapError."""
-    check_window(certificate, now_s)
+    """Return when the certificate holds at `now_s`: first its time, then its signature. Raises
+    CertificateError."""
+    check_validity_period(certificate, now_s)
     check_signature(certificate)
 
 
-def check_window(certificate: Certificate, now_s: float) -> None:
-    """Refuse a certificate outside its time, give or take 300 seconds at both ends. Raises CapError."""
+def check_validity_period(certificate: Certificate, now_s: float) -> None:
+    """Refuse a certificate outside its time, give or take 300 seconds at both ends. Raises
+    CertificateError."""
     if certificate.exp <= certificate.nbf:
-        raise CapError("inverted-window")
+        raise CertificateError("inverted-window")
     if now_s < certificate.nbf - SKEW_S:
-        raise CapError("not-yet-valid")
+        raise CertificateError("not-yet-valid")
     if now_s > certificate.exp + SKEW_S:
-        raise CapError("expired")
+        raise CertificateError("expired")
 
 
 def check_signature(certificate: Certificate) -> None:
-    """Refuse a certificate that its issuer did not sign. Costs one Ed25519 verification. Raises CapError."""
+    """Refuse a certificate that its issuer did not sign. Costs one Ed25519 verification. Raises
+    CertificateError."""
     if not _signed_by(certificate.iss, certificate.signed, certificate.sig):
-        raise CapError("bad-signature")
+        raise CertificateError("bad-signature")
 
 
-def check_sharing(certificate: Certificate) -> None:
+def check_delegation(certificate: Certificate) -> None:
     """Refuse a member or audience certificate that hands out more than one collection, the issuer's private
     paths, the member list, or the writing of the keyring. A certificate without paths reaches everything and
     is refused as `members-not-denied`; who answers that with another status looks at `paths` first.
-    Raises CapError."""
+    Raises CertificateError."""
     kind, collections = certificate.kind, certificate.collections
     if kind == "device":
         return
     if kind == "member":
         if certificate.sub_user_id is None:
-            raise CapError("member-missing-sub-userid")
+            raise CertificateError("member-missing-sub-userid")
         if certificate.sub_user_id == certificate.iss_user_id:
-            raise CapError("member-self")
+            raise CertificateError("member-self")
     if "*" in collections:
-        raise CapError(f"{kind}-wildcard-collections")
+        raise CertificateError(f"{kind}-wildcard-collections")
     if len(collections) != 1:
-        raise CapError(f"{kind}-multi-collection")
+        raise CertificateError(f"{kind}-multi-collection")
     if any(_is_private(path, certificate.iss_user_id) for path in certificate.paths or ()):
-        raise CapError(f"{kind}-private-path")
+        raise CertificateError(f"{kind}-private-path")
     scope = Scope(list(certificate.paths or ()), certificate.iss_user_id)
     if scope.allows(f"{collections[0]}/_members"):
-        raise CapError(f"{kind}-members-not-denied")
+        raise CertificateError(f"{kind}-members-not-denied")
     if "write" in certificate.ops and scope.allows(f"{collections[0]}/_keyring"):
-        raise CapError(f"{kind}-keyring-not-denied")
+        raise CertificateError(f"{kind}-keyring-not-denied")
 
 
 class Revocable(Protocol):
@@ -186,7 +191,7 @@ class RevocationList:
         return certificate.iss == self.iss and self.revoked.contains(certificate.sub, certificate.nonce)
 
 
-def read_revocation_list(text: bytes) -> RevocationList:
+def parse_revocation_list(text: bytes) -> RevocationList:
     """The revocation list of a JSON text, signed by its issuer. Costs one Ed25519 verification.
 
     Raises:
@@ -208,29 +213,29 @@ def signing_input(tag: bytes, members: Mapping[str, Any]) -> bytes:
     return tag + canonicalize(orjson.dumps({name: members[name] for name in members if name != "sig"}))
 
 
-def _read_members(members: dict[str, Any], canonical: bytes) -> Certificate:
+def _parse_members(members: dict[str, Any], canonical: bytes) -> Certificate:
     kind = members.get("kind")
     scope = members.get("scope")
     if kind not in ("device", "member", "audience") or not isinstance(scope, dict):
-        raise CapError("malformed-shape")
+        raise CertificateError("malformed-shape")
     nbf, exp = _integer(members.get("nbf")), _integer(members.get("exp"))
     nonce = members.get("nonce")
-    if nbf is None or exp is None or not isinstance(nonce, str) or len(base64_bytes(nonce) or b"") != 16:
-        raise CapError("malformed-shape")
-    ops, collections = _texts(scope.get("ops")), _texts(scope.get("collections"))
-    paths = _texts(scope["paths"]) if "paths" in scope else None
+    if nbf is None or exp is None or not isinstance(nonce, str) or len(decode_base64(nonce) or b"") != 16:
+        raise CertificateError("malformed-shape")
+    ops, collections = _string_list(scope.get("ops")), _string_list(scope.get("collections"))
+    paths = _string_list(scope["paths"]) if "paths" in scope else None
     if not OPS.issuperset(ops):
-        raise CapError("malformed-shape")
+        raise CertificateError("malformed-shape")
     sub = _audience_subject(members) if kind == "audience" else _subject(members)
     aud = _audience(members) if "aud" in members else None
-    iss, iss_user_id = _text(members, "iss"), _text(members, "issUserId")
+    iss, iss_user_id = _string(members, "iss"), _string(members, "issUserId")
     if not _is_key(iss) or (sub and not _is_key(sub)):
-        raise CapError("malformed")
+        raise CertificateError("malformed")
     if iss_user_id != user_id(iss):
-        raise CapError("iss-userid-mismatch")
+        raise CertificateError("iss-userid-mismatch")
     sub_user_id = members.get("subUserId")
     if sub_user_id is not None and sub_user_id != user_id(sub):
-        raise CapError("sub-userid-mismatch")
+        raise CertificateError("sub-userid-mismatch")
     sig = members.get("sig")
     return Certificate(
         kind=kind,
@@ -251,45 +256,45 @@ def _read_members(members: dict[str, Any], canonical: bytes) -> Certificate:
 
 
 def _subject(members: dict[str, Any]) -> str:
-    _text(members, "subKem")
+    _string(members, "subKem")
     if "subUserId" in members:
-        _text(members, "subUserId")
+        _string(members, "subUserId")
     if "aud" in members:
-        raise CapError("non-audience-has-aud")
-    return _text(members, "sub")
+        raise CertificateError("non-audience-has-aud")
+    return _string(members, "sub")
 
 
 def _audience_subject(members: dict[str, Any]) -> str:
     if not members.keys().isdisjoint(("sub", "subKem", "subUserId")):
-        raise CapError("audience-has-sub")
+        raise CertificateError("audience-has-sub")
     return ""
 
 
 def _audience(members: dict[str, Any]) -> tuple[str, ...]:
     keys = members["aud"]
     if not isinstance(keys, list):
-        raise CapError("audience-aud-bad-entry")
+        raise CertificateError("audience-aud-bad-entry")
     if not keys:
-        raise CapError("audience-empty-aud")
+        raise CertificateError("audience-empty-aud")
     if len(keys) > _MAX_AUDIENCE:
-        raise CapError("audience-aud-too-large")
+        raise CertificateError("audience-aud-too-large")
     if not all(map(_is_key, keys)):
-        raise CapError("audience-aud-bad-entry")
+        raise CertificateError("audience-aud-bad-entry")
     if len(set(keys)) != len(keys):
-        raise CapError("audience-aud-dup")
+        raise CertificateError("audience-aud-dup")
     return tuple(keys)
 
 
-def _text(members: dict[str, Any], name: str) -> str:
+def _string(members: dict[str, Any], name: str) -> str:
     value = members.get(name)
     if not isinstance(value, str):
-        raise CapError("malformed-shape")
+        raise CertificateError("malformed-shape")
     return value
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def _string_list(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not set(map(type, value)) <= {str}:
-        raise CapError("malformed-shape")
+        raise CertificateError("malformed-shape")
     return tuple(value)
 
 
@@ -309,7 +314,7 @@ def _is_private(path: str, iss_user_id: str) -> bool:
     return (path.replace("{identity}", iss_user_id) + "/").startswith(home + "/")
 
 
-def base64_bytes(text: str) -> bytes | None:
+def decode_base64(text: str) -> bytes | None:
     """The bytes of padded standard base64 in its one spelling, else None."""
     try:
         decoded = base64.b64decode(text, validate=True)

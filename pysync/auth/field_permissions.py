@@ -11,7 +11,7 @@ from pysync.errors import DocumentCorrupt, Forbidden
 Permissions = Mapping[str, FieldPermission]
 
 
-def hidden(permissions: Permissions, roles: frozenset[str]) -> frozenset[str]:
+def hidden_fields(permissions: Permissions, roles: frozenset[str]) -> frozenset[str]:
     """The members that a reader with `roles` does not get to see."""
     return frozenset(
         name
@@ -20,7 +20,7 @@ def hidden(permissions: Permissions, roles: frozenset[str]) -> frozenset[str]:
     )
 
 
-def without(data: bytes, names: frozenset[str]) -> bytes:
+def redact(data: bytes, names: frozenset[str]) -> bytes:
     """The JSON object `data` without the members `names`; other members keep their values and order. Raises
     DocumentCorrupt where it does not read."""
     try:
@@ -30,7 +30,7 @@ def without(data: bytes, names: frozenset[str]) -> bytes:
     return orjson.dumps({name: value for name, value in members.items() if name not in names})
 
 
-def without_in_each(elements: bytes, names: frozenset[str]) -> bytes:
+def redact_elements(elements: bytes, names: frozenset[str]) -> bytes:
     """Remove the members `names` from the `data` of the elements of a log (JSON objects, separated by
     commas). An element that lacks any loses its author's proof, which would verify guesses. Data that is no
     object stays as it is. Raises DocumentCorrupt if the elements do not parse."""
@@ -46,16 +46,16 @@ def without_in_each(elements: bytes, names: frozenset[str]) -> bytes:
     return orjson.dumps(found)[1:-1]
 
 
-def check_appended(permissions: Permissions, roles: frozenset[str], data: bytes) -> None:
+def check_append(permissions: Permissions, roles: frozenset[str], data: bytes) -> None:
     """Raise Forbidden where `data`, the JSON object of a new element, has a member that a writer with `roles`
     may not write: nothing was there before that it could keep."""
-    locked = _locked(permissions, roles)
+    locked = _read_only_fields(permissions, roles)
     named = locked.keys() & orjson.loads(data).keys() if locked else ()
     if named:
-        raise _refusal(min(named), locked[min(named)])
+        raise _forbidden(min(named), locked[min(named)])
 
 
-def guarded(
+def preserve_read_only_fields(
     permissions: Permissions, roles: frozenset[str], body: _core.PushBody, current: bytes | None
 ) -> _core.PushBody:
     """The push as far as a writer with `roles` may make it: members it may not write keep the value of
@@ -63,27 +63,27 @@ def guarded(
 
     Raises Forbidden where the push gives such a member another value.
     """
-    locked = _locked(permissions, roles)
+    locked = _read_only_fields(permissions, roles)
     if not locked:
         return body
     pushed = orjson.loads(body.data)
     stored = {} if current is None else orjson.loads(current)
-    unseen = hidden(permissions, roles)
+    unseen = hidden_fields(permissions, roles)
     for name in locked.keys() & pushed.keys():
         # To tell a writer that a value they cannot read is the right one would be to let them read it.
         is_same = name in stored and _canonical(pushed[name]) == _canonical(stored[name])
         if name in unseen or not is_same:
-            raise _refusal(name, locked[name])
+            raise _forbidden(name, locked[name])
     kept = {name: stored[name] for name in locked.keys() & stored.keys()}
     merged = orjson.dumps({**pushed, **kept})
     if merged == orjson.dumps(pushed):
         return body
     if body.author_signature is not None:
-        raise _refusal(min(kept), locked[min(kept)])
+        raise _forbidden(min(kept), locked[min(kept)])
     return _core.decode_push(b'{"data":%b,"baseHash":%b}' % (merged, orjson.dumps(body.base_hash)))
 
 
-def _locked(permissions: Permissions, roles: frozenset[str]) -> dict[str, tuple[str, ...]]:
+def _read_only_fields(permissions: Permissions, roles: frozenset[str]) -> dict[str, tuple[str, ...]]:
     """The members that a writer with `roles` may not write, and whose they are."""
     return {
         name: permission.write_roles
@@ -97,5 +97,5 @@ def _canonical(value: object) -> bytes:
     return _core.canonicalize(orjson.dumps(value))
 
 
-def _refusal(name: str, write_roles: tuple[str, ...]) -> Forbidden:
+def _forbidden(name: str, write_roles: tuple[str, ...]) -> Forbidden:
     return Forbidden(f'Forbidden: field "{name}" requires roles: {", ".join(write_roles)}')

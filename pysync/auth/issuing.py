@@ -1,7 +1,7 @@
 """Certificates, revocation lists and public links, made (clients-and-crypto sections 1.3 and 1.7).
 
 Pure: the caller passes the clock (seconds) and a nonce of 16 random bytes. What a server would refuse for
-its form is refused here already, with CapError.
+its form is refused here already, with CertificateError.
 """
 
 import base64
@@ -15,18 +15,18 @@ from pysync._core import canonicalize
 from pysync.auth.certificates import (
     CERTIFICATE_TAG,
     REVOCATION_TAG,
-    CapError,
     Certificate,
+    CertificateError,
     RevocationList,
-    check_sharing,
-    read,
-    read_revocation_list,
+    check_delegation,
+    parse,
+    parse_revocation_list,
     signing_input,
     user_id,
 )
 from pysync.auth.signing import Signer
 
-LIFETIME_S: Final = 30 * 24 * 3600
+DEFAULT_LIFETIME_S: Final = 30 * 24 * 3600
 DROPPED_AFTER_S: Final = 24 * 3600
 """Seconds after its `exp` at which an entry of a revocation list is dropped."""
 
@@ -39,27 +39,27 @@ class Grant:
     paths: tuple[str, ...]
 
 
-EVERYTHING: Final = Grant(("read", "list", "write"), ("**",))
+FULL_ACCESS: Final = Grant(("read", "list", "write"), ("**",))
 
 
-def reader(collection: str) -> Grant:
+def reader_grant(collection: str) -> Grant:
     """Read and list the collection, but for its member list."""
     return Grant(("read", "list"), (f"{collection}/**", f"!{collection}/_members"))
 
 
-def writer(collection: str) -> Grant:
+def writer_grant(collection: str) -> Grant:
     """Read, list and write the collection, but for its keyring and member list."""
     return Grant(
         ("read", "list", "write"), (f"{collection}/**", f"!{collection}/_keyring", f"!{collection}/_members")
     )
 
 
-def admin(collection: str) -> Grant:
+def admin_grant(collection: str) -> Grant:
     """Everything in the collection. Only a device certificate may carry it."""
     return Grant(("read", "list", "write"), (f"{collection}/**",))
 
 
-def device(
+def issue_device_certificate(
     issuer: Signer,
     sub: str,
     sub_kem: str,
@@ -67,15 +67,15 @@ def device(
     now_s: int,
     nonce: bytes,
     expires_at_s: int | None = None,
-    grant: Grant = EVERYTHING,
+    grant: Grant = FULL_ACCESS,
     collections: tuple[str, ...] = ("*",),
 ) -> Certificate:
     """A certificate for the holder of key `sub` to act as its issuer. A root's first device is itself."""
     subject = {"sub": sub, "subKem": sub_kem}
-    return _mint(issuer, "device", subject, grant, collections, now_s, nonce, expires_at_s)
+    return _issue(issuer, "device", subject, grant, collections, now_s, nonce, expires_at_s)
 
 
-def member(
+def issue_member_certificate(
     issuer: Signer,
     sub: str,
     sub_kem: str,
@@ -86,14 +86,22 @@ def member(
     expires_at_s: int | None = None,
     grant: Grant | None = None,
 ) -> Certificate:
-    """A certificate for another person, with key `sub`, in one collection; `grant` is `reader` by default."""
+    """A certificate for another person, with key `sub`, in one collection; `grant` is `reader_grant` by
+    default."""
     subject = {"sub": sub, "subKem": sub_kem, "subUserId": user_id(sub)}
-    return _mint(
-        issuer, "member", subject, grant or reader(collection), (collection,), now_s, nonce, expires_at_s
+    return _issue(
+        issuer,
+        "member",
+        subject,
+        grant or reader_grant(collection),
+        (collection,),
+        now_s,
+        nonce,
+        expires_at_s,
     )
 
 
-def audience(
+def issue_audience_certificate(
     issuer: Signer,
     collection: str,
     *,
@@ -103,13 +111,20 @@ def audience(
     grant: Grant | None = None,
     aud: tuple[str, ...] | None = None,
 ) -> Certificate:
-    """A certificate for whoever presents it, or for the keys of `aud`, in one collection; `grant` is `reader`
-    by default."""
+    """A certificate for whoever presents it, or for the keys of `aud`, in one collection; `grant` is
+    `reader_grant` by default."""
     if aud == ():
-        raise CapError("audience-empty")
+        raise CertificateError("audience-empty")
     subject = {} if aud is None else {"aud": aud}
-    return _mint(
-        issuer, "audience", subject, grant or reader(collection), (collection,), now_s, nonce, expires_at_s
+    return _issue(
+        issuer,
+        "audience",
+        subject,
+        grant or reader_grant(collection),
+        (collection,),
+        now_s,
+        nonce,
+        expires_at_s,
     )
 
 
@@ -121,7 +136,7 @@ def public_link(certificate: Certificate) -> str:
     return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
 
 
-def revocation_list(
+def issue_revocation_list(
     issuer: Signer,
     generation: int,
     *,
@@ -143,15 +158,15 @@ def revocation_list(
         "iss": issuer.ed_pub,
         "issUserId": user_id(issuer.ed_pub),
         "generation": generation,
-        "revoked": _merged(known.get("revoked", []), own, ("sub", "nonce"), now_s),
+        "revoked": _merge_entries(known.get("revoked", []), own, ("sub", "nonce"), now_s),
     }
     held = [{"sub": sub, "exp": exp} for sub, exp in subjects]
-    if dropped := _merged(known.get("revokedSubjects", []), held, ("sub",), now_s):
+    if dropped := _merge_entries(known.get("revokedSubjects", []), held, ("sub",), now_s):
         members["revokedSubjects"] = dropped
-    return read_revocation_list(_signed(issuer, REVOCATION_TAG, members))
+    return parse_revocation_list(_sign(issuer, REVOCATION_TAG, members))
 
 
-def _merged(
+def _merge_entries(
     earlier: list[dict[str, Any]], own: list[dict[str, Any]], names: tuple[str, ...], now_s: int
 ) -> list[dict[str, Any]]:
     """The entries of both, each once by the members `names`, without those that expired long ago."""
@@ -167,7 +182,7 @@ def _merged(
     return list(entries.values())
 
 
-def _mint(
+def _issue(
     issuer: Signer,
     kind: str,
     subject: dict[str, Any],
@@ -177,9 +192,9 @@ def _mint(
     nonce: bytes,
     expires_at_s: int | None,
 ) -> Certificate:
-    exp = now_s + LIFETIME_S if expires_at_s is None else expires_at_s
+    exp = now_s + DEFAULT_LIFETIME_S if expires_at_s is None else expires_at_s
     if exp <= now_s:
-        raise CapError("expiresAt-not-after-nbf")
+        raise CertificateError("expiresAt-not-after-nbf")
     members = {
         "v": 1,
         "kind": kind,
@@ -191,11 +206,11 @@ def _mint(
         "exp": exp,
         "nonce": base64.b64encode(nonce).decode(),
     }
-    certificate = read(_signed(issuer, CERTIFICATE_TAG, members))
-    check_sharing(certificate)
+    certificate = parse(_sign(issuer, CERTIFICATE_TAG, members))
+    check_delegation(certificate)
     return certificate
 
 
-def _signed(issuer: Signer, tag: bytes, members: dict[str, Any]) -> bytes:
+def _sign(issuer: Signer, tag: bytes, members: dict[str, Any]) -> bytes:
     sig = issuer.sign(signing_input(tag, members))
     return canonicalize(orjson.dumps({**members, "sig": sig}))

@@ -6,7 +6,7 @@ from typing import Final
 from pysync.config import Config
 from pysync.store import Store
 
-MAX_KNOWN: Final = 10_000
+MAX_CACHED_OWNERS: Final = 10_000
 
 
 class Ownership:
@@ -16,24 +16,24 @@ class Ownership:
 
     def __init__(self, config: Config, store: Store) -> None:
         self._store = store
-        self._places = sorted(set(_places(config)))
-        self._known: set[str] = set()
+        self._prefixes = sorted(set(_identity_prefixes(config)))
+        self._owners: set[str] = set()
 
-    async def owns(self, identity: str) -> bool:
+    async def owns_data(self, identity: str) -> bool:
         """Return True if `identity` owns anything that is stored. A positive answer is cached. Raises
         StoreUnavailable."""
-        if identity in self._known:
+        if identity in self._owners:
             return True
-        for folder, is_whole_key in self._places:
+        for folder, is_whole_key in self._prefixes:
             key = folder + identity
-            if await self._is_there(key, is_whole_key):
-                if len(self._known) >= MAX_KNOWN:
-                    self._known.clear()
-                self._known.add(identity)
+            if await self._exists(key, is_whole_key):
+                if len(self._owners) >= MAX_CACHED_OWNERS:
+                    self._owners.clear()
+                self._owners.add(identity)
                 return True
         return False
 
-    async def _is_there(self, key: str, is_whole_key: bool) -> bool:
+    async def _exists(self, key: str, is_whole_key: bool) -> bool:
         if is_whole_key:
             return await self._store.get(key) is not None
         walk = self._store.walk(key)
@@ -44,7 +44,7 @@ class Ownership:
                 await walk.aclose()
 
 
-def _places(config: Config) -> Iterator[tuple[str, bool]]:
+def _identity_prefixes(config: Config) -> Iterator[tuple[str, bool]]:
     """Return the part of each template before `{identity}`, and whether anything follows it."""
     for _, _, collections in config.each_namespace():
         for collection in collections:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pysync.config import Action, Collection, Config, RateRule, Restriction, Trust, effective_limit, trust_of
-from pysync.config.key_templates import matches, params, wins_over
+from pysync.config.key_templates import matches, params, shadows
 from pysync.errors import Forbidden
 from pysync.model import ANONYMOUS, Caller
 
@@ -12,54 +12,54 @@ _OPS: dict[Action, frozenset[str]] = {
     "push": frozenset({"write"}),
     "list": frozenset({"list", "read"}),
 }
-SPACE_ROLES = "space:"
+SPACE_ROLE_PREFIX = "space:"
 """How the roles start that a space's access document gives."""
-_NOT_ACROSS = frozenset({"self", "device:root"})
+_OWN_IDENTITY_ONLY = frozenset({"self", "device:root"})
 """Roles that everybody holds for what is theirs: they open nothing that belongs to another identity."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessPolicy:
     """What one action on one collection asks of a caller."""
 
     action: Action
     collection: Collection
     namespace: str | None
     roles: frozenset[str]
-    admits_anonymous: bool
+    allows_anonymous: bool
     """Callers without credentials reach the role check, as `public`."""
-    examines: bool
+    needs_credentials: bool
     """Credentials are looked at."""
     identity_index: int | None
     """Which path parameter is `{identity}`: of a list, of its prefix."""
-    by_space: bool
+    uses_space_roles: bool
     """Roles that a space's access document gives count (`pysync.spaces`)."""
-    by_plugin: bool
+    uses_plugin_roles: bool
     """Roles that plugins give count."""
     restrictions: tuple[Restriction, ...]
     limit: RateRule | None
     trust: Trust | None = None
     """The issuers that this collection trusts; None: those that the server trusts."""
-    rivals: tuple[str, ...] = ()
+    shadowing_templates: tuple[str, ...] = ()
     """Templates of other collections in the namespace that win keys over this one's."""
-    by_request: bool = field(init=False)
+    uses_dynamic_roles: bool = field(init=False)
     """Roles count that a caller holds for one request alone: of a space, or of plugins."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "by_request", self.by_space or self.by_plugin)
+        object.__setattr__(self, "uses_dynamic_roles", self.uses_space_roles or self.uses_plugin_roles)
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: Config,
         namespace: str | None,
         collection: Collection,
         action: Action,
         *,
-        by_plugin: bool = False,
-    ) -> "Rule":
-        """The rule that the configuration makes for `action` on `collection`. `by_plugin`: there is a plugin
-        that gives roles. As it may give them to anybody, everybody's credentials are looked at."""
+        uses_plugin_roles: bool = False,
+    ) -> "AccessPolicy":
+        """The rule that the configuration makes for `action` on `collection`. `uses_plugin_roles`: there is a
+        plugin that gives roles. As it may give them to anybody, everybody's credentials are looked at."""
         roles = frozenset(collection.write_roles if action == "push" else collection.read_roles)
         levels = [config.restrictions, collection.restrictions]
         if namespace is not None:
@@ -82,44 +82,48 @@ class Rule:
             collection=collection,
             namespace=namespace,
             roles=roles,
-            admits_anonymous=not needed,
-            examines=(
-                needed or not public or by_plugin or bool(restrictions) or bool(collection.field_permissions)
+            allows_anonymous=not needed,
+            needs_credentials=(
+                needed
+                or not public
+                or uses_plugin_roles
+                or bool(restrictions)
+                or bool(collection.field_permissions)
             ),
             identity_index=names.index("identity") if "identity" in names else None,
-            by_space=config.auth.spaces is not None and _names_space_roles(roles, collection),
-            by_plugin=by_plugin,
+            uses_space_roles=config.auth.spaces is not None and _names_space_roles(roles, collection),
+            uses_plugin_roles=uses_plugin_roles,
             restrictions=restrictions,
             limit=effective_limit(config, collection, action),
             trust=_own_trust(config, namespace, collection),
-            rivals=_rivals(config, namespace, collection),
+            shadowing_templates=_shadowing_templates(config, namespace, collection),
         )
 
-    def owns(self, document_key: str) -> bool:
+    def owns_key(self, document_key: str) -> bool:
         """Whether the key, which has the shape of this collection's, is not another collection's. What routes
         lead to is owned; what is put together from a template need not be."""
-        return not any(matches(rival, document_key) for rival in self.rivals)
+        return not any(matches(rival, document_key) for rival in self.shadowing_templates)
 
     def authorize(self, caller: Caller, identity: str | None, document_key: str) -> None:
-        """Raise Forbidden unless `permits`."""
-        reason = self.refusal(caller, identity, document_key)
+        """Raise Forbidden unless `allows`."""
+        reason = self.denial_reason(caller, identity, document_key)
         if reason is not None:
             raise Forbidden(reason=reason)
 
-    def permits(self, caller: Caller, identity: str | None, document_key: str) -> bool:
+    def allows(self, caller: Caller, identity: str | None, document_key: str) -> bool:
         """Whether `caller` may act on `document_key`, whose path names `identity` (None: no identity)."""
-        return self.refusal(caller, identity, document_key) is None
+        return self.denial_reason(caller, identity, document_key) is None
 
-    def refusal(self, caller: Caller, identity: str | None, document_key: str) -> str | None:
+    def denial_reason(self, caller: Caller, identity: str | None, document_key: str) -> str | None:
         """Return the reason, for the operator's log, why `caller` may not act on `document_key`; None if it
         may."""
-        if self.restrictions and self._restricted(caller.identity):
+        if self.restrictions and self._is_denied(caller.identity):
             return "restrictions"
         if caller.ops is not None and not (caller.ops & _OPS[self.action]):
             return "scope: the certificate's ops"
         if caller.scope is not None and not caller.scope.allows(document_key):
             return "scope: the certificate's paths"
-        roles = self.held(caller)
+        roles = self.trusted_roles(caller)
         if self.collection.root_only and "device:root" not in roles:
             return "roles: rootOnly"
         held = self.roles & roles
@@ -127,31 +131,31 @@ class Rule:
             return None if held else "roles"
         if identity == caller.identity:
             return None if "self" in self.roles or held else "roles"
-        if any(role not in _NOT_ACROSS and not role.startswith("cap:") for role in held):
+        if any(role not in _OWN_IDENTITY_ONLY and not role.startswith("cap:") for role in held):
             return None
         return "roles: the path names another identity"
 
-    def answers(self, caller: Caller, identity: str | None, document_key: str) -> bool:
-        """Whether a request of its own would be answered: as `permits`, except that an open collection does
+    def would_serve(self, caller: Caller, identity: str | None, document_key: str) -> bool:
+        """Whether a request of its own would be answered: as `allows`, except that an open collection does
         not look at who asks, and one that is closed wants to know."""
-        if not self.examines:
+        if not self.needs_credentials:
             caller = ANONYMOUS
-        elif not self.admits_anonymous and caller == ANONYMOUS:
+        elif not self.allows_anonymous and caller == ANONYMOUS:
             return False
-        return self.permits(caller, identity, document_key)
+        return self.allows(caller, identity, document_key)
 
-    def roles_of(self, caller: Caller, identity: str | None) -> frozenset[str]:
+    def effective_roles(self, caller: Caller, identity: str | None) -> frozenset[str]:
         """The roles that `caller` holds where the path names `identity`: `self` too, where it is theirs."""
-        roles = self.held(caller)
+        roles = self.trusted_roles(caller)
         return roles | {"self"} if identity and identity == caller.identity else roles
 
-    def held(self, caller: Caller) -> frozenset[str]:
+    def trusted_roles(self, caller: Caller) -> frozenset[str]:
         """The roles that `caller` holds in this collection, by whom it trusts."""
         if self.trust is None or caller.claims is None:
             return caller.roles
         return caller.claims.roles(caller.identity, *self.trust) | caller.given
 
-    def _restricted(self, identity: str) -> bool:
+    def _is_denied(self, identity: str) -> bool:
         allowed = True
         for restriction in self.restrictions:
             listed = identity in restriction.identities
@@ -162,7 +166,7 @@ class Rule:
         return not allowed
 
 
-def _rivals(config: Config, namespace: str | None, collection: Collection) -> tuple[str, ...]:
+def _shadowing_templates(config: Config, namespace: str | None, collection: Collection) -> tuple[str, ...]:
     siblings = config.collections if namespace is None else config.namespaces[namespace].collections
     own = _key_template(collection)
     return tuple(
@@ -170,7 +174,7 @@ def _rivals(config: Config, namespace: str | None, collection: Collection) -> tu
         for other in siblings
         if other is not collection and not other.push_only
         for template in {other.storage_path, _key_template(other)}
-        if wins_over(template, own)
+        if shadows(template, own)
     )
 
 
@@ -188,4 +192,4 @@ def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:
     named = set(roles)
     for permission in collection.field_permissions.values():
         named.update(permission.read_roles or (), permission.write_roles or ())
-    return any(role.startswith(SPACE_ROLES) for role in named)
+    return any(role.startswith(SPACE_ROLE_PREFIX) for role in named)

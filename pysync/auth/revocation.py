@@ -13,8 +13,8 @@ from typing import Final, ParamSpec, TypeVar
 
 from pysync._core import PanicException
 from pysync._core import RevocationList as SignedList
-from pysync.auth.certificates import Revocable, RevocationList, read_revocation_list
-from pysync.clock import is_settled
+from pysync.auth.certificates import Revocable, RevocationList, parse_revocation_list
+from pysync.clock import is_stable
 from pysync.errors import (
     BadSignature,
     InvalidRevocation,
@@ -23,14 +23,14 @@ from pysync.errors import (
     StoreUnavailable,
     TooManyIssuers,
 )
-from pysync.store import ABSENT, Etag, EtagMismatch, Expect, NotModified, Object, Store
+from pysync.store import ABSENT, Etag, EtagMismatch, NotModified, Precondition, Store, StoredObject
 
 PREFIX: Final = "_pysync/revocations"
 RECHECK_MS: Final = 3_000
 MAX_ISSUERS: Final = 10_000
 """Number of lists up to which strangers may add theirs."""
-MAX_STRANGERS_BYTES: Final = 16_384
-MAX_KNOWN_BYTES: Final = 16 * 1024 * 1024
+MAX_UNTRUSTED_BYTES: Final = 16_384
+CACHE_BYTES: Final = 16 * 1024 * 1024
 """Bytes of cached entries, those of trusted issuers apart: some 500,000 entries."""
 BYTES_PER_LIST: Final = 500
 BYTES_PER_ENTRY: Final = 32
@@ -40,7 +40,7 @@ DROPPED_AFTER_S: Final = 86_400
 """Seconds after the expiry of its last entry at which a list is dropped: a clock that is wrong for a moment
 drops nothing that still counts."""
 SWEEP_EVERY_S: Final = 3600.0
-COUNTED_FOR_MS: Final = 60_000
+COUNT_TTL_MS: Final = 60_000
 """Time for which a count of the lists is good, together with those that this process adds."""
 _ATTEMPTS = 8
 _PAGE = 1000
@@ -52,12 +52,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CachedList:
     """The state of an issuer's list when the store was last asked."""
 
     found: RevocationList | None
     etag: str | None
-    asked_at_ms: int
+    fetched_at_ms: int
     unreadable: bool = False
 
     @property
@@ -66,36 +66,36 @@ class _Known:
         return BYTES_PER_LIST + BYTES_PER_ENTRY * entries
 
 
-async def _nobody(identity: str) -> bool:
+async def _owns_nothing(identity: str) -> bool:
     return False
 
 
-class Revocations:
+class RevocationRegistry:
     """The revocation lists of a store, each read again when its copy is 3 s old. User ids in `trusted`, and
-    those that own something (`owns`), are no strangers."""
+    those that own something (`owns_data`), are no strangers."""
 
     def __init__(
         self,
         store: Store,
         now_ms: Callable[[], int],
         trusted: Collection[str] = (),
-        owns: Callable[[str], Awaitable[bool]] = _nobody,
+        owns_data: Callable[[str], Awaitable[bool]] = _owns_nothing,
     ) -> None:
         self._store = store
         self._now_ms = now_ms
         self._trusted = frozenset(trusted)
-        self._owns = owns
-        self._known_trusted: dict[str, _Known] = {}
-        self._known: dict[str, _Known] = {}
-        self._known_bytes = 0
+        self._owns_data = owns_data
+        self._cached_trusted: dict[str, _CachedList] = {}
+        self._cached: dict[str, _CachedList] = {}
+        self._cached_bytes = 0
         self._count, self._counted_at_ms = 0, 0
 
-    async def revoked(self, certificate: Revocable) -> bool:
+    async def is_revoked(self, certificate: Revocable) -> bool:
         """Whether the certificate's issuer took it back. Raises StoreUnavailable where nobody can tell."""
         issuer = certificate.iss_user_id
-        known = self._remembered(issuer).get(issuer)
-        if known is None or self._now_ms() - known.asked_at_ms > RECHECK_MS:
-            known = await self._ask(issuer)
+        known = self._cache_of(issuer).get(issuer)
+        if known is None or self._now_ms() - known.fetched_at_ms > RECHECK_MS:
+            known = await self._fetch(issuer)
         if known.unreadable:
             raise StoreUnavailable
         return known.found is not None and known.found.revokes(certificate)
@@ -112,26 +112,26 @@ class Revocations:
             BadSignature: its issuer did not sign it.
             TooManyIssuers: 10,000 issuers have lists here, and this stranger has none.
         """
-        new = await _aside(text, SignedList.parse, text)
+        new = await _in_thread_if_large(text, SignedList.parse, text)
         if new is None:
             raise InvalidRevocation
         issuer, is_checked = new.iss_user_id, False
         for _ in range(_ATTEMPTS):
-            known = await self._ask(issuer)
+            known = await self._fetch(issuer)
             if known.found is not None and known.found.generation >= new.generation:
                 raise StaleGeneration
             if not is_checked:
-                is_stranger = await self._check(new, text)
+                is_stranger = await self._validate(new, text)
                 is_checked = True
             if is_stranger and known.etag is None:
-                await self._refuse_too_many()
-            expect: Expect = ABSENT if known.etag is None else Etag(known.etag)
+                await self._check_issuer_count()
+            expect: Precondition = ABSENT if known.etag is None else Etag(known.etag)
             try:
                 await self._store.put(f"{PREFIX}/{issuer}", new.text, expect=expect)
             except EtagMismatch:
                 continue
             self._count += known.etag is None
-            self._forget(issuer)
+            self._evict(issuer)
             return new.generation
         raise StoreUnavailable
 
@@ -139,15 +139,15 @@ class Revocations:
         """The list of an issuer (user id) as it is stored, None where there is none that can be read. Raises
         StoreUnavailable."""
         stored = await self._store.get(f"{PREFIX}/{issuer}")
-        if not isinstance(stored, Object):
+        if not isinstance(stored, StoredObject):
             return None
-        return stored.body if await _aside(stored.body, SignedList.parse, stored.body) else None
+        return stored.body if await _in_thread_if_large(stored.body, SignedList.parse, stored.body) else None
 
-    async def sweep(self) -> int:
+    async def delete_expired(self) -> int:
         """Drop the lists of strangers of which every entry has expired, and return their number. None within
         ten minutes of a step of the clock."""
         dropped, after = 0, None
-        if not is_settled(self._now_ms):
+        if not is_stable(self._now_ms):
             return dropped
         while names := await self._store.list(PREFIX, after, _PAGE):
             after = names[-1]
@@ -157,12 +157,12 @@ class Revocations:
         self._counted_at_ms = 0
         return dropped
 
-    async def keep_sweeping(self) -> None:
-        """`sweep` once an hour, for ever."""
+    async def delete_expired_periodically(self) -> None:
+        """`delete_expired` once an hour, for ever."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             try:
-                await self.sweep()
+                await self.delete_expired()
             except StoreUnavailable as error:
                 log.warning("failed to drop expired revocation lists: %s", error)
             except (Exception, PanicException):
@@ -170,72 +170,72 @@ class Revocations:
 
     async def _drop_expired(self, issuer: str) -> bool:
         stored = await self._store.get(f"{PREFIX}/{issuer}")
-        if not isinstance(stored, Object):
+        if not isinstance(stored, StoredObject):
             return False
-        parsed = await _aside(stored.body, SignedList.parse, stored.body)
-        revoked = None if parsed is None else await _aside(stored.body, parsed.revoked)
+        parsed = await _in_thread_if_large(stored.body, SignedList.parse, stored.body)
+        revoked = None if parsed is None else await _in_thread_if_large(stored.body, parsed.revoked)
         if revoked is None or self._now_ms() // 1000 <= revoked.last_expiry_s + DROPPED_AFTER_S:
             return False
-        if await self._owns(issuer):
+        if await self._owns_data(issuer):
             return False
         try:
             await self._store.delete(f"{PREFIX}/{issuer}", Etag(stored.etag))
         except EtagMismatch:
             return False
-        self._forget(issuer)
+        self._evict(issuer)
         return True
 
-    async def _check(self, new: SignedList, text: bytes) -> bool:
+    async def _validate(self, new: SignedList, text: bytes) -> bool:
         """Return True if the list is a stranger's. Raises as `publish` does if the list is refused."""
         is_trusted = new.iss_user_id in self._trusted
-        is_long = len(text) > MAX_STRANGERS_BYTES
-        if is_long and not is_trusted and not await self._owns(new.iss_user_id):
+        is_long = len(text) > MAX_UNTRUSTED_BYTES
+        if is_long and not is_trusted and not await self._owns_data(new.iss_user_id):
             raise PayloadTooLarge
-        if not await _aside(text, new.is_signed):
+        if not await _in_thread_if_large(text, new.is_signed):
             raise BadSignature
-        revoked = await _aside(text, new.revoked)
+        revoked = await _in_thread_if_large(text, new.revoked)
         if revoked is None:
             raise InvalidRevocation
-        if is_trusted or is_long or await self._owns(new.iss_user_id):
+        if is_trusted or is_long or await self._owns_data(new.iss_user_id):
             return False
         if self._now_ms() // 1000 > revoked.last_expiry_s:
             raise InvalidRevocation("Invalid revocation list: name a certificate that has not expired")
         return True
 
-    async def _ask(self, issuer: str) -> _Known:
-        known = self._remembered(issuer).get(issuer)
+    async def _fetch(self, issuer: str) -> _CachedList:
+        known = self._cache_of(issuer).get(issuer)
         asked_at_ms = self._now_ms()
         stored = await self._store.get(f"{PREFIX}/{issuer}", known.etag if known else None)
         if stored is None:
-            fresh = _Known(None, None, asked_at_ms)
+            fresh = _CachedList(None, None, asked_at_ms)
         elif isinstance(stored, NotModified):
             assert known is not None
-            fresh = replace(known, asked_at_ms=asked_at_ms)
+            fresh = replace(known, fetched_at_ms=asked_at_ms)
         else:
-            fresh = await _aside(stored.body, _read, stored, asked_at_ms)
-        self._keep(issuer, fresh)
+            fresh = await _in_thread_if_large(stored.body, _parse_stored, stored, asked_at_ms)
+        self._cache(issuer, fresh)
         return fresh
 
-    def _remembered(self, issuer: str) -> dict[str, _Known]:
-        return self._known_trusted if issuer in self._trusted else self._known
+    def _cache_of(self, issuer: str) -> dict[str, _CachedList]:
+        return self._cached_trusted if issuer in self._trusted else self._cached
 
-    def _keep(self, issuer: str, known: _Known) -> None:
-        self._forget(issuer)
-        self._remembered(issuer)[issuer] = known
+    def _cache(self, issuer: str, cached: _CachedList) -> None:
+        self._evict(issuer)
+        self._cache_of(issuer)[issuer] = cached
         if issuer not in self._trusted:
-            self._known_bytes += known.size
-            while self._known_bytes > MAX_KNOWN_BYTES:
-                self._forget(next(iter(self._known)))
+            self._cached_bytes += cached.size
+            while self._cached_bytes > CACHE_BYTES:
+                self._evict(next(iter(self._cached)))
 
-    def _forget(self, issuer: str) -> None:
-        known = self._remembered(issuer).pop(issuer, None)
+    def _evict(self, issuer: str) -> None:
+        known = self._cache_of(issuer).pop(issuer, None)
         if known is not None and issuer not in self._trusted:
-            self._known_bytes -= known.size
+            self._cached_bytes -= known.size
 
-    async def _refuse_too_many(self) -> None:
+    async def _check_issuer_count(self) -> None:
         """Raise TooManyIssuers where one more would be over the limit."""
         now_ms = self._now_ms()
-        if not 0 <= now_ms - self._counted_at_ms < COUNTED_FOR_MS:
+        if not 0 <= now_ms - self._counted_at_ms < COUNT_TTL_MS:
             count, after = 0, None
             while count < MAX_ISSUERS and (names := await self._store.list(PREFIX, after, _PAGE)):
                 count, after = count + len(names), names[-1]
@@ -244,19 +244,19 @@ class Revocations:
             raise TooManyIssuers
 
 
-async def _aside(text: bytes, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+async def _in_thread_if_large(text: bytes, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Run work on a list, in a thread if the list is long."""
     if len(text) > IN_THREAD_ABOVE:
         return await asyncio.to_thread(work, *args, **options)
     return work(*args, **options)
 
 
-def _read(stored: Object, asked_at_ms: int) -> _Known:
+def _parse_stored(stored: StoredObject, fetched_at_ms: int) -> _CachedList:
     """What is stored for an issuer. What does not read as a list refuses everybody it might revoke, until its
     issuer publishes another."""
     try:
-        found = replace(read_revocation_list(stored.body), text=b"")
+        found = replace(parse_revocation_list(stored.body), text=b"")
     except (InvalidRevocation, BadSignature):
         log.critical("a stored revocation list cannot be read: its issuer's certificates are refused")
-        return _Known(None, stored.etag, asked_at_ms, unreadable=True)
-    return _Known(found, stored.etag, asked_at_ms)
+        return _CachedList(None, stored.etag, fetched_at_ms, unreadable=True)
+    return _CachedList(found, stored.etag, fetched_at_ms)

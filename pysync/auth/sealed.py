@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import orjson
 
-from pysync.auth.certificates import base64_bytes
+from pysync.auth.certificates import decode_base64
 from pysync.errors import DataNotSealed
 
 KEYRING: Final = "_keyring"
@@ -44,14 +44,14 @@ def _is_envelope(value: dict[str, Any]) -> bool:
         and all(_is_hex(entry[name], size) for name, size in _ENTRY_TEXTS.items())
         and _is_ciphertext(entry["ct"])
         and isinstance(entry["addedSig"], str)
-        and len(base64_bytes(entry["addedSig"]) or b"") == 64
+        and len(decode_base64(entry["addedSig"]) or b"") == 64
         and type(entry["addedAt"]) is int
         and (_is_ciphertext(text) or _is_hex(text))
     )
 
 
 def _is_ciphertext(text: object) -> bool:
-    return isinstance(text, str) and len(base64_bytes(text) or b"") >= _OVERHEAD_BYTES
+    return isinstance(text, str) and len(decode_base64(text) or b"") >= _OVERHEAD_BYTES
 
 
 def _is_hex(text: object, size: int | None = None) -> bool:

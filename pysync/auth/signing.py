@@ -35,7 +35,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Signer(Protocol):
-    """What signs: `pysync.keys.Keys`, or a device that keeps its private key to itself."""
+    """What signs: `pysync.keys.IdentityKeys`, or a device that keeps its private key to itself."""
 
     @property
     def ed_pub(self) -> str:
@@ -69,7 +69,7 @@ def sign_author(signer: Signer, tag: str, document_key: str, data: bytes) -> dic
     }
 
 
-def host_of(base_url: str) -> str:
+def canonical_host(base_url: str) -> str:
     """The host that requests to `base_url` sign: in lower case, international names encoded, without user or
     default port; `""` where the URL has none. Raises ValueError for a port or name that cannot be."""
     url = urlsplit(base_url)
@@ -91,14 +91,14 @@ def host_of(base_url: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def host_of_header(host: str, scheme: str) -> str:
+def canonical_host_of_header(host: str, scheme: str) -> str:
     """The host that a request signed, from its `Host` header and the scheme it came by."""
     name, separator, port = host.lower().rpartition(":")
     return name if separator and port == str(_DEFAULT_PORTS.get(scheme)) else host.lower()
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class IdentityKeys:
     """An Ed25519 pair that signs and an X25519 pair that receives sealed keys, each half 64 hex digits. The
     private halves stay out of the repr."""
 
@@ -110,7 +110,7 @@ class Keys:
     _signing: Ed25519PrivateKey = field(repr=False, compare=False)
 
     @classmethod
-    def from_private(cls, ed_priv: bytes, kem_priv: bytes) -> "Keys":
+    def from_private(cls, ed_priv: bytes, kem_priv: bytes) -> "IdentityKeys":
         """The keys with these private halves, 32 bytes each. Raises ValueError."""
         signing = Ed25519PrivateKey.from_private_bytes(ed_priv)
         ed_pub = signing.public_key().public_bytes_raw().hex()
@@ -118,12 +118,12 @@ class Keys:
         return cls(ed_priv.hex(), ed_pub, kem_priv.hex(), kem_pub, user_id(ed_pub), signing)
 
     @classmethod
-    def generate(cls, random: Callable[[int], bytes] = os.urandom) -> "Keys":
+    def generate(cls, random: Callable[[int], bytes] = os.urandom) -> "IdentityKeys":
         """New keys from `random`."""
         return cls.from_private(random(32), random(32))
 
     @classmethod
-    def from_passphrase(cls, passphrase: str) -> "Keys":
+    def from_passphrase(cls, passphrase: str) -> "IdentityKeys":
         """The root keys of a passphrase, the same on every machine. Takes about 47 MB and a tenth of a second
         on purpose. Raises ValueError for a blank passphrase."""
         if not passphrase.strip():
@@ -132,8 +132,8 @@ class Keys:
             salt=b"starfish-v3-root", length=32, iterations=3, lanes=1, memory_cost=47_104
         ).derive(unicodedata.normalize("NFC", passphrase).encode())
         return cls.from_private(
-            _expand(secret, b"starfish-root-sign", b"ed25519"),
-            _expand(secret, b"starfish-root-kem", b"x25519"),
+            _hkdf(secret, b"starfish-root-sign", b"ed25519"),
+            _hkdf(secret, b"starfish-root-kem", b"x25519"),
         )
 
     def sign(self, message: bytes) -> str:
@@ -152,7 +152,7 @@ class Keys:
         return orjson.dumps(members, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
-    def from_json(cls, text: bytes) -> "Keys":
+    def from_json(cls, text: bytes) -> "IdentityKeys":
         """The keys of a key file. Raises ValueError when it is none, or when a public half does not fit."""
         members = orjson.loads(text)
         if not isinstance(members, dict):
@@ -175,5 +175,5 @@ class Keys:
             file.write(self.to_json())
 
 
-def _expand(secret: bytes, salt: bytes, info: bytes) -> bytes:
+def _hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
     return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(secret)

@@ -14,8 +14,8 @@ from typing import Final
 import orjson
 
 from pysync import _core
-from pysync.auth.policy import Rule
-from pysync.config import Spaces as Settings
+from pysync.auth.policy import AccessPolicy
+from pysync.config import SpacesConfig as Settings
 from pysync.corruption import CorruptionReporter
 from pysync.errors import (
     AuthorizationError,
@@ -27,7 +27,7 @@ from pysync.errors import (
 from pysync.model import Caller
 from pysync.store import NotModified, Store
 
-RESOLVE_S = 5.0
+ROLE_TIMEOUT_S = 5.0
 """How long roles may take to be told (wire section 3)."""
 
 OWNER = "space:owner"
@@ -38,21 +38,21 @@ _is_space_id = re.compile(r"[A-Za-z0-9_-]+").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Whom an access document gives roles. `of_all` are everybody's."""
+    """Whom an access document gives roles. `default_roles` are everybody's."""
 
     owner: str | None
     members: frozenset[str]
-    of_all: frozenset[str] = frozenset()
+    default_roles: frozenset[str] = frozenset()
 
     def roles(self, identity: str) -> frozenset[str]:
         """The roles of `identity`, which is not empty."""
         if identity == self.owner:
             return frozenset({OWNER, MEMBER})
-        return frozenset({MEMBER}) if identity in self.members else self.of_all
+        return frozenset({MEMBER}) if identity in self.members else self.default_roles
 
 
-_NOBODY: Final = Membership(None, frozenset())
-_FIRST_COMES: Final = Membership(None, frozenset(), frozenset({OWNER, MEMBER}))
+_NO_MEMBERS: Final = Membership(None, frozenset())
+_UNCLAIMED: Final = Membership(None, frozenset(), frozenset({OWNER, MEMBER}))
 
 
 class Spaces:
@@ -65,16 +65,16 @@ class Spaces:
         self._corruption = corruption or CorruptionReporter()
         self._param = "" if settings is None else settings.param
         self._template = () if settings is None else tuple(settings.access_path.split("/"))
-        self._trusts_first = settings is not None and settings.trust_on_first_use
+        self._trusts_on_first_use = settings is not None and settings.trust_on_first_use
 
-    def params(self, rule: Rule) -> list[str]:
-        """The path parameters that decide on the roles of `rule`, where any do."""
-        if not rule.by_space:
+    def params(self, policy: AccessPolicy) -> list[str]:
+        """The path parameters that decide on the roles of `policy`, where any do."""
+        if not policy.uses_space_roles:
             return []
-        own = rule.collection.storage_path.split("/")
+        own = policy.collection.storage_path.split("/")
         return [part[1:-1] for part in own if part.startswith("{") and part in self._template]
 
-    def key(self, params: Mapping[str, str]) -> str | None:
+    def access_document_key(self, params: Mapping[str, str]) -> str | None:
         """Where the access document of the space is that a path with `params` belongs to; None: to none."""
         space = params.get(self._param)
         if space is None or not _is_space_id(space):
@@ -85,48 +85,48 @@ class Spaces:
             return None
 
     def membership(self, key: str, stored: bytes | None) -> Membership | None:
-        """Return the members of a space by its access document, which is stored at `key` (None: there is
-        none); None if that is corrupt. A document that names no owner gives nobody a role."""
+        """Return the members of a space by its access document, which is stored at `access_document_key`
+        (None: there is none); None if that is corrupt. A document that names no owner gives nobody a role."""
         if stored is None:
-            return _FIRST_COMES if self._trusts_first else _NOBODY
+            return _UNCLAIMED if self._trusts_on_first_use else _NO_MEMBERS
         try:
             data = _data(stored)
         except DocumentCorrupt as error:
-            self._corruption.meet(error, "document", key)
+            self._corruption.report_once(error, "document", key)
             return None
         owner, members = data.get("owner"), data.get("members")
         if not isinstance(owner, str):
-            return _NOBODY
+            return _NO_MEMBERS
         named = members if isinstance(members, list) else []
         return Membership(owner, frozenset(name for name in named if isinstance(name, str)))
 
-    async def enriched(self, rule: Rule, caller: Caller, params: Mapping[str, str]) -> Caller:
-        """`caller` with its roles in the space of `params`, as far as `rule` asks for such roles.
+    async def enrich(self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str]) -> Caller:
+        """`caller` with its roles in the space of `params`, as far as `policy` asks for such roles.
 
         Raises AuthorizationError where the access document cannot be read, RolesUnavailable where that takes
         longer than 5 s.
         """
-        key = self.key(params) if rule.by_space and caller.identity else None
+        key = self.access_document_key(params) if policy.uses_space_roles and caller.identity else None
         if key is None:
             return caller
         _, roles = await self._roles(key, caller.identity)
-        return with_roles(caller, roles)
+        return add_roles(caller, roles)
 
-    async def pushing(
-        self, rule: Rule, caller: Caller, params: Mapping[str, str], key: str, text: bytes
+    async def enrich_for_push(
+        self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str, text: bytes
     ) -> Caller:
-        """`enriched`, for a push of `text` to `key`. Whoever makes a space owns it: a push that can only
-        create its access document, and names the caller its owner, is its owner's."""
-        access_key = self.key(params) if rule.by_space and caller.identity else None
+        """`enrich`, for a push of `text` to `access_document_key`. Whoever makes a space owns it: a push that
+        can only create its access document, and names the caller its owner, is its owner's."""
+        access_key = self.access_document_key(params) if policy.uses_space_roles and caller.identity else None
         if access_key is None:
             return caller
         stored, roles = await self._roles(access_key, caller.identity)
-        if stored is None and key == access_key and _founds(text, caller.identity):
+        if stored is None and key == access_key and _creates_space(text, caller.identity):
             roles |= {OWNER}
-        return with_roles(caller, roles)
+        return add_roles(caller, roles)
 
     async def _roles(self, key: str, identity: str) -> tuple[bytes | None, frozenset[str]]:
-        """The access document at `key`, and the roles that it gives. Raises as `enriched`."""
+        """The access document at `access_document_key`, and the roles that it gives. Raises as `enrich`."""
         stored = await self._read(key)
         membership = self.membership(key, stored)
         if membership is None:
@@ -135,7 +135,7 @@ class Spaces:
 
     async def _read(self, key: str) -> bytes | None:
         try:
-            async with asyncio.timeout(RESOLVE_S):
+            async with asyncio.timeout(ROLE_TIMEOUT_S):
                 found = await self._store.get(key)
         except TimeoutError:
             raise RolesUnavailable from None
@@ -144,7 +144,7 @@ class Spaces:
         return None if found is None or isinstance(found, NotModified) else found.body
 
 
-def with_roles(caller: Caller, roles: frozenset[str]) -> Caller:
+def add_roles(caller: Caller, roles: frozenset[str]) -> Caller:
     """`caller` with `roles` beside its own."""
     return replace(caller, roles=caller.roles | roles, given=caller.given | roles) if roles else caller
 
@@ -170,7 +170,7 @@ def _data(stored: bytes) -> dict[str, object]:
         return data if isinstance(data, dict) else members
 
 
-def _founds(text: bytes, identity: str) -> bool:
+def _creates_space(text: bytes, identity: str) -> bool:
     try:
         body = _core.decode_push(text)
     except PysyncError:

@@ -25,25 +25,33 @@ from pysync.clock import wall_clock_ms
 from pysync.config import Config, StoreConfig, effective_coordinator
 from pysync.config.schema import wire_name
 from pysync.coordinator import open_coordinator
-from pysync.engine.append_log import Logs
+from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.errors import StoreUnavailable
-from pysync.migrate import Copier, Outcomes, Verified, Verifier, open_source, open_target, place
+from pysync.migrate import (
+    Copier,
+    CopyReport,
+    VerificationReport,
+    Verifier,
+    open_source,
+    open_target,
+    parse_location,
+)
 from pysync.migrate.locations import check_exists
 from pysync.parquet import duckdb_read_parquet_sql
-from pysync.plugins import Services, loader
+from pysync.plugins import PluginContext, loader
 from pysync.plugins.events import Events, events_of
 from pysync.plugins.events.compaction import current_keys
 from pysync.plugins.projection import ProjectionSpec, projections_in, projections_of
-from pysync.plugins.projection.lists import Lists, Outcome
+from pysync.plugins.projection.lists import ListWriteOutcome, ListWriter
 from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.sqlite.database_file import quick_check
 from pysync.store import open_store
 
-_ON_TERMINAL_S: Final = 0.5
-_ELSEWHERE_S: Final = 10.0
+_TTY_INTERVAL_S: Final = 0.5
+_NON_TTY_INTERVAL_S: Final = 10.0
 """How often the progress is told."""
 _DAMAGED: Final = ("corrupt: ", "unreadable: ")
 _ERASE: Final = "\r\x1b[K"
@@ -54,10 +62,10 @@ def copy(options: argparse.Namespace) -> int:
 
 
 async def _copy(options: argparse.Namespace) -> int:
-    from_, to = place(options.source), place(options.target)
+    from_, to = parse_location(options.source), parse_location(options.target)
     if from_ == to:
         raise ValueError("FROM and TO are the same store")
-    progress = Progress(sys.stderr)
+    progress = ProgressLine(sys.stderr)
     source = await open_source(from_)
     try:
         target = await open_target(to)
@@ -65,7 +73,7 @@ async def _copy(options: argparse.Namespace) -> int:
             copier = Copier(
                 source,
                 target,
-                progress.tell,
+                progress.message,
                 overwrite=options.overwrite,
                 keep_corrupt=options.keep_corrupt,
                 quick=options.quick,
@@ -75,12 +83,12 @@ async def _copy(options: argparse.Namespace) -> int:
             await target.close()
     finally:
         await source.close()
-    return 0 if copier.outcomes.is_whole else 1
+    return 0 if copier.report.is_complete else 1
 
 
-async def _run_copy(copier: Copier, progress: "Progress") -> None:
+async def _run_copy(copier: Copier, progress: "ProgressLine") -> None:
     """Copy, and tell how far it came also where it ends early."""
-    telling = asyncio.ensure_future(progress.follow(copier.outcomes))
+    telling = asyncio.ensure_future(progress.refresh(copier.report))
     try:
         await copier.run()
     except StoreUnavailable as error:
@@ -89,12 +97,12 @@ async def _run_copy(copier: Copier, progress: "Progress") -> None:
         telling.cancel()
         with suppress(asyncio.CancelledError):
             await telling
-        progress.end()
+        progress.finish_line()
         progress.list_damaged()
-        print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.outcomes).items()})
+        print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.report).items()})
 
 
-class Progress:
+class ProgressLine:
     """What people are told meanwhile: on a terminal one line that changes, elsewhere one now and then."""
 
     def __init__(self, out: TextIO) -> None:
@@ -102,9 +110,9 @@ class Progress:
         self._is_terminal = out.isatty()
         self._damaged: list[str] = []
 
-    def tell(self, key: str, text: str) -> None:
+    def message(self, key: str, text: str) -> None:
         """A line of its own about one key."""
-        self.end()
+        self.finish_line()
         line = f"pysync: {key}: {text}"
         print(line, file=self._out)
         if text.startswith(_DAMAGED):
@@ -117,17 +125,17 @@ class Progress:
             said = "1 object is" if count == 1 else f"{count} objects are"
             print(f"pysync: {said} damaged or unreadable:", *self._damaged, sep="\n", file=self._out)
 
-    async def follow(self, outcomes: Outcomes) -> None:
+    async def refresh(self, outcomes: CopyReport) -> None:
         """Tell how far it is, for as long as this runs."""
         while True:
-            await asyncio.sleep(_ON_TERMINAL_S if self._is_terminal else _ELSEWHERE_S)
+            await asyncio.sleep(_TTY_INTERVAL_S if self._is_terminal else _NON_TTY_INTERVAL_S)
             line = (
                 f"{outcomes.copied} copied ({outcomes.bytes:,} bytes), {outcomes.already_there} already there"
             )
             start, end = (_ERASE, "") if self._is_terminal else ("", "\n")
             print(start + line, end=end, file=self._out, flush=True)
 
-    def end(self) -> None:
+    def finish_line(self) -> None:
         """Leave no unfinished line."""
         if self._is_terminal:
             print(_ERASE, end="", file=self._out, flush=True)
@@ -148,7 +156,7 @@ def verify(options: argparse.Namespace) -> int:
 
 async def _verify(place: StoreConfig) -> int:
     """Print what is damaged, then the counts, and return the exit status."""
-    verified = Verified()
+    verified = VerificationReport()
     kind, _, folder = place.url.partition(":")
     if kind == "file" and (found := quick_check(Path(folder) / "pysync.db", with_indexes=True)):
         verified.damaged += 1
@@ -164,16 +172,16 @@ async def _verify(place: StoreConfig) -> int:
     return 1 if verified.damaged else 0
 
 
-async def _verify_objects(place: StoreConfig, verified: Verified) -> None:
+async def _verify_objects(place: StoreConfig, verified: VerificationReport) -> None:
     """Verify every object and count it. Raises StoreUnavailable."""
     store = await open_store(place)
     try:
-        await Verifier(store, lambda damage: print_lines(damage._asdict()), verified=verified).run()
+        await Verifier(store, lambda damage: print_lines(damage._asdict()), report=verified).run()
     finally:
         await store.close()
 
 
-_UNSEEN = (
+_MEMORY_COORDINATOR_WARNING = (
     "memory: is the coordinator of one process: stop the server first, or what it writes meanwhile may be "
     "missing from the lists"
 )
@@ -183,8 +191,8 @@ def rebuild_lists(options: argparse.Namespace) -> int:
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     flags = {"store": options.store, "coordinator": options.coordinator}
     settings = config.load(options.config, os.environ, flags)
-    loader.beside(options.config)
-    plugins = loader.loaded(settings, projections_of(settings))
+    loader.add_config_dir_to_path(options.config)
+    plugins = loader.load_plugins(settings, projections_of(settings))
     projections = projections_in(plugins)
     chosen = [one for one in projections if one.name == options.name]
     if not chosen:
@@ -200,7 +208,7 @@ async def _rebuild(settings: Config, projections: list[ProjectionSpec], chosen: 
         raise ValueError("memory: is the store of one process: there is nothing to rebuild")
     check_exists(url)
     if not url.startswith("file:") and effective_coordinator(settings) == "memory:":
-        print(f"pysync: {_UNSEEN}", file=sys.stderr)
+        print(f"pysync: {_MEMORY_COORDINATOR_WARNING}", file=sys.stderr)
     retention = Retention(settings.changes.max_count, settings.changes.max_age_ms)
     store = await open_store(settings.store, shared=True, retention=retention)
     try:
@@ -211,17 +219,17 @@ async def _rebuild(settings: Config, projections: list[ProjectionSpec], chosen: 
         try:
             failures: list[str] = []
             outbox = Outbox(store, coordinator)
-            services = Services(
+            services = PluginContext(
                 config=settings,
                 store=store,
                 coordinator=coordinator,
                 outbox=outbox,
                 files=Files(store, wall_clock_ms, outbox),
                 documents=Documents(store, coordinator, wall_clock_ms),
-                logs=Logs(store, coordinator, wall_clock_ms),
+                logs=AppendLogs(store, coordinator, wall_clock_ms),
                 now_ms=wall_clock_ms,
                 sweeps=False,
-                count=lambda metric, *labels, by=1: failures.append(metric) if _is_bad(metric) else None,
+                count=lambda metric, *labels, by=1: failures.append(metric) if _is_failure(metric) else None,
             )
             outcomes = await _run_rebuild(services, projections, chosen)
         finally:
@@ -235,16 +243,16 @@ async def _rebuild(settings: Config, projections: list[ProjectionSpec], chosen: 
 
 
 async def _run_rebuild(
-    services: Services, projections: list[ProjectionSpec], chosen: list[ProjectionSpec]
-) -> dict[str, Outcome]:
-    lists, changes = Lists(projections, services), services.outbox.log
+    services: PluginContext, projections: list[ProjectionSpec], chosen: list[ProjectionSpec]
+) -> dict[str, ListWriteOutcome]:
+    lists, changes = ListWriter(projections, services), services.outbox.log
     begun, outcomes = await rebuild(lists, chosen, changes)
     if not await catch_up(lists, changes, begun):
         raise ValueError("more was written meanwhile than the change log keeps: run it again")
     return outcomes
 
 
-def _is_bad(metric: str) -> bool:
+def _is_failure(metric: str) -> bool:
     return metric.endswith(("_failures", "_drops"))
 
 
@@ -256,27 +264,27 @@ _PAGE = 1_000
 
 def compact(options: argparse.Namespace) -> int:
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
-    settings, plugins = _loaded(options)
+    settings, plugins = _load_plugins(options)
     return asyncio.run(_compact(settings, plugins, round(options.older_than * 1000)))
 
 
 def sql(options: argparse.Namespace) -> int:
-    settings, plugins = _loaded(options)
+    settings, plugins = _load_plugins(options)
     if len(plugins) > 1:
         names = ", ".join(plugin.collection for plugin in plugins)
         raise ValueError(f"events are pushed to several collections: say --collection, one of {names}")
-    connection = _opened(settings, asyncio.run(_keys(settings, plugins[0])))
+    connection = _open_duckdb(settings, asyncio.run(_keys(settings, plugins[0])))
     if options.query is None and sys.stdin.isatty():
-        return _converse(connection)
+        return _repl(connection)
     _run_query(connection, sys.stdin.read() if options.query is None else options.query)
     return 0
 
 
-def _loaded(options: argparse.Namespace) -> tuple[Config, list[Events]]:
+def _load_plugins(options: argparse.Namespace) -> tuple[Config, list[Events]]:
     """The configuration, and the plugins that store events of the collection that was named, or all."""
     settings = config.load(options.config, os.environ, {"store": options.store})
-    loader.beside(options.config)
-    plugins = [one for one in loader.loaded(settings, events_of(settings)) if isinstance(one, Events)]
+    loader.add_config_dir_to_path(options.config)
+    plugins = [one for one in loader.load_plugins(settings, events_of(settings)) if isinstance(one, Events)]
     chosen = [one for one in plugins if options.collection in (None, one.collection)]
     if not plugins:
         raise ValueError(f"{options.config}: no `events` section says of which collection events are stored")
@@ -311,7 +319,7 @@ async def _keys(settings: Config, plugin: Events) -> list[str]:
         await store.close()
 
 
-def _opened(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
+def _open_duckdb(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
     """DuckDB with the view `events` of what the files at the keys hold. Raises ValueError."""
     try:
         import duckdb
@@ -335,7 +343,7 @@ def _opened(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
     return connection
 
 
-def _converse(connection: "DuckDBPyConnection") -> int:
+def _repl(connection: "DuckDBPyConnection") -> int:
     """Answer queries, one a line, until there are no more."""
     while True:
         try:

@@ -15,8 +15,8 @@ import uvloop
 
 from pysync.auth import issuing
 from pysync.cli import load_generator
-from pysync.cli.load_generator import Author
-from pysync.cli.session import client_of, credentials_of
+from pysync.cli.load_generator import RequestBuilder
+from pysync.cli.session import load_credentials, make_client
 from pysync.client import CollectionInfo, ServerConfig
 from pysync.config import key_templates
 from pysync.errors import NotFound
@@ -46,7 +46,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 async def _bench(options: argparse.Namespace) -> int:
-    known = {found.name: found for found in await _told(options)}
+    known = {found.name: found for found in await _manifest_collections(options)}
     workloads: list[_Workload] = []
     for argument in options.collection:
         name, _, key = argument.partition("=")
@@ -69,9 +69,9 @@ async def _bench(options: argparse.Namespace) -> int:
     return int(failed)
 
 
-async def _told(options: argparse.Namespace) -> tuple[CollectionInfo, ...]:
+async def _manifest_collections(options: argparse.Namespace) -> tuple[CollectionInfo, ...]:
     """Return the collections in the server's manifest."""
-    async with client_of(options) as client:
+    async with make_client(options) as client:
         try:
             manifest: ServerConfig = await client.server_config()
         except NotFound:
@@ -84,17 +84,19 @@ class _Load:
     user id, the last parameter for a new name each time, any other for one name that all requests share."""
 
     def __init__(self, options: argparse.Namespace, collection: CollectionInfo, key: str) -> None:
-        faults = ", ".join(key_templates.faults(key))
+        faults = ", ".join(key_templates.errors(key))
         if faults:
             raise ValueError(f"{key} is not a key template: it {faults}")
         self._options = options
         self._collection = collection
-        keys, certificate, self._token = credentials_of(options)
+        keys, certificate, self._token = load_credentials(options)
         if keys is not None and certificate is None:
             now_s, nonce = int(time.time()), os.urandom(16)
-            certificate = issuing.device(keys, keys.ed_pub, keys.kem_pub, now_s=now_s, nonce=nonce)
+            certificate = issuing.issue_device_certificate(
+                keys, keys.ed_pub, keys.kem_pub, now_s=now_s, nonce=nonce
+            )
         self._signs = keys is not None
-        self._author = Author(options.server, keys, certificate)
+        self._author = RequestBuilder(options.server, keys, certificate)
         self._prefix = "" if options.namespace is None else f"/v1/{options.namespace}"
         names = key_templates.params(key)
         if "identity" in names and not self._signs:
@@ -119,7 +121,9 @@ class _Load:
     def _push(self) -> _Workload:
         if not self._free:
             raise ValueError(f"each push needs a new name, and {self._key} has no parameter for it")
-        return self._workload("push", lambda: [self._pushed(f"p{n}") for n in range(self._options.count)], [])
+        return self._workload(
+            "push", lambda: [self._push_request(f"p{n}") for n in range(self._options.count)], []
+        )
 
     def _pull(self) -> _Workload:
         if self._collection.pull_only and self._free:
@@ -128,16 +132,16 @@ class _Load:
         names = [f"r{n}" for n in range(min(READ, self._options.count))] if self._free else [""]
 
         def pulls() -> Iterable[bytes]:
-            return [self._sent("pull", name) for name in islice(cycle(names), self._options.count)]
+            return [self._signed_request("pull", name) for name in islice(cycle(names), self._options.count)]
 
-        return self._workload("pull", pulls, [self._pushed(name) for name in names if self._free])
+        return self._workload("pull", pulls, [self._push_request(name) for name in names if self._free])
 
     def _append(self) -> _Workload:
         return self._workload("append", lambda: self._appends(self._options.count), [])
 
     def _tail(self) -> _Workload:
         def tails() -> Iterable[bytes]:
-            return [self._sent("pull", "log", f"?last={TAIL}") for _ in range(self._options.count)]
+            return [self._signed_request("pull", "log", f"?last={TAIL}") for _ in range(self._options.count)]
 
         return self._workload("tail", tails, [] if self._collection.pull_only else self._appends(TAIL))
 
@@ -153,17 +157,17 @@ class _Load:
         made = []
         for n in range(count):
             data = self._data(f"e{n}")
-            proof = self._author.proof(self._named("log"), data) if needs_proof else {}
+            proof = self._author.proof(self._document_key("log"), data) if needs_proof else {}
             body = orjson.dumps({"data": orjson.Fragment(data), **proof})
-            made.append(self._sent("push", "log", body=body))
+            made.append(self._signed_request("push", "log", body=body))
         return made
 
-    def _pushed(self, name: str) -> bytes:
+    def _push_request(self, name: str) -> bytes:
         types = self._collection.allowed_mime_types
         if JSON_TYPE in types:
-            return self._sent("push", name, body=b'{"data":%b,"baseHash":null}' % self._data(name))
+            return self._signed_request("push", name, body=b'{"data":%b,"baseHash":null}' % self._data(name))
         content_type = next((one for one in types if "*" not in one), types[0].replace("*", "x-bench"))
-        return self._sent("push", name, body=self._data(name), content_type=content_type)
+        return self._signed_request("push", name, body=self._data(name), content_type=content_type)
 
     def _data(self, name: str) -> bytes:
         size, most = self._options.bytes, self._collection.max_body_bytes
@@ -171,9 +175,9 @@ class _Load:
             raise ValueError(
                 f"{self._collection.name} accepts at most {most} bytes per body; pass a smaller --bytes"
             )
-        return load_generator.filled(f'{{"id":"{name}","text":"', size)
+        return load_generator.padded_object(f'{{"id":"{name}","text":"', size)
 
-    def _named(self, name: str) -> str:
+    def _document_key(self, name: str) -> str:
         """The key of a document."""
         values = dict.fromkeys(self._free, f"bench-{self._author.tag}")
         if self._free:
@@ -181,7 +185,7 @@ class _Load:
         values["identity"] = self._author.identity
         return key_templates.document_key(self._key.split("/"), values)
 
-    def _sent(
+    def _signed_request(
         self,
         action: str,
         name: str,
@@ -189,7 +193,7 @@ class _Load:
         body: bytes | None = None,
         content_type: str = JSON_TYPE,
     ) -> bytes:
-        path = f"{self._prefix}/{action}/{self._named(name)}{query}"
+        path = f"{self._prefix}/{action}/{self._document_key(name)}{query}"
         if self._signs:
             return self._author.signed(path, body, content_type)
         bearer = f"Authorization: Bearer {self._token}\r\n" if self._token else ""

@@ -22,16 +22,16 @@ import orjson
 from pysync.auth import certificates, issuing
 from pysync.auth.certificates import Certificate, RevocationList
 from pysync.auth.issuing import Grant
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.cli.io import print_json, read_certificate, read_keys, read_public_keys
 from pysync.errors import StaleGeneration
 
 
 def new_key(options: argparse.Namespace) -> int:
     if options.passphrase_stdin:
-        keys = Keys.from_passphrase(sys.stdin.read().removesuffix("\n"))
+        keys = IdentityKeys.from_passphrase(sys.stdin.read().removesuffix("\n"))
     else:
-        keys = Keys.generate()
+        keys = IdentityKeys.generate()
     if options.out is None:
         print(keys.to_json().decode(), end="")
     else:
@@ -45,11 +45,11 @@ def show_key(options: argparse.Namespace) -> int:
     return 0
 
 
-def _public_keys(keys: Keys) -> dict[str, str]:
+def _public_keys(keys: IdentityKeys) -> dict[str, str]:
     return {"edPub": keys.ed_pub, "kemPub": keys.kem_pub, "userId": keys.user_id}
 
 
-REFUSALS: Final = {
+REASONS: Final = {
     "expiresAt-not-after-nbf": "--days must be 1 or more",
     "member-self": "--to holds the issuer's own key: `pysync cap device` is for devices of your own",
     "audience-aud-bad-entry": "--aud must be a public key: 64 hex digits, in lower case",
@@ -65,34 +65,34 @@ REFUSALS: Final = {
         ("keyring-not-denied", "--path must not reach the keyring: add --path '!COLLECTION/_keyring'"),
     )
 }
-"""Why a certificate is not made: the code of `CapError` -> what to change on the command line."""
+"""Why a certificate is not made: the code of `CertificateError` -> what to change on the command line."""
 
 
 def device(options: argparse.Namespace) -> int:
     issuer = read_keys(options.key)
-    certificate = issuing.device(
+    certificate = issuing.issue_device_certificate(
         issuer,
         *(read_public_keys(options.to) if options.to else (issuer.ed_pub, issuer.kem_pub)),
         **_lifetime(options),
-        grant=_grant(options, issuing.EVERYTHING),
+        grant=_grant(options, issuing.FULL_ACCESS),
         collections=tuple(options.collection or ("*",)),
     )
-    return _hand_out(certificate, options)
+    return _print_certificate(certificate, options)
 
 
 def member(options: argparse.Namespace) -> int:
-    certificate = issuing.member(
+    certificate = issuing.issue_member_certificate(
         read_keys(options.key),
         *read_public_keys(options.to),
         options.collection,
         **_lifetime(options),
         grant=_grant(options, _preset(options)),
     )
-    return _hand_out(certificate, options)
+    return _print_certificate(certificate, options)
 
 
 def audience(options: argparse.Namespace) -> int:
-    certificate = issuing.audience(
+    certificate = issuing.issue_audience_certificate(
         read_keys(options.key),
         options.collection,
         **_lifetime(options),
@@ -102,7 +102,7 @@ def audience(options: argparse.Namespace) -> int:
     if options.link:
         print(issuing.public_link(certificate))
         return 0
-    return _hand_out(certificate, options)
+    return _print_certificate(certificate, options)
 
 
 def show_certificate(options: argparse.Namespace) -> int:
@@ -131,8 +131,8 @@ def _verdict(certificate: Certificate) -> str:
     """`ok`, or the reason for which a server refuses the certificate now."""
     try:
         certificates.verify(certificate, time.time())
-        certificates.check_sharing(certificate)
-    except certificates.CapError as error:
+        certificates.check_delegation(certificate)
+    except certificates.CertificateError as error:
         return error.reason
     return "ok"
 
@@ -158,14 +158,18 @@ def _lifetime(options: argparse.Namespace) -> _Lifetime:
 
 
 def _preset(options: argparse.Namespace) -> Grant:
-    return issuing.writer(options.collection) if options.write else issuing.reader(options.collection)
+    return (
+        issuing.writer_grant(options.collection)
+        if options.write
+        else issuing.reader_grant(options.collection)
+    )
 
 
 def _grant(options: argparse.Namespace, default: Grant) -> Grant:
     return Grant(tuple(options.op or default.ops), tuple(options.path or default.paths))
 
 
-def _hand_out(certificate: Certificate, options: argparse.Namespace) -> int:
+def _print_certificate(certificate: Certificate, options: argparse.Namespace) -> int:
     if options.out is None:
         print(certificate.text.decode())
     else:
@@ -181,9 +185,9 @@ def _date(seconds: int) -> str | None:
         return None
 
 
-SUBJECT_S: Final = 10 * 365 * 86_400
+SUBJECT_LIFETIME_S: Final = 10 * 365 * 86_400
 """Seconds for which a key stays in the list. Nobody knows how long its certificates are valid."""
-ATTEMPTS: Final = 8
+MAX_ATTEMPTS: Final = 8
 
 Make = Callable[[int, RevocationList | None], RevocationList]
 """The list of a generation, which keeps what is in an earlier one."""
@@ -197,12 +201,12 @@ def revoke(options: argparse.Namespace) -> int:
     issuer = read_keys(options.key)
     certificates = [_issued_by(issuer, name) for name in options.file]
     now_s = int(time.time())
-    subjects = [(read_public_keys(name)[0], now_s + SUBJECT_S) for name in options.subject]
+    subjects = [(read_public_keys(name)[0], now_s + SUBJECT_LIFETIME_S) for name in options.subject]
     if not certificates and not subjects and not options.replace:
         raise ValueError("nothing to revoke: pass certificates, or a key with --subject")
 
     def make(generation: int, earlier: RevocationList | None) -> RevocationList:
-        return issuing.revocation_list(
+        return issuing.issue_revocation_list(
             issuer, generation, certificates=certificates, subjects=subjects, earlier=earlier, now_s=now_s
         )
 
@@ -216,21 +220,21 @@ def revoke(options: argparse.Namespace) -> int:
     return 0
 
 
-def _issued_by(issuer: Keys, name: str) -> Certificate:
+def _issued_by(issuer: IdentityKeys, name: str) -> Certificate:
     certificate = read_certificate(name)
     if certificate.iss != issuer.ed_pub:
         raise ValueError(f"{name}: issued by another key: only its issuer can take it back")
     return certificate
 
 
-async def _publish(options: argparse.Namespace, issuer: Keys, make: Make) -> RevocationList:
+async def _publish(options: argparse.Namespace, issuer: IdentityKeys, make: Make) -> RevocationList:
     """Publish a list of the next generation, or of the one that the options name, and return it. It keeps
     what is in the published one, unless that is to be replaced. Raises StaleGeneration where the named one
     is not larger."""
     from pysync.client import Client  # heavy, and not needed to print a list
 
     async with Client(options.server) as client:
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             earlier = await client.revocations(issuer.user_id)
             if earlier is not None and earlier.iss != issuer.ed_pub:
                 raise ValueError("the server answers with the revocation list of another issuer")
@@ -242,7 +246,7 @@ async def _publish(options: argparse.Namespace, issuer: Keys, make: Make) -> Rev
                 await client.revoke(revocations)
             except StaleGeneration:
                 # Somebody else has published meanwhile.
-                if options.generation is not None or attempt == ATTEMPTS - 1:
+                if options.generation is not None or attempt == MAX_ATTEMPTS - 1:
                     raise
                 continue
             return revocations

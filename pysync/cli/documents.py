@@ -24,15 +24,15 @@ from pysync.cli.io import (
     print_lines,
     read_bytes,
     read_object,
-    tell_lost,
-    while_read,
+    run_until_reader_closes,
+    warn_disconnected,
 )
-from pysync.cli.session import client_of, keyring_of
+from pysync.cli.session import make_client, make_keyring
 from pysync.client import (
     BatchEntry,
-    Change,
+    ChangeEvent,
     Client,
-    FileHead,
+    FileInfo,
     LogCursor,
     LogElement,
     PullResult,
@@ -40,16 +40,16 @@ from pysync.client import (
     Reset,
     SyncDocument,
 )
-from pysync.client.files import CHUNK_BYTES, Source
+from pysync.client.files import CHUNK_BYTES, UploadSource
 from pysync.errors import Conflict, PysyncError
-from pysync.protocol import JSON_TYPE, OPAQUE_TYPE
+from pysync.protocol import JSON_TYPE, OCTET_STREAM
 
 
 def push_file(options: argparse.Namespace) -> int:
     if options.base is not None or options.force:
         raise ValueError("--base and --force are about documents: a file replaces what is there")
-    if options.seal and options.type not in (None, OPAQUE_TYPE):
-        raise ValueError(f"--seal: a sealed file is {OPAQUE_TYPE}, whatever is in it")
+    if options.seal and options.type not in (None, OCTET_STREAM):
+        raise ValueError(f"--seal: a sealed file is {OCTET_STREAM}, whatever is in it")
     pushed = asyncio.run(_push_file(options))
     print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms})
     return 0
@@ -69,16 +69,16 @@ def pull_file(options: argparse.Namespace) -> int:
 
 
 async def _push_file(options: argparse.Namespace) -> PushResult:
-    async with client_of(options) as client:
+    async with make_client(options) as client:
         if options.seal:
             from pysync.client.sealed import seal_and_push_blob
 
-            keyring = await keyring_of(options, client, options.seal).open()
+            keyring = await make_keyring(options, client, options.seal).open()
             return await seal_and_push_blob(client, keyring, options.document, read_bytes(options.file))
         return await client.push_blob(options.document, _source(options), options.type)
 
 
-def _source(options: argparse.Namespace) -> Source:
+def _source(options: argparse.Namespace) -> UploadSource:
     if options.type.partition(";")[0].strip().lower() == JSON_TYPE:
         return read_bytes(options.file)
     if options.file == "-":
@@ -95,7 +95,7 @@ async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
 
 async def _pull_file(options: argparse.Namespace) -> dict[str, Any] | None:
     """What is told of the file, which is where it was asked for; None where there is none."""
-    async with client_of(options) as client:
+    async with make_client(options) as client:
         if options.open:
             return await _pull_sealed(options, client)
         if options.out == "-":
@@ -105,7 +105,7 @@ async def _pull_file(options: argparse.Namespace) -> dict[str, Any] | None:
     return None if head is None else {"hash": head.hash, "type": head.content_type, "size": head.size}
 
 
-async def _pull_to_output(options: argparse.Namespace, client: Client) -> FileHead | None:
+async def _pull_to_output(options: argparse.Namespace, client: Client) -> FileInfo | None:
     async with client.open_blob(options.document) as stream:
         if stream is None:
             return None
@@ -117,7 +117,7 @@ async def _pull_to_output(options: argparse.Namespace, client: Client) -> FileHe
 async def _pull_sealed(options: argparse.Namespace, client: Client) -> dict[str, Any] | None:
     from pysync.client.sealed import pull_and_open_blob
 
-    keyring = await keyring_of(options, client, options.open).open()
+    keyring = await make_keyring(options, client, options.open).open()
     plaintext = await pull_and_open_blob(client, keyring, options.document)
     if plaintext is None:
         return None
@@ -142,13 +142,13 @@ def batch(options: argparse.Namespace) -> int:
 
 
 async def _list(options: argparse.Namespace) -> None:
-    async with client_of(options) as client:
+    async with make_client(options) as client:
         async for name in client.list(options.prefix, after=options.after):
             print(name)
 
 
 async def _batch(options: argparse.Namespace, params: dict[str, Any]) -> dict[str, list[BatchEntry]]:
-    async with client_of(options) as client:
+    async with make_client(options) as client:
         return await client.batch_pull(options.names.split(","), params)
 
 
@@ -183,12 +183,12 @@ def push(options: argparse.Namespace) -> int:
 
 
 async def _pull(options: argparse.Namespace) -> PullResult:
-    async with client_of(options) as client:
+    async with make_client(options) as client:
         return await client.pull(options.document)
 
 
 async def _push(options: argparse.Namespace, data: dict[str, Any]) -> PushResult:
-    async with client_of(options) as client:
+    async with make_client(options) as client:
         if options.force:
             return await SyncDocument(client, options.document).update(lambda _: data)
         return await client.push(options.document, data, options.base)
@@ -208,12 +208,12 @@ def tail(options: argparse.Namespace) -> int:
     for name, value in (("-n", options.n), ("--since", options.since)):
         if value is not None and value < 0:
             raise ValueError(f"{name} must be 0 or more")
-    asyncio.run(while_read(_tail(options)))
+    asyncio.run(run_until_reader_closes(_tail(options)))
     return 0
 
 
 async def _append(options: argparse.Namespace, data: dict[str, Any]) -> PushResult:
-    async with client_of(options) as client:
+    async with make_client(options) as client:
         try:
             return await client.append(options.log, data, ts_ms=options.ts)
         except Conflict:
@@ -222,10 +222,12 @@ async def _append(options: argparse.Namespace, data: dict[str, Any]) -> PushResu
 
 async def _tail(options: argparse.Namespace) -> None:
     count = DEFAULT_COUNT if options.n is None and options.since is None else options.n
-    async with client_of(options) as client:
+    async with make_client(options) as client:
         cursor = LogCursor(client, options.log, field=options.field, first=count, since=options.since)
         if options.follow:
-            async for elements in cursor.follow(collection=options.collection, lost=tell_lost):
+            async for elements in cursor.follow(
+                collection=options.collection, on_disconnect=warn_disconnected
+            ):
                 print_lines(*map(_element_json, elements))
         elif count is not None:
             print_lines(*map(_element_json, await cursor.pull()))
@@ -245,7 +247,7 @@ def _element_json(element: LogElement) -> dict[str, Any]:
 def watch(options: argparse.Namespace) -> int:
     params = None if options.params is None else parse_object(options.params, "--params")
     collections = None if options.collections is None else options.collections.split(",")
-    asyncio.run(while_read(_watch(options, collections, params)))
+    asyncio.run(run_until_reader_closes(_watch(options, collections, params)))
     return 0
 
 
@@ -253,22 +255,22 @@ async def _watch(
     options: argparse.Namespace, collections: list[str] | None, params: dict[str, Any] | None
 ) -> None:
     async with (
-        client_of(options) as client,
-        client.watch(collections, params, after=options.after, lost=tell_lost) as changes,
+        make_client(options) as client,
+        client.watch(collections, params, after=options.after, on_disconnect=warn_disconnected) as changes,
     ):
         async for told in changes:
             print_lines(_change_json(told))
 
 
-def _change_json(told: Change | Reset) -> dict[str, Any]:
-    if isinstance(told, Reset):
-        return {"reset": True, "id": told.id}
+def _change_json(change: ChangeEvent | Reset) -> dict[str, Any]:
+    if isinstance(change, Reset):
+        return {"reset": True, "id": change.id}
     members = {
-        "collection": told.collection,
-        "params": told.params,
-        "hash": told.hash,
-        "timestamp": told.timestamp_ms,
-        "namespace": told.namespace,
-        "id": told.id,
+        "collection": change.collection,
+        "params": change.params,
+        "hash": change.hash,
+        "timestamp": change.timestamp_ms,
+        "namespace": change.namespace,
+        "id": change.id,
     }
     return {name: value for name, value in members.items() if value is not None}

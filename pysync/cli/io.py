@@ -16,7 +16,7 @@ import orjson
 
 from pysync.auth import certificates
 from pysync.auth.certificates import Certificate
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 
 
 def read_bytes(name: str) -> bytes:
@@ -25,17 +25,17 @@ def read_bytes(name: str) -> bytes:
 
 def read_object(name: str) -> dict[str, Any]:
     """The JSON object in a file. Raises ValueError, which names the file."""
-    return parse_object(read_bytes(name), _shown(name))
+    return parse_object(read_bytes(name), _display_name(name))
 
 
-def parse_object(text: str | bytes, shown: str) -> dict[str, Any]:
-    """The JSON object that `text` is. Raises ValueError, which names it as `shown`."""
+def parse_object(text: str | bytes, display_name: str) -> dict[str, Any]:
+    """The JSON object that `text` is. Raises ValueError, which names it as `display_name`."""
     try:
         value = orjson.loads(text)
     except ValueError as error:
-        raise ValueError(f"{shown}: {_why_not_json(text, error)}") from None
+        raise ValueError(f"{display_name}: {_why_not_json(text, error)}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{shown}: a JSON object is expected")
+        raise ValueError(f"{display_name}: a JSON object is expected")
     return value
 
 
@@ -54,14 +54,14 @@ def _why_not_json(text: str | bytes, error: ValueError) -> str:
     return f"not JSON: {error}"
 
 
-def read_keys(name: str) -> Keys:
+def read_keys(name: str) -> IdentityKeys:
     """The keys of a key file. Raises ValueError, which names the file."""
     try:
-        return Keys.from_json(read_bytes(name))
+        return IdentityKeys.from_json(read_bytes(name))
     except orjson.JSONDecodeError as error:
-        raise ValueError(f"{_shown(name)}: not a key file: not JSON: {error}") from None
+        raise ValueError(f"{_display_name(name)}: not a key file: not JSON: {error}") from None
     except ValueError as error:
-        raise ValueError(f"{_shown(name)}: {error}") from None
+        raise ValueError(f"{_display_name(name)}: {error}") from None
 
 
 def read_public_keys(name: str) -> tuple[str, str]:
@@ -69,7 +69,7 @@ def read_public_keys(name: str) -> tuple[str, str]:
     members = read_object(name)
     keys = (members.get("edPub"), members.get("kemPub"))
     if not all(isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key) for key in keys):
-        raise ValueError(f"{_shown(name)}: edPub and kemPub must be 64 hex digits")
+        raise ValueError(f"{_display_name(name)}: edPub and kemPub must be 64 hex digits")
     return str(keys[0]), str(keys[1])
 
 
@@ -79,13 +79,13 @@ def read_certificate(name: str) -> Certificate:
     content = read_bytes(name).strip()
     try:
         if content.startswith(certificates.SCHEME.encode()):
-            return certificates.decode(content.decode("ascii", "replace"))
-        return certificates.read(content)
-    except certificates.CapError as error:
-        raise ValueError(f"{_shown(name)}: not a certificate: {error.reason}") from None
+            return certificates.from_authorization(content.decode("ascii", "replace"))
+        return certificates.parse(content)
+    except certificates.CertificateError as error:
+        raise ValueError(f"{_display_name(name)}: not a certificate: {error.reason}") from None
 
 
-def _shown(name: str) -> str:
+def _display_name(name: str) -> str:
     return "standard input" if name == "-" else name
 
 
@@ -100,13 +100,13 @@ def print_lines(*values: object) -> None:
     sys.stdout.flush()
 
 
-READER_CHECKED_S: Final = 2.0
+READER_CHECK_S: Final = 2.0
 
 
-async def while_read(work: Coroutine[None, None, None]) -> None:
+async def run_until_reader_closes(work: Coroutine[None, None, None]) -> None:
     """Do `work`, and raise BrokenPipeError when nobody reads our output any more: nothing may come for hours
     before the next line would tell."""
-    working, unread = asyncio.ensure_future(work), asyncio.ensure_future(_unread())
+    working, unread = asyncio.ensure_future(work), asyncio.ensure_future(_stdout_closed())
     try:
         await asyncio.wait((working, unread), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -118,14 +118,14 @@ async def while_read(work: Coroutine[None, None, None]) -> None:
         await asyncio.gather(working, unread, return_exceptions=True)
 
 
-def tell_lost(error: Exception) -> None:
+def warn_disconnected(error: Exception) -> None:
     print(f"pysync: {error}; trying again", file=sys.stderr)
 
 
-async def _unread() -> None:
+async def _stdout_closed() -> None:
     """Return when the other end of our output is closed."""
     while True:
-        await asyncio.sleep(READER_CHECKED_S)
+        await asyncio.sleep(READER_CHECK_S)
         reader = select.poll()
         reader.register(sys.stdout, 0)  # asks for nothing but errors, among them that one
         if reader.poll(0):

@@ -4,8 +4,8 @@ import argparse
 import asyncio
 
 from pysync.cli.io import print_json, read_public_keys
-from pysync.cli.session import client_of, keyring_of
-from pysync.client.sealed import SealedError, SharedKeyring
+from pysync.cli.session import make_client, make_keyring
+from pysync.client.sealed import RemoteKeyring, SealedError
 from pysync.errors import Conflict
 
 
@@ -26,8 +26,8 @@ def show_keyring(options: argparse.Namespace) -> int:
 
 
 async def _new_keyring(options: argparse.Namespace) -> int:
-    async with client_of(options) as client:
-        keyring = keyring_of(options, client, options.name)
+    async with make_client(options) as client:
+        keyring = make_keyring(options, client, options.name)
         recipients = [read_public_keys(name)[1] for name in options.recipient]
         try:
             await keyring.create(recipients)
@@ -38,25 +38,25 @@ async def _new_keyring(options: argparse.Namespace) -> int:
 
 
 async def _add_recipient(options: argparse.Namespace) -> int:
-    async with client_of(options) as client:
-        keyring = keyring_of(options, client, options.name)
+    async with make_client(options) as client:
+        keyring = make_keyring(options, client, options.name)
         await keyring.add(read_public_keys(options.recipient)[1])
         return await _print_keyring(keyring)
 
 
 async def _remove_recipient(options: argparse.Namespace) -> int:
-    async with client_of(options) as client:
-        keyring = keyring_of(options, client, options.name)
+    async with make_client(options) as client:
+        keyring = make_keyring(options, client, options.name)
         await keyring.remove(read_public_keys(options.recipient)[1])
         return await _print_keyring(keyring)
 
 
 async def _show_keyring(options: argparse.Namespace) -> int:
-    async with client_of(options) as client:
-        return await _print_keyring(keyring_of(options, client, options.name))
+    async with make_client(options) as client:
+        return await _print_keyring(make_keyring(options, client, options.name))
 
 
-async def _print_keyring(keyring: SharedKeyring) -> int:
+async def _print_keyring(keyring: RemoteKeyring) -> int:
     """Print the keyring. The status says whether it opens."""
     read = await keyring.read()
     try:

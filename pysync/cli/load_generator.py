@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from pysync import protocol
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import Certificate
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 
 CONNECTIONS: Final = 32
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -27,7 +27,7 @@ _BODYLESS = (204, 304)
 _WORDS: Final = "Sow the peas, turn the compost, mend the gate before the frost comes back. "
 
 
-class Author:
+class RequestBuilder:
     """Makes the bytes of requests to the server at `base_url`, in the name of `keys` under `certificate`; by
     default of a device of its own.
 
@@ -36,18 +36,18 @@ class Author:
     """
 
     def __init__(
-        self, base_url: str, keys: Keys | None = None, certificate: Certificate | None = None
+        self, base_url: str, keys: IdentityKeys | None = None, certificate: Certificate | None = None
     ) -> None:
         url = urlsplit(base_url)
         self.tag = os.urandom(6).hex()
         self._mount = url.path.rstrip("/")
         self._netloc = url.netloc
         self._host_header = f"Host: {url.netloc}\r\n"
-        self._signed_host = signing.host_of(base_url)
-        self._keys = keys or Keys.generate()
+        self._signed_host = signing.canonical_host(base_url)
+        self._keys = keys or IdentityKeys.generate()
         if certificate is None:
             now_s, nonce = int(time.time()), os.urandom(16)
-            certificate = issuing.device(
+            certificate = issuing.issue_device_certificate(
                 self._keys, self._keys.ed_pub, self._keys.kem_pub, now_s=now_s, nonce=nonce
             )
         is_device = certificate.kind == "device"
@@ -89,14 +89,14 @@ class Author:
         return signing.sign_author(self._keys, signing.APPEND_AUTHOR, key, data)
 
 
-def filled(head: str, size: int) -> bytes:
+def padded_object(head: str, size: int) -> bytes:
     """An object whose last member, a text that `head` opens, makes it `size` bytes long."""
     room = size - len(head) - len('"}')
     return (head + (_WORDS * (room // len(_WORDS) + 1))[:room] + '"}').encode()
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """One run. `answers` had the expected status and length, `errors` counts the others by what they had
     instead, and connections that broke. `generator_busy` is the share of time that it had answers to read:
     near 1, it was the one measured. `server_cpu_us` is the server's CPU time per answer over the run, all
@@ -129,21 +129,21 @@ class Run:
         self.idle_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._polled_at = time.perf_counter()
-        self._polled_answers = 0
+        self._polled_count = 0
 
     def poll(self) -> None:
         """Keep the loop turning instead of sleeping: a server would pay for waking this process, and the more
         the slower it is. A turn that brought no answer was idle."""
         now = time.perf_counter()
         answers = len(self.latencies)
-        if answers == self._polled_answers:
+        if answers == self._polled_count:
             self.idle_s += now - self._polled_at
-        self._polled_at, self._polled_answers = now, answers
+        self._polled_at, self._polled_count = now, answers
         if self.polling:
             self._loop.call_soon(self.poll)
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One keep-alive connection that works off its run. `closed` is done when it has nothing left to do."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
-    def begin(self, run: Run) -> None:
+    def start(self, run: Run) -> None:
         self.run = run
         self.head = b""
         self.missing = 0
@@ -172,14 +172,14 @@ class Connection(asyncio.Protocol):
             self.missing = end + 4 + self.length
         self.missing -= len(data)
         if self.missing == 0:
-            self._answered()
+            self._finish_response()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.done:
             self.run.errors["connection lost"] += 1
         self.closed.set_result(None)
 
-    def _answered(self) -> None:
+    def _finish_response(self) -> None:
         now = time.perf_counter()
         run = self.run
         if self.status != run.expect:
@@ -234,13 +234,13 @@ async def drive(
     tls = ssl.create_default_context() if url.scheme == "https" else None
     port = url.port or (80 if tls is None else 443)
     opened = [
-        (await loop.create_connection(Connection, str(url.hostname), port, ssl=tls))[1]
+        (await loop.create_connection(LoadConnection, str(url.hostname), port, ssl=tls))[1]
         for _ in range(connections)
     ]
     run = Run(requests, expect, at_least, seconds)
     started = time.perf_counter()
     for connection in opened:
-        connection.begin(run)
+        connection.start(run)
     run.poll()
     await asyncio.wait_for(asyncio.gather(*(connection.closed for connection in opened)), seconds + 30)
     run.polling = False
@@ -258,7 +258,7 @@ async def measure(
     at_least: int = 0,
     connections: int = CONNECTIONS,
     server_pid: int | None = None,
-) -> Measured:
+) -> Measurement:
     """Send `prepare`, which is not measured and which all is answered 200, then what `requests` makes. Raises
     RuntimeError when what it needs cannot be made."""
     prepared, _ = await drive(base_url, prepare, 200, connections=connections, seconds=60)
@@ -272,7 +272,7 @@ async def measure(
     server_cpu = cpu_s(server_pid) - server_before if server_pid else None
     latencies = sorted(run.latencies) or [0.0]
     answers = len(run.latencies)
-    return Measured(
+    return Measurement(
         workload=name,
         answers=answers,
         errors=dict(run.errors),
@@ -286,7 +286,7 @@ async def measure(
     )
 
 
-def row(run: Measured) -> str:
+def row(run: Measurement) -> str:
     """A line of the table under `HEADER`."""
     cpu = "" if run.server_cpu_us is None else f"{run.server_cpu_us:.1f}"
     errors = " ".join(f"{status}:{count}" for status, count in run.errors.items())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pysync.cli.parser import build_parser
 
-_ADVICE = {
+_HINTS = {
     "append_limit_exceeded": "the log is full",
     "append_proof_missing": "--key FILE proves who wrote it",
     "checkpoint_too_old": "the log is not read from so far back; -n N asks for the newest",
@@ -21,7 +21,7 @@ _ADVICE = {
 }
 """What to do about a refusal, by its code."""
 
-OK, PROBLEM, CONFLICT, REFUSED, UNREACHABLE = 0, 1, 3, 4, 5  # 2 is argparse's
+OK, PROBLEM, CONFLICT, REJECTED, UNREACHABLE = 0, 1, 3, 4, 5  # 2 is argparse's
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         status = _status(error)
-        print(f"pysync: {_told(error)}", file=sys.stderr)
+        print(f"pysync: {_error_message(error)}", file=sys.stderr)
         return status
 
 
 def _status(error: Exception) -> int:
     """The exit status for an error that a caller may meet; raises every other again."""
-    from pysync.auth.certificates import CapError
+    from pysync.auth.certificates import CertificateError
     from pysync.client import Unreachable
     from pysync.client.sealed.crypto import SealedError
     from pysync.config import ConfigError
@@ -56,24 +56,24 @@ def _status(error: Exception) -> int:
         case Conflict():
             return CONFLICT
         case Unauthorized() | Forbidden():
-            return REFUSED
+            return REJECTED
         case Unreachable() | Unavailable() | RateLimited():
             return UNREACHABLE
-        case PysyncError() | CapError() | SealedError() | ConfigError() | ValueError() | OSError():
+        case PysyncError() | CertificateError() | SealedError() | ConfigError() | ValueError() | OSError():
             return PROBLEM
     raise error
 
 
-def _told(error: Exception) -> str:
-    from pysync.auth.certificates import CapError
+def _error_message(error: Exception) -> str:
+    from pysync.auth.certificates import CertificateError
     from pysync.errors import Conflict, PysyncError
 
-    if isinstance(error, CapError):
-        from pysync.cli.credentials import REFUSALS
+    if isinstance(error, CertificateError):
+        from pysync.cli.credentials import REASONS
 
-        return REFUSALS.get(error.reason, error.reason)
-    if isinstance(error, PysyncError) and error.code in _ADVICE:
-        return f"{error}: {_ADVICE[error.code]}"
+        return REASONS.get(error.reason, error.reason)
+    if isinstance(error, PysyncError) and error.code in _HINTS:
+        return f"{error}: {_HINTS[error.code]}"
     if isinstance(error, Conflict):
         at = error.current_hash or "nothing yet"
         return f"{error}: the document is at {at}; --base HASH or --force replaces it"

@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--config", metavar="FILE", help="JSON, YAML or TOML")
     serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (default: 8080)")
-    _add_places(serve)
+    _add_storage_options(serve)
     serve.add_argument("--workers", metavar="N", help="processes that serve (default: 1)")
     serve.set_defaults(run=("serve", "serve"))
 
@@ -168,7 +168,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     rebuild.add_argument("name", metavar="NAME", help="its name, or its target")
     rebuild.add_argument("--config", metavar="FILE", required=True, help="the server's configuration")
-    _add_places(rebuild)
+    _add_storage_options(rebuild)
     rebuild.set_defaults(run=("admin", "rebuild_lists"))
 
     _add_events(commands.add_parser("events", help="work on the files of events"))
@@ -204,7 +204,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.set_defaults(run=("bench", "bench"))
 
 
-def _add_places(parser: argparse.ArgumentParser) -> None:
+def _add_storage_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", metavar="URL", help="file:DIR (default: file:./data), s3://BUCKET/PREFIX or memory:"
     )

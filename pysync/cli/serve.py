@@ -28,11 +28,11 @@ def serve(options: argparse.Namespace) -> int:
     else:
         settings = config.load(options.config, os.environ, flags)
         notice = _warnings(settings, options.config)
-        loader.beside(options.config)
+        loader.add_config_dir_to_path(options.config)
     try:
         return serve.serve(settings, notice)
     except config.ConfigError as error:
-        raise (error.of_file(options.config) if options.config else error) from None
+        raise (error.with_file(options.config) if options.config else error) from None
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
@@ -43,11 +43,11 @@ def serve(options: argparse.Namespace) -> int:
 def _warnings(settings: config.Config, path: str) -> str:
     """Return a line with the number of warnings; empty if there are none."""
     from pysync.config.lint import lint
-    from pysync.config.loader import read
-    from pysync.config.report import count
+    from pysync.config.loader import read_file
+    from pysync.config.report import pluralize
 
-    found = lint(settings, os.environ, read(Path(path)))
-    told = f"{count(found, 'warning')} about this configuration; see them with: "
+    found = lint(settings, os.environ, read_file(Path(path)))
+    told = f"{pluralize(found, 'warning')} about this configuration; see them with: "
     return told + shlex.join(["pysync", "check", path]) if found else ""
 
 
@@ -58,10 +58,10 @@ def check(options: argparse.Namespace) -> int:
     from pysync.plugins.projection import projections_of
 
     def use(settings: config.Config) -> object:
-        return loader.loaded(settings, (*events_of(settings), *projections_of(settings)))
+        return loader.load_plugins(settings, (*events_of(settings), *projections_of(settings)))
 
-    loader.beside(options.file)
-    accepted, text = report.check(options.file, use=use, strict=options.strict)
+    loader.add_config_dir_to_path(options.file)
+    accepted, text = report.check(options.file, validate=use, strict=options.strict)
     print(text)
     if accepted and options.probe:
         print()
@@ -71,13 +71,13 @@ def check(options: argparse.Namespace) -> int:
 
 def _probe(settings: config.Config) -> int:
     """Print what opening and asking store and coordinator found, and return the exit status."""
-    from pysync.config.report import aligned, told
+    from pysync.config.report import align_columns, format_problems
     from pysync.diagnose import probe
 
     findings = asyncio.run(probe(settings))
-    lines = aligned([("PROBE", "FOUND"), *findings.rows])
+    lines = align_columns([("PROBE", "FOUND"), *findings.rows])
     for found, noun in ((findings.warnings, "warning"), (findings.problems, "problem")):
         if found:
-            lines += ["", *told(found, noun)]
+            lines += ["", *format_problems(found, noun)]
     print("\n".join(lines))
     return 1 if findings.problems else 0

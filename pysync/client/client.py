@@ -15,9 +15,9 @@ import orjson
 
 from pysync._core import decode_push
 from pysync.auth import signing
-from pysync.auth.certificates import RevocationList, read_revocation_list
+from pysync.auth.certificates import RevocationList, parse_revocation_list
 from pysync.auth.signing import Signer
-from pysync.client.files import Blobs
+from pysync.client.files import FileMethods
 from pysync.client.models import (
     BatchEntry,
     LogElement,
@@ -27,22 +27,22 @@ from pysync.client.models import (
     batch_result,
     bundle_result,
     encode,
-    page,
+    list_page,
     pull_result,
     push_result,
     server_config,
 )
 from pysync.client.transport import document_key
-from pysync.client.watch import IDLE_S, Stream, Watch
+from pysync.client.watch import IDLE_S, ReconnectingStream, Watch
 from pysync.errors import NotFound, PysyncError
 
 ParamSet = Mapping[str, str | int]
-Bounds = Mapping[str, int]
+RangeParams = Mapping[str, int]
 """Of one log in a batch: `since` or `last` or both."""
 
 
 @dataclass(frozen=True, slots=True)
-class TailRequest:
+class LogRange:
     """The part of a log that a batch is to read: the log's path parameters, and `since` or `last` or both, as
     for `Client.pull`. With `since` alone a server gives the *oldest* elements above it, as many as it gives
     at once (its `maxPullLimit`, or 1000): ask again, since the newest of them, until none come."""
@@ -52,7 +52,7 @@ class TailRequest:
     last: int | None = None
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> RangeParams:
         named = {"since": self.since, "last": self.last}
         return {name: value for name, value in named.items() if value is not None}
 
@@ -67,7 +67,7 @@ def pull_query(since: int | None, last: int | None, full: bool) -> dict[str, str
     return {name: str(value) for name, value in query.items() if value is not None}
 
 
-def check_batch_bounds(append_params: Mapping[str, Sequence[Bounds | None]]) -> None:
+def check_append_params(append_params: Mapping[str, Sequence[RangeParams | None]]) -> None:
     """Raises ValueError for what no server takes."""
     for bounds in append_params.values():
         for entry in bounds:
@@ -83,14 +83,14 @@ def _check(name: str, value: int | None) -> None:
         raise ValueError(f"{name} must be a whole number, 0 or more")
 
 
-MAX_PAGE = 1000
+MAX_PAGE_SIZE = 1000
 
 Entries = list[BatchEntry]
-Tails = list[list[LogElement] | PysyncError]
+LogSlices = list[list[LogElement] | PysyncError]
 """For each log that was asked for its elements, or the refusal that a pull would raise."""
 
 
-class Client(Blobs):
+class Client(FileMethods):
     """One server, and who speaks to it: a key with its certificate, an admin token, or nobody.
 
     An async context manager; usable by many tasks at once. Every attempt is signed afresh. Pulls, pushes and
@@ -123,7 +123,7 @@ class Client(Blobs):
         if with_keyring:
             query = {"withKeyring": "1"}
         target = self._target("pull", key)
-        return await self._repeat("GET", f"{target}?{urlencode(query)}" if query else target, pull_result)
+        return await self._request("GET", f"{target}?{urlencode(query)}" if query else target, pull_result)
 
     async def push(
         self,
@@ -145,7 +145,7 @@ class Client(Blobs):
             members |= _author_proof(self._keys, signing.DOCUMENT_AUTHOR, key, orjson.dumps(members))
         body = orjson.dumps(members)
         headers = self._write_headers(idempotency_key)
-        return await self._repeat("POST", self._target("push", key), push_result, body, headers)
+        return await self._request("POST", self._target("push", key), push_result, body, headers)
 
     async def append(
         self,
@@ -168,7 +168,7 @@ class Client(Blobs):
             sign_author = keys is not None
         body = _append_body(key, data, ts_ms, keys, sign_author)
         headers = self._write_headers(idempotency_key)
-        return await self._repeat("POST", self._target("push", key), push_result, body, headers)
+        return await self._request("POST", self._target("push", key), push_result, body, headers)
 
     async def append_anonymous(
         self,
@@ -183,31 +183,31 @@ class Client(Blobs):
         body = _append_body(key, data, None, keys, keys is not None)
         headers = self._write_headers(idempotency_key)
         target = self._target("push", key)
-        return await self._repeat("POST", target, push_result, body, headers, anonymous=True)
+        return await self._request("POST", target, push_result, body, headers, anonymous=True)
 
     async def pull_bundle(self, key: str) -> dict[str, PullResult]:
         """The members of the bundle at `key` that the caller may read, by their names; a member that was
         never written is there and empty."""
-        return await self._repeat("GET", self._target("pull", key), bundle_result)
+        return await self._request("GET", self._target("pull", key), bundle_result)
 
     async def batch_pull(
         self,
         names: Sequence[str],
         params: Mapping[str, Sequence[ParamSet]] | None = None,
-        append_params: Mapping[str, Sequence[Bounds | None]] | None = None,
+        append_params: Mapping[str, Sequence[RangeParams | None]] | None = None,
     ) -> dict[str, Entries]:
         """Documents of the collections `names`, in one request: for each the entries of its `params`, in
         their order; one where it has none, of the caller's own. An entry is a document, or the refusal that a
         pull of it would raise.
 
         Logs want bounds: `append_params` has, for each of the `params` of a log, `since` or `last` or both
-        (`TailRequest` says what they give).
+        (`LogRange` says what they give).
 
         Raises TooManyCollections for more names, or entries, than the server takes at once,
         BatchAppendBudgetExceeded for more elements, and ValueError for bounds that no server takes.
         """
         target = self._batch_target(names, params or {}, append_params or {})
-        return await self._repeat("GET", target, batch_result)
+        return await self._request("GET", target, batch_result)
 
     async def batch_pull_many(self, name: str, params: Sequence[ParamSet]) -> Entries:
         """`batch_pull` of one collection: an entry for each of `params`. None of them asks for nothing."""
@@ -215,27 +215,27 @@ class Client(Blobs):
         if not params:
             return []
         target = self._batch_target([name], {name: params})
-        return await self._repeat("GET", target, lambda answer: _aligned(answer, name, len(params)))
+        return await self._request("GET", target, lambda answer: _check_count(answer, name, len(params)))
 
     async def batch_pull_many_append(
-        self, name: str, requests: Sequence[TailRequest], *, field: str = "items"
-    ) -> Tails:
+        self, name: str, requests: Sequence[LogRange], *, field: str = "items"
+    ) -> LogSlices:
         """Parts of logs of one collection, in one request: for each of `requests` the elements, or the
         refusal that a pull would raise. `field` is as for `PullResult.elements`. None of them asks for
         nothing."""
 
-        def tails(answer: dict[str, Any]) -> Tails:
-            entries = _aligned(answer, name, len(requests))
+        def tails(answer: dict[str, Any]) -> LogSlices:
+            entries = _check_count(answer, name, len(requests))
             return [entry if isinstance(entry, PysyncError) else entry.elements(field) for entry in entries]
 
         if not requests:
             return []
         params = {name: [request.params for request in requests]}
         bounds = {name: [request.bounds for request in requests]}
-        return await self._repeat("GET", self._batch_target([name], params, bounds), tails)
+        return await self._request("GET", self._batch_target([name], params, bounds), tails)
 
     async def list(
-        self, prefix: str = "", *, after: str | None = None, page_size: int = MAX_PAGE
+        self, prefix: str = "", *, after: str | None = None, page_size: int = MAX_PAGE_SIZE
     ) -> AsyncIterator[str]:
         """The values of the last parameter below `prefix` (`""`: of a collection without one), in code-point
         order, those greater than `after`; from all pages, each asked for when it is needed. What is written
@@ -244,7 +244,7 @@ class Client(Blobs):
         has_more = True
         while has_more:
             query = {"limit": page_size} if after is None else {"limit": page_size, "after": after}
-            names, has_more = await self._repeat("GET", f"{target}?{urlencode(query)}", page)
+            names, has_more = await self._request("GET", f"{target}?{urlencode(query)}", list_page)
             for name in names:
                 yield name
             after = names[-1] if names else after
@@ -256,8 +256,8 @@ class Client(Blobs):
         *,
         after: str | None = None,
         idle_s: float = IDLE_S,
-        lost: Callable[[Exception], None] = lambda _: None,
-        live: Callable[[], None] = lambda: None,
+        on_disconnect: Callable[[Exception], None] = lambda _: None,
+        on_connect: Callable[[], None] = lambda: None,
     ) -> Watch:
         """Each write to the collections named, as it is made; None: to all that the caller may read. `params`
         narrows some of them to the documents with these values of their path's parameters. A client with a
@@ -265,21 +265,21 @@ class Client(Blobs):
 
         It begins now, or `after` an earlier `Watch.place`, and goes on without end or gap: when its
         connection ends, or says nothing for `idle_s`, it makes another after a while (`retry:` and
-        `Retry-After` say how long, else the client's backoff). `lost` is told why, once each time, and `live`
-        when it is there, or there again. A refusal is raised, and so is a server that cannot be reached from
-        the beginning, after as many attempts as for other requests.
+        `Retry-After` say how long, else the client's backoff). `on_disconnect` is told why, once each time,
+        and `on_connect` when it is there, or there again. A refusal is raised, and so is a server that cannot
+        be reached from the beginning, after as many attempts as for other requests.
 
         Each watch holds a connection; one is enough for any number of collections.
         """
         return Watch(
-            Stream(
+            ReconnectingStream(
                 partial(self._stream, self._events_target(collections, params)),
                 after=after,
                 idle_s=idle_s,
-                lost=lost,
-                live=live,
+                on_disconnect=on_disconnect,
+                on_connect=on_connect,
                 backoff=self._backoff,
-                chance=self._chance,
+                jitter=self._jitter,
                 sleep=self._sleep,
             )
         )
@@ -287,13 +287,13 @@ class Client(Blobs):
     async def server_config(self, headers: Mapping[str, str] | None = None) -> ServerConfig:
         """What the server tells this caller of its collections; with a namespace, of that namespace's.
         Raises NotFound where it tells nobody."""
-        return await self._repeat("GET", f"{self._prefix}/config", server_config, headers=headers)
+        return await self._request("GET", f"{self._prefix}/config", server_config, headers=headers)
 
     async def revoke(self, revocations: RevocationList) -> int:
         """Publish a revocation list and return its generation. Raises StaleGeneration where the server knows
         this one or a later one; a lost answer is not retried, for that reason."""
         headers = {"Content-Type": "application/json"}
-        return await self._attempt(
+        return await self._request_once(
             "POST", "/revocations", lambda answer: int(answer["generation"]), revocations.text, headers
         )
 
@@ -302,16 +302,16 @@ class Client(Blobs):
         there is none. Raises BadSignature or InvalidRevocation if the server's answer is anything else."""
 
         def read(answer: dict[str, Any]) -> RevocationList:
-            return read_revocation_list(orjson.dumps(answer))
+            return parse_revocation_list(orjson.dumps(answer))
 
         try:
-            return await self._repeat("GET", f"/revocations/{issuer}", read, anonymous=True)
+            return await self._request("GET", f"/revocations/{issuer}", read, anonymous=True)
         except NotFound:
             return None
 
     async def health(self) -> dict[str, Any]:
         """What the server says of itself. Unsigned, and tried once."""
-        return await self._attempt("GET", "/health", lambda answer: answer)
+        return await self._request_once("GET", "/health", lambda answer: answer)
 
     def _events_target(self, collections: Sequence[str] | None, params: Mapping[str, ParamSet] | None) -> str:
         query = {} if collections is None else {"collections": ",".join(collections)}
@@ -323,13 +323,13 @@ class Client(Blobs):
         self,
         names: Sequence[str],
         params: Mapping[str, Sequence[ParamSet]],
-        append_params: Mapping[str, Sequence[Bounds | None]] | None = None,
+        append_params: Mapping[str, Sequence[RangeParams | None]] | None = None,
     ) -> str:
         query = {"collections": ",".join(names)}
         if params:
             query["params"] = encode(params).decode()
         if append_params:
-            check_batch_bounds(append_params)
+            check_append_params(append_params)
             query["appendParams"] = encode(append_params).decode()
         return f"{self._prefix}/batch/pull?{_encoded(query)}"
 
@@ -352,7 +352,7 @@ def _author_proof(keys: Signer | None, tag: str, key: str, body: bytes) -> dict[
     return signing.sign_author(keys, tag, document_key(key), decode_push(body).data)
 
 
-def _aligned(answer: dict[str, Any], name: str, count: int) -> Entries:
+def _check_count(answer: dict[str, Any], name: str, count: int) -> Entries:
     entries = batch_result(answer)[name]
     if len(entries) != count:
         raise ValueError("an entry for each parameter set was asked for")

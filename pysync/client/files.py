@@ -19,22 +19,22 @@ from typing import Final, NamedTuple
 import aiohttp
 import orjson
 
-from pysync.client.models import PushResult, blob_result
-from pysync.client.transport import PASSING, Connection, Unreachable, refusal
+from pysync.client.models import PushResult, file_result
+from pysync.client.transport import RETRYABLE, Transport, Unreachable, response_error
 from pysync.errors import UnsupportedMediaType
-from pysync.protocol import JSON_TYPE, OPAQUE_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
+from pysync.protocol import JSON_TYPE, OCTET_STREAM, PARQUET_MIME_TYPES, PARQUET_TYPE
 
-Source = bytes | Path | AsyncIterable[bytes]
+UploadSource = bytes | Path | AsyncIterable[bytes]
 """The bytes of a file, where they lie, or chunks that can be had once."""
 
 CHUNK_BYTES: Final = 1 << 18
 
 
-class Upload:
+class UploadBody:
     """One attempt to send a `source`. It may take any time, but not wait longer than `idle_s` for the server
-    to take a chunk: `limit` is then over."""
+    to take a chunk: `stall_timeout` is then over."""
 
-    def __init__(self, source: Source, idle_s: float | None) -> None:
+    def __init__(self, source: UploadSource, idle_s: float | None) -> None:
         """Raises OSError where a file is not there, and ValueError for a pipe, or a device: nobody knows how
         much comes of it, nor whether it comes again. Of a file that grows, what there is now is sent."""
         size: int | None
@@ -52,7 +52,7 @@ class Upload:
         """How many bytes it is; None where that is known only at its end."""
         self._chunks = chunks
         self._idle_s = idle_s
-        self.limit = asyncio.timeout(None)
+        self.stall_timeout = asyncio.timeout(None)
         """To send it within."""
         self.failure: Exception | None = None
         """What the source itself raised."""
@@ -61,32 +61,35 @@ class Upload:
         try:
             async for chunk in self._chunks:
                 if self._idle_s is not None:
-                    self.limit.reschedule(asyncio.get_running_loop().time() + self._idle_s)
+                    self.stall_timeout.reschedule(asyncio.get_running_loop().time() + self._idle_s)
                 yield chunk
-                self.limit.reschedule(None)
+                self.stall_timeout.reschedule(None)
         except Exception as error:
             self.failure = error
             raise
 
 
-async def _read(path: Path, begun: os.stat_result) -> AsyncIterator[bytes]:
-    """The file as it was when it `begun` to be sent. Raises ValueError, before the last chunk, where it is
-    another by then."""
-    left = begun.st_size
+async def _read(path: Path, initial_stat: os.stat_result) -> AsyncIterator[bytes]:
+    """The file as it was when it `initial_stat` to be sent. Raises ValueError, before the last chunk, where
+    it is another by then."""
+    left = initial_stat.st_size
     with await asyncio.to_thread(path.open, "rb") as file:
         while left:
             chunk = await asyncio.to_thread(file.read, min(left, CHUNK_BYTES))
             left -= len(chunk)
-            if not chunk or (not left and _is_other(begun, os.fstat(file.fileno()))):
+            if not chunk or (not left and _has_changed(initial_stat, os.fstat(file.fileno()))):
                 raise ValueError(f"{path} changed while it was sent")
             yield chunk
 
 
-def _is_other(begun: os.stat_result, now: os.stat_result) -> bool:
+def _has_changed(initial_stat: os.stat_result, now: os.stat_result) -> bool:
     """Whether anything but what may have been added at its end is other than it was."""
-    if (begun.st_dev, begun.st_ino) != (now.st_dev, now.st_ino) or now.st_size < begun.st_size:
+    if (initial_stat.st_dev, initial_stat.st_ino) != (
+        now.st_dev,
+        now.st_ino,
+    ) or now.st_size < initial_stat.st_size:
         return True
-    return now.st_size == begun.st_size and now.st_mtime_ns != begun.st_mtime_ns
+    return now.st_size == initial_stat.st_size and now.st_mtime_ns != initial_stat.st_mtime_ns
 
 
 async def _slices(source: bytes) -> AsyncIterator[bytes]:
@@ -105,7 +108,7 @@ class FileChanged(Unreachable):
 
 
 @dataclass(frozen=True, slots=True)
-class FileHead:
+class FileInfo:
     """What a server tells of a file before its bytes. `hash` is their SHA-256, in hex (another server's own
     version of them; None: it tells none), `size` their number, where it is told."""
 
@@ -114,14 +117,14 @@ class FileHead:
     size: int | None
 
 
-class Progress:
+class ResumableDownload:
     """How much of a file has come, to go on after a cut. `etag` is as it came."""
 
-    def __init__(self, head: FileHead, etag: str) -> None:
+    def __init__(self, head: FileInfo, etag: str) -> None:
         self.head = head
         self._etag = etag
         self._received = 0
-        self._skip = 0
+        self._already_received = 0
         self._digest = hashlib.sha256()
 
     @property
@@ -137,22 +140,25 @@ class Progress:
         """Take the answer for the rest, or for all of it once more. Raises FileChanged, and the refusal that
         other answers are."""
         if response.status not in (200, 206, 404, 416):
-            raise refusal(response, await response.read())
+            raise response_error(response, await response.read())
         begins = _content_range(response.headers.get("Content-Range", ""))
         is_rest = response.status == 206 and begins is not None and int(begins[1]) == self._received
         is_whole = response.status == 200
         if not (is_rest or is_whole) or response.headers.get("ETag") != self._etag:
             raise FileChanged("the file is another since the pull was cut")
-        self._skip = self._received if is_whole else 0
+        self._already_received = self._received if is_whole else 0
 
-    def take(self, chunk: bytes) -> bytes:
+    def consume(self, chunk: bytes) -> bytes:
         """What of `chunk` has not come before."""
-        fresh, self._skip = chunk[self._skip :], max(0, self._skip - len(chunk))
+        fresh, self._already_received = (
+            chunk[self._already_received :],
+            max(0, self._already_received - len(chunk)),
+        )
         self._digest.update(fresh)
         self._received += len(fresh)
         return fresh
 
-    def end(self) -> None:
+    def verify(self) -> None:
         """Raises Unreachable where what came is not what the server has, and ValueError where that is no
         file."""
         if self.head.hash is None or not _is_sha256(self.head.hash):
@@ -163,23 +169,23 @@ class Progress:
             raise Unreachable("the file was damaged on its way: its hash is another")
 
 
-async def begin(response: aiohttp.ClientResponse) -> tuple[Progress, bytes] | None:
+async def start_download(response: aiohttp.ClientResponse) -> tuple[ResumableDownload, bytes] | None:
     """What the first answer tells, and the first of its bytes; None where nothing is stored: `404` without a
     body, or the empty document, which has no ETag. Raises the refusal that other answers are."""
     if response.status != 200:
         answer = await response.read()
         if response.status == 404 and not answer:
             return None
-        raise refusal(response, answer)
+        raise response_error(response, answer)
     headers = response.headers
-    content_type, etag = headers.get("Content-Type", OPAQUE_TYPE), headers.get("ETag", "")
+    content_type, etag = headers.get("Content-Type", OCTET_STREAM), headers.get("ETag", "")
     first = b""
     if not etag and response.content_type == JSON_TYPE:
         first = await _first(response)
         if _is_empty_document(first):
             return None
-    head = FileHead(content_type, etag.removeprefix("W/").strip('"') or None, _size(headers))
-    return Progress(head, etag), first
+    head = FileInfo(content_type, etag.removeprefix("W/").strip('"') or None, _size(headers))
+    return ResumableDownload(head, etag), first
 
 
 async def _first(response: aiohttp.ClientResponse) -> bytes:
@@ -204,11 +210,11 @@ def _size(headers: Mapping[str, str]) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-class BlobTooLarge(ValueError):
+class FileTooLarge(ValueError):
     """A file has more bytes than the caller allows."""
 
 
-class Blob(NamedTuple):
+class File(NamedTuple):
     """A file. `hash` is the SHA-256 of `data`, in hex (another server's own version of it; None: it tells
     none)."""
 
@@ -217,19 +223,19 @@ class Blob(NamedTuple):
     hash: str | None
 
 
-class BlobStream(NamedTuple):
+class FileStream(NamedTuple):
     """A file that is being pulled: `chunks` are its bytes, once."""
 
-    head: FileHead
+    head: FileInfo
     chunks: AsyncIterator[bytes]
 
 
-class Blobs(Connection):
+class FileMethods(Transport):
     """The calls of a client that are about files. None of them holds a file in memory, but for the bytes that
     it is given or returns."""
 
     async def push_blob(
-        self, key: str, source: Source, content_type: str, *, idempotency_key: str | None = None
+        self, key: str, source: UploadSource, content_type: str, *, idempotency_key: str | None = None
     ) -> PushResult:
         """Store a file at `key`, whatever is there: the last write wins. `source` is its bytes, the path of a
         file, or chunks of bytes; a push of chunks, which can be had once, is not repeated when it fails.
@@ -248,14 +254,14 @@ class Blobs(Connection):
             return await self._upload(self._target("push", key), source, signed, headers)
 
         if isinstance(source, bytes | Path):
-            return await self._again(attempt, PASSING)
+            return await self._retry(attempt, RETRYABLE)
         return await attempt()
 
-    async def pull_blob(self, key: str, *, max_bytes: int | None = None) -> Blob | None:
-        """The file at `key`; None where nothing is stored. Raises BlobTooLarge where it has more than
+    async def pull_blob(self, key: str, *, max_bytes: int | None = None) -> File | None:
+        """The file at `key`; None where nothing is stored. Raises FileTooLarge where it has more than
         `max_bytes`, ValueError where a document is stored there, and as `open_blob`."""
 
-        async def attempt() -> Blob | None:
+        async def attempt() -> File | None:
             async with self.open_blob(key) as stream:
                 if stream is None:
                     return None
@@ -264,17 +270,17 @@ class Blobs(Connection):
                 async for chunk in stream.chunks:
                     data += chunk
                     check_size(len(data), max_bytes)
-            return Blob(bytes(data), stream.head.content_type, stream.head.hash)
+            return File(bytes(data), stream.head.content_type, stream.head.hash)
 
-        return await self._again(attempt, (FileChanged,))
+        return await self._retry(attempt, (FileChanged,))
 
-    async def pull_blob_to(self, key: str, path: Path) -> FileHead | None:
+    async def pull_blob_to(self, key: str, path: Path) -> FileInfo | None:
         """Have the file at `key` written to `path`, in the place of what is there: all of it, or nothing.
         None where nothing is stored, and nothing is written. Raises OSError, and as `pull_blob`."""
 
         part = path.with_name(f".{self._random(8).hex()}.part")
 
-        async def attempt() -> FileHead | None:
+        async def attempt() -> FileInfo | None:
             async with self.open_blob(key) as stream:
                 if stream is None:
                     return None
@@ -286,12 +292,12 @@ class Blobs(Connection):
             return stream.head
 
         try:
-            return await self._again(attempt, (FileChanged,))
+            return await self._retry(attempt, (FileChanged,))
         finally:
             part.unlink(missing_ok=True)
 
     @asynccontextmanager
-    async def open_blob(self, key: str) -> AsyncIterator[BlobStream | None]:
+    async def open_blob(self, key: str) -> AsyncIterator[FileStream | None]:
         """The file at `key` with its bytes as they come; None where nothing is stored.
 
         When the connection is cut the pull goes on where it was. The chunks raise FileChanged where the file
@@ -300,15 +306,15 @@ class Blobs(Connection):
         """
         async with aclosing(self._download(self._target("pull", key))) as parts:
             head = await anext(parts, None)
-            yield BlobStream(head, _bytes_of(parts)) if isinstance(head, FileHead) else None
+            yield FileStream(head, _bytes_of(parts)) if isinstance(head, FileInfo) else None
 
     async def push_parquet(
-        self, key: str, source: Source, *, idempotency_key: str | None = None
+        self, key: str, source: UploadSource, *, idempotency_key: str | None = None
     ) -> PushResult:
         """`push_blob` of a Parquet file."""
         return await self.push_blob(key, source, PARQUET_TYPE, idempotency_key=idempotency_key)
 
-    async def pull_parquet(self, key: str, *, max_bytes: int | None = None) -> Blob | None:
+    async def pull_parquet(self, key: str, *, max_bytes: int | None = None) -> File | None:
         """`pull_blob` of a Parquet file. Raises UnsupportedMediaType where the file at `key` is none by its
         type, which must be exactly one of PARQUET_MIME_TYPES."""
         blob = await self.pull_blob(key, max_bytes=max_bytes)
@@ -317,17 +323,17 @@ class Blobs(Connection):
         return blob
 
     async def _upload(
-        self, target: str, source: Source, signed: bytes, headers: dict[str, str]
+        self, target: str, source: UploadSource, signed: bytes, headers: dict[str, str]
     ) -> PushResult:
         idle_s = self._timeout.total
-        upload = Upload(source, idle_s)
+        upload = UploadBody(source, idle_s)
         if upload.size is not None:
             headers = headers | {"Content-Length": str(upload.size)}
         limits = aiohttp.ClientTimeout(total=None, connect=idle_s, sock_read=idle_s)
         sending = self._send(self._session, "POST", target, signed, headers, limits, upload=upload)
         try:
-            async with upload.limit, sending as response:
-                return await self._read(response, blob_result)
+            async with upload.stall_timeout, sending as response:
+                return await self._read(response, file_result)
         except TimeoutError:
             raise Unreachable(f"{self._base}: the file is not taken") from None
         except Unreachable:
@@ -335,50 +341,50 @@ class Blobs(Connection):
                 raise upload.failure from None
             raise
 
-    async def _download(self, target: str) -> AsyncGenerator[FileHead | bytes]:
+    async def _download(self, target: str) -> AsyncGenerator[FileInfo | bytes]:
         """The head of a file, then its bytes; nothing where none is stored."""
         idle_s = self._timeout.total
         limits = aiohttp.ClientTimeout(total=None, connect=idle_s, sock_read=idle_s)
         # Compressed on the way, a file would lose the ETag by which a pull goes on.
         headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
-        progress: Progress | None = None
+        progress: ResumableDownload | None = None
         failures = 0
         while True:
             asked = headers if progress is None else headers | progress.headers()
             try:
                 async with self._send(self._session, "GET", target, b"", asked, limits) as response:
                     if progress is None:
-                        begun = await begin(response)
+                        begun = await start_download(response)
                         if begun is None:
                             return
                         progress, first = begun
                         yield progress.head
                         if first:
-                            yield progress.take(first)
+                            yield progress.consume(first)
                     else:
                         await progress.resume(response)
                     async for chunk in response.content.iter_any():
-                        if fresh := progress.take(chunk):
+                        if fresh := progress.consume(chunk):
                             failures = 0
                             yield fresh
                 break
             except FileChanged:
                 raise
-            except PASSING as error:
+            except RETRYABLE as error:
                 if progress is not None and not progress.can_resume:
                     raise
                 failures += 1
                 await self._wait(failures, error)
-        progress.end()
+        progress.verify()
 
 
-async def _bytes_of(parts: AsyncIterator[FileHead | bytes]) -> AsyncIterator[bytes]:
-    async for part in parts:
+async def _bytes_of(chunks: AsyncIterator[FileInfo | bytes]) -> AsyncIterator[bytes]:
+    async for part in chunks:
         if isinstance(part, bytes):
             yield part
 
 
 def check_size(size: int, max_bytes: int | None) -> None:
-    """Raises BlobTooLarge for more bytes than the caller allows; None: any number."""
+    """Raises FileTooLarge for more bytes than the caller allows; None: any number."""
     if max_bytes is not None and size > max_bytes:
-        raise BlobTooLarge(f"the file has more than {max_bytes} bytes")
+        raise FileTooLarge(f"the file has more than {max_bytes} bytes")

@@ -10,11 +10,11 @@ from pysync._core import canonicalize, verify_author
 from pysync.auth.signing import APPEND_AUTHOR
 from pysync.client.client import Client, ParamSet
 from pysync.client.models import LogElement
-from pysync.client.polling import Where, follow
+from pysync.client.polling import WatchTarget, follow
 from pysync.client.transport import document_key
 from pysync.errors import CheckpointTooOld, FullNotAllowed
 
-QUIET_LOOK_BACK = 100
+QUIET_FETCH_COUNT = 100
 """How many of the newest elements are asked for where the server finds a checkpoint too old: of a log that is
 quiet for so long, few are new."""
 
@@ -48,7 +48,7 @@ class LogCursor:
         field: str = "items",
         first: int | None = None,
         since: int | None = None,
-        known: Iterable[LogElement] = (),
+        seen: Iterable[LogElement] = (),
         verify: bool = False,
         authors: Iterable[str] | None = None,
         skip_bad_proofs: bool = False,
@@ -56,7 +56,7 @@ class LogCursor:
     ) -> None:
         """The first pull takes all of the log, which a server may refuse (FullNotAllowed), or the newest
         `first` elements, 0 for none. To go on from an earlier cursor, give its `checkpoint_ms` as `since`, or
-        the elements that are `known` already: it begins after them.
+        the elements that are `seen` already: it begins after them.
 
         `verify` checks every author proof; `authors` are the public keys that alone may have written. Where
         one does not hold, a pull raises BadAuthorProof and takes in nothing, or with `skip_bad_proofs` leaves
@@ -65,7 +65,7 @@ class LogCursor:
 
         Raises ValueError for bounds that are none, and for a `since` below what is known.
         """
-        newest = max((element.ts_ms for element in known), default=None)
+        newest = max((element.ts_ms for element in seen), default=None)
         if since is not None and since < (newest or 0):
             raise ValueError("since must not be negative, nor before an element that is known")
         if first is not None and first < 0:
@@ -74,20 +74,20 @@ class LogCursor:
         self._client = client
         self._field = field
         self._first = first
-        self._place = newest if since is None else since
-        self._pulled = False
+        self._checkpoint_ms = newest if since is None else since
+        self._has_pulled = False
         self._has_more = False
         self._authors = None if authors is None else frozenset(author.lower() for author in authors)
         self._verify = verify or authors is not None
         self._skip = skip_bad_proofs
         self._sleep = sleep
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def checkpoint_ms(self) -> int | None:
         """The time of the newest element that was taken in (or skipped); None before there is one. A cursor
         with this `since` goes on from here."""
-        return self._place
+        return self._checkpoint_ms
 
     @property
     def has_more(self) -> bool:
@@ -104,19 +104,19 @@ class LogCursor:
         the newest. It raises FullNotAllowed where the collection has `forceFullFetch`, and a log that is
         longer than `maxPullLimit` may not be pulled in full.
         """
-        async with self._turn:
-            place = -1 if self._place is None else self._place
-            found = await (self._newer(place) if self._pulled else self._first_look())
+        async with self._lock:
+            place = -1 if self._checkpoint_ms is None else self._checkpoint_ms
+            found = await (self._fetch_after(place) if self._has_pulled else self._fetch_initial())
             new = [element for element in found if element.ts_ms > place]
-            if self._first is not None and not self._pulled:
+            if self._first is not None and not self._has_pulled:
                 taken = new[max(len(new) - self._first, 0) :]
             else:
                 taken = new
             if self._verify:
-                taken = [element for element in taken if self._holds(element)]
+                taken = [element for element in taken if self._has_valid_proof(element)]
             if new:
-                self._place = new[-1].ts_ms
-            self._pulled = True
+                self._checkpoint_ms = new[-1].ts_ms
+            self._has_pulled = True
             return taken
 
     def follow(
@@ -124,67 +124,67 @@ class LogCursor:
         *,
         collection: str | None = None,
         params: ParamSet | None = None,
-        first_s: float = 0.25,
-        most_s: float = 2.0,
-        lost: Callable[[Exception], None] = lambda _: None,
+        initial_s: float = 0.25,
+        max_s: float = 2.0,
+        on_disconnect: Callable[[Exception], None] = lambda _: None,
     ) -> AsyncGenerator[list[LogElement]]:
         """What each pull that finds something gives, without end. While something comes it pulls again at
         once; else when the server's change stream tells of an append. Name the log's `collection`, and the
         `params` of its path, to be sent no more than that; else all is sent that the caller may read. The
         stream takes a connection for as long as this is iterated.
 
-        Where there is no stream, or none to be had now, it waits for `first_s`, doubling up to `most_s`.
-        When the server is out of reach or busy it tells `lost`, once, of what failed and goes on asking; of
-        the first pull this is raised, as any other error is.
+        Where there is no stream, or none to be had now, it waits for `initial_s`, doubling up to `max_s`.
+        When the server is out of reach or busy it tells `on_disconnect`, once, of what failed and goes on
+        asking; of the first pull this is raised, as any other error is.
         """
         return follow(
             self._client,
-            Where(self.key, collection, params),
-            self._look,
-            lambda change: self._place is None or change.timestamp_ms > self._place,
-            began=self._pulled,
-            first_s=first_s,
-            most_s=most_s,
-            lost=lost,
+            WatchTarget(self.key, collection, params),
+            self._fetch,
+            lambda change: self._checkpoint_ms is None or change.timestamp_ms > self._checkpoint_ms,
+            has_started=self._has_pulled,
+            initial_s=initial_s,
+            max_s=max_s,
+            on_disconnect=on_disconnect,
             sleep=self._sleep,
         )
 
-    async def _look(self) -> tuple[list[LogElement] | None, bool]:
+    async def _fetch(self) -> tuple[list[LogElement] | None, bool]:
         elements = await self.pull()
         return elements or None, self._has_more
 
-    async def _first_look(self) -> list[LogElement]:
+    async def _fetch_initial(self) -> list[LogElement]:
         if self._first is not None:
             # Of none the place is wanted, which the newest element tells.
-            return await self._ask(since=self._place, last=max(self._first, 1))
-        if self._place is not None:
-            return await self._newer(self._place)
-        return await self._ask(full=True)
+            return await self._request(since=self._checkpoint_ms, last=max(self._first, 1))
+        if self._checkpoint_ms is not None:
+            return await self._fetch_after(self._checkpoint_ms)
+        return await self._request(full=True)
 
-    async def _newer(self, place: int) -> list[LogElement]:
-        """What comes after `place`, or the oldest part of it; perhaps elements before it too."""
-        if place < 0:
+    async def _fetch_after(self, checkpoint_ms: int) -> list[LogElement]:
+        """What comes after `checkpoint_ms`, or the oldest part of it; perhaps elements before it too."""
+        if checkpoint_ms < 0:
             # The log was empty. A checkpoint cannot ask for an element at time 0.
             with suppress(FullNotAllowed):
-                return await self._ask(full=True)
+                return await self._request(full=True)
         try:
-            found = await self._ask(since=max(place, 0))
+            found = await self._request(since=max(checkpoint_ms, 0))
         except CheckpointTooOld as error:
             too_old = error
         else:
-            if self._has_more and not any(element.ts_ms > place for element in found):
+            if self._has_more and not any(element.ts_ms > checkpoint_ms for element in found):
                 # The checkpoint was ignored (forceFullFetch): the same would come for ever.
-                return await self._ask(full=True)
+                return await self._request(full=True)
             return found
-        newest = await self._ask(last=QUIET_LOOK_BACK)
-        if not newest or newest[0].ts_ms <= place:
+        newest = await self._request(last=QUIET_FETCH_COUNT)
+        if not newest or newest[0].ts_ms <= checkpoint_ms:
             return newest
         try:
-            return await self._ask(full=True)
+            return await self._request(full=True)
         except FullNotAllowed:
             raise too_old from None
 
-    async def _ask(
+    async def _request(
         self, *, since: int | None = None, last: int | None = None, full: bool = False
     ) -> list[LogElement]:
         pulled = await self._client.pull(self.key, since=since, last=last, full=full)
@@ -192,7 +192,7 @@ class LogCursor:
         self._has_more = pulled.has_more
         return elements
 
-    def _holds(self, element: LogElement) -> bool:
+    def _has_valid_proof(self, element: LogElement) -> bool:
         author, signature = (element.author_pubkey or "").lower(), element.author_signature or ""
         expected = self._authors is None or author in self._authors
         data = canonicalize(orjson.dumps(element.data))

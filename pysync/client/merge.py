@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-Data = dict[str, Any]
+JsonObject = dict[str, Any]
 Path = tuple[str | int, ...]
 """The place of a value in a document: names of members, and ids of entries of lists."""
 
@@ -45,7 +45,7 @@ def local_wins(conflict: MergeConflict) -> Any:
     return conflict.remote if conflict.local is MISSING else conflict.local
 
 
-def merge_remote_wins(local: Mapping[str, Any], remote: Mapping[str, Any]) -> Data:
+def merge_remote_wins(local: Mapping[str, Any], remote: Mapping[str, Any]) -> JsonObject:
     """Merge two versions without the one that they began from, as the clients of the protocol do by default:
     the members of both, objects merged member by member, everything else as `remote` has it. The keys that a
     server drops are dropped here too."""
@@ -79,12 +79,14 @@ class ThreeWayMerge:
     on_conflict: Callable[[MergeConflict], Any] = local_wins
     id_member: str = "id"
 
-    def merge(self, base: Data, local: Data, remote: Data) -> Data:
+    def merge(self, base: JsonObject, local: JsonObject, remote: JsonObject) -> JsonObject:
         """Return the document with the changes of both sides. It may share values with all three."""
         merged = self._value((), base, local, remote)
         return merged if isinstance(merged, dict) else {}
 
-    def dropped(self, base: Data, local: Data, remote: Data, merged: Data) -> list[Dropped]:
+    def dropped(
+        self, base: JsonObject, local: JsonObject, remote: JsonObject, merged: JsonObject
+    ) -> list[Dropped]:
         """Return the edits that left no trace in `merged`, however that was made: in the place of what a side
         wrote is what the other side has, or the base."""
         return [

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from pysync.errors import PysyncError, from_entry
+from pysync.errors import PysyncError, from_batch_error
 
 
 def encode(value: Any, options: int = 0) -> bytes:
@@ -73,7 +73,7 @@ class PullResult:
         found = self.data.get(field, () if self.hash else [])
         try:
             if isinstance(found, list):
-                return [_element(members_of(element)) for element in found]
+                return [_element(as_object(element)) for element in found]
         except (KeyError, TypeError):
             pass
         raise ValueError(f"what is stored is no log with its elements in {field!r}")
@@ -116,7 +116,7 @@ class ServerConfig:
     namespaces: Mapping[str, tuple[CollectionInfo, ...]]
 
 
-def members_of(answer: Any) -> dict[str, Any]:
+def as_object(answer: Any) -> dict[str, Any]:
     """The members of a JSON object. Raises TypeError for anything else."""
     if not isinstance(answer, dict):
         raise TypeError("not a JSON object")
@@ -126,12 +126,12 @@ def members_of(answer: Any) -> dict[str, Any]:
 def pull_result(answer: dict[str, Any]) -> PullResult:
     keyring = answer.get("keyring")
     return PullResult(
-        data=members_of(answer["data"]),
+        data=as_object(answer["data"]),
         hash=answer["hash"],
         timestamp_ms=answer["timestamp"],
         author_pubkey=answer.get("authorPubkey"),
         author_signature=answer.get("authorSignature"),
-        keyring=None if keyring is None else pull_result(members_of(keyring)),
+        keyring=None if keyring is None else pull_result(as_object(keyring)),
         has_more=answer.get("hasMore") is True,
     )
 
@@ -140,7 +140,7 @@ def push_result(answer: dict[str, Any]) -> PushResult:
     return PushResult(answer["hash"], answer["timestamp"], answer.get("batchId"))
 
 
-def blob_result(answer: dict[str, Any]) -> PushResult:
+def file_result(answer: dict[str, Any]) -> PushResult:
     """Other servers need not tell the time of a file's push; it is 0 then."""
     return PushResult(hash=answer["hash"], timestamp_ms=answer.get("timestamp", 0))
 
@@ -148,41 +148,41 @@ def blob_result(answer: dict[str, Any]) -> PushResult:
 def bundle_result(answer: dict[str, Any]) -> dict[str, PullResult]:
     timestamp_ms = answer["timestamp"]
     return {
-        name: PullResult(members_of(member["data"]), member["hash"], timestamp_ms)
-        for name, member in members_of(answer["collections"]).items()
+        name: PullResult(as_object(member["data"]), member["hash"], timestamp_ms)
+        for name, member in as_object(answer["collections"]).items()
     }
 
 
 def batch_result(answer: dict[str, Any]) -> dict[str, list[BatchEntry]]:
     return {
-        name: [_entry(members_of(entry)) for entry in entries]
-        for name, entries in members_of(answer["collections"]).items()
+        name: [_entry(as_object(entry)) for entry in entries]
+        for name, entries in as_object(answer["collections"]).items()
     }
 
 
-def page(answer: dict[str, Any]) -> tuple[list[str], bool]:
+def list_page(answer: dict[str, Any]) -> tuple[list[str], bool]:
     return list(answer["items"]), bool(answer["hasMore"])
 
 
 def server_config(answer: dict[str, Any]) -> ServerConfig:
-    spaces = members_of(answer.get("namespaces", {}))
+    spaces = as_object(answer.get("namespaces", {}))
     return ServerConfig(
         collections=_infos(answer),
         namespaces={name: _infos(space) for name, space in spaces.items()},
     )
 
 
-def _element(told: dict[str, Any]) -> LogElement:
+def _element(members: dict[str, Any]) -> LogElement:
     return LogElement(
-        ts_ms=told["ts"],
-        data=members_of(told["data"]),
-        author_pubkey=told.get("authorPubkey"),
-        author_signature=told.get("authorSignature"),
+        ts_ms=members["ts"],
+        data=as_object(members["data"]),
+        author_pubkey=members.get("authorPubkey"),
+        author_signature=members.get("authorSignature"),
     )
 
 
 def _entry(entry: dict[str, Any]) -> BatchEntry:
-    return from_entry(entry["error"]) if "error" in entry else pull_result(entry)
+    return from_batch_error(entry["error"]) if "error" in entry else pull_result(entry)
 
 
 def _infos(answer: dict[str, Any]) -> tuple[CollectionInfo, ...]:

@@ -10,13 +10,13 @@ from typing import Any, Final, Protocol
 import orjson
 
 from pysync.client.client import Client, ParamSet
-from pysync.client.merge import Data, Dropped, MergeConflict, ThreeWayMerge, local_wins, same
+from pysync.client.merge import Dropped, JsonObject, MergeConflict, ThreeWayMerge, local_wins, same
 from pysync.client.models import PullResult, PushResult, encode
-from pysync.client.polling import Where, follow
+from pysync.client.polling import WatchTarget, follow
 from pysync.client.transport import document_key
 from pysync.errors import BodyTooDeep, Conflict
 
-Resolve = Callable[[Data, Data], Data]
+Merge = Callable[[JsonObject, JsonObject], JsonObject]
 
 MAX_DROPPED: Final = 1000
 """Number of dropped values that a document remembers."""
@@ -34,13 +34,13 @@ class UnknownBase(ValueError):
         self.current_hash = current_hash
 
 
-class Sealing(Protocol):
+class Cipher(Protocol):
     """What makes of a document's data what is stored, and the other way round:
-    `pysync.client.sealed.OpenKeyring`. `open` raises for anything that was not sealed."""
+    `pysync.client.sealed.UnlockedKeyring`. `open` raises for anything that was not sealed."""
 
-    def seal(self, data: Mapping[str, Any]) -> Data: ...
+    def seal(self, data: Mapping[str, Any]) -> JsonObject: ...
 
-    def open(self, sealed: Mapping[str, Any]) -> Data: ...
+    def open(self, sealed: Mapping[str, Any]) -> JsonObject: ...
 
 
 class SyncDocument:
@@ -68,17 +68,17 @@ class SyncDocument:
         client: Client,
         key: str,
         *,
-        resolve: Resolve | None = None,
+        resolve: Merge | None = None,
         on_conflict: Callable[[MergeConflict], Any] = local_wins,
         id_member: str = "id",
         retries: int = 3,
         sign_author: bool = False,
-        sealing: Sealing | None = None,
-        chance: Callable[[], float] = random_module.random,
+        sealing: Cipher | None = None,
+        jitter: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.key = key
-        self.data: Data = {}
+        self.data: JsonObject = {}
         self.hash = ""
         self.dropped: deque[Dropped] = deque(maxlen=MAX_DROPPED)
         self._client = client
@@ -86,37 +86,37 @@ class SyncDocument:
         self._resolve = resolve
         self._retries = retries
         self._sign_author = sign_author
-        self._sealing = sealing
-        self._chance = chance
+        self._cipher = sealing
+        self._jitter = jitter
         self._sleep = sleep
-        self._has_met = False
+        self._has_remote = False
         """True if the server's version is known: it was pulled, pushed or restored."""
         self._base, self._base_hash = b"{}", ""
         """The data of a version, as JSON with its members sorted, and its hash."""
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def pull(self) -> Data:
+    async def pull(self) -> JsonObject:
         """Take in what the server holds, merged with what was edited here and is not pushed yet."""
-        async with self._turn:
-            self._take(await self._client.pull(self.key))
+        async with self._lock:
+            self._apply_remote(await self._client.pull(self.key))
         return self.data
 
-    async def push(self, data: Data | None = None) -> PushResult:
+    async def push(self, data: JsonObject | None = None) -> PushResult:
         """Make `data` the document; None: `self.data`, as it was edited. On a conflict it is merged with the
         server's version first, so what is stored (then in `self.data`) may hold more. Where the push fails,
         `data` is in `self.data` as an edit that is not pushed yet."""
-        async with self._turn:
+        async with self._lock:
             if data is not None:
                 encode(data)
                 self.data = data
             return await self._store(lambda edited: edited)
 
-    async def update(self, change: Callable[[Data], Data]) -> PushResult:
+    async def update(self, change: Callable[[JsonObject], JsonObject]) -> PushResult:
         """Store `change(current data)`. On a conflict `change` is asked again, with the newer data; it gets a
         copy each time. Where the push fails nothing is changed here."""
-        async with self._turn:
-            if not self._has_met:
-                self._take(await self._client.pull(self.key))
+        async with self._lock:
+            if not self._has_remote:
+                self._apply_remote(await self._client.pull(self.key))
             return await self._store(change)
 
     @property
@@ -124,7 +124,7 @@ class SyncDocument:
         """True if `data` holds edits that are not pushed."""
         return _sorted(self.data) != self._base if self._is_base_known() else bool(self.data)
 
-    def dump(self) -> Data:
+    def dump(self) -> JsonObject:
         """Return what `restore` goes on from, as JSON can hold it: `data` with the edits that are not pushed,
         and the version that it is based on. With a `sealing` it is open all the same: keep it as safe as the
         keys."""
@@ -146,7 +146,7 @@ class SyncDocument:
         if state.get("key") != document_key(self.key):
             raise ValueError(f"this state is of {state.get('key')!r}, not of {document_key(self.key)!r}")
         if base is not None:
-            self._base_on(base, str(hash_))
+            self._set_base(base, str(hash_))
         self.data, self.hash = _copy(data), str(hash_)
 
     def follow(
@@ -154,73 +154,73 @@ class SyncDocument:
         *,
         collection: str | None = None,
         params: ParamSet | None = None,
-        first_s: float = 0.25,
-        most_s: float = 2.0,
-        lost: Callable[[Exception], None] = lambda _: None,
-    ) -> AsyncGenerator[Data]:
+        initial_s: float = 0.25,
+        max_s: float = 2.0,
+        on_disconnect: Callable[[Exception], None] = lambda _: None,
+    ) -> AsyncGenerator[JsonObject]:
         """`data`, now and each time that the document was found to be another, without end. It is pulled when
         the server's change stream tells of a version that is not the one here, and taken in as it is, or
         resolved with `data` where that is no longer what was last pulled or pushed. What was pushed here
         meanwhile may come too.
 
-        `collection` and `params`, the waits where there is no stream, `lost` and what is raised are as for
-        `LogCursor.follow`.
+        `collection` and `params`, the waits where there is no stream, `on_disconnect` and what is raised are
+        as for `LogCursor.follow`.
         """
         given: str | None = None
 
-        async def look() -> tuple[Data | None, bool]:
+        async def look() -> tuple[JsonObject | None, bool]:
             nonlocal given
-            async with self._turn:
-                self._take(await self._client.pull(self.key))
+            async with self._lock:
+                self._apply_remote(await self._client.pull(self.key))
             is_given, given = given == self.hash, self.hash
             return None if is_given else self.data, False
 
         return follow(
             self._client,
-            Where(self.key, collection, params),
+            WatchTarget(self.key, collection, params),
             look,
             lambda change: change.hash != self.hash,
-            began=self._has_met,
-            first_s=first_s,
-            most_s=most_s,
-            lost=lost,
+            has_started=self._has_remote,
+            initial_s=initial_s,
+            max_s=max_s,
+            on_disconnect=on_disconnect,
             sleep=self._sleep,
         )
 
     def _is_base_known(self) -> bool:
         return self.hash == self._base_hash
 
-    def _base_on(self, data: Data, hash_: str) -> None:
+    def _set_base(self, data: JsonObject, hash_: str) -> None:
         self.hash, self._base, self._base_hash = hash_, _sorted(data), hash_
-        self._has_met = True
+        self._has_remote = True
 
-    def _opened(self, remote: PullResult) -> Data:
+    def _unseal(self, remote: PullResult) -> JsonObject:
         # A server that says that nothing is stored must not get data in that was not sealed.
         is_there = remote.hash or remote.data
-        data = self._sealing.open(remote.data) if self._sealing and is_there else remote.data
+        data = self._cipher.open(remote.data) if self._cipher and is_there else remote.data
         try:
             orjson.dumps(data)
         except TypeError:  # of what was JSON, that alone cannot be written again
             raise BodyTooDeep from None
         return data
 
-    def _take(self, remote: PullResult) -> None:
-        theirs = self._opened(remote)
+    def _apply_remote(self, remote: PullResult) -> None:
+        theirs = self._unseal(remote)
         if self.is_edited:
-            merged, dropped = self._merged(self._base_data(), _copy(self.data), theirs, remote.hash)
+            merged, dropped = self._merge_remote(self._base_data(), _copy(self.data), theirs, remote.hash)
             if not same(merged, self.data):
                 self.data = merged
             self.dropped += dropped
-        elif remote.hash != self.hash or not self._has_met:
+        elif remote.hash != self.hash or not self._has_remote:
             self.data = theirs
-        self._base_on(theirs, remote.hash)
+        self._set_base(theirs, remote.hash)
 
-    def _base_data(self) -> Data | None:
+    def _base_data(self) -> JsonObject | None:
         return dict(orjson.loads(self._base)) if self._is_base_known() else None
 
-    def _merged(
-        self, base: Data | None, edited: Data, theirs: Data, hash_: str
-    ) -> tuple[Data, list[Dropped]]:
+    def _merge_remote(
+        self, base: JsonObject | None, edited: JsonObject, theirs: JsonObject, hash_: str
+    ) -> tuple[JsonObject, list[Dropped]]:
         """Merge `edited`, which began from `base`, into the server's version; return the result and the
         values that the merge dropped."""
         if base is None and hash_ != self.hash and self._resolve is None and not same(edited, theirs):
@@ -233,7 +233,7 @@ class SyncDocument:
             merged = self._resolve(copy.deepcopy(edited), copy.deepcopy(theirs))
         return merged, self._merge.dropped(base, edited, theirs, merged)
 
-    async def _store(self, change: Callable[[Data], Data]) -> PushResult:
+    async def _store(self, change: Callable[[JsonObject], JsonObject]) -> PushResult:
         edited, base, base_hash = _copy(self.data), self._base_data(), self.hash
         began = _sorted(edited)
         dropped: list[Dropped] = []
@@ -241,7 +241,7 @@ class SyncDocument:
         while True:
             data = _copy(change(copy.deepcopy(edited)))
             try:
-                sealed = data if self._sealing is None else self._sealing.seal(data)
+                sealed = data if self._cipher is None else self._cipher.seal(data)
                 result = await self._client.push(
                     self.key, sealed, base_hash or None, sign_author=self._sign_author
                 )
@@ -250,11 +250,11 @@ class SyncDocument:
                 if attempt == self._retries:
                     raise
             remote = await self._client.pull(self.key)
-            theirs = self._opened(remote)
-            edited, lost = self._merged(base, edited, theirs, remote.hash)
+            theirs = self._unseal(remote)
+            edited, lost = self._merge_remote(base, edited, theirs, remote.hash)
             base, base_hash = theirs, remote.hash
             dropped += lost
-            await self._sleep(min(0.1 * 2**attempt, 2.0) + 0.1 * self._chance())
+            await self._sleep(min(0.1 * 2**attempt, 2.0) + 0.1 * self._jitter())
             attempt += 1
         # Only now: a copy that named a newer base without holding its data would overwrite it later.
         if _sorted(self.data) == began:
@@ -262,15 +262,15 @@ class SyncDocument:
         else:  # it was edited while it was on its way
             self.data = self._merge.merge(orjson.loads(began), _copy(self.data), data)
         self.dropped += dropped
-        self._base_on(data, result.hash)
+        self._set_base(data, result.hash)
         return result
 
 
-def _copy(data: Data) -> Data:
+def _copy(data: JsonObject) -> JsonObject:
     """Return the value as the server would give it back. Raises as `encode` does."""
-    copied: Data = orjson.loads(encode(data))
+    copied: JsonObject = orjson.loads(encode(data))
     return copied
 
 
-def _sorted(data: Data) -> bytes:
+def _sorted(data: JsonObject) -> bytes:
     return encode(data, orjson.OPT_SORT_KEYS)

@@ -19,13 +19,13 @@ from pysync import protocol
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import Certificate
 from pysync.auth.signing import Signer
-from pysync.client.models import members_of
-from pysync.errors import PysyncError, RateLimited, Unavailable, from_answer
+from pysync.client.models import as_object
+from pysync.errors import PysyncError, RateLimited, Unavailable, from_response
 from pysync.protocol import JSON_TYPE
 
 T = TypeVar("T")
 
-RENEWED_BEFORE_S: Final = 24 * 3600
+RENEW_BEFORE_S: Final = 24 * 3600
 """Seconds before the expiry of its own certificate at which a client replaces it, since clocks differ."""
 
 
@@ -34,32 +34,32 @@ class Unreachable(ConnectionError):
     push that ends so may have been applied."""
 
 
-PASSING: Final = (Unreachable, RateLimited, Unavailable)
+RETRYABLE: Final = (Unreachable, RateLimited, Unavailable)
 """What may go well the next time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
-    """How often a request is tried, and how long to wait between: `first_s` doubling up to `most_s`, less up
-    to a half at random. A server that asks for a longer wait than `most_s` is not asked again."""
+class RetryPolicy:
+    """How often a request is tried, and how long to wait between: `initial_s` doubling up to `max_s`, less up
+    to a half at random. A server that asks for a longer wait than `max_s` is not asked again."""
 
     attempts: int = 4
-    first_s: float = 0.25
-    most_s: float = 10.0
+    initial_s: float = 0.25
+    max_s: float = 10.0
 
-    def wait_s(self, attempt: int, retry_after_s: float, chance: float) -> float | None:
-        """The wait after the failed `attempt` (from 1), None to give up. `chance` is in [0, 1)."""
-        if attempt >= self.attempts or retry_after_s > self.most_s:
+    def wait_s(self, attempt: int, retry_after_s: float, jitter: float) -> float | None:
+        """The wait after the failed `attempt` (from 1), None to give up. `jitter` is in [0, 1)."""
+        if attempt >= self.attempts or retry_after_s > self.max_s:
             return None
-        return self.pause_s(attempt, retry_after_s, chance)
+        return self.pause_s(attempt, retry_after_s, jitter)
 
-    def pause_s(self, attempt: int, retry_after_s: float, chance: float) -> float:
+    def pause_s(self, attempt: int, retry_after_s: float, jitter: float) -> float:
         """The wait after the failed `attempt` (from 1) of one who never gives up."""
-        wait_s: float = min(self.first_s * 2 ** min(attempt - 1, 32), self.most_s)
-        return max(wait_s * (1 - chance / 2), retry_after_s)
+        wait_s: float = min(self.initial_s * 2 ** min(attempt - 1, 32), self.max_s)
+        return max(wait_s * (1 - jitter / 2), retry_after_s)
 
 
-class Connection:
+class Transport:
     """What every call of a client goes through. An async context manager; usable by many tasks at once."""
 
     def __init__(
@@ -72,10 +72,10 @@ class Connection:
         namespace: str | None = None,
         session: aiohttp.ClientSession | None = None,
         timeout_s: float = 30.0,
-        backoff: Backoff = Backoff(),
+        backoff: RetryPolicy = RetryPolicy(),
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         random: Callable[[int], bytes] = os.urandom,
-        chance: Callable[[], float] = random_module.random,
+        jitter: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`base_url` is where `/pull` and `/push` begin; with a `namespace`, whose paths begin with `/v1/`,
@@ -91,7 +91,7 @@ class Connection:
             raise ValueError("the certificate is for another key")
         if keys and admin_token:
             raise ValueError("a certificate and an admin token exclude each other")
-        self._base, self._host = _base(base_url)
+        self._base, self._host = _parse_base_url(base_url)
         self._keys = keys
         self._certificate = certificate
         self._own_kem: str | None = own_kem if certificate is None else None
@@ -104,7 +104,7 @@ class Connection:
         self._backoff = backoff
         self._now_ms = now_ms
         self._random = random
-        self._chance = chance
+        self._jitter = jitter
         self._sleep = sleep
 
     async def __aenter__(self) -> Self:
@@ -127,7 +127,7 @@ class Connection:
             if session is not None:
                 await session.close()
 
-    async def _repeat(
+    async def _request(
         self,
         method: str,
         target: str,
@@ -137,28 +137,28 @@ class Connection:
         *,
         anonymous: bool = False,
     ) -> T:
-        return await self._again(
-            partial(self._attempt, method, target, decode, body, headers, anonymous=anonymous), PASSING
+        return await self._retry(
+            partial(self._request_once, method, target, decode, body, headers, anonymous=anonymous), RETRYABLE
         )
 
-    async def _again(self, attempt: Callable[[], Awaitable[T]], passing: tuple[type[Exception], ...]) -> T:
-        """What `attempt` returns; it is made again, after a while, where it raises one of `passing`."""
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], retryable: tuple[type[Exception], ...]) -> T:
+        """What `attempt` returns; it is made again, after a while, where it raises one of `retryable`."""
         failures = 0
         while True:
             try:
                 return await attempt()
-            except passing as error:
+            except retryable as error:
                 failures += 1
                 await self._wait(failures, error)
 
     async def _wait(self, failures: int, error: Exception) -> None:
         """Wait before the next attempt. Raises `error` where there is to be none."""
-        wait_s = self._backoff.wait_s(failures, retry_after_s(error), self._chance())
+        wait_s = self._backoff.wait_s(failures, retry_after_s(error), self._jitter())
         if wait_s is None:
             raise error
         await self._sleep(wait_s)
 
-    async def _attempt(
+    async def _request_once(
         self,
         method: str,
         target: str,
@@ -181,9 +181,9 @@ class Connection:
             raise ValueError(f"a file of {told} is there: `pull_blob` or `pull --out` gets it")
         answer = await response.read()
         if response.status != 200:
-            raise refusal(response, answer)
+            raise response_error(response, answer)
         try:
-            return decode(members_of(orjson.loads(answer)))
+            return decode(as_object(orjson.loads(answer)))
         except (ValueError, KeyError, TypeError) as error:
             asked = f"{response.method} {response.url.raw_path_qs}"
             raise Unreachable(f"{self._base}: the answer to {asked} is not understood") from error
@@ -198,7 +198,7 @@ class Connection:
         limits = aiohttp.ClientTimeout(total=None, connect=self._timeout.total, sock_read=idle_s)
         async with self._send(self._streams, "GET", target, b"", headers, limits) as response:
             if response.status != 200:
-                raise refusal(response, await response.read())
+                raise response_error(response, await response.read())
             if response.content_type != "text/event-stream":
                 raise Unreachable(f"{self._base}: the answer to GET {target} is not understood")
             yield response.content
@@ -244,7 +244,7 @@ class Connection:
         except Unreachable:
             raise
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{self._base}: {_failure(error)}") from error
+            raise Unreachable(f"{self._base}: {_describe(error)}") from error
 
     def _target(self, action: str, key: str) -> str:
         return f"{self._prefix}/{action}/{quote(document_key(key), safe='/:@')}"
@@ -275,8 +275,8 @@ class Connection:
         """Return the given certificate, else a current one that the keys have made for themselves."""
         now_s = self._now_ms() // 1000
         known = self._certificate
-        if known is None or (self._own_kem and not known.nbf <= now_s < known.exp - RENEWED_BEFORE_S):
-            known = self._certificate = issuing.device(
+        if known is None or (self._own_kem and not known.nbf <= now_s < known.exp - RENEW_BEFORE_S):
+            known = self._certificate = issuing.issue_device_certificate(
                 keys, keys.ed_pub, self._own_kem or "", now_s=now_s, nonce=self._random(16)
             )
         return known
@@ -287,16 +287,16 @@ def document_key(key: str) -> str:
     return key.removeprefix("/pull/").removeprefix("/push/")
 
 
-def _base(base_url: str) -> tuple[str, str]:
+def _parse_base_url(base_url: str) -> tuple[str, str]:
     """The text that requests begin with, and the host they sign. The one is made of the other: what the
     connection names as Host must be what was signed."""
-    host, url = signing.host_of(base_url), urlsplit(base_url)
+    host, url = signing.canonical_host(base_url), urlsplit(base_url)
     if not host or url.username is not None or url.query or url.fragment:
         raise ValueError(f"not the http or https address of a server: {base_url!r}")
     return f"{url.scheme}://{host}{url.path.rstrip('/')}", host
 
 
-def _failure(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return "cannot connect"
     if isinstance(error, TimeoutError):
@@ -310,14 +310,14 @@ def retry_after_s(error: Exception) -> float:
     return float(text) if text.isdecimal() else 0.0
 
 
-def refusal(response: aiohttp.ClientResponse, answer: bytes) -> PysyncError:
+def response_error(response: aiohttp.ClientResponse, body: bytes) -> PysyncError:
     """What an answer that is no success stands for."""
-    return from_answer(response.status, _error_members(answer), response.headers)
+    return from_response(response.status, _error_members(body), response.headers)
 
 
-def _error_members(answer: bytes) -> dict[str, Any]:
+def _error_members(body: bytes) -> dict[str, Any]:
     """The members of an error body; none where a proxy answered in another language."""
     try:
-        return members_of(orjson.loads(answer))
+        return as_object(orjson.loads(body))
     except (ValueError, TypeError):
         return {}

@@ -10,7 +10,15 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from pysync.config.presets import ParquetPreset
 from pysync.config.problem import Problem
-from pysync.config.schema import AppendOnly, Collection, Config, Namespace, Projection, RateLimit, wire_name
+from pysync.config.schema import (
+    AppendOnly,
+    Collection,
+    Config,
+    Namespace,
+    ProjectionConfig,
+    RateLimit,
+    wire_name,
+)
 
 T = TypeVar("T")
 MAX_DEPTH = 64
@@ -18,25 +26,25 @@ MAX_DEPTH = 64
 INVALID: Final = object()
 """What a faulty value converts to, once its problem is noted."""
 
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+ENV_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _INTEGER = re.compile(r"-?[0-9]{1,16}")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-class Text(str):
+class EnvString(str):
     """A string from the environment or the command line: it may stand for a number or a boolean."""
 
     __slots__ = ("origin",)
     origin: str
 
-    def __new__(cls, text: str, origin: str) -> "Text":
+    def __new__(cls, text: str, origin: str) -> "EnvString":
         made = super().__new__(cls, text)
         made.origin = origin
         return made
 
 
 class Converter:
-    """One conversion: `problems` is what was found, `place` tells where an object of the tree was written.
+    """One conversion: `problems` is what was found, `path_of` tells where an object of the tree was written.
 
     A member with a fault takes its default, and an object that lacks a required one is left out, so that the
     rules can look at all the rest. A relative path in the file is one from `folder`.
@@ -46,10 +54,10 @@ class Converter:
         self.problems: list[Problem] = []
         self._folder = folder
         self._environ = environ
-        self._places: dict[int, str] = {}
+        self._paths: dict[int, str] = {}
 
-    def place(self, built: object) -> str:
-        return self._places.get(id(built), "")
+    def path_of(self, built: object) -> str:
+        return self._paths.get(id(built), "")
 
     def object(self, value: object, kind: type[T], path: str) -> T | None:
         """`value` as a `kind` (a dataclass of the tree), None after a fault that leaves nothing to build."""
@@ -59,7 +67,7 @@ class Converter:
         is_preset = kind is Collection and "preset" in value
         built: T | None = self._preset(value, path) if is_preset else self._object(value, kind, path)
         if built is not None:
-            self._places[id(built)] = path
+            self._paths[id(built)] = path
         return built
 
     def _preset(self, value: Mapping[Any, Any], path: str) -> Any:
@@ -69,8 +77,8 @@ class Converter:
         preset = self._object(value, ParquetPreset, path)
         if preset is None:
             return None
-        if preset.closed:
-            self._note(join(path, "write"), "read and write cannot both be none")
+        if preset.is_inaccessible:
+            self._add_problem(join(path, "write"), "read and write cannot both be none")
         return preset.collection()
 
     def _object(self, value: Mapping[Any, Any], kind: type[Any], path: str) -> Any:
@@ -80,10 +88,10 @@ class Converter:
         for name, item in value.items():
             at = join(path, name)
             if name not in fields:
-                self._note(at, _unknown(str(name), kind, fields))
+                self._add_problem(at, _unknown_member(str(name), kind, fields))
                 continue
             field = fields[name]
-            item = _LONG_FORM.get((kind, field.name), _as_is)(item)
+            item = _NORMALIZERS.get((kind, field.name), _as_is)(item)
             if item is None:  # null is absent
                 continue
             named.add(field.name)
@@ -93,13 +101,13 @@ class Converter:
         required = [name for name, field in fields.items() if _is_required(field)]
         for name in required:
             if fields[name].name not in named:
-                self._note(join(path, name), "is required")
+                self._add_problem(join(path, name), "is required")
         if any(fields[name].name not in given for name in required):
             return None
         return kind(**given)
 
     def _convert(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
-        if isinstance(value, str) and not isinstance(value, Text):
+        if isinstance(value, str) and not isinstance(value, EnvString):
             value = self._substituted(value, path)
             if value is INVALID:
                 return INVALID
@@ -111,7 +119,7 @@ class Converter:
         if isinstance(hint, UnionType) or get_origin(hint) is Union:
             choices = [choice for choice in get_args(hint) if choice is not NoneType]
             or_list = " or a list" if any(get_origin(choice) is tuple for choice in choices) else ""
-            hint = next((choice for choice in choices if _fits(value, choice)), choices[0])
+            hint = next((choice for choice in choices if _could_be(value, choice)), choices[0])
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             built = self.object(value, hint, path)
             return INVALID if built is None else built
@@ -136,39 +144,41 @@ class Converter:
         items = {name: self._convert(item, hint, join(path, name), limits) for name, item in value.items()}
         for name in items:
             if not isinstance(name, str) or not name:
-                self._note(join(path, name), "a name must be a string that is not empty")
+                self._add_problem(join(path, name), "a name must be a string that is not empty")
         return {name: item for name, item in items.items() if item is not INVALID and isinstance(name, str)}
 
     def _choice(self, value: Any, choices: Sequence[Any], path: str, or_list: str) -> Any:
         for choice in choices:
             if value == choice and type(value) is type(choice):
                 return choice
-            if isinstance(value, Text) and value == str(choice):
+            if isinstance(value, EnvString) and value == str(choice):
                 return choice
-        return self._note(path, f"must be {' or '.join(map(_spelled, choices))}{or_list}" + _from(value))
+        return self._add_problem(
+            path, f"must be {' or '.join(map(_spelled, choices))}{or_list}" + _from(value)
+        )
 
     def _string(self, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if not isinstance(value, str):
             return self._expected("a string", value, path)
         if not value and not limits["may_be_empty"]:
-            return self._note(path, "must not be empty" + _from(value))
+            return self._add_problem(path, "must not be empty" + _from(value))
         if any("\ud800" <= letter <= "\udfff" for letter in value):
-            return self._note(path, "must be Unicode text, without lone surrogates")
+            return self._add_problem(path, "must be Unicode text, without lone surrogates")
         return str(value)
 
     def _integer(self, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
         is_number = type(value) is int or (type(value) is float and value.is_integer())  # 1e6
-        if not is_number and not (isinstance(value, Text) and _INTEGER.fullmatch(value)):
+        if not is_number and not (isinstance(value, EnvString) and _INTEGER.fullmatch(value)):
             return self._expected("an integer", value, path)
         number = int(value)
         if number < limits["at_least"]:
-            return self._note(path, f"must be at least {limits['at_least']}" + _from(value))
+            return self._add_problem(path, f"must be at least {limits['at_least']}" + _from(value))
         if number > limits["at_most"]:
-            return self._note(path, f"must be at most {limits['at_most']}" + _from(value))
+            return self._add_problem(path, f"must be at most {limits['at_most']}" + _from(value))
         return number
 
     def _boolean(self, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
-        if isinstance(value, Text) and value.lower() in _BOOLEANS:
+        if isinstance(value, EnvString) and value.lower() in _BOOLEANS:
             return _BOOLEANS[value.lower()]
         if isinstance(value, bool):
             return value
@@ -181,13 +191,13 @@ class Converter:
     def _json(self, value: Any, path: str, depth: int = 0) -> Any:
         """`value` as plain JSON values, its strings substituted."""
         if depth > MAX_DEPTH:
-            return self._note(path[:80] + "…", "nested too deeply")
+            return self._add_problem(path[:80] + "…", "nested too deeply")
         if isinstance(value, str):
-            text = value if isinstance(value, Text) else self._substituted(value, path)
+            text = value if isinstance(value, EnvString) else self._substituted(value, path)
             return text if text is INVALID else str(text)
         if isinstance(value, Mapping):
             if not all(isinstance(name, str) for name in value):
-                return self._note(path, "every name must be a string")
+                return self._add_problem(path, "every name must be a string")
             members = {name: self._json(item, join(path, name), depth + 1) for name, item in value.items()}
             return INVALID if INVALID in members.values() else members
         if isinstance(value, list | tuple):
@@ -203,21 +213,21 @@ class Converter:
 
     def _substituted(self, text: str, path: str) -> Any:
         """`text` with the environment's value for each `${NAME}`."""
-        names = VARIABLE.findall(text)
+        names = ENV_REFERENCE.findall(text)
         missing = [name for name in names if name not in self._environ]
         for name in missing:
-            self._note(path, f"environment variable {name} is not set")
+            self._add_problem(path, f"environment variable {name} is not set")
         if missing:
             return INVALID
         if not names:
             return text
-        replaced = VARIABLE.sub(lambda match: self._environ[match[1]], text)
-        return Text(replaced, f"environment variable {names[0]}")
+        replaced = ENV_REFERENCE.sub(lambda match: self._environ[match[1]], text)
+        return EnvString(replaced, f"environment variable {names[0]}")
 
     def _expected(self, what: str, value: Any, path: str) -> Any:
-        return self._note(path, f"must be {what}, not {_kind(value)}" + _from(value))
+        return self._add_problem(path, f"must be {what}, not {_kind(value)}" + _from(value))
 
-    def _note(self, path: str, message: str) -> Any:
+    def _add_problem(self, path: str, message: str) -> Any:
         """Note a problem. Messages never quote a value: it may be a secret from the environment."""
         self.problems.append(Problem(path, message))
         return INVALID
@@ -230,7 +240,7 @@ def join(path: str, name: object) -> str:
     return f"{path}[{ascii(name)[:60]}]"
 
 
-def nearest(name: str, known: Mapping[str, object]) -> str:
+def suggest(name: str, known: Mapping[str, object]) -> str:
     """`; did you mean ...?`, or nothing where no known name is close."""
     import difflib
 
@@ -238,20 +248,20 @@ def nearest(name: str, known: Mapping[str, object]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def _unknown(name: str, kind: type, fields: Mapping[str, object]) -> str:
+def _unknown_member(name: str, kind: type, fields: Mapping[str, object]) -> str:
     """What is said of a member that the object does not have."""
     if kind is Collection:
         fields = {**fields, "preset": None}
     others = {wire_name(field.name) for field in dataclasses.fields(Collection)}
     is_decided = kind is ParquetPreset and name in others
-    return ("cannot be used with preset" if is_decided else "unknown member") + nearest(name, fields)
+    return ("cannot be used with preset" if is_decided else "unknown member") + suggest(name, fields)
 
 
 def _is_required(field: "dataclasses.Field[Any]") -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _could_be(value: Any, hint: Any) -> bool:
     """Whether a value of this kind can only be meant for `hint`, of several that are allowed."""
     if get_origin(hint) is Literal:
         return any(
@@ -283,11 +293,11 @@ def _spelled(choice: object) -> str:
 
 
 def _in_json(value: Any) -> str:
-    return " in JSON" if isinstance(value, Text) else ""
+    return " in JSON" if isinstance(value, EnvString) else ""
 
 
 def _from(value: Any) -> str:
-    return f" ({value.origin})" if isinstance(value, Text) else ""
+    return f" ({value.origin})" if isinstance(value, EnvString) else ""
 
 
 def _as_is(value: Any) -> Any:
@@ -326,7 +336,7 @@ def _one_or_many(kind: type) -> Callable[[Any], Any]:
     return lambda value: [value] if isinstance(value, kind) else value
 
 
-_LONG_FORM: Mapping[tuple[type, str], Callable[[Any], Any]] = {
+_NORMALIZERS: Mapping[tuple[type, str], Callable[[Any], Any]] = {
     (Config, "store"): lambda value: {"url": value} if isinstance(value, str) else value,
     (Config, "rate_limit"): _default_rate_limit,
     (Config, "scrub"): lambda value: None if value is True else value,
@@ -342,6 +352,6 @@ _LONG_FORM: Mapping[tuple[type, str], Callable[[Any], Any]] = {
     (RateLimit, "push"): _rate_limit,
     (RateLimit, "pull"): _rate_limit,
     (RateLimit, "list"): _rate_limit,
-    (Projection, "source"): _one_or_many(str),
+    (ProjectionConfig, "source"): _one_or_many(str),
 }
 """Members with other spellings -> the one of the tree; None says absent."""

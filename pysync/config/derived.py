@@ -22,7 +22,7 @@ _MEMBERS = ("endpoint", "region", "path_style")
 
 
 @dataclass(frozen=True, slots=True)
-class S3Place:
+class S3Location:
     """`prefix` has no slash at its ends. `endpoint` None is AWS, `region` None what the environment says."""
 
     bucket: str
@@ -32,7 +32,7 @@ class S3Place:
     path_style: bool
 
 
-def s3_place(store: StoreConfig) -> S3Place:
+def s3_location(store: StoreConfig) -> S3Location:
     """Where `store`, whose URL begins with `s3://`, lies; what its URL says wins over the members beside it.
     Raises ValueError for a URL that says what none may; the text quotes no value."""
     parts = urlsplit(store.url)
@@ -49,7 +49,7 @@ def s3_place(store: StoreConfig) -> S3Place:
     endpoint = query.get("endpoint") or store.endpoint
     if endpoint is not None and not _is_server(endpoint):
         raise ValueError("the endpoint must be http://host:port or https://host")
-    return S3Place(
+    return S3Location(
         parts.netloc,
         prefix,
         endpoint,
@@ -68,7 +68,7 @@ def _is_server(url: str) -> bool:
     )
 
 
-def holds_documents(collection: Collection) -> bool:
+def accepts_json(collection: Collection) -> bool:
     """Whether JSON is pushed to it as documents, or to its logs: it names that type, and no wildcard stands
     for it."""
     return JSON_TYPE in _lower(collection.allowed_mime_types)
@@ -87,7 +87,7 @@ def is_parquet(collection: Collection) -> bool:
     return PARQUET_TYPE in types and set(types) <= set(PARQUET_MIME_TYPES)
 
 
-def admits(types: Iterable[str], media_type: str) -> bool:
+def matches_media_type(types: Iterable[str], media_type: str) -> bool:
     """Whether a media type, without parameters, is one of `types` (`type/*` and `*/*` are wildcards). Both
     are in lower case."""
     return any(
@@ -110,7 +110,7 @@ def effective_limit(config: Config, collection: Collection, action: Action) -> R
     limit = collection.rate_limit
     if not limit or not is_metered(limit, action):
         return None
-    return resolve(action, limit, config.rate_limit)
+    return resolve_limit(action, limit, config.rate_limit)
 
 
 def is_metered(limit: RateLimit, action: Action) -> bool:
@@ -119,14 +119,14 @@ def is_metered(limit: RateLimit, action: Action) -> bool:
     own: RateRule | Literal[False] | None = getattr(limit, action)
     if own is not None:
         return own is not False
-    is_flat = _names_a_limit(limit) or limit.push is limit.pull is limit.list is None
+    is_flat = _has_limit(limit) or limit.push is limit.pull is limit.list is None
     return action == "push" and is_flat
 
 
-def resolve(action: Action, *limits: RateLimit | None) -> RateRule | None:
+def resolve_limit(action: Action, *limits: RateLimit | None) -> RateRule | None:
     """The rule that `limits`, nearest first, make for `action`."""
     rules = list(_rules(action, limits))
-    named = next((rule for rule in rules if _names_a_limit(rule)), None)
+    named = next((rule for rule in rules if _has_limit(rule)), None)
     if named is None:
         return None
     if named.window_ms is None and named.max_requests is None:
@@ -189,7 +189,7 @@ def effective_coordinator(config: Config) -> str:
     return "file:" if config.store.url.startswith("file:") else "memory:"
 
 
-def shown_coordinator(config: Config) -> str:
+def redacted_coordinator(config: Config) -> str:
     """`effective_coordinator` without what must not be shown: the user and password of a Redis."""
     scheme, slashes, rest = effective_coordinator(config).partition("://")
     return scheme + slashes + rest.rpartition("@")[2]
@@ -205,26 +205,26 @@ def database_paths(config: Config) -> list[tuple[str, Path]]:
     return found
 
 
-def document_path(collection: Collection) -> str:
+def key_template(collection: Collection) -> str:
     """The template of a collection's document keys."""
     path = collection.storage_path
     return path if collection.bundle is None else f"{path}/{collection.name}"
 
 
-def owner(collections: Iterable[Collection], key: str) -> Collection | None:
+def collection_for_key(collections: Iterable[Collection], key: str) -> Collection | None:
     """Which of the collections, all of one prefix, a key belongs to; a template stands for the keys that it
     makes. Literal segments win, and of two collections with the same keys the one that is pulled."""
     return min(
-        (collection for collection in collections if key_templates.matches(document_path(collection), key)),
+        (collection for collection in collections if key_templates.matches(key_template(collection), key)),
         key=lambda collection: (
-            [part.startswith("{") for part in document_path(collection).split("/")],
+            [part.startswith("{") for part in key_template(collection).split("/")],
             collection.push_only,
         ),
         default=None,
     )
 
 
-def is_shared(config: Config) -> bool:
+def is_multi_process(config: Config) -> bool:
     """Whether other processes may serve the same store: several workers, or a coordinator of many nodes."""
     return config.server.workers > 1 or effective_coordinator(config).startswith("redis")
 
@@ -247,7 +247,7 @@ def _rules(action: Action, limits: tuple[RateLimit | None, ...]) -> Iterator[Rat
             yield limit
 
 
-def _names_a_limit(rule: RateRule) -> bool:
+def _has_limit(rule: RateRule) -> bool:
     return any(part is not None for part in (rule.window_ms, rule.max_requests, rule.identity, rule.ip))
 
 

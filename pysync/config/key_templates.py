@@ -24,7 +24,7 @@ def params(template: str) -> tuple[str, ...]:
     return tuple(match[1] for segment in template.split("/") if (match := PARAM.fullmatch(segment)))
 
 
-def shape(template: str) -> str:
+def normalized(template: str) -> str:
     """The template without its parameters' names: two templates of one shape match the same keys."""
     return "/".join("{}" if PARAM.fullmatch(segment) else segment for segment in template.split("/"))
 
@@ -37,7 +37,7 @@ def matches(template: str, key: str) -> bool:
     )
 
 
-def meet(one: str, other: str) -> bool:
+def overlap(one: str, other: str) -> bool:
     """Whether a key can have the shape of both."""
     pairs = zip(one.split("/"), other.split("/"), strict=False)
     return one.count("/") == other.count("/") and all(
@@ -45,7 +45,7 @@ def meet(one: str, other: str) -> bool:
     )
 
 
-def wins_over(other: str, own: str) -> bool:
+def shadows(other: str, own: str) -> bool:
     """Whether some keys have the shape of both templates and belong to `other`: literal segments win, the
     first difference decides."""
     if other.count("/") != own.count("/"):
@@ -62,7 +62,7 @@ def wins_over(other: str, own: str) -> bool:
     return decided
 
 
-def faults(template: str) -> Iterator[str]:
+def errors(template: str) -> Iterator[str]:
     """What keeps the text from being a key template (wire section 1), nothing for a good one."""
     if template.startswith("/") or template.endswith("/"):
         yield "must not start or end with a slash"
@@ -99,7 +99,7 @@ def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
     """The key of a document, or file: `template` with each parameter replaced by its value (service,
     Columnar file helpers). Raises ValueError with all that is wrong: with the template, with a value that is
     missing, superfluous or none that a path may hold, or with the key, longer than `MAX_KEY_BYTES`."""
-    wrong = [f"the template {message}" for message in faults(template)]
+    wrong = [f"the template {message}" for message in errors(template)]
     names = params(template)
     wrong += [f"the parameter {{{name}}} has no value" for name in names if name not in values]
     wrong += [f"{name!a} is no parameter of the template" for name in values if name not in names]

@@ -6,15 +6,15 @@ from types import MappingProxyType
 from typing import get_args
 
 from pysync.config import key_templates, overlaps
-from pysync.config.convert import VARIABLE, join, nearest
-from pysync.config.derived import Trust, effective_limit, file_types, holds_documents, is_metered, trust_of
-from pysync.config.loader import variables
-from pysync.config.plugin_validation import orphaned_target, strangers
+from pysync.config.convert import ENV_REFERENCE, join, suggest
+from pysync.config.derived import Trust, accepts_json, effective_limit, file_types, is_metered, trust_of
+from pysync.config.loader import env_overrides
+from pysync.config.plugin_validation import has_unowned_target, overlapping_collections
 from pysync.config.problem import Problem
 from pysync.config.schema import Action, Collection, Config
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
-_HELD = re.compile(
+_BUILTIN_ROLES = re.compile(
     r"public|self|admin|device:root|admin:.+|cap:(read|write|list):.+|delegated:.+:.+|space:(owner|member)",
     re.DOTALL,
 )
@@ -26,7 +26,7 @@ _ANY_ISSUER = (
 
 
 _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
-_OF_CLIENTS = ("PYSYNC_URL",)
+_CLIENT_VARIABLES = ("PYSYNC_URL",)
 
 
 def lint(config: Config, environ: Mapping[str, str] = _NO_ENVIRONMENT, value: object = None) -> list[Problem]:
@@ -46,15 +46,15 @@ def _warnings(config: Config) -> Iterator[Problem]:
     yield from _limits(config)
     yield from _shared_keys(config)
     yield from overlaps.shared_between_namespaces(config)
-    yield from overlaps.unhidden(config)
-    yield from overlaps.founders(config)
-    yield from overlaps.published(config)
+    yield from overlaps.exposed_fields(config)
+    yield from overlaps.replaceable_access_documents(config)
+    yield from overlaps.exposed_by_projections(config)
     for at, projection in enumerate(config.projections):
-        if orphaned_target(projection, config):
+        if has_unowned_target(projection, config):
             message = "belongs to no collection: nobody can pull the list, or hear of its changes"
             yield Problem(f"projections[{at}].target", message, projection.target)
     for at, events in enumerate(config.events):
-        for name in strangers(events, config):
+        for name in overlapping_collections(events, config):
             message = f"its files have keys of {name}, where they could be read, and replaced"
             yield Problem(f"events[{at}].storagePath", message, events.collection)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
@@ -63,11 +63,11 @@ def _warnings(config: Config) -> Iterator[Problem]:
 
 
 def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
-    known = {*variables(), *_OF_CLIENTS, *VARIABLE.findall(text)}
+    known = {*env_overrides(), *_CLIENT_VARIABLES, *ENV_REFERENCE.findall(text)}
     for name in sorted(environ):
         if name.startswith("PYSYNC_") and environ[name] and name not in known:
             # The part that all names share would make every name near to every other.
-            near = nearest(name[len("PYSYNC_") :], {one.removeprefix("PYSYNC_"): None for one in known})
+            near = suggest(name[len("PYSYNC_") :], {one.removeprefix("PYSYNC_"): None for one in known})
             yield Problem(name, "unknown environment variable" + near.replace("mean ", "mean PYSYNC_"))
 
 
@@ -81,7 +81,7 @@ def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[
         yield Problem(path, "nobody may use it: no route has roles", collection.name)
     for member, roles in _role_lists(collection):
         for at, role in enumerate(roles):
-            for message in known.told(role):
+            for message in known.warnings_for(role):
                 yield Problem(f"{path}.{member}[{at}]", message, collection.name)
     for member, message in (*_log(collection), *_files(collection)):
         yield Problem(f"{path}.{member}", message, collection.name)
@@ -128,17 +128,17 @@ def _shared_keys(config: Config) -> Iterator[Problem]:
     for _, path, collections in config.each_namespace():
         for at, collection in enumerate(collections):
             below = "" if collection.bundle is None else f"/{collection.name}"
-            first = holders.setdefault(key_templates.shape(collection.storage_path) + below, collection)
-            if _keeps(first) != _keeps(collection):
+            first = holders.setdefault(key_templates.normalized(collection.storage_path) + below, collection)
+            if _storage_settings(first) != _storage_settings(collection):
                 members = "appendOnly, ttlMs, allowedMimeTypes"
                 message = f"its keys are also those of {first.name}, which keeps them otherwise: {members}"
                 yield Problem(f"{path}[{at}].storagePath", message, collection.name)
 
 
-def _keeps(collection: Collection) -> tuple[str | None, int | None, bool, bool]:
+def _storage_settings(collection: Collection) -> tuple[str | None, int | None, bool, bool]:
     log = collection.append_only
     field = None if log is None else log.field or "items"
-    return field, collection.ttl_ms, holds_documents(collection), bool(file_types(collection))
+    return field, collection.ttl_ms, accepts_json(collection), bool(file_types(collection))
 
 
 def _log(collection: Collection) -> Iterator[tuple[str, str]]:
@@ -152,7 +152,7 @@ def _log(collection: Collection) -> Iterator[tuple[str, str]]:
 
 
 def _files(collection: Collection) -> Iterator[tuple[str, str]]:
-    if holds_documents(collection):
+    if accepts_json(collection):
         return
     if collection.object_schema is not None:
         yield "objectSchema", "is for documents: no media type is application/json, so all are files"
@@ -180,7 +180,7 @@ class _Roles:
         self._granted = {role for roles in trust.identity_roles.values() for role in roles}
         self._params = key_templates.params(collection.storage_path)
 
-    def told(self, role: str) -> Iterator[str]:
+    def warnings_for(self, role: str) -> Iterator[str]:
         if not self._config.plugins and role not in self._granted:
             missing = self._missing(role)
             if missing:
@@ -203,9 +203,9 @@ class _Roles:
         """Explain why nobody can hold the role; None if somebody may. Plugins and `identityRoles` can give
         any role."""
         auth = self._config.auth
-        if not _HELD.fullmatch(role):
+        if not _BUILTIN_ROLES.fullmatch(role):
             caps = (f"cap:{op}:{self._collection.name}" for op in ("read", "write", "list"))
-            return f"nobody can hold {role!r}{nearest(role.lower(), dict.fromkeys((*_PLAIN, *caps)))}"
+            return f"nobody can hold {role!r}{suggest(role.lower(), dict.fromkeys((*_PLAIN, *caps)))}"
         if role == "admin" and auth.admin_token is None:
             return "nobody can hold admin: auth.adminToken is not set"
         if role.startswith("space:"):

@@ -11,21 +11,21 @@ from types import MappingProxyType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pysync.config import validation
-from pysync.config.convert import Converter, Text, join
+from pysync.config.convert import Converter, EnvString, join
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.schema import Config, wire_name
 
 MAX_BYTES = 4 * 1024 * 1024
 _COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")
-_SHORT = ("rateLimit", "push", "pull", "list", "scrub")
+_SHORTHAND = ("rateLimit", "push", "pull", "list", "scrub")
 """Objects that have a spelling in one word."""
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 def load(
     path: str | os.PathLike[str],
     environ: Mapping[str, str] = os.environ,
-    overrides: Mapping[str, object] = _NOTHING,
+    overrides: Mapping[str, object] = _EMPTY,
 ) -> Config:
     """The configuration in the file (`.json`, `.yaml`, `.yml` or `.toml`; at most 4 MiB).
 
@@ -33,15 +33,15 @@ def load(
     problem found, also for a file that cannot be read.
     """
     try:
-        return parse(read(Path(path)), environ, overrides, os.path.dirname(path))
+        return parse(read_file(Path(path)), environ, overrides, os.path.dirname(path))
     except ConfigError as error:
-        raise error.of_file(path) from None
+        raise error.with_file(path) from None
 
 
 def parse(
     value: object,
-    environ: Mapping[str, str] = _NOTHING,
-    overrides: Mapping[str, object] = _NOTHING,
+    environ: Mapping[str, str] = _EMPTY,
+    overrides: Mapping[str, object] = _EMPTY,
     folder: str = "",
 ) -> Config:
     """The configuration that a file in `folder` with this content would give. `value` is plain JSON values.
@@ -52,12 +52,12 @@ def parse(
     if not isinstance(value, Mapping):
         raise ConfigError([Problem("", "the configuration must be an object")])
     converter = Converter(environ, folder)
-    config = converter.object(_overridden(value, environ, overrides), Config, "")
+    config = converter.object(_apply_overrides(value, environ, overrides), Config, "")
     assert config is not None, "no member of Config is required"
-    problems = list(dict.fromkeys([*converter.problems, *validation.problems(config, converter.place)]))
+    problems = list(dict.fromkeys([*converter.problems, *validation.validate(config, converter.path_of)]))
     if problems:
         names = _collection_names(value)
-        raise ConfigError([_naming_its_collection(problem, names) for problem in problems])
+        raise ConfigError([_with_collection(problem, names) for problem in problems])
     return config
 
 
@@ -76,13 +76,13 @@ def _collection_names(value: Mapping[str, Any]) -> Mapping[str, str]:
     }
 
 
-def _naming_its_collection(problem: Problem, names: Mapping[str, str]) -> Problem:
+def _with_collection(problem: Problem, names: Mapping[str, str]) -> Problem:
     place = _COLLECTION.match(problem.path)
     return replace(problem, collection=names.get(place[0], "")) if place else problem
 
 
 @cache
-def variables() -> Mapping[str, str]:
+def env_overrides() -> Mapping[str, str]:
     """The environment variables that override members -> the members' paths."""
     short = {"PYSYNC_STORE": "store.url", "PYSYNC_ADMIN_TOKEN": "auth.adminToken"}
     members = ((names, ".".join(map(wire_name, names))) for names, _ in _members(Config))
@@ -92,7 +92,7 @@ def variables() -> Mapping[str, str]:
 
 
 @cache
-def spelled_in_json() -> frozenset[str]:
+def json_valued_paths() -> frozenset[str]:
     """The paths of members whose variables hold JSON: lists, objects whose members have free names, and
     objects that may be `false`."""
     return frozenset(
@@ -119,7 +119,7 @@ def _members(kind: type, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
             yield from _members(inner, names)
 
 
-def _overridden(
+def _apply_overrides(
     value: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> Mapping[str, Any]:
     changed = dict(value)
@@ -130,7 +130,7 @@ def _overridden(
             inner = target.get(section)
             if isinstance(inner, str) and section == "store":
                 inner = {"url": inner}
-            if section in _SHORT and (isinstance(inner, bool) or inner == "none"):
+            if section in _SHORTHAND and (isinstance(inner, bool) or inner == "none"):
                 inner = None
             if not isinstance(inner, Mapping | None):
                 break  # its own fault is reported
@@ -143,23 +143,23 @@ def _overridden(
 
 def _settings(environ: Mapping[str, str], flags: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Paths and values, the stronger ones later. An empty variable counts as unset."""
-    for variable, path in variables().items():
+    for variable, path in env_overrides().items():
         if environ.get(variable):
-            text = Text(environ[variable], f"environment variable {variable}")
-            yield path, _decoded(text) if path in spelled_in_json() else text
-    known = {path: path for path in variables().values()} | {"store": "store.url"}
+            text = EnvString(environ[variable], f"environment variable {variable}")
+            yield path, _decode_json(text) if path in json_valued_paths() else text
+    known = {path: path for path in env_overrides().values()} | {"store": "store.url"}
     for path, value in flags.items():
         if value is not None:
-            yield known[path], Text(value, "command line") if isinstance(value, str) else value
+            yield known[path], EnvString(value, "command line") if isinstance(value, str) else value
 
 
-def _decoded(text: Text) -> object:
+def _decode_json(text: EnvString) -> object:
     """The value that the text spells in JSON; itself where it spells none, which is told then."""
 
     def marked(value: Any) -> Any:
         """`value`, its strings marked as they are not to be substituted."""
         if isinstance(value, str):
-            return Text(value, text.origin)
+            return EnvString(value, text.origin)
         if isinstance(value, list):
             return [marked(item) for item in value]
         return {name: marked(item) for name, item in value.items()} if isinstance(value, dict) else value
@@ -170,7 +170,7 @@ def _decoded(text: Text) -> object:
         return text
 
 
-def read(path: Path) -> object:
+def read_file(path: Path) -> object:
     """The plain values that the file holds. Raises ConfigError: unreadable, too big, or not of its format."""
     decode = _FORMATS.get(path.suffix.lower())
     if decode is None:

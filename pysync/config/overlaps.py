@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from pysync.config import key_templates
-from pysync.config.derived import document_path, trust_of
+from pysync.config.derived import key_template, trust_of
 from pysync.config.plugin_validation import owners_of, projection_name, sources_of
 from pysync.config.problem import Problem
-from pysync.config.schema import Collection, Config, Projection, Restriction
+from pysync.config.schema import Collection, Config, ProjectionConfig, Restriction
 
 _OWN_PATH_ONLY: Final = ("self", "device:root", "cap:")
 """Prefixes of roles that open nothing at an `{identity}` that is not the caller's."""
-_NO_OWNERS: Final = ("public", "self", "device:root", "space:member")
+_NON_OWNER_ROLES: Final = ("public", "self", "device:root", "space:member")
 """Roles of people who own no space."""
 _ACCESS_PATH: Final = "auth.spaces.accessPath"
 
@@ -65,7 +65,7 @@ class _Site(NamedTuple):
     def name(self) -> str:
         return f"{self.namespace}/{self.collection.name}" if self.namespace else self.collection.name
 
-    def said(self, action: Literal["pull", "push"]) -> str:
+    def format_roles(self, action: Literal["pull", "push"]) -> str:
         """The roles that the action asks for, as people read them."""
         one = self.collection
         is_closed, roles = (
@@ -74,33 +74,33 @@ class _Site(NamedTuple):
         return "nobody" if is_closed or not roles else ", ".join(roles)
 
 
-def takeovers(config: Config, place: Callable[[object], str]) -> Iterator[Problem]:
+def takeovers(config: Config, path_of: Callable[[object], str]) -> Iterator[Problem]:
     """Find ways to overwrite access documents of spaces, and keyrings, for callers other than their own
-    writers. `place` returns where a collection was written."""
-    sites = [site._replace(path=place(site.collection)) for site in _sites(config)]
+    writers. `path_of` returns where a collection was written."""
+    sites = [site._replace(path=path_of(site.collection)) for site in _sites(config)]
     if config.auth.spaces is not None:
         segments = config.auth.spaces.access_path.split("/")
         writers = _writers(sites, segments)
-        keeper = _keeper(sites, segments) or next(iter(writers), None)
+        keeper = _owning_site(sites, segments) or next(iter(writers), None)
         if keeper is not None:
-            yield from _strangers(config, writers, keeper, keeper.segments, _ACCESS_PATH)
-        yield from _made_by_the_server(config, segments, _ACCESS_PATH)
+            yield from _other_writers(config, writers, keeper, keeper.segments, _ACCESS_PATH)
+        yield from _server_writes(config, segments, _ACCESS_PATH)
     for site in sites:
-        segments = _keyring(site)
+        segments = _keyring_template(site)
         if segments:
             what = f"the keyrings of {site.name}"
-            keeper = _keeper([one for one in sites if one.namespace == site.namespace], segments)
+            keeper = _owning_site([one for one in sites if one.namespace == site.namespace], segments)
             at = segments if keeper is None else keeper.segments
-            yield from _strangers(config, _writers(sites, segments), keeper or site, at, what)
-            yield from _made_by_the_server(config, segments, what)
+            yield from _other_writers(config, _writers(sites, segments), keeper or site, at, what)
+            yield from _server_writes(config, segments, what)
 
 
-def founders(config: Config) -> Iterator[Problem]:
+def replaceable_access_documents(config: Config) -> Iterator[Problem]:
     """Find a collection of access documents that callers other than the owners of spaces may replace."""
     if config.auth.spaces is not None:
         segments = config.auth.spaces.access_path.split("/")
         for site in _writers(_sites(config), segments):
-            roles = [role for role in site.collection.write_roles if role in _NO_OWNERS]
+            roles = [role for role in site.collection.write_roles if role in _NON_OWNER_ROLES]
             if roles:
                 message = f"{', '.join(roles)} may replace the access documents of spaces ({_ACCESS_PATH})"
                 yield Problem(f"{site.path}.writeRoles", message, site.collection.name)
@@ -111,34 +111,34 @@ def shared_between_namespaces(config: Config) -> Iterator[Problem]:
     sites = _sites(config)
     for at, site in enumerate(sites):
         for other in sites[:at]:
-            if other.namespace == site.namespace or not _meet(other.segments, site.segments):
+            if other.namespace == site.namespace or not _overlap(other.segments, site.segments):
                 continue
-            if all(_same(config, other, site, action) for action in ("pull", "push")):
+            if all(_same_callers(config, other, site, action) for action in ("pull", "push")):
                 continue
-            told = f"read by {site.said('pull')}, written by {site.said('push')}"
-            told_there = f"read by {other.said('pull')}, written by {other.said('push')}"
+            told = f"read by {site.format_roles('pull')}, written by {site.format_roles('push')}"
+            told_there = f"read by {other.format_roles('pull')}, written by {other.format_roles('push')}"
             unlike = " (under other trust)" if told == told_there else ""
             message = f"shares keys with {other.name}: here {told}; there {told_there}{unlike}"
             yield Problem(f"{site.path}.storagePath", message, site.collection.name)
 
 
-def unhidden(config: Config) -> Iterator[Problem]:
+def exposed_fields(config: Config) -> Iterator[Problem]:
     """Find collections that do not hide what another one with the same keys hides by `fieldPermissions`."""
     sites = _sites(config)
     for site in sites:
         for other in sites:
             is_twin = site.shape == other.shape or site.namespace != other.namespace
-            if other is site or not is_twin or not _meet(site.segments, other.segments):
+            if other is site or not is_twin or not _overlap(site.segments, other.segments):
                 continue
             for name, permission in site.collection.field_permissions.items():
-                who = _unhidden_from(other.collection, name, frozenset(permission.read_roles or ("public",)))
+                who = _exposed_to(other.collection, name, frozenset(permission.read_roles or ("public",)))
                 if who:
                     told = f"{', '.join(sorted(who))} may read it, or compute it from the document's hash"
                     message = f"{name}: {told}, in {other.name}, which has the same keys"
                     yield Problem(f"{site.path}.fieldPermissions", message, site.collection.name)
 
 
-def _unhidden_from(collection: Collection, name: str, readers: frozenset[str]) -> frozenset[str]:
+def _exposed_to(collection: Collection, name: str, readers: frozenset[str]) -> frozenset[str]:
     """The roles from which the collection does not hide a member that only `readers` may read."""
     own = collection.field_permissions.get(name)
     if "public" in readers or (own is not None and readers.issuperset(own.read_roles or ("public",))):
@@ -148,7 +148,7 @@ def _unhidden_from(collection: Collection, name: str, readers: frozenset[str]) -
     return frozenset(roles) - readers - {"admin"}
 
 
-def published(config: Config) -> Iterator[Problem]:
+def exposed_by_projections(config: Config) -> Iterator[Problem]:
     """Find projections whose lists can be read by callers who may not read the sources, or the members taken
     from them."""
     at = {(site.namespace, site.collection.name): site for site in _sites(config)}
@@ -160,18 +160,20 @@ def published(config: Config) -> Iterator[Problem]:
             kept = {"": _readers(config, source, list(at.values()))}
             kept |= {
                 f" ({member})": _allowed(config, source, "pull", source.segments, source.segments, roles)
-                for member, roles in _hidden(projection, found)
+                for member, roles in _restricted_members(projection, found)
             }
             for target in lists:
                 of_list = _allowed(config, target, "pull", target.segments, projection.target.split("/"))
                 for member, readers in kept.items():
                     if not readers.include(of_list):
-                        who, only = target.said("pull"), _told(readers)
+                        who, only = target.format_roles("pull"), _format_roles(readers)
                         message = f"in {target.name}, {who} may read what is projected from {source.name}"
                         yield Problem(path, f"{message}{member}, which only {only} may read there", name)
 
 
-def _hidden(projection: Projection, source: Collection) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _restricted_members(
+    projection: ProjectionConfig, source: Collection
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Return the projected members of the source that not all its readers see, with the readers who see them.
     The members that a function takes are not known."""
     pointers = projection.value.values()
@@ -185,27 +187,27 @@ def _hidden(projection: Projection, source: Collection) -> Iterator[tuple[str, t
 
 def _sites(config: Config) -> list[_Site]:
     return [
-        _Site(namespace, f"{path}[{at}]", collection, key.split("/"), key_templates.shape(key))
+        _Site(namespace, f"{path}[{at}]", collection, key.split("/"), key_templates.normalized(key))
         for namespace, path, collections in config.each_namespace()
         for at, collection in enumerate(collections)
-        for key in (document_path(collection),)
+        for key in (key_template(collection),)
     ]
 
 
-def _keeper(sites: Sequence[_Site], key: Sequence[str]) -> _Site | None:
+def _owning_site(sites: Sequence[_Site], key: Sequence[str]) -> _Site | None:
     """The collection whose keys are those of this template, and no others; first one that is pushed to."""
-    shape = key_templates.shape("/".join(key))
+    shape = key_templates.normalized("/".join(key))
     own = [site for site in sites if site.shape == shape]
     return min(own, key=lambda site: site.collection.pull_only, default=None)
 
 
 def _writers(sites: Sequence[_Site], key: Sequence[str]) -> list[_Site]:
     """The collections through which a key of this template can be pushed."""
-    near = [site for site in sites if not site.collection.pull_only and _meet(site.segments, key)]
-    return [site for site in near if not any(_takes(other, site, key) for other in near)]
+    near = [site for site in sites if not site.collection.pull_only and _overlap(site.segments, key)]
+    return [site for site in near if not any(_shadows(other, site, key) for other in near)]
 
 
-def _takes(other: _Site, site: _Site, key: Sequence[str]) -> bool:
+def _shadows(other: _Site, site: _Site, key: Sequence[str]) -> bool:
     """Return True if pushes to all keys that `site` and `key` share go to `other`, because literal segments
     win."""
     if other is site or other.namespace != site.namespace:
@@ -217,31 +219,35 @@ def _takes(other: _Site, site: _Site, key: Sequence[str]) -> bool:
     return covers and _parameters(other.segments) < _parameters(site.segments)
 
 
-def _strangers(
-    config: Config, writers: Sequence[_Site], keeper: _Site, at: Sequence[str], what: str
+def _other_writers(
+    config: Config, writers: Sequence[_Site], owning_site: _Site, at: Sequence[str], what: str
 ) -> Iterator[Problem]:
-    """The writers who are not among those of `keeper`, whose parameters stand in the key as in `at`."""
-    allowed = _allowed(config, keeper, "push", at, range(len(at)))
+    """The writers who are not among those of `owning_site`, whose parameters stand in the key as in `at`."""
+    allowed = _allowed(config, owning_site, "push", at, range(len(at)))
     for site in writers:
         own = _allowed(config, site, "push", site.segments, range(len(site.segments)))
-        if site is not keeper and not allowed.include(own):
-            message = f"can match {what}: {site.said('push')} could replace what {keeper.name} keeps"
+        if site is not owning_site and not allowed.include(own):
+            message = (
+                f"can match {what}: {site.format_roles('push')} could replace what {owning_site.name} keeps"
+            )
             yield Problem(
-                f"{site.path}.storagePath", f"{message} for {keeper.said('push')}", site.collection.name
+                f"{site.path}.storagePath",
+                f"{message} for {owning_site.format_roles('push')}",
+                site.collection.name,
             )
 
 
-def _made_by_the_server(config: Config, key: Sequence[str], what: str) -> Iterator[Problem]:
+def _server_writes(config: Config, key: Sequence[str], what: str) -> Iterator[Problem]:
     """Find lists and files of events that would lie there."""
     for at, projection in enumerate(config.projections):
-        if _meet(projection.target.split("/"), key):
+        if _overlap(projection.target.split("/"), key):
             yield Problem(f"projections[{at}].target", f"can match {what}, which no list may replace")
     for at, events in enumerate(config.events):
-        if _meet(events.storage_path.split("/"), key):
+        if _overlap(events.storage_path.split("/"), key):
             yield Problem(f"events[{at}].storagePath", f"can match {what}, which no file may replace")
 
 
-def _keyring(site: _Site) -> list[str]:
+def _keyring_template(site: _Site) -> list[str]:
     """The template of the keyrings that the collection relies on: none where it holds plain documents."""
     collection = site.collection
     if collection.keyring_path is not None:
@@ -262,7 +268,7 @@ def _readers(config: Config, source: _Site, sites: Sequence[_Site]) -> _Allowed:
     return _allowed(config, site, "pull", site.segments, source.segments)
 
 
-def _same(config: Config, one: _Site, other: _Site, action: Literal["pull", "push"]) -> bool:
+def _same_callers(config: Config, one: _Site, other: _Site, action: Literal["pull", "push"]) -> bool:
     places = range(len(one.segments))
     allowed = [_allowed(config, site, action, site.segments, places) for site in (one, other)]
     return allowed[0].include(allowed[1]) and allowed[1].include(allowed[0])
@@ -273,13 +279,13 @@ def _allowed(
     site: _Site,
     action: Literal["pull", "push"],
     segments: Sequence[str],
-    places: Sequence[object],
+    positions: Sequence[object],
     roles: tuple[str, ...] | None = None,
 ) -> _Allowed:
-    """The callers who may act on the collection, or of these the holders of `roles`. `places` name the
+    """The callers who may act on the collection, or of these the holders of `roles`. `positions` name the
     segments of its keys, `segments`, so that the keys of two collections can be compared."""
     collection = site.collection
-    place = dict(zip(segments, places, strict=False))
+    place = dict(zip(segments, positions, strict=False))
     trust = trust_of(config, site.namespace, collection)
     spaces = config.auth.spaces
     space = None if spaces is None else tuple(place.get(part) for part in _parameters_of(spaces.access_path))
@@ -310,7 +316,7 @@ def _allowed(
     )
 
 
-def _meet(one: Sequence[str], other: Sequence[str]) -> bool:
+def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
     return len(one) == len(other) and all(
         left == right or left.startswith("{") or right.startswith("{")
         for left, right in zip(one, other, strict=True)
@@ -325,5 +331,5 @@ def _parameters_of(path: str) -> list[str]:
     return [part for part in path.split("/") if part.startswith("{")]
 
 
-def _told(allowed: _Allowed) -> str:
+def _format_roles(allowed: _Allowed) -> str:
     return ", ".join(sorted({one.role for one in allowed.holders})) or "nobody"

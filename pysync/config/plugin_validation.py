@@ -8,54 +8,54 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pysync.config import key_templates
-from pysync.config.derived import document_path, holds_documents, owner
-from pysync.config.schema import Collection, Config, EventsPlugin, Projection
+from pysync.config.derived import accepts_json, collection_for_key, key_template
+from pysync.config.schema import Collection, Config, EventsConfig, ProjectionConfig
 from pysync.protocol import JSON_TYPE
 
-Fault = tuple[str, str]
+FieldError = tuple[str, str]
 """The member at fault, relative to its object, and the message."""
 
 
-def events_faults(plugin: EventsPlugin, known: Mapping[str, list[Collection]]) -> Iterator[Fault]:
+def events_errors(plugin: EventsConfig, known: Mapping[str, list[Collection]]) -> Iterator[FieldError]:
     """Every rule that one of the plugins breaks; `known` are the collections by their names."""
     if plugin.collection not in known:
         yield "collection", f"there is no collection {plugin.collection!r}"
-    for message in path_faults(plugin.storage_path):
+    for message in path_errors(plugin.storage_path):
         yield "storagePath", message
     for collection in known.get(plugin.collection, ()):
-        yield from _unfit(collection)
-        yield from _parameters(plugin, collection)
+        yield from _collection_errors(collection)
+        yield from _parameter_errors(plugin, collection)
 
 
-def path_faults(storage_path: str) -> Iterator[str]:
+def path_errors(storage_path: str) -> Iterator[str]:
     """What keeps the text from being the template of files of events, nothing for a good one."""
-    yield from key_templates.faults(storage_path)
+    yield from key_templates.errors(storage_path)
     if not key_templates.PARAM.fullmatch(_last(storage_path)):
         yield "must end in a path parameter"
 
 
-def repeated_collections(plugins: Sequence[EventsPlugin]) -> Iterator[tuple[EventsPlugin, Fault]]:
+def duplicate_collections(plugins: Sequence[EventsConfig]) -> Iterator[tuple[EventsConfig, FieldError]]:
     """The plugins whose collection another one has."""
-    first: dict[str, EventsPlugin] = {}
+    first: dict[str, EventsConfig] = {}
     for plugin in plugins:
         if first.setdefault(plugin.collection, plugin) is not plugin:
             yield plugin, ("collection", f"{plugin.collection!r} is also another one's")
 
 
-def strangers(plugin: EventsPlugin, config: Config) -> Iterator[str]:
+def overlapping_collections(plugin: EventsConfig, config: Config) -> Iterator[str]:
     """The names of what else has keys that the plugin's files may have."""
     for _, _, collections in config.each_namespace():
         for collection in collections:
             is_other = collection.name != plugin.collection
-            if is_other and key_templates.meet(plugin.storage_path, document_path(collection)):
+            if is_other and key_templates.overlap(plugin.storage_path, key_template(collection)):
                 yield collection.name
     for other in config.events:
         is_other = other.collection != plugin.collection
-        if is_other and key_templates.meet(plugin.storage_path, other.storage_path):
+        if is_other and key_templates.overlap(plugin.storage_path, other.storage_path):
             yield f"the events of {other.collection}"
 
 
-def _unfit(collection: Collection) -> Iterator[Fault]:
+def _collection_errors(collection: Collection) -> Iterator[FieldError]:
     """What keeps the collection from taking batches of events: JSON, each at a path of its own."""
     if {found.lower() for found in collection.allowed_mime_types} != {JSON_TYPE}:
         yield "collection", f"its allowedMimeTypes must be {JSON_TYPE}, and nothing else: batches are JSON"
@@ -71,7 +71,7 @@ def _unfit(collection: Collection) -> Iterator[Fault]:
         yield "collection", "its storagePath must end in a path parameter, which the server chooses"
 
 
-def _parameters(plugin: EventsPlugin, collection: Collection) -> Iterator[Fault]:
+def _parameter_errors(plugin: EventsConfig, collection: Collection) -> Iterator[FieldError]:
     id_ = _last(collection.storage_path)
     own, theirs = key_templates.params(plugin.storage_path), key_templates.params(collection.storage_path)
     if not (key_templates.PARAM.fullmatch(id_) and key_templates.PARAM.fullmatch(_last(plugin.storage_path))):
@@ -94,35 +94,35 @@ def _last(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-OBJECT_OF_MODULE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+OBJECT_REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _POINTER: Final = re.compile(r"(/([^~]|~[01])*)+", re.DOTALL)
 
 
-Place = tuple[str, Collection]
+NamespacedCollection = tuple[str, Collection]
 """A namespace, `""` for the root, and one of its collections."""
-_Name = tuple[str, str]
+_QualifiedName = tuple[str, str]
 """A namespace, and a collection's name in it."""
 
 
-def projection_name(projection: Projection) -> str:
+def projection_name(projection: ProjectionConfig) -> str:
     return projection.name or projection.target
 
 
-def projection_faults(projection: Projection, config: Config) -> Iterator[Fault]:
+def projection_errors(projection: ProjectionConfig, config: Config) -> Iterator[FieldError]:
     """Every rule that one of the projections breaks."""
     if not projection.source:
         yield "source", "must name at least one collection"
     sources = []
     for name in projection.source:
-        found = list(_named(name, config))
+        found = list(_collections_named(name, config))
         if not found:
             yield "source", f"there is no collection {name!r}"
         sources += [collection for _, collection in found]
-    yield from _project(projection, sources)
-    yield from _target(projection, sources, config)
+    yield from _project_errors(projection, sources)
+    yield from _target_errors(projection, sources, config)
     for member, pointers in (("value", projection.value.values()), ("removeWhen", projection.remove_when)):
         for collection in sources if pointers else ():
-            reason = bodiless(collection, config)
+            reason = no_body_reason(collection, config)
             if reason is not None:
                 yield member, f"{collection.name} has no body to point into: {reason}"
         for pointer in pointers:
@@ -132,9 +132,9 @@ def projection_faults(projection: Projection, config: Config) -> Iterator[Fault]
                 yield member, f"{pointer} is no JSON pointer: write ~0 for ~ and ~1 for /"
 
 
-def repeated_names(projections: Sequence[Projection]) -> Iterator[tuple[Projection, Fault]]:
+def duplicate_names(projections: Sequence[ProjectionConfig]) -> Iterator[tuple[ProjectionConfig, FieldError]]:
     """The projections whose name another one has."""
-    first: dict[str, Projection] = {}
+    first: dict[str, ProjectionConfig] = {}
     for projection in projections:
         name = projection_name(projection)
         if first.setdefault(name, projection) is projection:
@@ -145,78 +145,80 @@ def repeated_names(projections: Sequence[Projection]) -> Iterator[tuple[Projecti
             yield projection, ("name", f"{name!r} is also another projection's")
 
 
-def circles(config: Config) -> Iterator[tuple[Projection, Fault]]:
+def cycles(config: Config) -> Iterator[tuple[ProjectionConfig, FieldError]]:
     """The projections whose lists are projected back into one of their sources, as far as can be told: each
     write would be followed by another."""
-    into: dict[_Name, set[_Name]] = {}
+    into: dict[_QualifiedName, set[_QualifiedName]] = {}
     for projection in config.projections:
         for source in sources_of(projection, config):
-            into.setdefault(_name(source), set()).update(_owner_names(projection, config))
+            into.setdefault(_qualified_name(source), set()).update(_owner_names(projection, config))
     for projection in config.projections:
-        reached: set[_Name] = set()
+        reached: set[_QualifiedName] = set()
         ahead = _owner_names(projection, config)
         while ahead - reached:
             reached |= ahead
             ahead = set().union(*(into.get(name, ()) for name in ahead))
         own = _owner_names(projection, config)
-        sources = set(map(_name, sources_of(projection, config)))
+        sources = set(map(_qualified_name, sources_of(projection, config)))
         for _, name in sorted(reached & sources - own):
             yield projection, ("target", f"leads back to {name}, one of its sources, by other projections")
 
 
-def orphaned_target(projection: Projection, config: Config) -> bool:
+def has_unowned_target(projection: ProjectionConfig, config: Config) -> bool:
     """Whether its lists belong to no collection, as far as that can be told."""
-    return not OBJECT_OF_MODULE.fullmatch(projection.target) and not owners_of(projection, config)
+    return not OBJECT_REFERENCE.fullmatch(projection.target) and not owners_of(projection, config)
 
 
-def sources_of(projection: Projection, config: Config) -> list[Place]:
+def sources_of(projection: ProjectionConfig, config: Config) -> list[NamespacedCollection]:
     """The collections whose writes are projected, each once."""
-    found = {id(place[1]): place for name in projection.source for place in _named(name, config)}
+    found = {id(place[1]): place for name in projection.source for place in _collections_named(name, config)}
     return list(found.values())
 
 
-def owners_of(projection: Projection, config: Config) -> list[Place]:
+def owners_of(projection: ProjectionConfig, config: Config) -> list[NamespacedCollection]:
     """The collections of all namespaces that the lists belong to; none where a function names the lists."""
-    if OBJECT_OF_MODULE.fullmatch(projection.target):
+    if OBJECT_REFERENCE.fullmatch(projection.target):
         return []
     return [
         (namespace, found)
         for namespace, _, collections in config.each_namespace()
-        if (found := owner(collections, projection.target)) is not None
+        if (found := collection_for_key(collections, projection.target)) is not None
     ]
 
 
-def bodiless(collection: Collection, config: Config) -> str | None:
+def no_body_reason(collection: Collection, config: Config) -> str | None:
     """Explain why writes of the collection have no body that a projection could read; None if they have."""
     if any(events.collection == collection.name for events in config.events):
         return "events stores its pushes as Parquet"
     if collection.append_only is not None and collection.append_only.persist is False:
         return "its appendOnly says persist=false, so nothing is stored"
-    if not holds_documents(collection):
+    if not accepts_json(collection):
         return "it holds files: its allowedMimeTypes lack application/json"
     return None
 
 
-def _project(projection: Projection, sources: list[Collection]) -> Iterator[Fault]:
+def _project_errors(projection: ProjectionConfig, sources: list[Collection]) -> Iterator[FieldError]:
     if projection.project is None:
         if projection.id is None:
             yield "id", "is required, or project"
         else:
-            yield from _known_params("id", projection.id, sources)
+            yield from _unknown_params("id", projection.id, sources)
         return
-    if not OBJECT_OF_MODULE.fullmatch(projection.project):
+    if not OBJECT_REFERENCE.fullmatch(projection.project):
         yield "project", "must be module:function"
     if projection.id is not None or projection.value or projection.remove_when:
         yield "project", "stands in place of id, value and removeWhen"
 
 
-def _target(projection: Projection, sources: list[Collection], config: Config) -> Iterator[Fault]:
+def _target_errors(
+    projection: ProjectionConfig, sources: list[Collection], config: Config
+) -> Iterator[FieldError]:
     # module:function has the form of a template too
-    faults = list(key_templates.faults(projection.target))
+    faults = list(key_templates.errors(projection.target))
     for message in faults:
         yield "target", message
-    yield from _known_params("target", projection.target, sources)
-    if faults or OBJECT_OF_MODULE.fullmatch(projection.target):
+    yield from _unknown_params("target", projection.target, sources)
+    if faults or OBJECT_REFERENCE.fullmatch(projection.target):
         return
     own = [collection for _, collection in sources_of(projection, config)]
     for _, found in owners_of(projection, config):
@@ -224,11 +226,11 @@ def _target(projection: Projection, sources: list[Collection], config: Config) -
             yield "target", f"belongs to {found.name}, one of its sources"
         elif found.append_only is not None:
             yield "target", f"belongs to {found.name}, which is append-only"
-        elif not holds_documents(found):
+        elif not accepts_json(found):
             yield "target", f"belongs to {found.name}, whose allowedMimeTypes lack application/json"
 
 
-def _named(source: str, config: Config) -> Iterator[Place]:
+def _collections_named(source: str, config: Config) -> Iterator[NamespacedCollection]:
     """The collections that a source may mean: `notes` in any namespace, `acme/notes` in one, `/notes` in the
     root alone."""
     for namespace, _, collections in config.each_namespace():
@@ -237,16 +239,16 @@ def _named(source: str, config: Config) -> Iterator[Place]:
                 yield namespace, collection
 
 
-def _name(place: Place) -> _Name:
+def _qualified_name(place: NamespacedCollection) -> _QualifiedName:
     namespace, collection = place
     return namespace, collection.name
 
 
-def _owner_names(projection: Projection, config: Config) -> set[_Name]:
-    return set(map(_name, owners_of(projection, config)))
+def _owner_names(projection: ProjectionConfig, config: Config) -> set[_QualifiedName]:
+    return set(map(_qualified_name, owners_of(projection, config)))
 
 
-def _known_params(member: str, text: str, sources: list[Collection]) -> Iterator[Fault]:
+def _unknown_params(member: str, text: str, sources: list[Collection]) -> Iterator[FieldError]:
     for name in dict.fromkeys(key_templates.PARAM.findall(text)):
         if any(name not in key_templates.params(source.storage_path) for source in sources):
             yield member, f"{{{name}}} is not a path parameter of every source"

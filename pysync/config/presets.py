@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pysync.config import key_templates
-from pysync.config.schema import Collection, RateLimit, member
+from pysync.config.schema import Collection, RateLimit, option
 from pysync.protocol import PARQUET_MIME_TYPES
 
-Access = Literal["public", "authenticated", "none"]
+AccessLevel = Literal["public", "authenticated", "none"]
 
 
-def _same(name: str) -> Any:
+def _field_like(name: str) -> Any:
     """The member of a collection."""
     (found,) = (field for field in dataclasses.fields(Collection) if field.name == name)
     return dataclasses.field(default=found.default, metadata=found.metadata)
@@ -23,29 +23,29 @@ def _same(name: str) -> Any:
 class ParquetPreset:
     """A collection of files in few words. Its roles decide who comes in: `requireAuth` stays open."""
 
-    preset: Literal["parquet", "sealedParquet"] = member(
+    preset: Literal["parquet", "sealedParquet"] = option(
         "`parquet`: Parquet files, with all media types that they are sent as; `sealedParquet`: the same, "
         "sealed by clients, as `application/octet-stream`. `encryption` is `none`, and `listable` true where "
         "the last segment of `storagePath` is a parameter."
     )
-    name: str = _same("name")
-    storage_path: str = _same("storage_path")
-    read: Access | tuple[str, ...] | None = member(
+    name: str = _field_like("name")
+    storage_path: str = _field_like("storage_path")
+    read: AccessLevel | tuple[str, ...] | None = option(
         "Who may pull: `public`; `authenticated`, which is the role `cap:read:NAME`; `none`: there is no "
         "pull route; or a list of roles. Absent: `public`, of `sealedParquet` `authenticated`.",
         None,
     )
-    write: Access | tuple[str, ...] = member(
+    write: AccessLevel | tuple[str, ...] = option(
         "Who may push, likewise: `authenticated` is the role `cap:write:NAME`.", "authenticated"
     )
-    max_body_bytes: int = _same("max_body_bytes")
-    rate_limit: RateLimit | Literal[False] | None = _same("rate_limit")
-    cache_duration_ms: int | None = _same("cache_duration_ms")
-    trusted_issuers: tuple[str, ...] | None = _same("trusted_issuers")
-    identity_roles: Mapping[str, tuple[str, ...]] | None = _same("identity_roles")
+    max_body_bytes: int = _field_like("max_body_bytes")
+    rate_limit: RateLimit | Literal[False] | None = _field_like("rate_limit")
+    cache_duration_ms: int | None = _field_like("cache_duration_ms")
+    trusted_issuers: tuple[str, ...] | None = _field_like("trusted_issuers")
+    identity_roles: Mapping[str, tuple[str, ...]] | None = _field_like("identity_roles")
 
     @property
-    def closed(self) -> bool:
+    def is_inaccessible(self) -> bool:
         """Whether nobody may read and nobody may write, so that it is no collection."""
         return self.read == self.write == "none"
 
@@ -62,7 +62,7 @@ class ParquetPreset:
             max_body_bytes=self.max_body_bytes,
             allowed_mime_types=("application/octet-stream",) if is_sealed else PARQUET_MIME_TYPES,
             pull_only=self.write == "none",
-            push_only=read == "none" and not self.closed,
+            push_only=read == "none" and not self.is_inaccessible,
             listable=bool(key_templates.params(self.storage_path.rpartition("/")[2])),
             rate_limit=self.rate_limit,
             cache_duration_ms=self.cache_duration_ms,
@@ -70,7 +70,7 @@ class ParquetPreset:
             identity_roles=self.identity_roles,
         )
 
-    def _roles(self, verb: str, access: Access | tuple[str, ...]) -> tuple[str, ...]:
+    def _roles(self, verb: str, access: AccessLevel | tuple[str, ...]) -> tuple[str, ...]:
         match access:
             case "public":
                 return ("public",)

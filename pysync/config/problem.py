@@ -15,12 +15,12 @@ class Problem:
     collection: str = ""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """`collections[2].ttlMs (notes)`."""
         return f"{self.path} ({self.collection})" if self.collection else self.path
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.message}" if self.path else self.message
+        return f"{self.location}: {self.message}" if self.path else self.message
 
 
 class ConfigError(Exception):
@@ -36,7 +36,7 @@ class ConfigError(Exception):
             lines = [f"{file}: {lines[0]}"] if len(lines) == 1 else many
         super().__init__("\n".join(lines))
 
-    def of_file(self, file: str | os.PathLike[str]) -> "ConfigError":
+    def with_file(self, file: str | os.PathLike[str]) -> "ConfigError":
         """The same, of a file that is named, unless it could not be read: then it is named already."""
         is_named = self.file or not any(problem.path for problem in self.problems)
         return self if is_named else ConfigError(self.problems, os.fspath(file))

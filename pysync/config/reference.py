@@ -7,7 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import orjson
 
-from pysync.config.loader import spelled_in_json, variables
+from pysync.config.loader import env_overrides, json_valued_paths
 from pysync.config.presets import ParquetPreset
 from pysync.config.schema import MAX_INT, Collection, Config, wire_name
 
@@ -47,13 +47,13 @@ such as lists, are JSON as a whole and replace those of the file:
 """
 
 
-def page() -> str:
+def render() -> str:
     """The whole page, with a final line break."""
     sections = [_section(kind) for kind in _objects(Config, [])]
-    json = spelled_in_json()
+    json = json_valued_paths()
     names = "".join(
         f"| `{variable}` | `{path}` |{' JSON |' if path in json else ' |'}\n"
-        for variable, path in variables().items()
+        for variable, path in env_overrides().items()
     )
     environment = f"## Environment variables\n\n{VARIABLES}\n| Variable | Member | |\n|---|---|---|\n{names}"
     return "\n".join([HEAD, *sections, environment])
@@ -124,9 +124,12 @@ def _default(field: "dataclasses.Field[Any]") -> str:
 
 def _title(kind: type) -> str:
     """The class name as words: `Rate rule`."""
-    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__)
+    words = "".join(
+        f" {letter.lower()}" if letter.isupper() else letter
+        for letter in kind.__name__.removesuffix("Config")
+    )
     return words.strip().capitalize()
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(render(), end="")

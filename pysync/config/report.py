@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pysync.config.derived import file_types, holds_documents
+from pysync.config.derived import accepts_json, file_types
 from pysync.config.lint import lint
-from pysync.config.loader import parse, read
+from pysync.config.loader import parse, read_file
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.schema import Collection, Config
 
@@ -29,21 +29,23 @@ class Row:
 def check(
     path: str,
     environ: Mapping[str, str] = os.environ,
-    use: Callable[[Config], object] = lambda config: None,
+    validate: Callable[[Config], object] = lambda config: None,
     *,
     strict: bool = False,
 ) -> tuple[bool, str]:
-    """Return True if the file is accepted, and a report of its problems or warnings. `use` may find further
-    problems, and raises ConfigError. If `strict`, a file with warnings is not accepted."""
+    """Return True if the file is accepted, and a report of its problems or warnings. `validate` may find
+    further problems, and raises ConfigError. If `strict`, a file with warnings is not accepted."""
     try:
-        value = read(Path(path))
+        value = read_file(Path(path))
     except ConfigError as error:
         return False, str(error)  # which names the file
     try:
         config = parse(value, environ, folder=os.path.dirname(path))
-        use(config)
+        validate(config)
     except ConfigError as error:
-        return False, "\n".join([f"{path}: {count(error.problems, 'problem')}", "", *_told(error.problems)])
+        return False, "\n".join(
+            [f"{path}: {pluralize(error.problems, 'problem')}", "", *_problem_lines(error.problems)]
+        )
     warnings = lint(config, environ, value)
     accepted = not (strict and warnings)
     verdict = "accepted" if accepted else "refused, as warnings count as problems (--strict)"
@@ -53,17 +55,19 @@ def check(
 def report(config: Config, warnings: Sequence[Problem] | None = None) -> str:
     """The warnings and the route table of an accepted configuration, as text without a final line break."""
     warnings = lint(config) if warnings is None else warnings
-    lines = [*told(warnings, "warning"), ""] if warnings else []
-    routes = [(route.method, route.path, route.collection, _who(route)) for route in routes_table(config)]
-    return "\n".join(lines + aligned([("METHOD", "PATH", "COLLECTION", "ROLES"), *routes]))
+    lines = [*format_problems(warnings, "warning"), ""] if warnings else []
+    routes = [
+        (route.method, route.path, route.collection, _roles_text(route)) for route in routes_table(config)
+    ]
+    return "\n".join(lines + align_columns([("METHOD", "PATH", "COLLECTION", "ROLES"), *routes]))
 
 
-def told(problems: Sequence[Problem], noun: str) -> list[str]:
+def format_problems(problems: Sequence[Problem], noun: str) -> list[str]:
     """The problems as lines, under how many there are."""
-    return [count(problems, noun), "", *_told(problems)]
+    return [pluralize(problems, noun), "", *_problem_lines(problems)]
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """The rows as lines, their columns level; the last column may be of any length."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
@@ -94,7 +98,7 @@ def routes_table(config: Config) -> list[Row]:
 def _routes(prefix: str, collections: Iterable[Collection], batched: set[str]) -> Iterator[Row]:
     bundles: dict[str, list[Collection]] = {}
     for collection in collections:
-        key, roles = collection.storage_path, _needed(collection, collection.read_roles)
+        key, roles = collection.storage_path, _display_roles(collection, collection.read_roles)
         label = collection.name + (" (events)" if collection.name in batched else _kind(collection))
         if collection.bundle is not None:
             bundles.setdefault(collection.bundle, []).append(collection)
@@ -102,7 +106,7 @@ def _routes(prefix: str, collections: Iterable[Collection], batched: set[str]) -
         elif not collection.push_only:
             yield Row("GET", f"{prefix}/pull/{key}", label, roles)
         if not collection.pull_only:
-            roles_to_write = _needed(collection, collection.write_roles)
+            roles_to_write = _display_roles(collection, collection.write_roles)
             yield Row("POST", f"{prefix}/push/{key}", label, roles_to_write)
         if collection.listable:
             yield Row("GET", f"{prefix}/list/{key}".rpartition("/")[0], label, roles)
@@ -120,10 +124,10 @@ def _kind(collection: Collection) -> str:
         return " (log)"
     if not file_types(collection):
         return ""
-    return " (documents, files)" if holds_documents(collection) else " (files)"
+    return " (documents, files)" if accepts_json(collection) else " (files)"
 
 
-def _needed(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:
+def _display_roles(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:
     """The roles as a reader of the table should understand them."""
     if collection.require_auth is True:
         roles = tuple("public (signed)" if role == "public" else role for role in roles)
@@ -132,14 +136,14 @@ def _needed(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:
     return roles
 
 
-def _who(route: Row) -> str:
+def _roles_text(route: Row) -> str:
     return ", ".join(route.roles) or "nobody"
 
 
-def count(items: Sequence[object], noun: str) -> str:
+def pluralize(items: Sequence[object], noun: str) -> str:
     """`1 warning`, `2 warnings`."""
     return f"{len(items)} {noun}" + ("" if len(items) == 1 else "s")
 
 
-def _told(problems: Sequence[Problem]) -> list[str]:
-    return ["  " + line for line in aligned([(found.place, found.message) for found in problems])]
+def _problem_lines(problems: Sequence[Problem]) -> list[str]:
+    return ["  " + line for line in align_columns([(found.location, found.message) for found in problems])]

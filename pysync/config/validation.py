@@ -8,31 +8,31 @@ from typing import Any, get_args
 from pysync.config import key_templates
 from pysync.config.convert import join
 from pysync.config.derived import (
+    accepts_json,
     effective_coordinator,
     file_types,
-    holds_documents,
     is_metered,
     is_store_url,
-    resolve,
-    s3_place,
+    resolve_limit,
+    s3_location,
 )
 from pysync.config.overlaps import takeovers
 from pysync.config.plugin_validation import (
-    OBJECT_OF_MODULE,
-    Fault,
-    circles,
-    events_faults,
-    projection_faults,
-    repeated_collections,
-    repeated_names,
+    OBJECT_REFERENCE,
+    FieldError,
+    cycles,
+    duplicate_collections,
+    duplicate_names,
+    events_errors,
+    projection_errors,
 )
 from pysync.config.problem import Problem
 from pysync.config.schema import Action, Auth, Collection, Config, Namespace, RateLimit, Server, wire_name
 
-Place = Callable[[object], str]
+PathOf = Callable[[object], str]
 """Where an object of the tree was written."""
 
-_OF_STORED_LOGS = ("max_items", "chunk_size", "max_pull_limit", "max_checkpoint_age_ms")
+_NEEDS_PERSIST = ("max_items", "chunk_size", "max_pull_limit", "max_checkpoint_age_ms")
 RESERVED_NAMESPACES = frozenset({"pull", "push", "health", "batch", "list", "config", "events"})
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/([A-Za-z0-9!#$&^_.+-]+|\*)|\*/\*")
@@ -45,11 +45,11 @@ _ENTRY_POINT = re.compile(r"\w[\w.-]*")
 _COORDINATOR = re.compile(r"memory:|file:[^\0]*|rediss?://[^\s/]+(/[^\s]*)?")
 
 
-def problems(config: Config, place: Place) -> Iterator[Problem]:
+def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
     """Every rule that `config` breaks."""
-    yield from _under_one_prefix(config.collections, place)
+    yield from _under_one_prefix(config.collections, path_of)
     for name, namespace in config.namespaces.items():
-        yield from _namespace(name, namespace, place)
+        yield from _namespace(name, namespace, path_of)
     if config.server.examples is not None and "examples" in config.namespaces:
         yield Problem("namespaces.examples", "server.examples has that path: use another name")
     for path, faults in (
@@ -61,28 +61,28 @@ def problems(config: Config, place: Place) -> Iterator[Problem]:
         yield from _at(path, faults)
     for _, _, collections in config.each_namespace():
         for collection in collections:
-            yield from _at(place(collection), _limits_of(collection, config))
+            yield from _at(path_of(collection), _limits_of(collection, config))
     for at, plugin in enumerate(config.plugins):
-        if not (OBJECT_OF_MODULE.fullmatch(plugin) or _ENTRY_POINT.fullmatch(plugin)):
+        if not (OBJECT_REFERENCE.fullmatch(plugin) or _ENTRY_POINT.fullmatch(plugin)):
             yield Problem(f"plugins[{at}]", "must be package.module:plugin, or the name of an entry point")
-    known = config.by_name()
+    known = config.collections_by_name()
     for projection in config.projections:
-        yield from _at(place(projection), projection_faults(projection, config))
-    for projection, fault in (*repeated_names(config.projections), *circles(config)):
-        yield from _at(place(projection), [fault])
+        yield from _at(path_of(projection), projection_errors(projection, config))
+    for projection, fault in (*duplicate_names(config.projections), *cycles(config)):
+        yield from _at(path_of(projection), [fault])
     for events in config.events:
-        yield from _at(place(events), events_faults(events, known))
-    for events, fault in repeated_collections(config.events):
-        yield from _at(place(events), [fault])
-    yield from takeovers(config, place)
+        yield from _at(path_of(events), events_errors(events, known))
+    for events, fault in duplicate_collections(config.events):
+        yield from _at(path_of(events), [fault])
+    yield from takeovers(config, path_of)
 
 
-def _at(path: str, faults: Iterable[Fault]) -> Iterator[Problem]:
+def _at(path: str, faults: Iterable[FieldError]) -> Iterator[Problem]:
     for member, message in faults:
         yield Problem(f"{path}.{member}" if path else member, message)
 
 
-def _namespace(name: str, namespace: Namespace, place: Place) -> Iterator[Problem]:
+def _namespace(name: str, namespace: Namespace, path_of: PathOf) -> Iterator[Problem]:
     path = join("namespaces", name)
     if not _NAMESPACE.fullmatch(name):
         yield Problem(path, "a namespace name may hold only letters, digits, - and _")
@@ -91,27 +91,27 @@ def _namespace(name: str, namespace: Namespace, place: Place) -> Iterator[Proble
     if not namespace.collections:
         yield Problem(f"{path}.collections", "a namespace needs at least one collection")
     yield from _at(path, _issuers(namespace.trusted_issuers))
-    yield from _under_one_prefix(namespace.collections, place)
+    yield from _under_one_prefix(namespace.collections, path_of)
 
 
-def _under_one_prefix(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
+def _under_one_prefix(collections: tuple[Collection, ...], path_of: PathOf) -> Iterator[Problem]:
     """The rules of the collections that share one prefix."""
     for collection in collections:
-        yield from _at(place(collection), _collection(collection))
-    yield from _names_are_unique(collections, place)
-    yield from _bundles_share_a_path(collections, place)
-    yield from _paths_do_not_collide(collections, place)
+        yield from _at(path_of(collection), _collection(collection))
+    yield from _names_are_unique(collections, path_of)
+    yield from _bundles_share_a_path(collections, path_of)
+    yield from _paths_do_not_collide(collections, path_of)
 
 
-def _names_are_unique(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
+def _names_are_unique(collections: tuple[Collection, ...], path_of: PathOf) -> Iterator[Problem]:
     first: dict[str, Collection] = {}
     for collection in collections:
         other = first.setdefault(collection.name, collection)
         if other is not collection:
-            yield Problem(f"{place(collection)}.name", f"{collection.name!r} is also {place(other)}")
+            yield Problem(f"{path_of(collection)}.name", f"{collection.name!r} is also {path_of(other)}")
 
 
-def _bundles_share_a_path(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
+def _bundles_share_a_path(collections: tuple[Collection, ...], path_of: PathOf) -> Iterator[Problem]:
     first: dict[str, Collection] = {}
     for collection in collections:
         if collection.bundle is None:
@@ -119,23 +119,24 @@ def _bundles_share_a_path(collections: tuple[Collection, ...], place: Place) -> 
         other = first.setdefault(collection.bundle, collection)
         if other.storage_path != collection.storage_path:
             yield Problem(
-                f"{place(collection)}.storagePath",
-                f"members of a bundle share one storagePath: that of {place(other)}",
+                f"{path_of(collection)}.storagePath",
+                f"members of a bundle share one storagePath: that of {path_of(other)}",
             )
 
 
-def _paths_do_not_collide(collections: tuple[Collection, ...], place: Place) -> Iterator[Problem]:
+def _paths_do_not_collide(collections: tuple[Collection, ...], path_of: PathOf) -> Iterator[Problem]:
     """No two collections on one route. What one only pushes another may only pull."""
     first: dict[tuple[Action, str], Collection] = {}
     for collection in collections:
-        path = key_templates.shape(collection.storage_path)
+        path = key_templates.normalized(collection.storage_path)
         taken = [path] if collection.bundle is None else [path, f"{path}/{collection.name}"]
         for action, at in product(_actions(collection), taken):
             other = first.setdefault((action, at), collection)
             of_one_bundle = collection.bundle is not None and collection.bundle == other.bundle
             if other is not collection and not (of_one_bundle and at == path):
                 yield Problem(
-                    f"{place(collection)}.storagePath", f"matches the same keys as {place(other)}.storagePath"
+                    f"{path_of(collection)}.storagePath",
+                    f"matches the same keys as {path_of(other)}.storagePath",
                 )
 
 
@@ -148,15 +149,15 @@ def _actions(collection: Collection) -> Iterator[Action]:
         yield "list"
 
 
-def _collection(collection: Collection) -> Iterator[Fault]:
+def _collection(collection: Collection) -> Iterator[FieldError]:
     if not collection.name.isprintable() or "," in collection.name:
         yield "name", "must be printable and hold no comma"
     is_segment = key_templates.LITERAL.fullmatch(collection.name) and not any(
-        key_templates.faults(collection.name)
+        key_templates.errors(collection.name)
     )
     if collection.bundle is not None and not is_segment:
         yield "name", "a bundle member's name is a key segment, of A-Z a-z 0-9 . _ : @ -"
-    for message in key_templates.faults(collection.storage_path):
+    for message in key_templates.errors(collection.storage_path):
         yield "storagePath", message
     if collection.pull_only and collection.push_only:
         yield "pushOnly", "pullOnly and pushOnly together leave no route"
@@ -169,7 +170,7 @@ def _collection(collection: Collection) -> Iterator[Fault]:
         for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
             if "public" in roles:
                 yield member, "rootOnly cannot be used with the role public"
-    if collection.bundle is not None and not holds_documents(collection):
+    if collection.bundle is not None and not accepts_json(collection):
         yield "bundle", "bundle needs application/json in allowedMimeTypes"
     if collection.enforce_sealed and collection.encryption != "delegated":
         yield "enforceSealed", "enforceSealed needs encryption: delegated"
@@ -182,24 +183,24 @@ def _collection(collection: Collection) -> Iterator[Fault]:
     yield from _issuers(collection.trusted_issuers)
 
 
-def _append_only(collection: Collection) -> Iterator[Fault]:
+def _append_only(collection: Collection) -> Iterator[FieldError]:
     log = collection.append_only
     if log is None:
         return
     if collection.pull_only:
         yield "appendOnly", "appendOnly cannot be used with pullOnly"
-    if not holds_documents(collection):
+    if not accepts_json(collection):
         yield "appendOnly", "appendOnly needs application/json in allowedMimeTypes"
     if log.persist is not False:
         if collection.bundle is not None:
             yield "appendOnly", "appendOnly cannot be used with bundle, unless with persist=false"
         return
-    for member in _OF_STORED_LOGS:
+    for member in _NEEDS_PERSIST:
         if getattr(log, member) is not None:
             yield f"appendOnly.{wire_name(member)}", "cannot be used with persist=false: nothing is stored"
 
 
-def _listable(collection: Collection) -> Iterator[Fault]:
+def _listable(collection: Collection) -> Iterator[FieldError]:
     if not collection.listable:
         return
     last = collection.storage_path.rpartition("/")[2]
@@ -213,10 +214,10 @@ def _listable(collection: Collection) -> Iterator[Fault]:
         yield "listable", "listable cannot be used with bundle"
 
 
-def _keyring(collection: Collection) -> Iterator[Fault]:
+def _keyring(collection: Collection) -> Iterator[FieldError]:
     if collection.keyring_path is None:
         return
-    for message in key_templates.faults(collection.keyring_path):
+    for message in key_templates.errors(collection.keyring_path):
         yield "keyringPath", message
     known = key_templates.params(collection.storage_path)
     for name in key_templates.params(collection.keyring_path):
@@ -224,7 +225,7 @@ def _keyring(collection: Collection) -> Iterator[Fault]:
             yield "keyringPath", f"{{{name}}} is not a parameter of storagePath"
 
 
-def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[Fault]:
+def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[FieldError]:
     if schema is None:
         return
     from jsonschema_rs import ValidationError, validator_for  # the one heavy import, paid where it is used
@@ -237,16 +238,16 @@ def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[Fault]:
         yield "objectSchema", f"is not a usable JSON Schema: {error}"
 
 
-def _limits_of(collection: Collection, config: Config) -> Iterator[Fault]:
+def _limits_of(collection: Collection, config: Config) -> Iterator[FieldError]:
     limit = collection.rate_limit
     for action in get_args(Action):
         if limit and is_metered(limit, action):
             yield from _limit(action, limit, config.rate_limit)
 
 
-def _limit(action: Action, limit: RateLimit | None, default: RateLimit | None = None) -> Iterator[Fault]:
+def _limit(action: Action, limit: RateLimit | None, default: RateLimit | None = None) -> Iterator[FieldError]:
     """A window needs its count: in the rule itself, or from what it inherits."""
-    rule = resolve(action, limit, default)
+    rule = resolve_limit(action, limit, default)
     if rule is not None and (rule.window_ms is None) != (rule.max_requests is None):
         missing, other = "windowMs", "maxRequests"
         if rule.max_requests is None:
@@ -255,7 +256,7 @@ def _limit(action: Action, limit: RateLimit | None, default: RateLimit | None = 
         yield f"{at}.{missing}", f"is required: {other} alone limits nothing"
 
 
-def _server(server: Server) -> Iterator[Fault]:
+def _server(server: Server) -> Iterator[FieldError]:
     if not _MOUNT.fullmatch(server.mount_path):
         yield "mountPath", "must be empty or of the form /v1, without a slash at its end"
     for at, host in enumerate(server.public_hosts):
@@ -266,13 +267,13 @@ def _server(server: Server) -> Iterator[Fault]:
             yield f"cors.origins[{at}]", 'must be "*" or scheme://host, without a path'
 
 
-def _issuers(issuers: Iterable[str] | None) -> Iterator[Fault]:
+def _issuers(issuers: Iterable[str] | None) -> Iterator[FieldError]:
     for at, issuer in enumerate(issuers or ()):
         if not _ISSUER.fullmatch(issuer):
             yield f"trustedIssuers[{at}]", "must be a public key of 64 lower-case hex digits"
 
 
-def _auth(auth: Auth) -> Iterator[Fault]:
+def _auth(auth: Auth) -> Iterator[FieldError]:
     yield from _issuers(auth.trusted_issuers)
     if auth.admin_token is not None and not _ADMIN_TOKEN.fullmatch(auth.admin_token):
         yield (
@@ -281,13 +282,13 @@ def _auth(auth: Auth) -> Iterator[Fault]:
             "(PYSYNC_ADMIN_TOKEN sets it too)",
         )
     if auth.spaces is not None:
-        for message in key_templates.faults(auth.spaces.access_path):
+        for message in key_templates.errors(auth.spaces.access_path):
             yield "spaces.accessPath", message
         if auth.spaces.param not in key_templates.params(auth.spaces.access_path):
             yield "spaces.param", "must be a parameter of accessPath"
 
 
-def _storage(config: Config) -> Iterator[Fault]:
+def _storage(config: Config) -> Iterator[FieldError]:
     """URLs are never quoted: they may hold a password."""
     store, workers = config.store.url, config.server.workers
     coordinator = effective_coordinator(config)
@@ -298,7 +299,7 @@ def _storage(config: Config) -> Iterator[Fault]:
         return
     if store.startswith("s3:"):
         try:
-            s3_place(config.store)
+            s3_location(config.store)
         except ValueError as error:
             yield "store", str(error)
     if not _COORDINATOR.fullmatch(coordinator):

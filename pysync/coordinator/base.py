@@ -8,11 +8,11 @@ from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from pysync.changelog import Change, ChangeLog
-from pysync.clock import Tick
+from pysync.clock import HybridTimestamp
 from pysync.errors import CoordinatorUnavailable
 
 EPOCH_MS: Final = 300_000
-EPOCHS_KEPT: Final = 3
+LIVE_EPOCHS: Final = 3
 """A signed request is good for 300 s on either side of its time, so its nonce must be known for 600 s after
 it arrived: throughout the epoch of its arrival and the two that follow."""
 
@@ -56,13 +56,14 @@ def window_end_ms(now_ms: int, window_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A fixed window: `count` includes the call that returned it, `resets_in_ms` is what is left of it."""
+    """A fixed window: `increment` includes the call that returned it, `resets_in_ms` is what is left of
+    it."""
 
     count: int
     resets_in_ms: int
 
 
-class Intent(NamedTuple):
+class PreparedWrite(NamedTuple):
     """Changes of a write that was about to be made `age_ms` ago."""
 
     name: str
@@ -75,7 +76,7 @@ class Coordinator(ChangeLog, Protocol):
     cannot be kept safely is refused with `CoordinatorUnavailable`, never let through.
     """
 
-    async def remember_nonce(
+    async def consume_nonce(
         self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
     ) -> bool:
         """True the first time this nonce (text of the header) of this key (hex) is seen by anyone who
@@ -84,36 +85,36 @@ class Coordinator(ChangeLog, Protocol):
         `signed_ms` is the request's own time: one from before the coordinator's memory is refused with
         CoordinatorUnavailable where that memory may have had forerunners."""
 
-    async def count(self, bucket: str, window_ms: int) -> Window:
+    async def increment(self, bucket: str, window_ms: int) -> Window:
         """Count one more in `bucket`'s current window (windows start at multiples of `window_ms`)."""
 
-    async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
+    async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """The value that `key` holds: `value` from now on and for `ttl_ms`, unless an earlier claim still
         holds another. Of several claims at once one wins, and all of them return its value."""
 
-    async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
-        """Replace the value `held` under `key` with `value` for the rest of its time, or release the key
-        (None). Does nothing unless the key still holds `held`."""
+    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+        """Replace the value `expected` under `key` with `value` for the rest of its time, or release the key
+        (None). Does nothing unless the key still holds `expected`."""
 
-    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
-        """`ChangeLog.announce`, which ends `intent` too, where there is one: both or neither."""
+    async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
+        """`ChangeLog.append`, which ends `intent` too, where there is one: both or neither."""
 
-    async def intend(self, changes: Sequence[Change]) -> str:
+    async def prepare(self, changes: Sequence[Change]) -> str:
         """Remember, beyond the end of this process, that a write with these changes is about to be made,
         until it is announced or withdrawn. Returns the intent's name. Not for stores that keep changes with
         their writes."""
 
-    async def withdraw(self, intent: str) -> None:
+    async def abort(self, name: str) -> None:
         """Forget an intent: its write was not made."""
 
-    async def intents(self, limit: int) -> list[Intent]:
+    async def prepared(self, limit: int) -> list[PreparedWrite]:
         """The oldest intents of all processes, at most `limit`."""
 
-    async def tick(self) -> Tick:
+    async def next_timestamp(self) -> HybridTimestamp:
         """A tick later than every one before, of all who share the coordinator, whatever the clocks say;
         where memory was lost, as with the power, only where the clock has not been set back, too."""
 
-    async def leads(self, name: str) -> bool:
+    async def acquire_lease(self, name: str) -> bool:
         """Whether this process is the one that does `name` for all that share the coordinator, for `LEASE_MS`
         from now. Ask again well before. When a process ends or hangs another leads after that time at the
         latest; two may lead for a moment, so what is done must bear it."""
@@ -124,8 +125,8 @@ class Coordinator(ChangeLog, Protocol):
     async def close(self) -> None: ...
 
 
-async def withdraw_claim(coordinator: Coordinator, key: str, value: bytes) -> None:
+async def release_claim(coordinator: Coordinator, key: str, value: bytes) -> None:
     """Release the claim of a refused write. If the coordinator does not answer, the claim stays: a repetition
     then costs more, but is answered correctly."""
     with suppress(CoordinatorUnavailable):
-        await coordinator.replace_claim(key, value, None)
+        await coordinator.compare_and_set(key, value, None)

@@ -2,7 +2,7 @@
 
 DIR/coordinator.db   counters, claims, the log of changes, what is intended and the last tick, in SQLite
 DIR/nonces/          replay memory (`replay.py`): on the path of every signed request, too hot for SQLite
-DIR/leads/           who leads in what (`leading.py`)
+DIR/leads/           who leads in what (`leases.py`)
 
 Which process on one folder does what only one should: it holds a lock, and says that it is awake.
 
@@ -25,64 +25,71 @@ from urllib.parse import quote
 
 import orjson
 
-from pysync.changelog import Change, Page, Retention, WrittenBy
-from pysync.clock import Tick, boot_id, elapsed_of, wall_clock_ms
-from pysync.coordinator.base import LEASE_MS, MAX_LIVE_NONCES, Intent, Standing, Window, window_end_ms
-from pysync.coordinator.nonce_log import ReplayLedgers
+from pysync.changelog import Change, ChangePage, OriginFilter, Retention
+from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
+from pysync.coordinator.base import LEASE_MS, MAX_LIVE_NONCES, PreparedWrite, Standing, Window, window_end_ms
+from pysync.coordinator.nonce_log import NonceLog
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite import changelog
-from pysync.sqlite.changelog import Rows, SqliteChanges, append, change_id
-from pysync.sqlite.connection import Database, GroupCommit, Schema, TurnReader, create_folder, open_database
+from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
+from pysync.sqlite.connection import (
+    Database,
+    GroupCommit,
+    Schema,
+    SnapshotReader,
+    make_private_dir,
+    open_database,
+)
 
 
-class Leading:
+class LeaseFiles:
     """The leases of this process, among all processes that share `folder`, which is created. No step moves
     the clock `elapsed_ms`. Raises OSError."""
 
     def __init__(self, folder: Path, elapsed_ms: Callable[[], int]) -> None:
-        create_folder(folder)
+        make_private_dir(folder)
         self._folder = folder
         self._elapsed_ms = elapsed_ms
-        self._held: dict[str, int] = {}
+        self._leases: dict[str, int] = {}
 
-    def leads(self, name: str) -> bool:
+    def acquire_lease(self, name: str) -> bool:
         """Whether it leads, until it is asked again, or `LEASE_MS`. Raises OSError."""
         path = self._folder / quote(name, safe="")
-        if name in self._held and not _is_at(path, self._held[name]):
-            os.close(self._held.pop(name))
-        if name not in self._held:
-            lock = self._locked(path)
+        if name in self._leases and not _is_same_file(path, self._leases[name]):
+            os.close(self._leases.pop(name))
+        if name not in self._leases:
+            lock = self._try_lock(path)
             if lock is None:
                 return False
-            self._held[name] = lock
+            self._leases[name] = lock
         now_ns = self._elapsed_ms() * 1_000_000
-        os.utime(self._held[name], ns=(now_ns, now_ns))
+        os.utime(self._leases[name], ns=(now_ns, now_ns))
         return True
 
     def close(self) -> None:
         """Lead nothing any more."""
-        for lock in self._held.values():
+        for lock in self._leases.values():
             os.close(lock)
-        self._held.clear()
+        self._leases.clear()
 
-    def _locked(self, path: Path) -> int | None:
+    def _try_lock(self, path: Path) -> int | None:
         """The file at `path`, locked by this process; None while another leads."""
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             hangs = os.fstat(lock).st_mtime_ns // 1_000_000 + LEASE_MS < self._elapsed_ms()
-            if hangs and _is_at(path, lock):
+            if hangs and _is_same_file(path, lock):
                 path.unlink()
             os.close(lock)
-            return self._locked(path) if hangs else None
-        if _is_at(path, lock):
+            return self._try_lock(path) if hangs else None
+        if _is_same_file(path, lock):
             return lock
         os.close(lock)
         return None
 
 
-def _is_at(path: Path, lock: int) -> bool:
+def _is_same_file(path: Path, lock: int) -> bool:
     """Whether the open file is the one at `path`."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(lock))
@@ -120,12 +127,12 @@ SCHEMA: Final = Schema(
         CREATE TABLE tick(ms INTEGER NOT NULL, number INTEGER NOT NULL);
         INSERT INTO tick VALUES(0, 0)
         """,
-        changelog.BY_ORIGIN,
+        changelog.ADD_ORIGIN_SQL,
     )
 )
 
 MAX_PAGES: Final = 262_144
-CHANGES_A_PAGE: Final = 4
+CHANGES_PER_PAGE: Final = 4
 """A gigabyte of counters, claims and intents, and a kilobyte for each change that is kept; beyond it writes
 are refused until some expire."""
 
@@ -166,27 +173,27 @@ _PROBES = (
 
 
 class LocalCoordinator:
-    """A `Coordinator` in a folder, for any number of processes. Make one with `at`."""
+    """A `Coordinator` in a folder, for any number of processes. Make one with `open_folder`."""
 
     def __init__(
         self,
         database: Database,
-        nonces: ReplayLedgers,
-        leading: Leading,
+        nonces: NonceLog,
+        leases: LeaseFiles,
         now_ms: Callable[[], int],
         retention: Retention,
     ) -> None:
         self._database = database.file
-        self._reader = TurnReader(database)
+        self._reader = SnapshotReader(database)
         self._writer = GroupCommit(database, CoordinatorUnavailable)
         self._nonces = nonces
-        self._leading = leading
+        self._leases = leases
         self._is_closed = False
         self._now_ms = now_ms
-        self._log = SqliteChanges(self._reader, self._writer, CoordinatorUnavailable, now_ms, retention)
+        self._log = SqliteChangeLog(self._reader, self._writer, CoordinatorUnavailable, now_ms, retention)
 
     @classmethod
-    async def at(
+    async def open_folder(
         cls,
         folder: str | Path,
         now_ms: Callable[[], int] = wall_clock_ms,
@@ -203,53 +210,53 @@ class LocalCoordinator:
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {error}") from error
         return cls(database, nonces, leading, now_ms, retention)
 
-    async def remember_nonce(
+    async def consume_nonce(
         self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
     ) -> bool:
         if self._database.moved:
             raise CoordinatorUnavailable()
-        return await self._nonces.remember(presenter, nonce, standing, signed_ms - self._now_ms())
+        return await self._nonces.consume(presenter, nonce, standing, signed_ms - self._now_ms())
 
-    async def count(self, bucket: str, window_ms: int) -> Window:
-        return await self._writer.submit(_count, bucket, window_ms, self._now_ms)
+    async def increment(self, bucket: str, window_ms: int) -> Window:
+        return await self._writer.submit(_increment, bucket, window_ms, self._now_ms)
 
-    async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
-        return await self._writer.submit(_claim, key, value, ttl_ms, self._now_ms)
+    async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
+        return await self._writer.submit(_put_if_absent, key, value, ttl_ms, self._now_ms)
 
-    async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
-        await self._writer.submit(_replace_claim, key, held, value)
+    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+        await self._writer.submit(_compare_and_set, key, expected, value)
 
-    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
-        last = await self._writer.submit(_announce, self._log.rows_of(changes), intent)
-        self._log.tell(last)
+    async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
+        last = await self._writer.submit(_append, self._log.rows_of(changes), prepared)
+        self._log.notify(last)
         return change_id(last)
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        return await self._log.changes(after, limit)
+    async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        return await self._log.read(after, limit)
 
-    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
-        return await self._log.matching(after, limit, written_by)
+    async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
+        return await self._log.read_matching(after, limit, written_by)
 
-    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+    async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
         return await self._log.count_after(after, most, written_by)
 
-    async def newest(self) -> str:
-        return await self._log.newest()
+    async def last_id(self) -> str:
+        return await self._log.last_id()
 
-    async def wait(self, after: str) -> None:
-        await self._log.wait(after)
+    async def wait_for_change(self, after: str) -> None:
+        await self._log.wait_for_change(after)
 
-    async def intend(self, changes: Sequence[Change]) -> str:
+    async def prepare(self, changes: Sequence[Change]) -> str:
         told = orjson.dumps([(change.text.decode(), change.identity) for change in changes])
-        return str(await self._writer.submit(_intend, told, self._now_ms()))
+        return str(await self._writer.submit(_insert_prepared, told, self._now_ms()))
 
-    async def withdraw(self, intent: str) -> None:
-        await self._writer.submit(_withdraw, intent)
+    async def abort(self, name: str) -> None:
+        await self._writer.submit(_delete_prepared, name)
 
-    async def intents(self, limit: int) -> list[Intent]:
+    async def prepared(self, limit: int) -> list[PreparedWrite]:
         now_ms = self._now_ms()
         return [
-            Intent(
+            PreparedWrite(
                 str(id_),
                 now_ms - at_ms,
                 [Change(text.encode(), identity) for text, identity in orjson.loads(told)],
@@ -257,12 +264,12 @@ class LocalCoordinator:
             for id_, at_ms, told in self._log.rows(_INTENTS, limit)
         ]
 
-    async def tick(self) -> Tick:
-        return await self._writer.submit(_tick, self._now_ms)
+    async def next_timestamp(self) -> HybridTimestamp:
+        return await self._writer.submit(_next_timestamp, self._now_ms)
 
-    async def leads(self, name: str) -> bool:
+    async def acquire_lease(self, name: str) -> bool:
         try:
-            return self._leading.leads(name)
+            return self._leases.acquire_lease(name)
         except OSError as error:
             raise CoordinatorUnavailable from error
 
@@ -270,8 +277,8 @@ class LocalCoordinator:
         if (fault := self._database.fault) is not None:
             raise CoordinatorUnavailable(fault)
         await self._writer.submit(_probe)
-        await self._log.newest()
-        await self._nonces.remember("", os.urandom(8).hex(), Standing.OWNER)
+        await self._log.last_id()
+        await self._nonces.consume("", os.urandom(8).hex(), Standing.OWNER)
 
     async def close(self) -> None:
         if self._is_closed:
@@ -280,40 +287,40 @@ class LocalCoordinator:
         await self._writer.close()
         self._reader.close()
         self._nonces.close()
-        self._leading.close()
+        self._leases.close()
 
 
 def _prepare(
-    folder: Path, now_ms: Callable[[], int], max_live_nonces: int, changes_kept: int
-) -> tuple[Database, ReplayLedgers, Leading]:
+    folder: Path, now_ms: Callable[[], int], max_live_nonces: int, max_changes: int
+) -> tuple[Database, NonceLog, LeaseFiles]:
     folder = folder.absolute()
-    create_folder(folder, may_be_link=True)
+    make_private_dir(folder, may_be_link=True)
     path = folder / "coordinator.db"
     if not path.exists() and (folder / "nonces").exists():
         log.warning("%s is missing: counters, idempotency keys and announcements start empty", path)
     # NORMAL: the file stays whole, and what the loss of power takes of it is only missed where noted.
     database = open_database(path, SCHEMA, "NORMAL")
-    database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + changes_kept // CHANGES_A_PAGE}")
+    database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + max_changes // CHANGES_PER_PAGE}")
     boot = boot_id()
-    _note_boot(database.writer, boot)
+    _reset_after_reboot(database.writer, boot)
     elapsed_ms = elapsed_of(now_ms)
-    nonces = ReplayLedgers(folder / "nonces", elapsed_ms, max_live_nonces, boot)
+    nonces = NonceLog(folder / "nonces", elapsed_ms, max_live_nonces, boot)
     database.file.watch(folder / "nonces" / "lock")
-    return database, nonces, Leading(folder / "leads", elapsed_ms)
+    return database, nonces, LeaseFiles(folder / "leads", elapsed_ms)
 
 
-def _note_boot(writer: sqlite3.Connection, boot: str) -> None:
+def _reset_after_reboot(writer: sqlite3.Connection, boot: str) -> None:
     """Begin the log of changes anew where the machine was started since it was last opened: its newest rows,
     and intents, may have been lost with the power, and who follows it must be told to begin anew."""
     writer.execute("BEGIN IMMEDIATE")
     if writer.execute("SELECT id FROM boot").fetchone() != (boot,):
         writer.execute("UPDATE boot SET id = ?", (boot,))
-        for statement in changelog.FORGET_ALL:
+        for statement in changelog.RESET_SQL:
             writer.execute(statement)
     writer.execute("COMMIT")
 
 
-def _count(cursor: sqlite3.Cursor, bucket: str, window_ms: int, clock: Callable[[], int]) -> Window:
+def _increment(cursor: sqlite3.Cursor, bucket: str, window_ms: int, clock: Callable[[], int]) -> Window:
     # The clock is read here, in the order of the writes: at a window's end no count falls back into the old.
     now_ms = clock()
     cursor.execute(_SWEEP_COUNTERS, (now_ms,))
@@ -322,34 +329,36 @@ def _count(cursor: sqlite3.Cursor, bucket: str, window_ms: int, clock: Callable[
     return Window(count, ends_ms - now_ms)
 
 
-def _claim(cursor: sqlite3.Cursor, key: str, value: bytes, ttl_ms: int, clock: Callable[[], int]) -> bytes:
+def _put_if_absent(
+    cursor: sqlite3.Cursor, key: str, value: bytes, ttl_ms: int, clock: Callable[[], int]
+) -> bytes:
     now_ms = clock()
     cursor.execute(_SWEEP_CLAIMS, (now_ms,))
     ((held,),) = cursor.execute(_CLAIM, (key, now_ms + ttl_ms, value, now_ms, now_ms)).fetchall()
     return bytes(held)
 
 
-def _replace_claim(cursor: sqlite3.Cursor, key: str, held: bytes, value: bytes | None) -> None:
+def _compare_and_set(cursor: sqlite3.Cursor, key: str, expected: bytes, value: bytes | None) -> None:
     if value is None:
-        cursor.execute(_RELEASE_CLAIM, (key, held))
+        cursor.execute(_RELEASE_CLAIM, (key, expected))
     else:
-        cursor.execute(_REPLACE_CLAIM, (value, key, held))
+        cursor.execute(_REPLACE_CLAIM, (value, key, expected))
 
 
-def _intend(cursor: sqlite3.Cursor, told: bytes, now_ms: int) -> int:
-    cursor.execute(_INTEND, (now_ms, told))
+def _insert_prepared(cursor: sqlite3.Cursor, changes: bytes, now_ms: int) -> int:
+    cursor.execute(_INTEND, (now_ms, changes))
     assert cursor.lastrowid is not None
     return cursor.lastrowid
 
 
-def _announce(cursor: sqlite3.Cursor, rows: Rows, intent: str) -> int:
-    if intent:
-        _withdraw(cursor, intent)
-    return append(cursor, rows)
+def _append(cursor: sqlite3.Cursor, rows: ChangeRows, prepared: str) -> int:
+    if prepared:
+        _delete_prepared(cursor, prepared)
+    return insert_changes(cursor, rows)
 
 
-def _withdraw(cursor: sqlite3.Cursor, intent: str) -> None:
-    cursor.execute(_WITHDRAW, (intent,))
+def _delete_prepared(cursor: sqlite3.Cursor, prepared: str) -> None:
+    cursor.execute(_WITHDRAW, (prepared,))
 
 
 def _probe(cursor: sqlite3.Cursor) -> None:
@@ -359,7 +368,7 @@ def _probe(cursor: sqlite3.Cursor) -> None:
     changelog.probe(cursor)
 
 
-def _tick(cursor: sqlite3.Cursor, clock: Callable[[], int]) -> Tick:
-    tick = Tick(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
+def _next_timestamp(cursor: sqlite3.Cursor, clock: Callable[[], int]) -> HybridTimestamp:
+    tick = HybridTimestamp(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
     cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
     return tick

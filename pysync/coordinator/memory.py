@@ -11,13 +11,13 @@ from contextlib import suppress
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.changelog import Change, Page, Retention, WrittenBy
-from pysync.clock import FIRST_TICK, Tick, elapsed_of, is_settled, wall_clock_ms
+from pysync.changelog import Change, ChangePage, OriginFilter, Retention
+from pysync.clock import FIRST_TIMESTAMP, HybridTimestamp, elapsed_of, is_stable, wall_clock_ms
 from pysync.coordinator.base import (
     AHEAD_MS,
-    EPOCHS_KEPT,
+    LIVE_EPOCHS,
     MAX_LIVE_NONCES,
-    Intent,
+    PreparedWrite,
     ReplayMemoryFull,
     Standing,
     Window,
@@ -30,7 +30,7 @@ MAX_ENTRIES: Final = 1_000_000
 """Counters, and claims, at one time; beyond it new ones are refused."""
 
 WAIT_S: Final = 1.0
-"""How long `wait` waits at most."""
+"""How long `wait_for_change` waits at most."""
 
 SWEEP_MS: Final = 10_000
 """How often what has expired is dropped."""
@@ -53,24 +53,24 @@ class MemoryCoordinator:
         self._seen: dict[int, ReplayWindow] = {}
         self._epoch = -1
         self._counters: dict[tuple[str, int], tuple[int, int]] = {}
-        self._claims: dict[str, tuple[int, bytes]] = {}
+        self._values: dict[str, tuple[int, bytes]] = {}
         self._sweep_at_ms = 0
         self._retention = retention
         self._changes: dict[int, tuple[int, Change]] = {}
         self._by_origin: dict[str, deque[int]] = {}
         # From the microsecond on: no id of an earlier process is taken for one of this.
-        self._announced = self._forgotten = now_ms() * 1000
-        self._arrival = asyncio.Event()
-        self._intents: dict[str, tuple[int, list[Change]]] = {}
-        self._intended = itertools.count()
-        self._tick = FIRST_TICK
+        self._last_number = self._trimmed = now_ms() * 1000
+        self._appended = asyncio.Event()
+        self._prepared: dict[str, tuple[int, list[Change]]] = {}
+        self._prepared_ids = itertools.count()
+        self._tick = FIRST_TIMESTAMP
 
-    async def remember_nonce(
+    async def consume_nonce(
         self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
     ) -> bool:
         epoch = nonce_epoch(self._elapsed_ms())
         if epoch > self._epoch:
-            self._seen = {e: seen for e, seen in self._seen.items() if e > epoch - EPOCHS_KEPT}
+            self._seen = {e: seen for e, seen in self._seen.items() if e > epoch - LIVE_EPOCHS}
             self._seen.setdefault(epoch, ReplayWindow())
             self._epoch = epoch
         digest = ReplayWindow.digest(presenter, nonce)
@@ -83,7 +83,7 @@ class MemoryCoordinator:
             self._seen.setdefault(later, ReplayWindow()).add(digest)
         return self._seen[self._epoch].add(digest)
 
-    async def count(self, bucket: str, window_ms: int) -> Window:
+    async def increment(self, bucket: str, window_ms: int) -> Window:
         now_ms = self._now_ms()
         self._sweep(now_ms)
         ends_ms = window_end_ms(now_ms, window_ms)
@@ -95,45 +95,45 @@ class MemoryCoordinator:
         self._counters[bucket, window_ms] = (ends_ms, count + 1)
         return Window(count + 1, ends_ms - now_ms)
 
-    async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
+    async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         now_ms = self._now_ms()
         self._sweep(now_ms)
-        expires_ms, held = self._claims.get(key, (0, b""))
+        expires_ms, held = self._values.get(key, (0, b""))
         if expires_ms > now_ms:
             return held
-        if key not in self._claims and len(self._claims) >= MAX_ENTRIES:
+        if key not in self._values and len(self._values) >= MAX_ENTRIES:
             raise CoordinatorUnavailable()
-        self._claims[key] = (now_ms + ttl_ms, value)
+        self._values[key] = (now_ms + ttl_ms, value)
         return value
 
-    async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
-        expires_ms, current = self._claims.get(key, (0, b""))
-        if expires_ms <= self._now_ms() or current != held:
+    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+        expires_ms, current = self._values.get(key, (0, b""))
+        if expires_ms <= self._now_ms() or current != expected:
             return
         if value is None:
-            del self._claims[key]
+            del self._values[key]
         else:
-            self._claims[key] = (expires_ms, value)
+            self._values[key] = (expires_ms, value)
 
-    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+    async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         now_ms = self._now_ms()
         for change in changes:
-            self._announced += 1
-            self._changes[self._announced] = now_ms, change
-            self._by_origin.setdefault(change.origin, deque()).append(self._announced)
-        self._intents.pop(intent, None)
-        self._forget_changes(now_ms)
-        self._arrival.set()
-        return _change_id(self._announced)
+            self._last_number += 1
+            self._changes[self._last_number] = now_ms, change
+            self._by_origin.setdefault(change.origin, deque()).append(self._last_number)
+        self._prepared.pop(prepared, None)
+        self._trim(now_ms)
+        self._appended.set()
+        return _change_id(self._last_number)
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        place = self._place(after)
+    async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        place = self._number_of(after)
         if place is None:
             return None
-        return self._read(range(place + 1, min(place + limit, self._announced) + 1))
+        return self._entries(range(place + 1, min(place + limit, self._last_number) + 1))
 
-    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
-        place = self._place(after)
+    async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
+        place = self._number_of(after)
         if place is None:
             return None
         found = list[int]()
@@ -142,76 +142,76 @@ class MemoryCoordinator:
             found += (numbers[at] for at in range(start, min(start + limit, len(numbers))))
         found = sorted(found)[:limit]
         is_end = len(found) < limit
-        last = self._announced if is_end else found[-1]
-        return Page(self._read(found), _change_id(last), is_end, len(found))
+        last = self._last_number if is_end else found[-1]
+        return ChangePage(self._entries(found), _change_id(last), is_end, len(found))
 
-    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
-        place = self._place(after)
+    async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
+        place = self._number_of(after)
         if place is None:
             return 0
         return sum(len(each) - bisect_right(each, place) for each in self._numbers(written_by))
 
-    async def newest(self) -> str:
-        return _change_id(self._announced)
+    async def last_id(self) -> str:
+        return _change_id(self._last_number)
 
-    async def wait(self, after: str) -> None:
-        if after < _change_id(self._announced):
+    async def wait_for_change(self, after: str) -> None:
+        if after < _change_id(self._last_number):
             return
-        self._arrival.clear()
+        self._appended.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S):
-                await self._arrival.wait()
+                await self._appended.wait()
 
-    async def intend(self, changes: Sequence[Change]) -> str:
-        name = f"{next(self._intended):x}"
-        self._intents[name] = (self._now_ms(), list(changes))
+    async def prepare(self, changes: Sequence[Change]) -> str:
+        name = f"{next(self._prepared_ids):x}"
+        self._prepared[name] = (self._now_ms(), list(changes))
         return name
 
-    async def withdraw(self, intent: str) -> None:
-        self._intents.pop(intent, None)
+    async def abort(self, name: str) -> None:
+        self._prepared.pop(name, None)
 
-    async def intents(self, limit: int) -> list[Intent]:
-        now_ms, oldest = self._now_ms(), itertools.islice(self._intents.items(), limit)
-        return [Intent(name, now_ms - at_ms, changes) for name, (at_ms, changes) in oldest]
+    async def prepared(self, limit: int) -> list[PreparedWrite]:
+        now_ms, oldest = self._now_ms(), itertools.islice(self._prepared.items(), limit)
+        return [PreparedWrite(name, now_ms - at_ms, changes) for name, (at_ms, changes) in oldest]
 
-    async def tick(self) -> Tick:
+    async def next_timestamp(self) -> HybridTimestamp:
         self._tick = self._tick.next(self._now_ms())
         return self._tick
 
-    async def leads(self, name: str) -> bool:
+    async def acquire_lease(self, name: str) -> bool:
         return True
 
     async def probe(self) -> None:
-        await self.remember_nonce("", os.urandom(8).hex(), self._now_ms(), Standing.OWNER)
+        await self.consume_nonce("", os.urandom(8).hex(), self._now_ms(), Standing.OWNER)
 
     async def close(self) -> None:
         self._seen.clear()
         self._counters.clear()
-        self._claims.clear()
+        self._values.clear()
 
-    def _place(self, after: str) -> int | None:
+    def _number_of(self, after: str) -> int | None:
         """The number of the id `after`, None where changes after it are gone. Ids have no gaps."""
         if after and not _is_id(after):
             return None
-        place = int(after) if after else self._forgotten
-        return place if self._forgotten <= place <= self._announced else None
+        place = int(after) if after else self._trimmed
+        return place if self._trimmed <= place <= self._last_number else None
 
-    def _read(self, numbers: Iterable[int]) -> list[tuple[str, Change]]:
+    def _entries(self, numbers: Iterable[int]) -> list[tuple[str, Change]]:
         return [(_change_id(number), self._changes[number][1]) for number in numbers]
 
-    def _numbers(self, written_by: WrittenBy) -> list[deque[int]]:
+    def _numbers(self, written_by: OriginFilter) -> list[deque[int]]:
         return [numbers for origin, numbers in self._by_origin.items() if written_by(origin)]
 
-    def _forget_changes(self, now_ms: int) -> None:
+    def _trim(self, now_ms: int) -> None:
         kept, retention = self._changes, self._retention
-        youngest_ms = now_ms - retention.age_ms if is_settled(self._now_ms) else 0
+        youngest_ms = now_ms - retention.age_ms if is_stable(self._now_ms) else 0
         while kept:
-            oldest = self._forgotten + 1
+            oldest = self._trimmed + 1
             at_ms, change = kept[oldest]
             if len(kept) <= retention.count and at_ms >= youngest_ms:
                 break
             del kept[oldest]
-            self._forgotten = oldest
+            self._trimmed = oldest
             numbers = self._by_origin[change.origin]
             numbers.popleft()
             if not numbers:
@@ -222,7 +222,7 @@ class MemoryCoordinator:
             return
         self._sweep_at_ms = now_ms + SWEEP_MS
         self._counters = {k: held for k, held in self._counters.items() if held[0] > now_ms}
-        self._claims = {k: held for k, held in self._claims.items() if held[0] > now_ms}
+        self._values = {k: held for k, held in self._values.items() if held[0] > now_ms}
 
 
 def _change_id(number: int) -> str:

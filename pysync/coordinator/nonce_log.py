@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.clock import kept_number
-from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, EPOCHS_KEPT, ReplayMemoryFull, Standing, nonce_epoch
+from pysync.clock import read_saved_number
+from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, LIVE_EPOCHS, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
-from pysync.sqlite.connection import create_folder
+from pysync.sqlite.connection import make_private_dir
 
 RECORD_BYTES: Final = 16
 READ_BYTES: Final = 1 << 20
 
-CLOSED: Final = bytes(RECORD_BYTES)
+SEAL_RECORD: Final = bytes(RECORD_BYTES)
 """The last record of a ledger that another one follows. A process whose clock stepped back meets it there and
 moves on too, so that no two processes ever decide by different ledgers."""
 
@@ -42,12 +42,12 @@ _LATER: Final = "later-"
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Ledger:
+class NonceLogFile:
     """The nonces of one epoch: the file, and what of it is in memory."""
 
     def __init__(self, path: Path) -> None:
         self.seen = ReplayWindow()
-        self.closed = False
+        self.is_sealed = False
         self._fd = os.open(path, _FLAGS | os.O_APPEND, 0o600)
         self._offset = 0
 
@@ -59,7 +59,7 @@ class Ledger:
                 # Its writer died half-way, or ran out of disk: nobody was told that it was accepted.
                 os.ftruncate(self._fd, self._offset + whole)
             added = added[:whole]
-            self.closed = self.closed or added[-RECORD_BYTES:] == CLOSED
+            self.is_sealed = self.is_sealed or added[-RECORD_BYTES:] == SEAL_RECORD
             self.seen.extend(added)
             self._offset += whole
 
@@ -72,17 +72,17 @@ class Ledger:
         self._offset += RECORD_BYTES
         self.seen.add(record)
 
-    def end(self) -> None:
+    def seal(self) -> None:
         """Tell the other processes that another ledger follows. As `append`."""
-        if not self.closed:
-            self.append(CLOSED)
-            self.closed = True
+        if not self.is_sealed:
+            self.append(SEAL_RECORD)
+            self.is_sealed = True
 
     def close(self) -> None:
         os.close(self._fd)
 
 
-class ReplayLedgers:
+class NonceLog:
     """The nonces of the last ten minutes and more, for all processes that use `folder`."""
 
     def __init__(self, folder: Path, elapsed_ms: Callable[[], int], max_live: int, boot: str = "") -> None:
@@ -91,27 +91,27 @@ class ReplayLedgers:
         self._folder = folder
         self._elapsed_ms = elapsed_ms
         self._max_live = max_live
-        self._ledgers: dict[int, Ledger] = {}
-        create_folder(folder)
+        self._files: dict[int, NonceLogFile] = {}
+        make_private_dir(folder)
         self._lock = os.open(folder / "lock", _FLAGS, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
-            self._ahead = self._joined(boot or "-")
+            self._epoch_offset = self._load_epoch_offset(boot or "-")
             self._advance()
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    async def remember(self, presenter: str, nonce: str, standing: Standing, ahead_ms: int = 0) -> bool:
-        """As `Coordinator.remember_nonce`. `ahead_ms` is how much later than now the request was signed."""
+    async def consume(self, presenter: str, nonce: str, standing: Standing, ahead_ms: int = 0) -> bool:
+        """As `Coordinator.consume_nonce`. `ahead_ms` is how much later than now the request was signed."""
         digest = ReplayWindow.digest(presenter, nonce)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             await self._wait_for_lock()
         try:
-            is_new = self._decide(digest, standing)
+            is_new = self._check_and_append(digest, standing)
             if is_new and ahead_ms > AHEAD_MS:
-                self._keep_for_later(digest, ahead_ms)
+                self._record_for_later(digest, ahead_ms)
             return is_new
         except OSError as error:
             raise CoordinatorUnavailable() from error
@@ -119,14 +119,14 @@ class ReplayLedgers:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        for ledger in self._ledgers.values():
+        for ledger in self._files.values():
             ledger.close()
-        self._ledgers.clear()
+        self._files.clear()
         os.close(self._lock)
 
-    def _decide(self, digest: bytes, standing: Standing) -> bool:
+    def _check_and_append(self, digest: bytes, standing: Standing) -> bool:
         self._current.catch_up()
-        if self._elapsed_ms() >= self._ends_ms or self._current.closed:
+        if self._elapsed_ms() >= self._ends_ms or self._current.is_sealed:
             self._advance()
         for seen in self._earlier:
             if digest in seen:
@@ -141,54 +141,54 @@ class ReplayLedgers:
 
     def _advance(self) -> None:
         """Move to the newest epoch, by the clock or by what others opened, with all that is still live."""
-        found = self._found()
-        epoch = nonce_epoch(self._elapsed_ms()) + self._ahead
+        found = self._stored_epochs()
+        epoch = nonce_epoch(self._elapsed_ms()) + self._epoch_offset
         if found:
             newest = max(found)
-            last = self._caught_up(newest)
+            last = self._open_file(newest)
             if epoch > newest:
-                last.end()
+                last.seal()
             # A clock that stepped back does not lead back: what is closed is followed by the next.
-            epoch = max(epoch, newest + last.closed)
-        live = [known for known in {*found, epoch} if known > epoch - EPOCHS_KEPT]
-        ledgers = {known: self._caught_up(known) for known in live}
-        for expired in self._ledgers.keys() - ledgers.keys():
-            self._ledgers.pop(expired).close()
+            epoch = max(epoch, newest + last.is_sealed)
+        live = [known for known in {*found, epoch} if known > epoch - LIVE_EPOCHS]
+        ledgers = {known: self._open_file(known) for known in live}
+        for expired in self._files.keys() - ledgers.keys():
+            self._files.pop(expired).close()
         for expired in set(found) - ledgers.keys():
             (self._folder / str(expired)).unlink(missing_ok=True)
-        self._ends_ms = (epoch + 1 - self._ahead) * EPOCH_MS
+        self._ends_ms = (epoch + 1 - self._epoch_offset) * EPOCH_MS
         self._current = ledgers.pop(epoch)
-        self._earlier = [*(ledger.seen for ledger in ledgers.values()), *self._kept_for_later(epoch)]
+        self._earlier = [*(ledger.seen for ledger in ledgers.values()), *self._read_later(epoch)]
         self._earlier_count = sum(map(len, self._earlier))
 
-    def _keep_for_later(self, digest: bytes, ahead_ms: int) -> None:
+    def _record_for_later(self, digest: bytes, ahead_ms: int) -> None:
         """Record the nonce for all processes for the time when its request is valid again. They look in their
         next epoch; until then it is in the ledger of this one."""
-        epoch = nonce_epoch(self._elapsed_ms() + ahead_ms) + self._ahead
-        with closing(Ledger(self._folder / f"{_LATER}{epoch}")) as later:
+        epoch = nonce_epoch(self._elapsed_ms() + ahead_ms) + self._epoch_offset
+        with closing(NonceLogFile(self._folder / f"{_LATER}{epoch}")) as later:
             later.catch_up()
             later.append(digest)
 
-    def _kept_for_later(self, epoch: int) -> Iterator[ReplayWindow]:
+    def _read_later(self, epoch: int) -> Iterator[ReplayWindow]:
         """Return the ledgers of this epoch and later ones, and remove those that are not needed any more."""
         for path in self._folder.glob(f"{_LATER}*"):
-            if int(path.name.removeprefix(_LATER)) <= epoch - EPOCHS_KEPT:
+            if int(path.name.removeprefix(_LATER)) <= epoch - LIVE_EPOCHS:
                 path.unlink(missing_ok=True)
                 continue
-            with closing(Ledger(path)) as later:
+            with closing(NonceLogFile(path)) as later:
                 later.catch_up()
                 yield later.seen
 
-    def _found(self) -> list[int]:
+    def _stored_epochs(self) -> list[int]:
         return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
 
-    def _joined(self, boot: str) -> int:
+    def _load_epoch_offset(self, boot: str) -> int:
         """Return the number of epochs by which the ledgers are ahead of the clock. It is the same for all
         processes until the machine is restarted, and then as large as the newest ledger needs to continue."""
         path = self._folder / "boot"
         epoch = nonce_epoch(self._elapsed_ms())
-        found = self._found()
-        ahead = kept_number(path, boot)
+        found = self._stored_epochs()
+        ahead = read_saved_number(path, boot)
         # Far behind the newest ledger the machine was started anew, also where no start has a name.
         if ahead is not None and epoch + ahead >= max(found, default=0) - 2:
             return ahead
@@ -201,10 +201,10 @@ class ReplayLedgers:
         beside.replace(path)
         return ahead
 
-    def _caught_up(self, epoch: int) -> Ledger:
-        ledger = self._ledgers.get(epoch)
+    def _open_file(self, epoch: int) -> NonceLogFile:
+        ledger = self._files.get(epoch)
         if ledger is None:
-            ledger = self._ledgers[epoch] = Ledger(self._folder / str(epoch))
+            ledger = self._files[epoch] = NonceLogFile(self._folder / str(epoch))
         ledger.catch_up()
         return ledger
 

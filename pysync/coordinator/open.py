@@ -24,9 +24,9 @@ async def open_coordinator(
     if kind == "file" and (rest or folder):
         from pysync.coordinator.local import LocalCoordinator
 
-        return await LocalCoordinator.at(rest or folder or "", now_ms, retention=retention)
+        return await LocalCoordinator.open_folder(rest or folder or "", now_ms, retention=retention)
     if kind in ("redis", "rediss"):
         from pysync.coordinator.redis import RedisCoordinator
 
-        return await RedisCoordinator.at(url, now_ms, retention)
+        return await RedisCoordinator.connect(url, now_ms, retention)
     raise ValueError(f"{kind}: is no coordinator of this version: use memory:, file: or redis:")

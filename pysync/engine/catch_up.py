@@ -14,69 +14,71 @@ from typing import Final
 
 from pysync._core import PanicException
 from pysync.changelog import MAX_RESUMED
-from pysync.engine.subscriptions import Event, Feed, Listener, ListenerIndex, Plan
+from pysync.engine.subscriptions import ChangeDispatcher, Deliveries, Event, Subscriber, SubscriberIndex
 from pysync.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-PAGE: Final = 128
+PAGE_SIZE: Final = 128
 """Changes that are read at a time."""
-MAX_TOGETHER: Final = 256
-MAX_OF_ACCOUNT: Final = 128
+MAX_SUBSCRIBERS: Final = 256
+MAX_PER_ACCOUNT: Final = 128
 """The number of subscribers that catch up at a time, in all and for one account; others wait."""
-HELD_S: Final = 0.002
+YIELD_AFTER_S: Final = 0.002
 """Time for which events are delivered before others get their turn."""
 
 
 @dataclass(eq=False, slots=True)
-class _Behind:
-    """A subscriber that catches up. `joined` is True once it listens to the live feed, and False if its
+class _LaggingSubscriber:
+    """A subscriber that catches up. `caught_up` is True once it listens to the live feed, and False if its
     connection is blocked. If only reading shows how many changes it has missed, `left` is the number that may
     still be read for it."""
 
-    listener: Listener
+    subscriber: Subscriber
     left: int | None
-    joined: asyncio.Future[bool]
+    caught_up: asyncio.Future[bool]
 
-    def is_over(self, looked_at: int) -> bool:
+    def has_missed_too_many(self, scanned: int) -> bool:
         """Count so many more changes, and return True if the listener has missed too many to be told of
         them."""
         if self.left is not None:
-            self.left -= looked_at
+            self.left -= scanned
         return self.left is not None and self.left < 0
 
 
 class CatchUp:
-    """Brings the subscribers of `feed` up to date. A subscriber that has missed more than `most_missed`
+    """Brings the subscribers of `dispatcher` up to date. A subscriber that has missed more than `max_missed`
     changes that may concern it gets a reset."""
 
-    def __init__(self, feed: Feed, most_missed: int = MAX_RESUMED) -> None:
-        self._feed = feed
-        self._most_missed = most_missed
-        self._waiting: deque[_Behind] = deque()
-        self._behind: list[_Behind] = []
-        self._aboard = ListenerIndex()
+    def __init__(self, dispatcher: ChangeDispatcher, max_missed: int = MAX_RESUMED) -> None:
+        self._dispatcher = dispatcher
+        self._max_missed = max_missed
+        self._waiting: deque[_LaggingSubscriber] = deque()
+        self._behind: list[_LaggingSubscriber] = []
+        self._index = SubscriberIndex()
         self._task: asyncio.Task[None] | None = None
 
-    async def bring(self, listener: Listener) -> bool:
+    async def catch_up(self, subscriber: Subscriber) -> bool:
         """Deliver what the subscriber has missed, and have it listen from then on. Aborts its stream if
         changes cannot be read. Returns True if it listens now."""
         try:
-            while await listener.ready():
-                written_by = self._feed.keys.may_write_to(listener.interest)
-                count = await self._feed.log.count_after(listener.place, self._most_missed, written_by)
-                if count is not None and count > self._most_missed:
-                    listener.reset(await self._feed.log.newest())
-                left = self._most_missed if count is None else None
-                behind = _Behind(listener, left, asyncio.get_running_loop().create_future())
+            while await subscriber.drained():
+                written_by = self._dispatcher.keys.may_write_to(subscriber.filter)
+                count = await self._dispatcher.log.count_after(
+                    subscriber.cursor, self._max_missed, written_by
+                )
+                if count is not None and count > self._max_missed:
+                    subscriber.reset(await self._dispatcher.log.last_id())
+                left = self._max_missed if count is None else None
+                behind = _LaggingSubscriber(subscriber, left, asyncio.get_running_loop().create_future())
                 self._waiting.append(behind)
                 if self._task is None:
                     self._task = asyncio.create_task(self._run())
-                if await behind.joined:
+                if await behind.caught_up:
                     return True
         except Unavailable as error:
-            log.warning("aborted a change stream: failed to read changes: %s", error.why)
-            listener.cut()
+            log.warning("aborted a change stream: failed to read changes: %s", error.detail)
+            subscriber.abort()
         return False
 
     async def _run(self) -> None:
@@ -86,93 +88,95 @@ class CatchUp:
         try:
             while self._waiting or self._behind:
                 began = loop.time()
-                self._board()
+                self._admit_waiting()
                 if self._behind:
-                    await self._read_past()
+                    await self._read_page()
                 self._behind = [each for each in self._behind if self._is_behind(each)]
                 await asyncio.sleep(loop.time() - began)
         except (Exception, PanicException) as error:
             for each in (*self._behind, *self._waiting):
-                self._aboard.discard(each.listener)
-                if not each.joined.done():
-                    each.joined.set_exception(error)
+                self._index.discard(each.subscriber)
+                if not each.caught_up.done():
+                    each.caught_up.set_exception(error)
             self._behind.clear()
             self._waiting.clear()
         finally:
             self._task = None
 
-    def _board(self) -> None:
+    def _admit_waiting(self) -> None:
         """Admit waiting subscribers, up to the first that is further back than those under way, who would
         have to wait for it."""
-        earliest = min((each.listener.place for each in self._behind), default="")
-        accounts = Counter(each.listener.account for each in self._behind)
+        earliest = min((each.subscriber.cursor for each in self._behind), default="")
+        accounts = Counter(each.subscriber.account for each in self._behind)
         waiting, self._waiting, is_open = self._waiting, deque(), True
         for each in waiting:
-            account = each.listener.account
-            fits = len(self._behind) < MAX_TOGETHER and accounts[account] < MAX_OF_ACCOUNT
-            if each.joined.done():
+            account = each.subscriber.account
+            fits = len(self._behind) < MAX_SUBSCRIBERS and accounts[account] < MAX_PER_ACCOUNT
+            if each.caught_up.done():
                 continue
-            is_open = is_open and not (fits and each.listener.place < earliest)
+            is_open = is_open and not (fits and each.subscriber.cursor < earliest)
             if fits and is_open:
                 accounts[account] += 1
                 self._behind.append(each)
-                self._aboard.add(each.listener)
+                self._index.add(each.subscriber)
             else:
                 self._waiting.append(each)
 
-    def _is_behind(self, each: _Behind) -> bool:
-        if each.joined.done():
-            self._aboard.discard(each.listener)
-        return not each.joined.done()
+    def _is_behind(self, each: _LaggingSubscriber) -> bool:
+        if each.caught_up.done():
+            self._index.discard(each.subscriber)
+        return not each.caught_up.done()
 
-    async def _read_past(self) -> None:
+    async def _read_page(self) -> None:
         """Deliver the next page, from the place of the last subscriber that is behind."""
-        place = min(each.listener.place for each in self._behind)
-        topics = {topic for each in self._behind for topic in each.listener.interest}
-        page = await self._feed.log.matching(place, PAGE, self._feed.keys.may_write_to(topics))
+        place = min(each.subscriber.cursor for each in self._behind)
+        topics = {topic for each in self._behind for topic in each.subscriber.filter}
+        page = await self._dispatcher.log.read_matching(
+            place, PAGE_SIZE, self._dispatcher.keys.may_write_to(topics)
+        )
         if page is not None:
-            await self._tell_together(self._feed.plan(page.changes, self._aboard))
+            await self._deliver_page(self._dispatcher.plan_deliveries(page.changes, self._index))
         for each in self._behind:
-            listener = each.listener
-            if each.joined.done():
+            listener = each.subscriber
+            if each.caught_up.done():
                 continue
-            if page is None or each.is_over(page.looked_at):
-                if page is not None or listener.place == place:
-                    listener.reset(await self._feed.log.newest())
-                    each.left = each.left and self._most_missed
+            if page is None or each.has_missed_too_many(page.scanned):
+                if page is not None or listener.cursor == place:
+                    listener.reset(await self._dispatcher.log.last_id())
+                    each.left = each.left and self._max_missed
                 continue
-            listener.place = max(listener.place, page.last)
-            if page.is_end and self._feed.join(listener):
-                each.joined.set_result(True)
-            elif not listener.is_free:
-                each.joined.set_result(False)
+            listener.cursor = max(listener.cursor, page.last)
+            if page.is_end and self._dispatcher.subscribe(listener):
+                each.caught_up.set_result(True)
+            elif not listener.is_writable:
+                each.caught_up.set_result(False)
 
-    async def _tell_together(self, plan: Plan) -> None:
+    async def _deliver_page(self, plan: Deliveries) -> None:
         """Deliver the events of a page to each subscriber in one write, first to those that need no
         authorisation."""
-        pause, asking = _Pause(), Plan()
-        events: dict[Listener, list[Event]] = {}
+        pause, asking = _Yielder(), Deliveries()
+        events: dict[Subscriber, list[Event]] = {}
         for event, found in plan:
             asked = []
             for who in found:
-                if event.id > who.place:
-                    if who.asks:
+                if event.id > who.cursor:
+                    if who.needs_authorization:
                         asked.append(who)
                     else:
                         events.setdefault(who, []).append(event)
             if asked:
                 asking.append((event, asked))
             await pause()
-        await _hand_out(events, pause)
+        await _fan_out(events, pause)
         if asking:
-            permit = await self._feed.permits(asking)
-            allowed: dict[Listener, list[Event]] = {}
+            permit = await self._dispatcher.authorize_deliveries(asking)
+            allowed: dict[Subscriber, list[Event]] = {}
             for event, found in asking:
                 for who in found:
                     if (heard := permit(who, event)) is not None:
                         allowed.setdefault(who, []).append(heard)
                 await pause()
-            await _hand_out(allowed, pause)
+            await _fan_out(allowed, pause)
 
     def close(self) -> None:
         """Stop."""
@@ -181,7 +185,7 @@ class CatchUp:
             self._task = None
 
 
-class _Pause:
+class _Yielder:
     """Yields to others that have waited for a turn."""
 
     def __init__(self) -> None:
@@ -189,12 +193,12 @@ class _Pause:
         self._began = self._loop.time()
 
     async def __call__(self) -> None:
-        if self._loop.time() - self._began > HELD_S:
+        if self._loop.time() - self._began > YIELD_AFTER_S:
             await asyncio.sleep(0)
             self._began = self._loop.time()
 
 
-async def _hand_out(events: Mapping[Listener, Sequence[Event]], pause: _Pause) -> None:
+async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], pause: _Yielder) -> None:
     for who, told in events.items():
-        who.hear(told)
+        who.deliver(told)
         await pause()

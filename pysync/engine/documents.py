@@ -8,23 +8,32 @@ from typing import NamedTuple
 import orjson
 
 from pysync import _core
-from pysync.changelog import Subject
-from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, withdraw_claim
+from pysync.changelog import DocumentRef
+from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
 from pysync.engine.keyed_versions import KeyedVersions
 from pysync.engine.outbox import Outbox
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
-from pysync.model import Written
-from pysync.store import ABSENT, DamagedFile, Etag, EtagMismatch, Expect, NotModified, Object, Store
-from pysync.write_ids import bears, blank, new_mark
+from pysync.model import WriteResult
+from pysync.store import (
+    ABSENT,
+    DamagedFile,
+    Etag,
+    EtagMismatch,
+    NotModified,
+    Precondition,
+    Store,
+    StoredObject,
+)
+from pysync.write_ids import as_whitespace, has_write_id, new_write_id
 
-MAX_LATEST = 4096
+ETAG_CACHE_SIZE = 4096
 """Versions remembered: of what was written, of what was asked for by its version and, where reads wait, of
 what was read."""
-_ATTEMPTS = 8
+_MAX_ATTEMPTS = 8
 
 
-class Known(NamedTuple):
+class CachedVersion(NamedTuple):
     """The version of a document as this process met it: what is stored under this etag."""
 
     hash: str
@@ -49,7 +58,7 @@ class Documents:
         self._corruption = corruption or CorruptionReporter()
         self.versions = KeyedVersions(store, now_ms, self._corruption)
         self.now_ms = now_ms
-        self._latest: OrderedDict[str, Known] = OrderedDict()
+        self._cache: OrderedDict[str, CachedVersion] = OrderedDict()
 
     async def pull(self, key: str, ttl_ms: int | None = None) -> _core.Document | None:
         """The document at `key`, None where nothing is stored or what is has outlived `ttl_ms`.
@@ -62,84 +71,85 @@ class Documents:
         if found is None or isinstance(found, NotModified):
             return None
         document = self._read(key, found)
-        if self._store.reads_wait:
-            self.remember(key, Known(document.hash, found.etag, document.ts_ms))
-        return None if self._expired(document, ttl_ms) else document
+        if self._store.is_remote:
+            self.cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
+        return None if self._is_document_expired(document, ttl_ms) else document
 
-    async def look(self, key: str, ttl_ms: int | None = None) -> _core.Document | Known | None:
+    async def get_version(self, key: str, ttl_ms: int | None = None) -> _core.Document | CachedVersion | None:
         """Return the stored version without its data. A version that this process knows is not read again."""
-        known = self._latest.get(key)
+        known = self._cache.get(key)
         found = await self._store.get(key, None if known is None else known.etag)
         if found is None:
             return None
         if isinstance(found, NotModified):
-            return None if known is None or self._is_old(known.ts_ms, ttl_ms) else known
+            return None if known is None or self._is_expired(known.ts_ms, ttl_ms) else known
         document = self._read(key, found)
-        self.remember(key, Known(document.hash, found.etag, document.ts_ms))
-        return None if self._expired(document, ttl_ms) else document
+        self.cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
+        return None if self._is_document_expired(document, ttl_ms) else document
 
-    def known(self, key: str, etag: str) -> Known | None:
+    def cached_version(self, key: str, etag: str) -> CachedVersion | None:
         """The version of the document at `key` that is stored under `etag`, if this process has met it."""
-        known = self._latest.get(key)
+        known = self._cache.get(key)
         return known if known is not None and known.etag == etag else None
 
-    def remember(self, key: str, known: Known) -> None:
+    def cache_version(self, key: str, version: CachedVersion) -> None:
         """Cache the version at `key`, whose hash is verified."""
-        self._latest[key] = known
-        if len(self._latest) > MAX_LATEST:
-            self._latest.popitem(last=False)
+        self._cache[key] = version
+        if len(self._cache) > ETAG_CACHE_SIZE:
+            self._cache.popitem(last=False)
 
     async def push(
         self,
         key: str,
         body: _core.PushBody,
         ttl_ms: int | None = None,
-        subject: Subject | None = None,
-    ) -> Written:
+        ref: DocumentRef | None = None,
+    ) -> WriteResult:
         """Write `body` where its base is what is stored; of two pushes with one base exactly one succeeds,
-        in any number of processes. It is announced as a change of `subject`; of none, nobody hears of it.
+        in any number of processes. It is announced as a change of `ref`; of none, nobody hears of it.
 
         Raises:
             Conflict: the base is stale, or null where something is stored.
             StoreUnavailable: nobody can tell whether it is written.
         """
-        written = Written(body.hash, self.now_ms())
-        await self._write(key, body, written, ttl_ms, subject)
+        written = WriteResult(body.hash, self.now_ms())
+        await self._write(key, body, written, ttl_ms, ref)
         return written
 
-    async def push_once(
+    async def push_idempotent(
         self,
         key: str,
         body: _core.PushBody,
         request_key: str,
         ttl_ms: int | None = None,
-        subject: Subject | None = None,
-    ) -> Written:
-        """Push, or return the answer of the earlier push that stored the document with this `request_key`.
+        ref: DocumentRef | None = None,
+    ) -> WriteResult:
+        """Push, or return the answer of the earlier push that stored the document with this
+        `idempotency_key`.
 
         The hash and time of the write are claimed before it, with a mark that every attempt puts on what it
         stores: whatever is lost after that, a repetition finds it there. A push that is refused leaves no
         claim. Raises IdempotencyKeyReused where the key was claimed for other data, and as `push` does.
         """
-        fresh = Written(body.hash, self.now_ms())
+        fresh = WriteResult(body.hash, self.now_ms())
         name = hashlib.sha256(request_key.encode()).hexdigest()
-        own = orjson.dumps([new_mark(), fresh.hash, fresh.timestamp_ms])
-        held = await self._coordinator.claim(name, own, IDEMPOTENCY_TTL_MS)
+        own = orjson.dumps([new_write_id(), fresh.hash, fresh.timestamp_ms])
+        held = await self._coordinator.put_if_absent(name, own, IDEMPOTENCY_TTL_MS)
         mark, *claimed = orjson.loads(held)
-        claim = Written(*claimed)
+        claim = WriteResult(*claimed)
         if claim.hash != body.hash:
             raise IdempotencyKeyReused
         if ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms:
-            return await self.push(key, body, ttl_ms, subject)
+            return await self.push(key, body, ttl_ms, ref)
         try:
-            await self._write(key, body, claim, ttl_ms, subject, mark)
+            await self._write(key, body, claim, ttl_ms, ref, mark)
         except (Conflict, DocumentCorrupt):
             if held == own:  # what an earlier attempt claimed, that one may have written
-                await withdraw_claim(self._coordinator, name, own)
+                await release_claim(self._coordinator, name, own)
             raise
         return claim
 
-    async def sweep(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
+    async def delete_expired(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
         """Delete what is below `prefix`, is a document and has outlived `ttl_ms`; how many there were."""
         swept = 0
         async for listed in self._store.walk(prefix):
@@ -155,43 +165,45 @@ class Documents:
         self,
         key: str,
         body: _core.PushBody,
-        written: Written,
+        written: WriteResult,
         ttl_ms: int | None,
-        subject: Subject | None,
-        mark: str | None = None,
+        ref: DocumentRef | None,
+        write_id: str | None = None,
     ) -> None:
-        """Store `body` where its base is what is there, and under a `mark` unless that is there. Raises as
-        `push`."""
-        stored = body.stored(written.timestamp_ms, b"" if mark is None else blank(mark))
-        changes = [] if subject is None else [subject.change(written.hash, written.timestamp_ms)]
-        expect: Expect | None = ABSENT if body.base_hash is None else self._known(key, body.base_hash, ttl_ms)
-        for _ in range(_ATTEMPTS):
+        """Store `body` where its base is what is there, and under a `write_id` unless that is there. Raises
+        as `push`."""
+        stored = body.stored(written.timestamp_ms, b"" if write_id is None else as_whitespace(write_id))
+        changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
+        expect: Precondition | None = (
+            ABSENT if body.base_hash is None else self._cached_precondition(key, body.base_hash, ttl_ms)
+        )
+        for _ in range(_MAX_ATTEMPTS):
             if expect is None:
                 found = await self._store.get(key)
                 # By this very read: at the next one another push may have replaced it.
-                if mark is not None and self._is_written(key, found, mark):
-                    await self._outbox.repeat(changes)
+                if write_id is not None and self._is_written(key, found, write_id):
+                    await self._outbox.reannounce(changes)
                     return
-                expect = await self._expectation(key, found, body.base_hash, ttl_ms)
+                expect = await self._check_base(key, found, body.base_hash, ttl_ms)
             try:
                 etag = await self._outbox.put(key, stored, expect, changes, body.base_hash or "")
             except EtagMismatch:
                 expect = None
             else:
-                self.remember(key, Known(body.hash, etag, written.timestamp_ms))
+                self.cache_version(key, CachedVersion(body.hash, etag, written.timestamp_ms))
                 return
         raise StoreUnavailable
 
-    def _read(self, key: str, found: Object) -> _core.Document:
+    def _read(self, key: str, found: StoredObject) -> _core.Document:
         try:
             return _core.read_document(found.body)
         except DocumentCorrupt as error:
-            self._corruption.meet(error, "document", key)
+            self._corruption.report_once(error, "document", key)
             raise
 
-    def _is_written(self, key: str, found: Object | NotModified | None, mark: str) -> bool:
-        """Return True if the stored document is the undamaged write of another attempt under `mark`."""
-        if not (isinstance(found, Object) and bears(found.body, mark)):
+    def _is_written(self, key: str, found: StoredObject | NotModified | None, write_id: str) -> bool:
+        """Return True if the stored document is the undamaged write of another attempt under `write_id`."""
+        if not (isinstance(found, StoredObject) and has_write_id(found.body, write_id)):
             return False
         try:
             self._read(key, found)
@@ -199,22 +211,22 @@ class Documents:
             return False
         return True
 
-    def _known(self, key: str, base_hash: str, ttl_ms: int | None) -> Expect | None:
+    def _cached_precondition(self, key: str, base_hash: str, ttl_ms: int | None) -> Precondition | None:
         """What the store must hold for `base_hash` to be right, where this process knows that version: it
         need not be read again. None where it is not known."""
-        known = self._latest.get(key)
+        known = self._cache.get(key)
         is_known = known is not None and known.hash == base_hash and ttl_ms is None
         return Etag(known.etag) if known is not None and is_known else None
 
-    def _expired(self, document: _core.Document, ttl_ms: int | None) -> bool:
-        return self._is_old(document.ts_ms, ttl_ms)
+    def _is_document_expired(self, document: _core.Document, ttl_ms: int | None) -> bool:
+        return self._is_expired(document.ts_ms, ttl_ms)
 
-    def _is_old(self, written_ms: int, ttl_ms: int | None) -> bool:
+    def _is_expired(self, written_ms: int, ttl_ms: int | None) -> bool:
         return ttl_ms is not None and written_ms + ttl_ms < self.now_ms()
 
-    async def _expectation(
-        self, key: str, found: Object | NotModified | None, base_hash: str | None, ttl_ms: int | None
-    ) -> Expect:
+    async def _check_base(
+        self, key: str, found: StoredObject | NotModified | None, base_hash: str | None, ttl_ms: int | None
+    ) -> Precondition:
         """What the store must still hold for a push with `base_hash` to be right, or Conflict. A file may be
         there in place of a document: then its hash is the base."""
         if found is None or isinstance(found, NotModified):
@@ -224,7 +236,7 @@ class Documents:
                 if base_hash != "":
                     raise Conflict("") from None
                 return Etag(error.etag)
-            current_hash = "" if file is None or self._is_old(file.modified_ms, ttl_ms) else file.sha256
+            current_hash = "" if file is None or self._is_expired(file.modified_ms, ttl_ms) else file.sha256
             if current_hash != (base_hash or ""):
                 raise Conflict(current_hash)
             return ABSENT if file is None else Etag(file.etag)
@@ -236,7 +248,7 @@ class Documents:
             if base_hash != "":
                 raise Conflict("") from None
             return Etag(found.etag)
-        current_hash = "" if self._expired(document, ttl_ms) else document.hash
+        current_hash = "" if self._is_document_expired(document, ttl_ms) else document.hash
         if current_hash != (base_hash or ""):
             raise Conflict(current_hash, document.ts_ms)
         return Etag(found.etag)

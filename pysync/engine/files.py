@@ -4,19 +4,19 @@ from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
 from typing import Self
 
-from pysync.changelog import Subject
+from pysync.changelog import DocumentRef
 from pysync.config import Collection
-from pysync.config.derived import admits, file_types, holds_documents, is_parquet
+from pysync.config.derived import accepts_json, file_types, is_parquet, matches_media_type
 from pysync.config.key_templates import matches
 from pysync.corruption import CorruptionReporter
 from pysync.engine.outbox import Outbox
-from pysync.model import Written
+from pysync.model import WriteResult
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import File, FileStat, Store
+from pysync.store import FileStat, OpenFile, Store
 
 
 @dataclass(frozen=True, slots=True)
-class FileRules:
+class FileSettings:
     """How a collection has files.
 
     `types` are the media types that are pushed as files, none where a plugin makes them. `documents`: where
@@ -31,14 +31,14 @@ class FileRules:
     suffix: str = ""
 
     @classmethod
-    def of(cls, collection: Collection) -> Self | None:
+    def from_collection(cls, collection: Collection) -> Self | None:
         """Those that the configuration makes, None where nothing is pushed to it as a file."""
         types = file_types(collection)
         if not types:
             return None
-        return cls(types, holds_documents(collection), PARQUET_TYPE if is_parquet(collection) else None)
+        return cls(types, accepts_json(collection), PARQUET_TYPE if is_parquet(collection) else None)
 
-    def keeps(self, key: str) -> bool:
+    def matches_key(self, key: str) -> bool:
         """Whether the key may be that of a file below its `template`."""
         bare = key.removesuffix(self.suffix)
         return (
@@ -48,12 +48,12 @@ class FileRules:
             and not bare.endswith("/")
         )
 
-    def admits(self, media_type: str) -> bool:
+    def accepts(self, media_type: str) -> bool:
         """Whether what is pushed as this media type (in lower case, without parameters) is a file."""
-        return admits(self.types, media_type)
+        return matches_media_type(self.types, media_type)
 
 
-def has_outlived(stat: FileStat, ttl_ms: int | None, now_ms: int) -> bool:
+def is_expired(stat: FileStat, ttl_ms: int | None, now_ms: int) -> bool:
     """Whether a file reads as missing, because it is older than that."""
     return ttl_ms is not None and stat.modified_ms + ttl_ms < now_ms
 
@@ -77,29 +77,29 @@ class Files:
     async def stat(self, key: str, ttl_ms: int | None = None) -> FileStat | None:
         """Return the metadata of the file at `key`; None if there is none or it has outlived `ttl_ms`. Raises
         DocumentCorrupt if it is damaged, and StoreUnavailable."""
-        with self._corruption.meeting("file", key):
+        with self._corruption.reporting("file", key):
             stat = await self._store.stat(key)
-        return None if stat is None or has_outlived(stat, ttl_ms, self.now_ms()) else stat
+        return None if stat is None or is_expired(stat, ttl_ms, self.now_ms()) else stat
 
     async def open(
         self, key: str, start: int = 0, end: int | None = None, ttl_ms: int | None = None
-    ) -> File | None:
+    ) -> OpenFile | None:
         """The file at `key` with the chunks of its bytes [start, end), as `Store.open`; None likewise. Who
         opened it closes the chunks. Raises as `stat`."""
-        with self._corruption.meeting("file", key):
+        with self._corruption.reporting("file", key):
             file = await self._store.open(key, start, end)
-        if file is not None and has_outlived(file, ttl_ms, self.now_ms()):
+        if file is not None and is_expired(file, ttl_ms, self.now_ms()):
             await file.chunks.aclose()
             return None
         return file
 
     async def push(
-        self, key: str, chunks: AsyncIterable[bytes], content_type: str, subject: Subject
-    ) -> Written:
-        """Store the chunks as one file, durably, announced as a change of `subject`. What `chunks` raises
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, ref: DocumentRef
+    ) -> WriteResult:
+        """Store the chunks as one file, durably, announced as a change of `ref`. What `chunks` raises
         is raised, and nothing is stored then. Raises KeyConflict, Unavailable."""
         timestamp_ms = self.now_ms()
         sha256 = await self._outbox.write(
-            key, chunks, content_type, lambda sha256: [subject.change(sha256, timestamp_ms)]
+            key, chunks, content_type, lambda sha256: [ref.change(sha256, timestamp_ms)]
         )
-        return Written(sha256, timestamp_ms)
+        return WriteResult(sha256, timestamp_ms)

@@ -10,14 +10,14 @@ import orjson
 
 from pysync import _core
 from pysync.auth import field_permissions
-from pysync.auth.policy import Rule
+from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import RESERVED
 from pysync.corruption import CorruptionReporter
 from pysync.errors import DocumentCorrupt, StoreUnavailable
-from pysync.model import Caller, Written
-from pysync.store import ABSENT, EtagMismatch, Object, Store
+from pysync.model import Caller, WriteResult
+from pysync.store import ABSENT, EtagMismatch, Store, StoredObject
 
-KEY: Final = f"{RESERVED}/secrets/versions"
+SECRET_DOCUMENT_KEY: Final = f"{RESERVED}/secrets/versions"
 """The key of the secret. It is stored as a document, so that damage to it is found."""
 
 
@@ -32,7 +32,7 @@ class KeyedVersions:
         self._corruption = corruption or CorruptionReporter()
         self._secret = b""
 
-    def of(self, key: str, hash_: str, written_ms: int, hidden: frozenset[str]) -> str:
+    def compute(self, key: str, hash_: str, written_ms: int, hidden: frozenset[str]) -> str:
         """Return the version that readers without the members `hidden` see in place of `hash_`, the hash of
         the document at `key`. `load` must have been awaited. The version depends on the key and on the time
         of the write, so it cannot be compared with that of another document or of the reader's own push."""
@@ -42,40 +42,40 @@ class KeyedVersions:
         told = orjson.dumps([key, hash_, written_ms, *sorted(hidden)])
         return hmac.digest(self._secret, told, "sha256").hex()
 
-    async def told(self, key: str, hash_: str, written_ms: int, hidden: frozenset[str]) -> str:
-        """`of`, and `load` where it is needed."""
+    async def load_and_compute(self, key: str, hash_: str, written_ms: int, hidden: frozenset[str]) -> str:
+        """`compute`, and `load` where it is needed."""
         if hidden and hash_:
             await self.load()
-        return self.of(key, hash_, written_ms, hidden)
+        return self.compute(key, hash_, written_ms, hidden)
 
-    async def told_to(
-        self, rule: Rule, caller: Caller, identity: str | None, key: str, written: Written
+    async def version_for_caller(
+        self, policy: AccessPolicy, caller: Caller, identity: str | None, key: str, written: WriteResult
     ) -> str:
         """Return the version of `written` that `caller` sees, by the rule and `{identity}` of its request."""
-        permissions = rule.collection.field_permissions
+        permissions = policy.collection.field_permissions
         if not permissions:
             return written.hash
-        hidden = field_permissions.hidden(permissions, rule.roles_of(caller, identity))
-        return await self.told(key, written.hash, written.timestamp_ms, hidden)
+        hidden = field_permissions.hidden_fields(permissions, policy.effective_roles(caller, identity))
+        return await self.load_and_compute(key, written.hash, written.timestamp_ms, hidden)
 
     async def load(self) -> None:
         """Load the secret from the store, or create it there. Raises DocumentCorrupt and StoreUnavailable."""
         if self._secret:
             return
-        found = await self._store.get(KEY)
-        if not isinstance(found, Object):
+        found = await self._store.get(SECRET_DOCUMENT_KEY)
+        if not isinstance(found, StoredObject):
             body = b'{"data":{"secret":"%b"}}' % secrets.token_hex(32).encode()
             stored = _core.decode_push(body).stored(self._now_ms())
             try:
-                await self._store.put(KEY, stored, expect=ABSENT)
+                await self._store.put(SECRET_DOCUMENT_KEY, stored, expect=ABSENT)
             except EtagMismatch:
-                found = await self._store.get(KEY)  # another process was faster
-                if not isinstance(found, Object):
+                found = await self._store.get(SECRET_DOCUMENT_KEY)  # another process was faster
+                if not isinstance(found, StoredObject):
                     raise StoreUnavailable from None
                 stored = found.body
         else:
             stored = found.body
-        with self._corruption.meeting("document", KEY):
+        with self._corruption.reporting("document", SECRET_DOCUMENT_KEY):
             secret = orjson.loads(_core.read_document(stored).data).get("secret")
             if not isinstance(secret, str) or len(secret) < 64:
                 raise DocumentCorrupt

@@ -2,8 +2,8 @@
 
 A store that keeps a change log of its own takes both in one transaction. With any other the coordinator is
 told first that a write is about to be made; after the write it is announced. Who stops in between leaves that
-intent behind, and `heal` announces it: perhaps a write that was not made after all, which costs followers a
-pull. Where the next write of the document comes first it takes the announcement along, so that the versions
+intent behind, and `recover` announces it: perhaps a write that was not made after all, which costs followers
+a pull. Where the next write of the document comes first it takes the announcement along, so that the versions
 of a document are told in their order.
 """
 
@@ -14,28 +14,29 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
-from pysync.changelog import Change, ChangeLog, read_change
-from pysync.clock import Tick
-from pysync.coordinator import Coordinator, Intent
+from pysync.changelog import Change, ChangeLog, parse_change
+from pysync.clock import HybridTimestamp
+from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.errors import CoordinatorUnavailable, KeyConflict
-from pysync.store import EtagMismatch, Expect, Namesakes, Store
+from pysync.store import EtagMismatch, ExistingFileFilter, Precondition, Store
 
 log = logging.getLogger(__name__)
 
-SETTLED_MS: Final = 30_000
+INTENT_TIMEOUT_MS: Final = 30_000
 """When the write of an intent is made, or never will be: longer than any put is waited for."""
-EARLY_MS: Final = 5_000
+EARLY_RECOVERY_MS: Final = 5_000
 """When nearly every write is made, or was refused and its intent withdrawn."""
-MAX_UNSETTLED: Final = 10_000
-"""Outcomes kept that could not be told; of older ones `heal` takes the worse for granted."""
-MAX_LATEST: Final = 4_096
+MAX_UNREPORTED: Final = 10_000
+"""Outcomes kept that could not be told; of older ones `recover` takes the worse for granted."""
+ANNOUNCED_CACHE_SIZE: Final = 4_096
 """Documents of which the version is remembered that was announced last."""
 _PAGE: Final = 1_000
-"""Intents that are looked at together; of younger ones `heal` sees so many, which is more than a node has."""
-_TURNS: Final = 256
+"""Intents that are looked at together; of younger ones `recover` sees so many, which is more than a node
+has."""
+_KEY_LOCKS: Final = 256
 """Locks that the keys of files share."""
-_NONE: Final = Intent("", 0, [])
-_NOTHING: Final = Change(b"")
+_NO_INTENT: Final = PreparedWrite("", 0, [])
+_NO_CHANGE: Final = Change(b"")
 
 
 class Outbox:
@@ -44,15 +45,15 @@ class Outbox:
     def __init__(self, store: Store, coordinator: Coordinator) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._kept = store.change_log
-        self.log: ChangeLog = coordinator if self._kept is None else self._kept
-        self._latest: OrderedDict[str, Change] = OrderedDict()
-        self._turns = [asyncio.Lock() for _ in range(_TURNS)]
-        self._settling = asyncio.Lock()
-        self._unsettled: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNSETTLED)
+        self._transactional_log = store.change_log
+        self.log: ChangeLog = coordinator if self._transactional_log is None else self._transactional_log
+        self._last_announced: OrderedDict[str, Change] = OrderedDict()
+        self._key_locks = [asyncio.Lock() for _ in range(_KEY_LOCKS)]
+        self._flush_lock = asyncio.Lock()
+        self._unreported: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNREPORTED)
 
     async def put(
-        self, key: str, body: bytes, expect: Expect, changes: Sequence[Change], base: str = ""
+        self, key: str, body: bytes, expect: Precondition, changes: Sequence[Change], base: str = ""
     ) -> str:
         """`Store.put`, announced as `changes`, after the version with the hash `base` that it replaces (`""`:
         none). Raises what that does; after StoreUnavailable the changes may be announced though the write is
@@ -62,21 +63,21 @@ class Outbox:
         """
         if not changes:
             return await self._store.put(key, body, expect=expect)
-        if self._kept is not None:
-            return await self._kept.put(key, body, expect, changes)
-        await self.settle()
-        earlier = await self._unannounced(key, base, changes[-1])
+        if self._transactional_log is not None:
+            return await self._transactional_log.put(key, body, expect, changes)
+        await self.flush_outcomes()
+        earlier = await self._pending_predecessor(key, base, changes[-1])
         told = [*earlier.changes, *changes]
-        intent = await self._coordinator.intend(told)
+        intent = await self._coordinator.prepare(told)
         try:
             etag = await self._store.put(key, body, expect=expect)
         except EtagMismatch:
-            await self._settle(intent, [])
+            await self._report_outcome(intent, [])
             raise
-        await self._settle(intent, told)
+        await self._report_outcome(intent, told)
         if earlier.name:
-            await self._settle(earlier.name, [])
-        self._remember(key, changes[-1])
+            await self._report_outcome(earlier.name, [])
+        self._cache_announced(key, changes[-1])
         return etag
 
     async def write(
@@ -92,32 +93,34 @@ class Outbox:
         Where the store keeps no changes two writes of one key are told in their order unless they overlap on
         two nodes: nobody knows then which was the last.
         """
-        if self._kept is not None:
-            return await self._kept.write(key, chunks, content_type, changes_of)
+        if self._transactional_log is not None:
+            return await self._transactional_log.write(key, chunks, content_type, changes_of)
         async with AsyncExitStack() as turn:
 
             async def changes_in_turn(sha256: str) -> list[Change]:
-                await turn.enter_async_context(self._turns[hash(key) % _TURNS])
+                await turn.enter_async_context(self._key_locks[hash(key) % _KEY_LOCKS])
                 changes = changes_of(sha256)
-                return [*await self._under_way(changes[-1]), *changes]
+                return [*await self._pending_for(changes[-1]), *changes]
 
             return await self._write(key, chunks, content_type, changes_in_turn)
 
-    async def write_next(
+    async def write_ordered(
         self,
-        key_of: Callable[[Tick], str],
+        key_of: Callable[[HybridTimestamp], str],
         chunks: AsyncIterable[bytes],
         content_type: str,
-        changes_of: Callable[[Tick, str], Sequence[Change]],
-        unless: Namesakes | None = None,
-    ) -> tuple[Tick, str]:
+        changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
+        unless: ExistingFileFilter | None = None,
+    ) -> tuple[HybridTimestamp, str]:
         """`write` at a key that is made of a tick, later than all before. Where the store keeps its changes
-        the files come to light in the order of their ticks, and AlreadyWritten is raised where one of
+        the files come to light in the order of their ticks, and FileAlreadyExists is raised where one of
         `unless` is there; else `Coordinator.tick` gives these, one may come to light after a later one, and
         nobody looks for others. Both functions may be called in another thread."""
-        if self._kept is not None:
-            return await self._kept.write_next(key_of, chunks, content_type, changes_of, unless)
-        tick = await self._coordinator.tick()
+        if self._transactional_log is not None:
+            return await self._transactional_log.write_ordered(
+                key_of, chunks, content_type, changes_of, unless
+            )
+        tick = await self._coordinator.next_timestamp()
 
         async def changes_then(sha256: str) -> Sequence[Change]:
             return changes_of(tick, sha256)
@@ -127,61 +130,61 @@ class Outbox:
     async def announce(self, changes: Sequence[Change]) -> None:
         """Announce what is stored nowhere. Raises Unavailable."""
         if changes:
-            await self.log.announce(changes)
+            await self.log.append(changes)
 
-    async def repeat(self, changes: Sequence[Change]) -> None:
+    async def reannounce(self, changes: Sequence[Change]) -> None:
         """Announce a write of an earlier attempt again, where that may not have come to it."""
-        if changes and self._kept is None:
-            await self._coordinator.announce(changes)
+        if changes and self._transactional_log is None:
+            await self._coordinator.append(changes)
 
     @property
-    def needs_healing(self) -> bool:
+    def needs_recovery(self) -> bool:
         """Whether a write and its announcement can come apart."""
-        return self._kept is None
+        return self._transactional_log is None
 
     @property
-    def is_settled(self) -> bool:
+    def is_flushed(self) -> bool:
         """True if every write with a known outcome has been announced."""
-        return not self._unsettled
+        return not self._unreported
 
-    async def settle(self) -> None:
+    async def flush_outcomes(self) -> None:
         """Tell the coordinator what it could not be told when it was time. Raises CoordinatorUnavailable."""
-        async with self._settling:  # who comes meanwhile must not go on as if all were told
-            while self._unsettled:
-                outcome = self._unsettled.popleft()
+        async with self._flush_lock:  # who comes meanwhile must not go on as if all were told
+            while self._unreported:
+                outcome = self._unreported.popleft()
                 try:
-                    await self._end(*outcome)
+                    await self._close_intent(*outcome)
                 except BaseException:
-                    self._unsettled.appendleft(outcome)
+                    self._unreported.appendleft(outcome)
                     raise
 
-    async def heal(self, *, early: bool = False) -> int:
+    async def recover(self, *, early: bool = False) -> int:
         """Announce the intents that nobody can be expected to announce any more, or, `early`, those too that
         somebody still may, once more then; how many there were. Raises CoordinatorUnavailable."""
-        if not self.needs_healing:
+        if not self.needs_recovery:
             return 0
-        await self.settle()
+        await self.flush_outcomes()
         healed = 0
         while True:
-            intents = await self._coordinator.intents(_PAGE)
+            intents = await self._coordinator.prepared(_PAGE)
             for intent in intents:
-                is_settled = intent.age_ms >= SETTLED_MS
-                if is_settled or (early and intent.age_ms >= EARLY_MS):
-                    await self._coordinator.announce(intent.changes, intent.name if is_settled else "")
+                is_settled = intent.age_ms >= INTENT_TIMEOUT_MS
+                if is_settled or (early and intent.age_ms >= EARLY_RECOVERY_MS):
+                    await self._coordinator.append(intent.changes, intent.name if is_settled else "")
                     healed += 1
-            if len(intents) < _PAGE or intents[-1].age_ms < SETTLED_MS:
+            if len(intents) < _PAGE or intents[-1].age_ms < INTENT_TIMEOUT_MS:
                 return healed
 
-    async def _unannounced(self, key: str, base: str, change: Change) -> Intent:
+    async def _pending_predecessor(self, key: str, base: str, change: Change) -> PreparedWrite:
         """The intent of the write that made the version `base` of the document that `change` is of, with all
         that was not announced before it, where it is not announced yet."""
-        if not base or self._latest.get(key, _NOTHING).tells_of(base):
-            return _NONE
-        for intent in await self._coordinator.intents(_PAGE):
+        if not base or self._last_announced.get(key, _NO_CHANGE).is_for_hash(base):
+            return _NO_INTENT
+        for intent in await self._coordinator.prepared(_PAGE):
             last = intent.changes[-1]
-            if last.tells_of(base) and read_change(last).subject.is_document_of(read_change(change).subject):
+            if last.is_for_hash(base) and parse_change(last).ref.is_same_document(parse_change(change).ref):
                 return intent
-        return _NONE
+        return _NO_INTENT
 
     async def _write(
         self,
@@ -196,45 +199,45 @@ class Outbox:
 
         async def intend(sha256: str) -> None:
             nonlocal intent
-            await self.settle()
+            await self.flush_outcomes()
             changes.extend(await changes_of(sha256))
-            intent = await self._coordinator.intend(changes)
+            intent = await self._coordinator.prepare(changes)
 
         try:
             sha256 = await self._store.write(key, chunks, content_type, intend)
         except KeyConflict:
             if intent:
-                await self._settle(intent, [])
+                await self._report_outcome(intent, [])
             raise
-        await self._settle(intent, changes)
+        await self._report_outcome(intent, changes)
         return sha256
 
-    async def _under_way(self, change: Change) -> list[Change]:
+    async def _pending_for(self, change: Change) -> list[Change]:
         """What is intended of the document that `change` is of. Who replaces a file does not know whose it
         is, so those that were not made after all are among them; their intents are left to their writers, who
         may not have made them yet."""
-        subject = read_change(change).subject
-        told = (each for intent in await self._coordinator.intents(_PAGE) for each in intent.changes)
-        return [each for each in dict.fromkeys(told) if read_change(each).subject.is_document_of(subject)]
+        subject = parse_change(change).ref
+        told = (each for intent in await self._coordinator.prepared(_PAGE) for each in intent.changes)
+        return [each for each in dict.fromkeys(told) if parse_change(each).ref.is_same_document(subject)]
 
-    async def _settle(self, intent: str, changes: list[Change]) -> None:
+    async def _report_outcome(self, intent: str, changes: list[Change]) -> None:
         """End an intent whose outcome is known: `changes` are announced, none where the write was refused.
         What cannot be told now is told later."""
         try:
-            await self._end(intent, changes)
+            await self._close_intent(intent, changes)
         except CoordinatorUnavailable as error:
             what = "a write that is stored will be announced" if changes else "a refused write is withdrawn"
-            log.warning("%s later: %s", what, error.why)
-            self._unsettled.append((intent, changes))
+            log.warning("%s later: %s", what, error.detail)
+            self._unreported.append((intent, changes))
 
-    async def _end(self, intent: str, changes: list[Change]) -> None:
+    async def _close_intent(self, intent: str, changes: list[Change]) -> None:
         if changes:
-            await self._coordinator.announce(changes, intent)
+            await self._coordinator.append(changes, intent)
         else:
-            await self._coordinator.withdraw(intent)
+            await self._coordinator.abort(intent)
 
-    def _remember(self, key: str, change: Change) -> None:
-        self._latest[key] = change
-        self._latest.move_to_end(key)
-        if len(self._latest) > MAX_LATEST:
-            self._latest.popitem(last=False)
+    def _cache_announced(self, key: str, change: Change) -> None:
+        self._last_announced[key] = change
+        self._last_announced.move_to_end(key)
+        if len(self._last_announced) > ANNOUNCED_CACHE_SIZE:
+            self._last_announced.popitem(last=False)

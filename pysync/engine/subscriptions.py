@@ -14,23 +14,23 @@ from typing import Final, NamedTuple, Protocol
 import orjson
 
 from pysync._core import PanicException
-from pysync.changelog import Change, ChangeLog, Subject, Told, WrittenBy, read_change
+from pysync.changelog import Change, ChangeLog, DocumentRef, OriginFilter, ParsedChange, parse_change
 from pysync.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-PAGE: Final = 128
+PAGE_SIZE: Final = 128
 """Changes that are read at a time."""
 RETRY_S: Final = 1.0
 """After which a log that could not be read is asked again."""
-PAUSE_WRITES: Final = 500
-PAUSE_BYTES: Final = 32 * 1024
+YIELD_AFTER_WRITES: Final = 500
+YIELD_AFTER_BYTES: Final = 32 * 1024
 """What is handed out, to all and to each, before others have their turn."""
 
 Topic = tuple[str | None, str]
 """A namespace (None: the root) and the name of a collection in it."""
 
-Interest = Mapping[Topic, Mapping[str, str]]
+SubscriptionFilter = Mapping[Topic, Mapping[str, str]]
 """The collections that somebody listens to, each with the values that parameters must have."""
 
 
@@ -44,22 +44,22 @@ class KeyMatch(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A change at its place in the log, as one collection knows it. `frame` is the text that listeners are
-    sent."""
+    """A change at its place in the log, as one collection knows it. `sse_bytes` is the text that listeners
+    are sent."""
 
     id: str
     topic: Topic
     params: Mapping[str, str]
     key: str
-    frame: bytes
+    sse_bytes: bytes
     hash: str = ""
     timestamp_ms: int = 0
 
-    def told(self, version: str) -> "Event":
+    def with_version(self, version: str) -> "Event":
         """The event for those who are told a `version` in place of the hash."""
-        text = self.frame.partition(b"data: ")[2]
+        text = self.sse_bytes.partition(b"data: ")[2]
         told = orjson.dumps({**orjson.loads(text), "hash": version})
-        return self._replace(frame=b"id: %b\ndata: %b\n\n" % (self.id.encode(), told), hash=version)
+        return self._replace(sse_bytes=b"id: %b\ndata: %b\n\n" % (self.id.encode(), told), hash=version)
 
     @property
     def collection(self) -> str:
@@ -68,92 +68,92 @@ class Event(NamedTuple):
         return name if namespace is None else f"{namespace}/{name}"
 
 
-class Listener(Protocol):
-    """A subscriber of changes. It has been told of everything up to `place` that concerns it. `account` is
+class Subscriber(Protocol):
+    """A subscriber of changes. It has been told of everything up to `cursor` that concerns it. `account` is
     its identity or address."""
 
-    place: str
+    cursor: str
     account: str
-    interest: Interest
-    asks: bool
+    filter: SubscriptionFilter
+    needs_authorization: bool
     """Whether it may hear of an event depends on more than its interest."""
 
-    def hear(self, events: Sequence[Event]) -> None: ...
+    def deliver(self, events: Sequence[Event]) -> None: ...
 
-    def reset(self, place: str) -> None:
-        """Changes are lost: go on from `place`."""
+    def reset(self, cursor: str) -> None:
+        """Changes are lost: go on from `cursor`."""
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """What comes next cannot be told. Who comes back begins at its place again."""
 
     @property
-    def is_free(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether more can be taken without being held back."""
 
-    async def ready(self) -> bool:
+    async def drained(self) -> bool:
         """Return when it is free, False where it never will be."""
 
 
-class Start(NamedTuple):
+class StartPosition(NamedTuple):
     """Where somebody begins to listen. `is_resumed`: in the past, so that there may be something to tell;
     `is_reset`: now, as what was asked for is gone."""
 
-    place: str
+    cursor: str
     is_resumed: bool = False
     is_reset: bool = False
 
 
-Plan = list[tuple[Event, list[Listener]]]
-Permit = Callable[[Listener, Event], Event | None]
+Deliveries = list[tuple[Event, list[Subscriber]]]
+Authorize = Callable[[Subscriber, Event], Event | None]
 """The event as a listener may hear of it; None: not at all."""
-Permits = Callable[[Plan], Awaitable[Permit]]
+AuthorizeDeliveries = Callable[[Deliveries], Awaitable[Authorize]]
 """Finds out who may hear of what is planned, as things are now. Who cannot be decided on is cut."""
 
 
-class Keys(Protocol):
+class KeyMatcher(Protocol):
     """Which collections have which keys."""
 
-    def matches(self, subject: Subject) -> Sequence[KeyMatch]:
+    def matches(self, subject: DocumentRef) -> Sequence[KeyMatch]:
         """Return the collections that could pull the document of a change: at most one in each namespace, so
         that a stream, which belongs to one namespace, delivers the change once."""
 
-    def may_write_to(self, topics: Iterable[Topic]) -> WrittenBy:
+    def may_write_to(self, topics: Iterable[Topic]) -> OriginFilter:
         """Returns True if collections with this origin write documents that one of `topics` pulls."""
 
 
-class Feed:
+class ChangeDispatcher:
     """The changes of `log`, for all listeners of this process."""
 
-    def __init__(self, log: ChangeLog, keys: Keys, permits: Permits) -> None:
+    def __init__(self, log: ChangeLog, keys: KeyMatcher, authorize_deliveries: AuthorizeDeliveries) -> None:
         self.log = log
         self.keys = keys
-        self.permits = permits
-        self._index = ListenerIndex()
-        self._place = ""
+        self.authorize_deliveries = authorize_deliveries
+        self._index = SubscriberIndex()
+        self._cursor = ""
         self._follower: asyncio.Task[None] | None = None
-        self.settled = ""
+        self.watermark = ""
         """Whoever listens has been told of everything up to here."""
 
-    async def begin(self, after: str) -> Start:
+    async def resolve_start(self, after: str) -> StartPosition:
         """Return the position to listen from: `after` if it is given (not `""`) and the changes since are
         still known. Raises Unavailable."""
-        if after and await self.log.changes(after, 1) is not None:
-            return Start(after, is_resumed=True)
-        return Start(await self.log.newest(), is_reset=bool(after))
+        if after and await self.log.read(after, 1) is not None:
+            return StartPosition(after, is_resumed=True)
+        return StartPosition(await self.log.last_id(), is_reset=bool(after))
 
-    def join(self, listener: Listener) -> bool:
+    def subscribe(self, subscriber: Subscriber) -> bool:
         """Have the listener hear of everything after its place. False where the follower is past that."""
         if self._follower is None:
-            self._place = self.settled = listener.place
+            self._cursor = self.watermark = subscriber.cursor
             self._follower = asyncio.get_running_loop().create_task(self._follow())
-        elif listener.place < self._place:
+        elif subscriber.cursor < self._cursor:
             return False
-        self._index.add(listener)
+        self._index.add(subscriber)
         return True
 
-    def leave(self, listener: Listener) -> None:
+    def unsubscribe(self, subscriber: Subscriber) -> None:
         """Tell the listener nothing more. Fine for one that never joined."""
-        if self._index.discard(listener) and not self._index.listeners:
+        if self._index.discard(subscriber) and not self._index.subscribers:
             self.close()
 
     def close(self) -> None:
@@ -165,131 +165,133 @@ class Feed:
     async def _follow(self) -> None:
         try:
             while True:
-                page = await self._read_on()
+                page = await self._read_next()
                 if page is None:
-                    self._place = await self.log.newest()
-                    for listener in list(self._index.listeners):
-                        listener.reset(self._place)
+                    self._cursor = await self.log.last_id()
+                    for listener in list(self._index.subscribers):
+                        listener.reset(self._cursor)
                 elif page:
                     # Whoever joins from now on is told of what comes after this page, and of it by `bring`.
-                    self._place = page[-1][0]
-                    await self._tell(self.plan(page, self._index))
-                self.settled = self._place
-                await _turn()
+                    self._cursor = page[-1][0]
+                    await self._deliver_page(self.plan_deliveries(page, self._index))
+                self.watermark = self._cursor
+                await _yield_to_loop()
         except (Exception, PanicException):
             log.exception("changes could not be told")
             self._follower = None
-            for listener in list(self._index.listeners):
-                listener.cut()
+            for listener in list(self._index.subscribers):
+                listener.abort()
 
-    async def _read_on(self) -> list[tuple[str, Change]] | None:
+    async def _read_next(self) -> list[tuple[str, Change]] | None:
         """What comes next, perhaps nothing yet."""
         while True:
             try:
-                await self.log.wait(self._place)
-                return await self.log.changes(self._place, PAGE)
+                await self.log.wait_for_change(self._cursor)
+                return await self.log.read(self._cursor, PAGE_SIZE)
             except Unavailable as error:
-                log.warning("changes cannot be read: %s", error.why)
+                log.warning("changes cannot be read: %s", error.detail)
                 await asyncio.sleep(RETRY_S)
 
-    def plan(self, page: Sequence[tuple[str, Change]], index: "ListenerIndex") -> Plan:
+    def plan_deliveries(self, page: Sequence[tuple[str, Change]], index: "SubscriberIndex") -> Deliveries:
         """The events of a page that anybody of an index listens for, and who that is."""
-        plan: Plan = []
+        plan: Deliveries = []
         for id_, change in page:
-            told = read_change(change)
-            for match in self.keys.matches(told.subject):
-                listeners = index.concerned(match)
+            told = parse_change(change)
+            for match in self.keys.matches(told.ref):
+                listeners = index.matching(match)
                 if listeners:
-                    frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _text(told, match))
+                    frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _event_json(told, match))
                     plan.append((Event(id_, *match, frame, told.hash, told.timestamp_ms), listeners))
         return plan
 
-    async def _tell(self, plan: Plan) -> None:
+    async def _deliver_page(self, plan: Deliveries) -> None:
         """Hand out the events, first to those about whom there is no question: they wait for nobody."""
-        await _hand_out([(event, [who for who in listeners if not who.asks]) for event, listeners in plan])
-        asking = [(event, [who for who in listeners if who.asks]) for event, listeners in plan]
+        await _fan_out(
+            [(event, [who for who in listeners if not who.needs_authorization]) for event, listeners in plan]
+        )
+        asking = [(event, [who for who in listeners if who.needs_authorization]) for event, listeners in plan]
         asking = [(event, listeners) for event, listeners in asking if listeners]
         if asking:
-            await _hand_out(asking, await self.permits(asking))
+            await _fan_out(asking, await self.authorize_deliveries(asking))
 
 
-def anybody(listener: Listener, event: Event) -> Event | None:
+def allow_all(subscriber: Subscriber, event: Event) -> Event | None:
     return event
 
 
-async def _hand_out(plan: Plan, permit: Permit = anybody) -> None:
+async def _fan_out(plan: Deliveries, authorize: Authorize = allow_all) -> None:
     writes = size = 0
     for event, listeners in plan:
         for listener in listeners:
-            _hand(listener, event, permit)
-        writes, size = writes + len(listeners), size + len(event.frame)
-        if writes > PAUSE_WRITES or size > PAUSE_BYTES:
+            _deliver(listener, event, authorize)
+        writes, size = writes + len(listeners), size + len(event.sse_bytes)
+        if writes > YIELD_AFTER_WRITES or size > YIELD_AFTER_BYTES:
             writes = size = 0
             await asyncio.sleep(0)
 
 
-async def _turn() -> None:
+async def _yield_to_loop() -> None:
     """Let others have their turn after a page: a log may answer at once, and of 100,000 changes none be for
     anybody to hear."""
     await asyncio.sleep(0)
 
 
-def _hand(listener: Listener, event: Event, permit: Permit) -> None:
-    if event.id > listener.place and (heard := permit(listener, event)) is not None:
-        listener.hear([heard])
+def _deliver(subscriber: Subscriber, event: Event, authorize: Authorize) -> None:
+    if event.id > subscriber.cursor and (heard := authorize(subscriber, event)) is not None:
+        subscriber.deliver([heard])
 
 
-def _text(told: Told, match: KeyMatch) -> bytes:
+def _event_json(told: ParsedChange, match: KeyMatch) -> bytes:
     """The event as the followers of the matching collection receive it."""
     namespace, name = match.topic
     text = {"collection": name, "params": match.params, "hash": told.hash, "timestamp": told.timestamp_ms}
     return orjson.dumps(text if namespace is None else text | {"namespace": namespace})
 
 
-def _concerns(listener: Listener, match: KeyMatch) -> bool:
-    wanted = listener.interest.get(match.topic)
+def _matches(subscriber: Subscriber, match: KeyMatch) -> bool:
+    wanted = subscriber.filter.get(match.topic)
     return wanted is not None and wanted.items() <= match.params.items()
 
 
-class ListenerIndex:
+class SubscriberIndex:
     """Listeners by what they listen for: a whole collection, or one of the values that they name."""
 
     def __init__(self) -> None:
-        self.listeners: set[Listener] = set()
-        self._at: dict[tuple[str | None, ...], set[Listener]] = {}
+        self.subscribers: set[Subscriber] = set()
+        self._by_key: dict[tuple[str | None, ...], set[Subscriber]] = {}
 
-    def add(self, listener: Listener) -> None:
-        self.listeners.add(listener)
-        for topic, wanted in listener.interest.items():
+    def add(self, subscriber: Subscriber) -> None:
+        self.subscribers.add(subscriber)
+        for topic, wanted in subscriber.filter.items():
             # Of several values the one that fewest listen for.
-            place = min(_places(topic, wanted), key=lambda place: len(self._at.get(place, ())))
-            self._at.setdefault(place, set()).add(listener)
+            place = min(_index_keys(topic, wanted), key=lambda place: len(self._by_key.get(place, ())))
+            self._by_key.setdefault(place, set()).add(subscriber)
 
-    def discard(self, listener: Listener) -> bool:
+    def discard(self, subscriber: Subscriber) -> bool:
         """Whether it was there."""
-        if listener not in self.listeners:
+        if subscriber not in self.subscribers:
             return False
-        self.listeners.discard(listener)
-        for topic, wanted in listener.interest.items():
-            for place in _places(topic, wanted):
-                held = self._at.get(place, set())
-                held.discard(listener)
+        self.subscribers.discard(subscriber)
+        for topic, wanted in subscriber.filter.items():
+            for place in _index_keys(topic, wanted):
+                held = self._by_key.get(place, set())
+                held.discard(subscriber)
                 if not held:
-                    self._at.pop(place, None)
+                    self._by_key.pop(place, None)
         return True
 
-    def concerned(self, match: KeyMatch) -> list[Listener]:
+    def matching(self, match: KeyMatch) -> list[Subscriber]:
         """The listeners for changes of the match."""
         topic = match.topic
-        found = list(self._at.get(topic, ()))
+        found = list(self._by_key.get(topic, ()))
         for pair in match.params.items():
-            for listener in self._at.get((*topic, *pair), ()):
-                if _concerns(listener, match):
+            for listener in self._by_key.get((*topic, *pair), ()):
+                if _matches(listener, match):
                     found.append(listener)
         return found
 
 
-def _places(topic: Topic, wanted: Mapping[str, str]) -> list[tuple[str | None, ...]]:
+def _index_keys(topic: Topic, wanted: Mapping[str, str]) -> list[tuple[str | None, ...]]:
     """Where the index may have a listener who wants these values."""
     if not wanted:
         return [topic]

@@ -7,20 +7,20 @@ verify           checks of one object, and of everything that a store holds
 starfish_folder  the folder of a Starfish server, as a source
 """
 
-from pysync.migrate.copier import Copier, Outcomes
-from pysync.migrate.locations import Place, open_source, open_target, place
-from pysync.migrate.reading import SCRUBBED
-from pysync.migrate.verify import Damage, Verified, Verifier
+from pysync.migrate.copier import Copier, CopyReport
+from pysync.migrate.locations import Location, open_source, open_target, parse_location
+from pysync.migrate.reading import SCRUB_KEY
+from pysync.migrate.verify import Damage, VerificationReport, Verifier
 
 __all__ = [
-    "SCRUBBED",
+    "SCRUB_KEY",
     "Copier",
+    "CopyReport",
     "Damage",
-    "Outcomes",
-    "Place",
-    "Verified",
+    "Location",
+    "VerificationReport",
     "Verifier",
     "open_source",
     "open_target",
-    "place",
+    "parse_location",
 ]

@@ -12,20 +12,20 @@ from typing import Final, Literal, TypeVar
 
 from pysync import _core
 from pysync.auth.revocation import PREFIX as REVOCATIONS
-from pysync.engine.append_log.append import discard
-from pysync.engine.append_log.read import folder, object_key
+from pysync.engine.append_log.append import delete_log_objects
+from pysync.engine.append_log.read import log_prefix, object_key
 from pysync.engine.append_log.starfish import chunk_key, chunk_names
-from pysync.engine.keyed_versions import KEY as VERSIONS
+from pysync.engine.keyed_versions import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import DocumentCorrupt, KeyConflict
-from pysync.migrate.reading import SCRUBBED, Reader, Unreadable, as_object, failing, for_each_key
+from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable, as_object, error_context, for_each_key
 from pysync.migrate.verify import (
-    Corrupt,
+    VerificationError,
     check_chunk,
     check_chunks,
     check_document,
     check_object,
     check_revocations,
-    expanded,
+    expand_node,
     log_of_chunk,
 )
 from pysync.store import (
@@ -34,19 +34,19 @@ from pysync.store import (
     DamagedFile,
     Etag,
     EtagMismatch,
-    Expect,
-    File,
     FileStat,
-    Object,
-    Source,
+    OpenFile,
+    Precondition,
+    ReadableStore,
     Store,
+    StoredObject,
 )
 
-Outcome = Literal["copied", "healed", "already_there", "corrupt", "different", "refused", "unreadable"]
+CopyOutcome = Literal["copied", "healed", "already_there", "corrupt", "different", "refused", "unreadable"]
 
 
 @dataclass(slots=True)
-class Outcomes:
+class CopyReport:
     """Numbers of objects by outcome, and the bytes of those that were put. A `healed` object replaced a
     damaged one. A `different` one was kept out by another at the key. A `refused` one has a key that the
     store does not take, or names something that is missing. An `unreadable` one is lost, or the disk or
@@ -62,34 +62,34 @@ class Outcomes:
     bytes: int = 0
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the target now holds everything."""
         return not (self.corrupt or self.different or self.refused or self.unreadable)
 
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 32
+MAX_CONCURRENT: Final = 32
 """Objects that are read and written at one time."""
-FILES_AT_ONCE: Final = 4
+MAX_CONCURRENT_FILES: Final = 4
 
-_LEFT_OUT: Final = (
-    folder(""),
+_EXCLUDED: Final = (
+    log_prefix(""),
     "_pysync/probe/",
     "_pysync/projections/",
     "_pysync/damaged",
-    SCRUBBED,
+    SCRUB_KEY,
     "__sync__/config.json",
 )
 """The objects of logs, which their heads bring along; what asking a store has left; places in a log of
 changes that is not copied; which files are damaged, and when that was looked for; what Starfish keeps of its
 configuration."""
-_IN_THE_WAY: Final = "another file lies above or below it, and this store keeps folders"
-_OTHER_HASH: Final = "its sha256 is not that of its bytes"
+_PATH_CONFLICT: Final = "another file lies above or below it, and this store keeps folders"
+_HASH_MISMATCH: Final = "its sha256 is not that of its bytes"
 
 
 class Copier:
-    """Copies all of `source` to `target`. `tell` hears of every key that is not copied, and why.
+    """Copies all of `source` to `target`. `on_problem` hears of every key that is not copied, and why.
 
     What differs at `target` stays as it is unless it may be overwritten; what is corrupt stays behind unless
     it is to be kept, and is told of all the same.
@@ -97,24 +97,24 @@ class Copier:
 
     def __init__(
         self,
-        source: Source,
+        source: ReadableStore,
         target: Store,
-        tell: Callable[[str, str], None],
+        on_problem: Callable[[str, str], None],
         *,
         overwrite: bool = False,
         keep_corrupt: bool = False,
         quick: bool = False,
     ) -> None:
-        self.outcomes = Outcomes()
+        self.report = CopyReport()
         self._source = source
         self._reader = Reader(source)
         self._target = target
-        self._tell = tell
+        self._on_problem = on_problem
         self._overwrite = overwrite
         self._keep_corrupt = keep_corrupt
         self._quick = quick
-        self._slots = asyncio.Semaphore(AT_ONCE)
-        self._file_slots = asyncio.Semaphore(FILES_AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._file_slots = asyncio.Semaphore(MAX_CONCURRENT_FILES)
         self._chunked = asyncio.Lock()
         """A log in Starfish's chunks is held whole to be verified, so one at a time."""
 
@@ -122,10 +122,10 @@ class Copier:
         """Copy. Nothing remembers how far it came: another run passes over what this one has done. An object
         that cannot be read is counted, and the others follow. Raises StoreUnavailable, which says at which
         key, where one of the stores is out of reach; the outcomes are those of the run all the same."""
-        await for_each_key(self._source, AT_ONCE, self._copy)
+        await for_each_key(self._source, MAX_CONCURRENT, self._copy)
 
     async def _copy(self, key: str) -> None:
-        if key.startswith(_LEFT_OUT):
+        if key.startswith(_EXCLUDED):
             return
         try:
             async with self._slots:
@@ -140,23 +140,27 @@ class Copier:
         except ValueError as error:
             self._count(key, "refused", str(error))
 
-    async def _copy_found(self, key: str, found: Object) -> _core.LogHead | None:
+    async def _copy_found(self, key: str, found: StoredObject) -> _core.LogHead | None:
         """Copy an object that is for itself; else return the head of a log, which is to follow its parts."""
         try:
             head = check_object(key, found.body)
             if head is not None:
                 return head
             of = log_of_chunk(key, found.body)
-            if of is not None and await self._brings_chunks(of):
+            if of is not None and await self._belongs_to_log(of):
                 return None
-            if key == VERSIONS and (there := await self._look(key)) and not _is_damaged(key, there.body):
+            if (
+                key == VERSIONS
+                and (there := await self._get_target(key))
+                and not _is_damaged(key, there.body)
+            ):
                 # Readers of the target know versions that are keyed with its own secret.
                 self._count(key, "already_there")
                 return None
             if key.startswith(f"{REVOCATIONS}/") and await self._is_older(key, found.body):
                 self._count(key, "different", "a later list is there already")
                 return None
-        except Corrupt as error:
+        except VerificationError as error:
             await self._put_corrupt(key, found, str(error))
         else:
             await self._put(key, found)
@@ -164,25 +168,25 @@ class Copier:
 
     async def _is_older(self, key: str, stored: bytes) -> bool:
         """Whether a later revocation list is there, which nothing may take back."""
-        there = await self._look(key)
+        there = await self._get_target(key)
         try:
             generation = check_revocations(key, stored)
             return there is not None and check_revocations(key, there.body) > generation
-        except Corrupt:
+        except VerificationError:
             return False
 
-    async def _brings_chunks(self, key: str) -> bool:
+    async def _belongs_to_log(self, key: str) -> bool:
         """Whether the head at `key` brings its chunks along. Of a log that is ours by now they are what is
         left. Raises Corrupt where there is no log."""
         found = await self._reader.get(key)
         if found is not None and _core.is_log(found.body):
             return False
-        with suppress(Corrupt):
+        with suppress(VerificationError):
             if found is not None:
                 return check_document(found.body) is not None
-        raise Corrupt("it is a chunk of a log whose head is not there")
+        raise VerificationError("it is a chunk of a log whose head is not there")
 
-    async def _copy_log(self, key: str, stored: Object, head: _core.LogHead) -> None:
+    async def _copy_log(self, key: str, stored: StoredObject, head: _core.LogHead) -> None:
         """Copy what the head names, then the head: who reads a head finds all that it names."""
         if await self._is_different(key, stored):
             return
@@ -191,7 +195,7 @@ class Copier:
                 is_whole = await self._copy_chunks(key, head)
             else:
                 is_whole = await self._copy_nodes(head)
-        except Corrupt as error:
+        except VerificationError as error:
             await self._put_corrupt(key, stored, str(error))
             return
         if is_whole:
@@ -199,41 +203,41 @@ class Copier:
         else:
             self._count(key, "refused", "objects of this log are not there")
 
-    async def _is_different(self, key: str, stored: Object) -> bool:
+    async def _is_different(self, key: str, stored: StoredObject) -> bool:
         """Whether another object lies at the key that is to stay; its outcome is counted then."""
         if self._overwrite:
             return False
-        there = await self._look(key)
+        there = await self._get_target(key)
         if there is None or there.body == stored.body or _is_damaged(key, there.body):
             return False
         if not self._quick and _core.is_log(there.body):
-            await self._heal_nodes(_core.LogHead.read(there.body, ""))
+            await self._repair_nodes(_core.LogHead.read(there.body, ""))
         self._count(key, "different")
         return True
 
-    async def _heal_nodes(self, head: _core.LogHead) -> None:
+    async def _repair_nodes(self, head: _core.LogHead) -> None:
         """Copy the objects that the target's own log lacks or has damaged, if the source still has them."""
         waiting = head.nodes()
         while waiting:
-            nodes, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
-            below = await _all(self._heal_node(head, node) for node in nodes)
+            nodes, waiting = waiting[:MAX_CONCURRENT], waiting[MAX_CONCURRENT:]
+            below = await _gather_all(self._repair_node(head, node) for node in nodes)
             waiting = [node for found in below for node in found] + waiting
 
-    async def _heal_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode]:
+    async def _repair_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode]:
         """Heal one object of a log; the nodes below it, as far as they are known."""
         key = object_key(head.id, node.name)
         async with self._slots:
-            there = await self._look(key)
-            with suppress(Corrupt):
+            there = await self._get_target(key)
+            with suppress(VerificationError):
                 if there is not None:
-                    return expanded(head, node, there.body)
-            with suppress(Corrupt, Unreadable):
+                    return expand_node(head, node, there.body)
+            with suppress(VerificationError, Unreadable):
                 found = await self._reader.get(key)
                 if found is not None:
-                    below = expanded(head, node, found.body)
-                    with failing(f"writing {key}"):
+                    below = expand_node(head, node, found.body)
+                    with error_context(f"writing {key}"):
                         await self._target.put(key, found.body, found.content_type)
-                    self._count_put(key, len(found.body), heals=True)
+                    self._count_put(key, len(found.body), repairs=True)
                     return below
         return []
 
@@ -242,8 +246,8 @@ class Copier:
         is_whole = True
         waiting = head.nodes()
         while waiting:
-            nodes, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
-            below = await _all(self._copy_node(head, node) for node in nodes)
+            nodes, waiting = waiting[:MAX_CONCURRENT], waiting[MAX_CONCURRENT:]
+            below = await _gather_all(self._copy_node(head, node) for node in nodes)
             is_whole = is_whole and None not in below
             waiting = [node for found in below for node in found or []] + waiting
         return is_whole
@@ -262,8 +266,8 @@ class Copier:
                 return [] if self._keep_corrupt else None
             below: list[_core.LogNode] = []
             try:
-                below = expanded(head, node, found.body)
-            except Corrupt as error:
+                below = expand_node(head, node, found.body)
+            except VerificationError as error:
                 is_there = await self._put_corrupt(key, found, str(error))
             else:
                 is_there = await self._put(key, found)
@@ -273,10 +277,10 @@ class Copier:
         """Copy the chunks of a log of Starfish's; whether all are there now. Raises Corrupt where they are
         not what the head says."""
         async with self._chunked:
-            with failing(f"listing the chunks of {key}"):
+            with error_context(f"listing the chunks of {key}"):
                 names = await chunk_names(self._source, key)
             keys = [chunk_key(key, name) for name in names]
-            chunks = [chunk for chunk in await _all(map(self._copy_chunk, keys)) if chunk is not None]
+            chunks = [chunk for chunk in await _gather_all(map(self._copy_chunk, keys)) if chunk is not None]
             if len(chunks) == len(keys):
                 check_chunks(head, chunks)
             return len(chunks) == len(keys)
@@ -294,44 +298,44 @@ class Copier:
                 return None
             try:
                 check_chunk(found.body)
-            except Corrupt as error:
+            except VerificationError as error:
                 is_there = await self._put_corrupt(key, found, str(error))
             else:
                 is_there = await self._put(key, found)
             return found.body if is_there else None
 
-    async def _put_head(self, key: str, stored: Object, head: _core.LogHead) -> None:
+    async def _put_head(self, key: str, stored: StoredObject, head: _core.LogHead) -> None:
         """Put a head; of a log that it replaces, the objects go."""
-        before = await self._look(key) if self._overwrite else None
+        before = await self._get_target(key) if self._overwrite else None
         if await self._put(key, stored) and before is not None and _core.is_log(before.body):
             try:
                 replaced = _core.LogHead.read(before.body, "").id
             except DocumentCorrupt:
                 return
             if replaced != head.id:
-                with failing(f"deleting what {key} was before"):
-                    await discard(self._target, replaced)
+                with error_context(f"deleting what {key} was before"):
+                    await delete_log_objects(self._target, replaced)
 
-    async def _put_corrupt(self, key: str, found: Object, why: str) -> bool:
+    async def _put_corrupt(self, key: str, found: StoredObject, why: str) -> bool:
         """Leave it behind unless it is to be kept; whether it is there now."""
         self._count(key, "corrupt", why)
         return self._keep_corrupt and await self._put(key, found)
 
-    async def _put(self, key: str, found: Object) -> bool:
+    async def _put(self, key: str, found: StoredObject) -> bool:
         """Put an object where it is not yet, and count what becomes of it; whether it is there now."""
-        there = await self._look(key)
+        there = await self._get_target(key)
         heals = there is not None and there.body != found.body and _is_damaged(key, there.body)
         if there is None or heals or (self._overwrite and there.body != found.body):
-            with failing(f"writing {key}"):
+            with error_context(f"writing {key}"):
                 try:
-                    expect: Expect = ABSENT if there is None else Etag(there.etag)
+                    expect: Precondition = ABSENT if there is None else Etag(there.etag)
                     if self._overwrite:
                         expect = ANY
                     await self._target.put(key, found.body, found.content_type, expect)
                 except EtagMismatch:  # a file is there, or what an earlier run wrote at its end
-                    there = await self._look(key)
+                    there = await self._get_target(key)
                 else:
-                    self._count_put(key, len(found.body), heals=heals)
+                    self._count_put(key, len(found.body), repairs=heals)
                     return True
         is_there = there is not None and there.body == found.body
         self._count(key, "already_there" if is_there else "different")
@@ -344,7 +348,7 @@ class Copier:
                 return  # gone meanwhile
             try:
                 await self._write(key, file)
-            except Corrupt as error:
+            except VerificationError as error:
                 self._count(key, "corrupt", str(error))
             except KeyConflict:
                 self._count(
@@ -353,74 +357,76 @@ class Copier:
             finally:
                 await file.chunks.aclose()
 
-    async def _write(self, key: str, file: File) -> None:
+    async def _write(self, key: str, file: OpenFile) -> None:
         """Write a file where it is not yet, and count what becomes of it."""
-        there, is_damaged = await self._look_at_file(key)
+        there, is_damaged = await self._stat_target_file(key)
         if there is not None and there.sha256 == file.sha256:
             self._count(key, "already_there")
             return
-        if not (self._overwrite or is_damaged) and (there is not None or await self._look(key) is not None):
+        if not (self._overwrite or is_damaged) and (
+            there is not None or await self._get_target(key) is not None
+        ):
             self._count(key, "different")
             return
-        with failing(f"copying {key}"):
+        with error_context(f"copying {key}"):
             chunks = self._reader.chunks(key, file)
             if not self._keep_corrupt:
-                chunks = _checked(file, chunks)
+                chunks = _verified_chunks(file, chunks)
             written = await self._target.write(key, chunks, file.content_type)
         if written != file.sha256:
-            raise Corrupt(_OTHER_HASH)
-        self._count_put(key, file.size, heals=is_damaged)
+            raise VerificationError(_HASH_MISMATCH)
+        self._count_put(key, file.size, repairs=is_damaged)
 
-    async def _look_at_file(self, key: str) -> tuple[FileStat | None, bool]:
+    async def _stat_target_file(self, key: str) -> tuple[FileStat | None, bool]:
         """Return the file at the target if it matches its hash, and whether it is damaged."""
-        with failing(f"reading what is at {key} already"):
+        with error_context(f"reading what is at {key} already"):
             try:
                 return await (self._target.stat if self._quick else self._target.verify)(key), False
             except DamagedFile:
                 return None, True
 
-    async def _look(self, key: str) -> Object | None:
-        with failing(f"reading what is at {key} already"):
+    async def _get_target(self, key: str) -> StoredObject | None:
+        with error_context(f"reading what is at {key} already"):
             return as_object(await self._target.get(key))
 
-    def _count_put(self, key: str, size: int, *, heals: bool) -> None:
-        """Count an object that was put, in the place of a damaged one where it `heals`."""
-        if heals:
+    def _count_put(self, key: str, size: int, *, repairs: bool) -> None:
+        """Count an object that was put, in the place of a damaged one where it `repairs`."""
+        if repairs:
             self._count(key, "healed", "what was there was damaged")
         else:
             self._count(key, "copied")
-        self.outcomes.bytes += size
+        self.report.bytes += size
 
-    def _count(self, key: str, outcome: Outcome, why: str = "") -> None:
-        setattr(self.outcomes, outcome, getattr(self.outcomes, outcome) + 1)
+    def _count(self, key: str, outcome: CopyOutcome, why: str = "") -> None:
+        setattr(self.report, outcome, getattr(self.report, outcome) + 1)
         if outcome == "different" and not why:
             why = "another object is there already"
         if why:
-            self._tell(key, f"{outcome}: {why}")
+            self._on_problem(key, f"{outcome}: {why}")
 
 
 def _is_damaged(key: str, stored: bytes) -> bool:
     """Return True if the object at the target key is damaged, so that a sound one may replace it."""
-    if key.startswith(folder("")):
+    if key.startswith(log_prefix("")):
         return True  # the objects of a log never change
     try:
         check_object(key, stored)
-    except Corrupt:
+    except VerificationError:
         return True
     return False
 
 
-async def _checked(file: File, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The file's bytes. Raises Corrupt at their end where they have another hash than the file says."""
     digest = hashlib.sha256()
     async for chunk in chunks:
         digest.update(chunk)
         yield chunk
     if digest.hexdigest() != file.sha256:
-        raise Corrupt(_OTHER_HASH)
+        raise VerificationError(_HASH_MISMATCH)
 
 
-async def _all(works: Iterable[Coroutine[None, None, T]]) -> list[T]:
+async def _gather_all(works: Iterable[Coroutine[None, None, T]]) -> list[T]:
     """Return the results in order, or raise the first error when all of them have ended."""
     results: list[T] = []
     for result in await asyncio.gather(*works, return_exceptions=True):

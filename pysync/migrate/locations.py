@@ -6,15 +6,15 @@ from typing import Final
 from pysync import config
 from pysync.config import StoreConfig
 from pysync.migrate.starfish_folder import FolderSource
-from pysync.store import Source, Store, open_store
+from pysync.store import ReadableStore, Store, open_store
 
-Place = StoreConfig | Path
+Location = StoreConfig | Path
 """A store, or a folder of plain files."""
 
 _DATABASE: Final = "pysync.db"
 
 
-def place(text: str) -> Place:
+def parse_location(text: str) -> Location:
     """What `text` names. Raises ValueError or ConfigError where it names nothing."""
     kind, _, rest = text.partition(":")
     if kind == "folder" and rest:
@@ -26,19 +26,19 @@ def place(text: str) -> Place:
     raise ValueError(f"{text}: name file:DIR, s3://BUCKET/PREFIX, folder:DIR or a configuration file")
 
 
-async def open_source(place: Place) -> Source:
+async def open_source(location: Location) -> ReadableStore:
     """The place to copy from. It must exist: nothing is created. Raises ValueError, StoreUnavailable."""
-    if isinstance(place, Path):
-        return _folder(place)
-    check_exists(place.url)
-    return await open_store(place)
+    if isinstance(location, Path):
+        return _folder(location)
+    check_exists(location.url)
+    return await open_store(location)
 
 
-async def open_target(place: Place) -> Store:
+async def open_target(location: Location) -> Store:
     """The place to copy to, made where it is missing. Raises ValueError, StoreUnavailable."""
-    if isinstance(place, Path):
-        raise ValueError(f"folder:{place} can only be copied from")
-    return await open_store(place)
+    if isinstance(location, Path):
+        raise ValueError(f"folder:{location} can only be copied from")
+    return await open_store(location)
 
 
 def _folder(root: Path) -> FolderSource:

@@ -14,8 +14,8 @@ from typing import Final
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import JSON_TYPE, File, Listed, Object, split_key, within
-from pysync.store.local.disk import Outgoing, disk_errors, in_thread
+from pysync.store.base import JSON_TYPE, ListEntry, OpenFile, StoredObject, clamp_range, split_key
+from pysync.store.local.disk import FileReader, in_thread, translate_os_errors
 
 _SIDECAR: Final = ".__meta__"
 _BINARY: Final = "application/octet-stream"
@@ -31,15 +31,15 @@ class FolderSource:
             raise ValueError(f"{root}: there is no such folder")
         self._root = root
 
-    async def get(self, key: str) -> Object | None:
+    async def get(self, key: str) -> StoredObject | None:
         return await in_thread(self._get, self._path(key))
 
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         path = self._path(key)
         content_type = await in_thread(_content_type, path)
         if content_type is None:
             return None
-        outgoing = Outgoing(path, follows_links=True)
+        outgoing = FileReader(path, follows_links=True)
         try:
             stamp = await in_thread(outgoing.open)
             if stamp is None:
@@ -48,17 +48,17 @@ class FolderSource:
         except BaseException:
             await outgoing.aclose()
             raise
-        begin, finish = within(stamp.size, start, end)
+        begin, finish = clamp_range(stamp.size, start, end)
         outgoing.select(begin, finish)
         modified_ms = stamp.mtime_ns // 1_000_000
-        return File(stamp.size, sha256, content_type, modified_ms, begin, finish, outgoing, etag=sha256)
+        return OpenFile(stamp.size, sha256, content_type, modified_ms, begin, finish, outgoing, etag=sha256)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
         entries = [entry async for entry in self._entries(prefix)]
         names = sorted(entry.name for entry in entries if entry.is_file() and not _is_sidecar(entry))
         return [name for name in names if after is None or name > after][:limit]
 
-    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
         waiting = [prefix]
         while waiting:
             folder = waiting.pop()
@@ -67,7 +67,7 @@ class FolderSource:
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(key)
                 elif not _is_sidecar(entry):
-                    yield Listed(key, "", 0)
+                    yield ListEntry(key, "", 0)
 
     async def close(self) -> None:
         return
@@ -76,12 +76,12 @@ class FolderSource:
         split_key(key)
         return self._root / key
 
-    def _get(self, path: Path) -> Object | None:
+    def _get(self, path: Path) -> StoredObject | None:
         if _content_type(path) is not None:
             return None
         try:
             found = path.stat()
-            return Object(
+            return StoredObject(
                 path.read_bytes(), str(found.st_mtime_ns), JSON_TYPE, found.st_mtime_ns // 1_000_000
             )
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -90,7 +90,7 @@ class FolderSource:
     async def _entries(self, folder: str) -> AsyncIterator["os.DirEntry[str]"]:
         """What lies directly in a folder; nothing where it is gone, unless it is the whole source."""
         try:
-            with disk_errors():
+            with translate_os_errors():
                 entries = os.scandir(self._root / folder)
         except StoreUnavailable as error:
             if folder and isinstance(error.__cause__, FileNotFoundError):

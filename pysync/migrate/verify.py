@@ -13,14 +13,14 @@ from typing import Final, NamedTuple
 import orjson
 
 from pysync import _core
-from pysync.auth.certificates import read_revocation_list
+from pysync.auth.certificates import parse_revocation_list
 from pysync.auth.revocation import PREFIX as REVOCATIONS
 from pysync.corruption import Kind
-from pysync.engine.append_log.read import folder, object_key
+from pysync.engine.append_log.read import log_prefix, object_key
 from pysync.engine.append_log.starfish import chunk_key, chunk_names
-from pysync.engine.keyed_versions import KEY as VERSIONS
+from pysync.engine.keyed_versions import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import BadRequest, BadSignature, DocumentCorrupt
-from pysync.migrate.reading import Reader, Unreadable, failing, for_each_key
+from pysync.migrate.reading import Reader, Unreadable, error_context, for_each_key
 from pysync.store import DamagedFile, Pace, Store, no_pace
 
 _CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
@@ -28,7 +28,7 @@ _FIELD: Final = "items"
 """Any name would do: elements in chunks have none."""
 
 
-class Corrupt(Exception):
+class VerificationError(Exception):
     """What is stored is not what it should be; the text says why."""
 
 
@@ -39,7 +39,7 @@ def check_object(key: str, stored: bytes) -> _core.LogHead | None:
         try:
             return _core.LogHead.read(stored, "")
         except DocumentCorrupt:
-            raise Corrupt("its checksum does not match its contents") from None
+            raise VerificationError("its checksum does not match its contents") from None
     if key.startswith(f"{REVOCATIONS}/"):
         check_revocations(key, stored)
     elif log_of_chunk(key, stored) is not None:
@@ -49,7 +49,7 @@ def check_object(key: str, stored: bytes) -> _core.LogHead | None:
     return None
 
 
-def expanded(head: _core.LogHead, node: _core.LogNode, stored: bytes) -> list[_core.LogNode]:
+def expand_node(head: _core.LogHead, node: _core.LogNode, stored: bytes) -> list[_core.LogNode]:
     """The nodes below a segment (none) or a block of the index of a log. Raises Corrupt unless `stored` is
     what the head, or the block above it, names."""
     try:
@@ -57,7 +57,7 @@ def expanded(head: _core.LogHead, node: _core.LogNode, stored: bytes) -> list[_c
             return head.expand(stored, node)
         head.slice([(node, stored)], False)
     except DocumentCorrupt:
-        raise Corrupt("it is not what the head of its log names") from None
+        raise VerificationError("it is not what the head of its log names") from None
     return []
 
 
@@ -71,11 +71,11 @@ def check_revocations(key: str, stored: bytes) -> int:
     """The generation of a revocation list. Raises Corrupt unless the issuer whose user id ends the key has
     signed it."""
     try:
-        found = read_revocation_list(stored)
+        found = parse_revocation_list(stored)
     except (BadRequest, BadSignature) as error:
-        raise Corrupt(str(error)) from None
+        raise VerificationError(str(error)) from None
     if found.iss_user_id != key.rpartition("/")[2]:
-        raise Corrupt("it is the revocation list of another issuer")
+        raise VerificationError("it is the revocation list of another issuer")
     return found.generation
 
 
@@ -85,9 +85,9 @@ def check_document(stored: bytes) -> _core.LogHead | None:
     try:
         document = _core.read_document(stored)
     except DocumentCorrupt:
-        raise Corrupt("it is not a document, or not the one that was stored") from None
+        raise VerificationError("it is not a document, or not the one that was stored") from None
     if not document.verify():
-        raise Corrupt("its hash does not match its data")
+        raise VerificationError("its hash does not match its data")
     if _core.is_document(stored):
         return None
     try:
@@ -102,7 +102,9 @@ def check_chunks(head: _core.LogHead, chunks: list[bytes]) -> None:
     try:
         head.gather(chunks, whole=True)
     except DocumentCorrupt:
-        raise Corrupt("its chunks are not the elements that it names, or some are missing") from None
+        raise VerificationError(
+            "its chunks are not the elements that it names, or some are missing"
+        ) from None
 
 
 def check_chunk(stored: bytes) -> None:
@@ -111,16 +113,16 @@ def check_chunk(stored: bytes) -> None:
     try:
         empty.gather([stored])
     except DocumentCorrupt:
-        raise Corrupt("it does not read as a chunk of a log") from None
+        raise VerificationError("it does not read as a chunk of a log") from None
 
 
-AT_ONCE: Final = 8
+MAX_CONCURRENT: Final = 8
 """Objects that are verified at one time."""
 
-_LEFT_OUT: Final = (folder(""), "_pysync/probe/", "__sync__/config.json")
+_EXCLUDED: Final = (log_prefix(""), "_pysync/probe/", "__sync__/config.json")
 """The objects of logs, which are found from their heads; what asking a store has left; what Starfish keeps of
 its configuration."""
-_LARGE: Final = 65_536
+_CHECK_IN_THREAD_ABOVE: Final = 65_536
 """Bytes that are better checked beside the event loop."""
 
 
@@ -133,7 +135,7 @@ class Damage(NamedTuple):
 
 
 @dataclass(slots=True)
-class Verified:
+class VerificationReport:
     """The number of objects that were read (a log counts once), of damaged ones among them, and of bytes."""
 
     objects: int = 0
@@ -142,41 +144,41 @@ class Verified:
 
 
 class Verifier:
-    """Verifies the objects of `store`, which may be written meanwhile. `tell` is called for each damaged
+    """Verifies the objects of `store`, which may be written meanwhile. `on_damage` is called for each damaged
     object, and `pace` is awaited with the number of bytes read. The store no longer serves damaged files."""
 
     def __init__(
         self,
         store: Store,
-        tell: Callable[[Damage], None],
+        on_damage: Callable[[Damage], None],
         pace: Pace = no_pace,
-        verified: Verified | None = None,
+        report: VerificationReport | None = None,
     ) -> None:
-        self.verified = verified or Verified()
+        self.report = report or VerificationReport()
         self._store = store
         self._reader = Reader(store)
-        self._tell = tell
+        self._on_damage = on_damage
         self._pace = pace
         self._chunked = asyncio.Lock()
         """A log in Starfish's chunks is held whole to be verified, so one at a time."""
 
     async def run(self) -> None:
         """Verify everything. Raises StoreUnavailable where the store is out of reach."""
-        await for_each_key(self._store, AT_ONCE, self.verify)
+        await for_each_key(self._store, MAX_CONCURRENT, self.verify)
 
     async def verify(self, key: str) -> None:
         """Verify what is at `key`; of a log all that its head names. Raises StoreUnavailable."""
-        if key.startswith(_LEFT_OUT):
+        if key.startswith(_EXCLUDED):
             return
-        self.verified.objects += 1
+        self.report.objects += 1
         found = [damage async for damage in self._damages(key)]
         if found:
             # An object that was replaced or deleted meanwhile is not found damaged in the same way again.
             again = [damage async for damage in self._damages(key)]
             found = [damage for damage in again if damage in found]
-        self.verified.damaged += len(found)
+        self.report.damaged += len(found)
         for damage in found:
-            self._tell(damage)
+            self._on_damage(damage)
 
     async def _damages(self, key: str) -> AsyncIterator[Damage]:
         kind: Kind = "document"
@@ -189,7 +191,7 @@ class Verifier:
             await self._count(len(found.body))
             kind = "log" if _core.is_log(found.body) else "document"
             head = await _check(key, found.body)
-        except (Corrupt, Unreadable, ValueError) as error:
+        except (VerificationError, Unreadable, ValueError) as error:
             yield Damage(key, kind, str(error))
             return
         if head is not None and head.is_chunked:
@@ -203,10 +205,10 @@ class Verifier:
         """Raise Corrupt where the file at `key` is damaged."""
 
         try:
-            with failing(f"reading {key}"):
+            with error_context(f"reading {key}"):
                 await self._store.verify(key, self._count)
         except DamagedFile as error:
-            raise Corrupt(error.why) from None
+            raise VerificationError(error.detail) from None
 
     async def _damages_of_nodes(self, key: str, head: _core.LogHead) -> AsyncIterator[Damage]:
         """Yield the damaged segments and index blocks of a log of ours."""
@@ -215,29 +217,29 @@ class Verifier:
             node = waiting.popleft()
             at = object_key(head.id, node.name)
             try:
-                waiting.extendleft(reversed(expanded(head, node, await self._get(at))))
-            except (Corrupt, Unreadable) as error:
+                waiting.extendleft(reversed(expand_node(head, node, await self._get(at))))
+            except (VerificationError, Unreadable) as error:
                 yield Damage(at, "log", f"{error}; it is a part of the log at {key}")
 
     async def _damages_of_chunks(self, key: str, head: _core.LogHead) -> AsyncIterator[Damage]:
         """Yield the damage of a log that Starfish keeps in chunks. Each chunk is also verified by itself."""
         async with self._chunked:
             try:
-                with failing(f"listing the chunks of {key}"):
+                with error_context(f"listing the chunks of {key}"):
                     names = await chunk_names(self._store, key)
                 check_chunks(head, [await self._get(chunk_key(key, name)) for name in names])
-            except (Corrupt, Unreadable) as error:
+            except (VerificationError, Unreadable) as error:
                 yield Damage(key, "log", str(error))
 
     async def _get(self, key: str) -> bytes:
         found = await self._reader.get(key)
         if found is None:
-            raise Corrupt("it is missing")
+            raise VerificationError("it is missing")
         await self._count(len(found.body))
         return found.body
 
     async def _count(self, size: int) -> None:
-        self.verified.bytes += size
+        self.report.bytes += size
         await self._pace(size)
 
 
@@ -247,8 +249,8 @@ async def _check(key: str, body: bytes) -> _core.LogHead | None:
         try:
             orjson.loads(body)
         except ValueError:
-            raise Corrupt("it is not JSON") from None
+            raise VerificationError("it is not JSON") from None
         return None
-    if len(body) >= _LARGE:
+    if len(body) >= _CHECK_IN_THREAD_ABOVE:
         return await asyncio.to_thread(check_object, key, body)
     return check_object(key, body)

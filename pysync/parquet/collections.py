@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pysync.config import Collection, ConfigError, RateLimit, parse
-from pysync.config.presets import Access
+from pysync.config.presets import AccessLevel
 from pysync.config.schema import wire_name
 
 
@@ -13,8 +13,8 @@ def create_parquet_collection(
     *,
     name: str,
     storage_path: str,
-    read: Access | Sequence[str] = "public",
-    write: Access | Sequence[str] = "authenticated",
+    read: AccessLevel | Sequence[str] = "public",
+    write: AccessLevel | Sequence[str] = "authenticated",
     rate_limit: RateLimit | Mapping[str, Any] | Literal[False] | None = None,
     max_body_bytes: int | None = None,
     cache_duration_ms: int | None = None,
@@ -28,7 +28,7 @@ def create_parquet_collection(
     `storage_path` is a parameter. Raises ValueError with all that is wrong, by the names that a file has for
     it.
     """
-    return _created(
+    return _create(
         preset="parquet",
         name=name,
         storage_path=storage_path,
@@ -44,15 +44,15 @@ def create_sealed_parquet_collection(
     *,
     name: str,
     storage_path: str,
-    read: Access | Sequence[str] = "authenticated",
-    write: Access | Sequence[str] = "authenticated",
+    read: AccessLevel | Sequence[str] = "authenticated",
+    write: AccessLevel | Sequence[str] = "authenticated",
     rate_limit: RateLimit | Mapping[str, Any] | Literal[False] | None = None,
     max_body_bytes: int | None = None,
     cache_duration_ms: int | None = None,
 ) -> Collection:
     """A collection of Parquet files that clients have sealed: the server keeps bytes
     (`application/octet-stream`) that no query can read. All else as of `create_parquet_collection`."""
-    return _created(
+    return _create(
         preset="sealedParquet",
         name=name,
         storage_path=storage_path,
@@ -64,8 +64,8 @@ def create_sealed_parquet_collection(
     )
 
 
-def _created(**options: Any) -> Collection:
-    members = {wire_name(name): _plain(value) for name, value in options.items()}
+def _create(**options: Any) -> Collection:
+    members = {wire_name(name): _as_config(value) for name, value in options.items()}
     try:
         config = parse({"collections": [members]})
     except ConfigError as error:
@@ -74,8 +74,10 @@ def _created(**options: Any) -> Collection:
     return config.collections[0]
 
 
-def _plain(value: Any) -> Any:
+def _as_config(value: Any) -> Any:
     """An object of the tree as a file has it."""
     if not dataclasses.is_dataclass(value):
         return value
-    return {wire_name(field.name): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {
+        wire_name(field.name): _as_config(getattr(value, field.name)) for field in dataclasses.fields(value)
+    }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from pysync.config import StoreConfig, s3_place
+from pysync.config import StoreConfig, s3_location
 from pysync.config.derived import is_store_url
 from pysync.store import split_key
 
@@ -53,7 +53,7 @@ def duckdb_read_parquet_sql(
     if config.url.startswith("file:"):
         uri = _uri(f"{Path(config.url.removeprefix('file:')).absolute()}/files", key, glob)
         return ReadParquet(uri, _select(uri), _select(uri))
-    place = s3_place(config)
+    place = s3_location(config)
     uri = _uri(f"s3://{place.bucket}/{place.prefix}".rstrip("/"), key, glob)
     if "?" in uri:
         raise ValueError("DuckDB takes what follows a ? in a bucket for options of its own")
@@ -76,7 +76,7 @@ def _uri(root: str, key: str, glob: bool) -> str:
 
 def _options(config: StoreConfig, session_token: str | None) -> dict[str, str | bool]:
     """What DuckDB is told of the bucket."""
-    place = s3_place(config)
+    place = s3_location(config)
     endpoint = urlsplit(place.endpoint or f"https://{_AWS}")
     if endpoint.path.strip("/"):
         raise ValueError("DuckDB takes an endpoint without a path")
@@ -97,16 +97,16 @@ def _options(config: StoreConfig, session_token: str | None) -> dict[str, str | 
 
 
 def _secret(bucket: str, options: dict[str, str | bool]) -> str:
-    told = ", ".join(f"{name} {_literal(value)}" for name, value in options.items())
-    scope = _literal(f"s3://{bucket}/")
+    told = ", ".join(f"{name} {_quote(value)}" for name, value in options.items())
+    scope = _quote(f"s3://{bucket}/")
     return f'CREATE OR REPLACE TEMPORARY SECRET "pysync {bucket}" (TYPE s3, SCOPE {scope}, {told});'
 
 
 def _select(uri: str) -> str:
-    return f"SELECT * FROM read_parquet({_literal(uri)})"  # noqa: S608 (quoted)
+    return f"SELECT * FROM read_parquet({_quote(uri)})"  # noqa: S608 (quoted)
 
 
-def _literal(value: str | bool) -> str:
+def _quote(value: str | bool) -> str:
     """The value in SQL. Between quotes nothing but a quote has a meaning."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -69,22 +69,22 @@ class NotMergeable(Exception):
     """A file that is left as it is; the text says why."""
 
 
-class Repeatable(NotMergeable):
+class StillRetryable(NotMergeable):
     """The push of the file may still be repeated, and would look for it."""
 
 
-class MergedFile:
+class ParquetMerger:
     """One file with the rows of others, in the order in which they are appended. It grows on disk, in the
     folder for temporary files: in memory are one row group, and the file that is appended. For a thread."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         self._writer = pq.ParquetWriter(self._file, SCHEMA, compression="zstd", store_schema=False)
-        self._waiting: list[pa.Table] = []
-        self._waiting_rows = self._waiting_bytes = 0
+        self._pending: list[pa.Table] = []
+        self._pending_rows = self._pending_bytes = 0
         self.rows = 0
 
-    def append_each(self, bodies: Sequence[bytes], now_ms: int) -> list[NotMergeable | None]:
+    def append_files(self, bodies: Sequence[bytes], now_ms: int) -> list[NotMergeable | None]:
         """Add the rows of files, of each all or none: why, where it is none."""
         return [self._append(body, now_ms) for body in bodies]
 
@@ -121,19 +121,19 @@ class MergedFile:
         return None
 
     def _add(self, table: pa.Table) -> None:
-        self._waiting.append(table)
-        self._waiting_rows += table.num_rows
-        self._waiting_bytes += table.nbytes
-        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
+        self._pending.append(table)
+        self._pending_rows += table.num_rows
+        self._pending_bytes += table.nbytes
+        if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        if self._waiting_rows:
-            table = pa.concat_tables(self._waiting)
+        if self._pending_rows:
+            table = pa.concat_tables(self._pending)
             self._writer.write_table(table, row_group_size=table.num_rows)
             self.rows += table.num_rows
-        self._waiting.clear()
-        self._waiting_rows = self._waiting_bytes = 0
+        self._pending.clear()
+        self._pending_rows = self._pending_bytes = 0
 
 
 def _check(file: pq.ParquetFile, now_ms: int) -> None:
@@ -141,4 +141,4 @@ def _check(file: pq.ParquetFile, now_ms: int) -> None:
         raise NotMergeable("it has other columns")
     until = (file.metadata.metadata or {}).get(_UNTIL)
     if until is not None and int(until) > now_ms:
-        raise Repeatable("its push may still be repeated")
+        raise StillRetryable("its push may still be repeated")

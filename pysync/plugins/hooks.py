@@ -10,7 +10,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 from pysync.auth.certificates import Certificate
 from pysync.errors import AuthorizationError, InternalError, NotFound, PysyncError, RolesUnavailable
 from pysync.model import WriteEvent
-from pysync.plugins import HOOK_S, LEAVE_S, Plugin, Push, Pushed, Reply, Request, Services, StoredFiles
+from pysync.plugins import (
+    HOOK_TIMEOUT_S,
+    SHUTDOWN_TIMEOUT_S,
+    FileBackedCollection,
+    Plugin,
+    PluginContext,
+    PluginPush,
+    PluginRequest,
+    PullResponse,
+    PushResponse,
+)
 
 log = logging.getLogger("pysync.plugins")
 
@@ -29,7 +39,7 @@ class _Hook(NamedTuple):
 
     async def wait(self, about: object) -> Any:
         """What the hook returns, for those that wait."""
-        return await _outcome(self.call(about))
+        return await _await_isolated(self.call(about))
 
 
 class Hooks:
@@ -40,10 +50,10 @@ class Hooks:
         self,
         plugins: Sequence[Any] = (),
         failed: Callable[[str, str], None] = lambda plugin, hook: None,
-        hook_s: float = HOOK_S,
+        timeout_s: float = HOOK_TIMEOUT_S,
     ) -> None:
         self._failed = failed
-        self._hook_s = hook_s
+        self._timeout_s = timeout_s
         self._lifespans = _each(plugins, "lifespan")
         self._authorize = _each(plugins, "authorize")
         self._before_pull = _each(plugins, "before_pull")
@@ -52,32 +62,39 @@ class Hooks:
         self._after_write = _each(plugins, "after_write")
         self._validators: dict[str, list[_Hook]] = {}
         for plugin in plugins:
-            for kind, validator in plugin.cap_validators.items() if has(plugin, "cap_validators") else ():
+            for kind, validator in (
+                plugin.cap_validators.items() if implements(plugin, "cap_validators") else ()
+            ):
                 hook = _Hook(plugin.name, "cap_validators", validator)
                 self._validators.setdefault(kind, []).append(hook)
-        self.stored_files: Final[dict[str, StoredFiles]] = {}
+        self.stored_files: Final[dict[str, FileBackedCollection]] = {}
         """Where plugins keep what was pushed to collections, by their names."""
         for plugin in plugins:
-            if has(plugin, "stored_files"):
+            if implements(plugin, "stored_files"):
                 self.stored_files.update(plugin.stored_files)
         self._entered = AsyncExitStack()
-        self.authorizes: Final = bool(self._authorize)
+        self.has_authorize_hooks: Final = bool(self._authorize)
         """Whether any plugin gives roles."""
-        self.pulls: Final = bool(self._before_pull or self._intercept_pull)
+        self.has_pull_hooks: Final = bool(self._before_pull or self._intercept_pull)
         """Whether any plugin is asked before something is read."""
-        self.pushes: Final = bool(self._intercept_push or self._after_write)
+        self.has_push_hooks: Final = bool(self._intercept_push or self._after_write)
         """Whether any plugin is asked about pushes, or told of them."""
-        self.validates: Final = bool(self._validators)
+        self.has_certificate_hooks: Final = bool(self._validators)
         """Whether any plugin looks at certificates."""
-        self.asks: Final = self.authorizes or self.pulls or self.pushes or self.validates
+        self.has_hooks: Final = (
+            self.has_authorize_hooks
+            or self.has_pull_hooks
+            or self.has_push_hooks
+            or self.has_certificate_hooks
+        )
         """Whether any request concerns a plugin."""
 
-    async def open(self, services: Services) -> None:
+    async def open(self, services: PluginContext) -> None:
         """Enter the plugins' lifespans. Raises ValueError where one fails; those entered before it are left
         by `close`."""
         for hook in self._lifespans:
             try:
-                await self._entered.enter_async_context(_Span(self, hook, services))
+                await self._entered.enter_async_context(_LifespanGuard(self, hook, services))
             except Exception as error:
                 raise ValueError(f"plugin {hook.plugin}: it does not start: {error}") from error
 
@@ -85,7 +102,7 @@ class Hooks:
         """Leave the lifespans, the last entered first. What they raise is counted and logged."""
         await self._entered.aclose()
 
-    def refusal(self, certificate: Certificate) -> str | None:
+    def validate_certificate(self, certificate: Certificate) -> str | None:
         """The code by which a plugin refuses `certificate`, whose signature holds. Raises AuthorizationError
         where a plugin cannot say."""
         for hook in self._validators.get(certificate.kind, ()):
@@ -98,13 +115,13 @@ class Hooks:
                 return str(code)
         return None
 
-    async def roles(self, request: Request) -> frozenset[str]:
+    async def roles(self, request: PluginRequest) -> frozenset[str]:
         """The roles that plugins give for `request`. Raises AuthorizationError, RolesUnavailable after 5 s in
         all, and what a plugin refuses with."""
         given: set[str] = set()
         hook = self._authorize[0]
         try:
-            async with asyncio.timeout(self._hook_s) as deadline:
+            async with asyncio.timeout(self._timeout_s) as deadline:
                 for hook in self._authorize:
                     given.update(_roles(await hook.wait(request)))
         except PysyncError:
@@ -114,43 +131,43 @@ class Hooks:
             raise (RolesUnavailable if deadline.expired() else AuthorizationError) from None
         return frozenset(given)
 
-    async def pulled(self, request: Request) -> Reply | None:
+    async def run_pull_hooks(self, request: PluginRequest) -> PullResponse | None:
         """What plugins answer to a pull that is allowed, instead of the store; None: nothing. Raises
         InternalError, and what a plugin refuses with."""
         for hook in self._before_pull:
-            await self._called(hook, request)
+            await self._call(hook, request)
         for hook in self._intercept_pull:
-            reply = await self._called(hook, request)
+            reply = await self._call(hook, request)
             if reply is not None:
-                return self._checked(hook, reply, Reply)
+                return self._check_type(hook, reply, PullResponse)
         return None
 
-    async def leave(self, request: Request) -> None:
-        """`pulled`, of a document that is read together with others. Raises NotFound too, where a plugin
-        answers: what it says has no place there."""
-        if await self.pulled(request) is not None:
+    async def veto_nested_read(self, request: PluginRequest) -> None:
+        """`run_pull_hooks`, of a document that is read together with others. Raises NotFound too, where a
+        plugin answers: what it says has no place there."""
+        if await self.run_pull_hooks(request) is not None:
             raise NotFound("Collection not found")
 
-    async def pushed(self, push: Push) -> Pushed | None:
-        """What became of a push that a plugin has taken; None: none has. Raises as `pulled`."""
+    async def run_push_hooks(self, push: PluginPush) -> PushResponse | None:
+        """What became of a push that a plugin has taken; None: none has. Raises as `run_pull_hooks`."""
         for hook in self._intercept_push:
-            pushed = await self._called(hook, push)
+            pushed = await self._call(hook, push)
             if pushed is not None:
-                return self._checked(hook, pushed, Pushed)
+                return self._check_type(hook, pushed, PushResponse)
         return None
 
-    async def written(self, event: WriteEvent) -> None:
+    async def run_after_write(self, event: WriteEvent) -> None:
         """Tell of a push that was made. Nothing is raised: it is made."""
         for hook in self._after_write:
             try:
-                async with asyncio.timeout(self._hook_s):
+                async with asyncio.timeout(self._timeout_s):
                     await hook.wait(event)
             except Exception as error:
                 self._fail(hook, error)
 
-    async def _called(self, hook: _Hook, about: Request | Push) -> Any:
+    async def _call(self, hook: _Hook, about: PluginRequest | PluginPush) -> Any:
         try:
-            async with asyncio.timeout(self._hook_s):
+            async with asyncio.timeout(self._timeout_s):
                 return await hook.wait(about)
         except PysyncError:
             raise
@@ -158,7 +175,7 @@ class Hooks:
             self._fail(hook, error)
             raise _internal_error() from None
 
-    def _checked(self, hook: _Hook, found: object, kind: type[T]) -> T:
+    def _check_type(self, hook: _Hook, found: object, kind: type[T]) -> T:
         if isinstance(found, kind):
             return found
         error = TypeError(f"it returned {type(found).__name__}, not {kind.__name__} or None")
@@ -175,26 +192,26 @@ class Hooks:
         )  # fmt: skip
 
 
-class _Span:
+class _LifespanGuard:
     """The lifespan of one plugin. What it raises on leaving is a failure like any other."""
 
-    def __init__(self, hooks: Hooks, hook: _Hook, services: Services) -> None:
+    def __init__(self, hooks: Hooks, hook: _Hook, services: PluginContext) -> None:
         self._hooks = hooks
         self._hook = hook
         self._context = hook.call(services)
 
     async def __aenter__(self) -> None:
-        await _outcome(self._context.__aenter__())
+        await _await_isolated(self._context.__aenter__())
 
     async def __aexit__(self, *raised: object) -> None:
         try:
-            async with asyncio.timeout(LEAVE_S):
-                await _outcome(self._context.__aexit__(None, None, None))
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await _await_isolated(self._context.__aexit__(None, None, None))
         except Exception as error:
             self._hooks._fail(self._hook, error)
 
 
-async def _outcome(waiting: Awaitable[T]) -> T:
+async def _await_isolated(waiting: Awaitable[T]) -> T:
     """What it returns or raises. Where a task of the plugin's own was cancelled, it has failed, and nothing
     here is cancelled."""
     try:
@@ -206,14 +223,14 @@ async def _outcome(waiting: Awaitable[T]) -> T:
         raise RuntimeError("what it waited for was cancelled") from error
 
 
-def has(plugin: object, hook: str) -> bool:
+def implements(plugin: object, hook: str) -> bool:
     """Whether the plugin has the hook: not one that it merely inherits from `Plugin`."""
     own = getattr(type(plugin), hook, None)
     return hasattr(plugin, hook) and (own is None or own is not getattr(Plugin, hook, None))
 
 
 def _each(plugins: Iterable[Any], hook: str) -> list[_Hook]:
-    return [_Hook(plugin.name, hook, getattr(plugin, hook)) for plugin in plugins if has(plugin, hook)]
+    return [_Hook(plugin.name, hook, getattr(plugin, hook)) for plugin in plugins if implements(plugin, hook)]
 
 
 def _internal_error() -> InternalError:

@@ -13,8 +13,8 @@ from typing import Any, Final, get_args
 from pysync.auth.certificates import Kind
 from pysync.config import Collection, Config, ConfigError, Problem
 from pysync.config import key_templates as templates
-from pysync.plugins import StoredFiles
-from pysync.plugins.hooks import has
+from pysync.plugins import FileBackedCollection
+from pysync.plugins.hooks import implements
 
 GROUP: Final = "pysync.plugins"
 """The group of entry points that name plugins."""
@@ -29,11 +29,11 @@ _ASYNC: Final = {
 """The hooks that wait, and what each is given."""
 HOOKS: Final = (*_ASYNC, "lifespan", "cap_validators", "stored_files")
 """Every hook."""
-_NEAR: Final = 0.8
+_SIMILARITY: Final = 0.8
 """How much alike two names are, of 1, when one of them is taken for a slip."""
 
 
-def loaded(config: Config, given: Sequence[object] = ()) -> tuple[object, ...]:
+def load_plugins(config: Config, given: Sequence[object] = ()) -> tuple[object, ...]:
     """The plugins `given` and, after them, those that `config` names, made and checked. Raises ConfigError
     with everything that is wrong with any of them."""
     problems: list[Problem] = []
@@ -41,14 +41,14 @@ def loaded(config: Config, given: Sequence[object] = ()) -> tuple[object, ...]:
     for at, reference in enumerate(config.plugins):
         place = f"plugins[{at}]"
         try:
-            plugins.append((place, _made(_found(reference))))
+            plugins.append((place, _instantiate(_load_reference(reference))))
         except ValueError as error:
             problems.append(Problem(place, str(error)))
     first: dict[str, str] = {}
     keepers: dict[str, str] = {}
     for place, plugin in plugins:
-        problems += [Problem(place, fault) for fault in _faults(plugin)]
-        problems += [Problem(place, fault) for fault in _stored_faults(plugin, config, keepers, place)]
+        problems += [Problem(place, fault) for fault in _plugin_errors(plugin)]
+        problems += [Problem(place, fault) for fault in _file_backed_errors(plugin, config, keepers, place)]
         name = getattr(plugin, "name", None)
         if isinstance(name, str) and first.setdefault(name, place) != place:
             problems.append(Problem(place, f"{name!r} is also the name of {first[name]}"))
@@ -57,7 +57,7 @@ def loaded(config: Config, given: Sequence[object] = ()) -> tuple[object, ...]:
     return tuple(plugin for _, plugin in plugins)
 
 
-def beside(file: str | os.PathLike[str]) -> None:
+def add_config_dir_to_path(file: str | os.PathLike[str]) -> None:
     """Let modules in the folder of a configuration file be found, after all others: none of them takes the
     place of what the server itself is made of."""
     folder = str(Path(file).resolve().parent)
@@ -65,7 +65,7 @@ def beside(file: str | os.PathLike[str]) -> None:
         sys.path.append(folder)
 
 
-def resolved(reference: str) -> Any:
+def import_object(reference: str) -> Any:
     """The object that `package.module:object` names. Raises ValueError where there is none."""
     module_name, _, name = reference.partition(":")
     try:
@@ -75,7 +75,7 @@ def resolved(reference: str) -> Any:
             raise ValueError(f"there is no module {error.name}") from None
         raise ValueError(f"{module_name} cannot be imported: {error}") from error
     except Exception as error:
-        raise ValueError(f"{module_name} cannot be imported: {_told(error)}") from error
+        raise ValueError(f"{module_name} cannot be imported: {_describe(error)}") from error
     try:
         return getattr(module, name)
     except AttributeError:
@@ -83,9 +83,9 @@ def resolved(reference: str) -> Any:
         raise ValueError(f"{module_name} has no {name}{_nearest(name, vars(module))} ({where})") from None
 
 
-def _found(reference: str) -> Any:
+def _load_reference(reference: str) -> Any:
     if ":" in reference:
-        return resolved(reference)
+        return import_object(reference)
     from importlib.metadata import entry_points
 
     found = entry_points(group=GROUP)
@@ -93,49 +93,49 @@ def _found(reference: str) -> Any:
         try:
             return entry.load()
         except Exception as error:
-            raise ValueError(f"the entry point {entry.value} cannot be loaded: {_told(error)}") from error
+            raise ValueError(f"the entry point {entry.value} cannot be loaded: {_describe(error)}") from error
     hint = _nearest(reference, dict.fromkeys(found.names))
     raise ValueError(f"no installed package has an entry point {reference} of the group {GROUP}{hint}")
 
 
-def _made(found: Any) -> Any:
+def _instantiate(found: Any) -> Any:
     """The plugin itself, where what is named makes it. Raises ValueError where it cannot."""
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         return found
     if inspect.iscoroutinefunction(found):
         raise ValueError(f"{found.__name__} is async: what makes a plugin does not wait")
-    if not _takes(found, 0):
+    if not _accepts(found, 0):
         raise ValueError(f"{found.__name__} needs arguments: what makes a plugin takes none")
     try:
         return found()
     except Exception as error:
-        raise ValueError(f"{found.__name__} made no plugin: {_told(error)}") from error
+        raise ValueError(f"{found.__name__} made no plugin: {_describe(error)}") from error
 
 
-def _faults(plugin: object) -> Iterator[str]:
+def _plugin_errors(plugin: object) -> Iterator[str]:
     """What keeps an object from being a plugin."""
     name = getattr(plugin, "name", None)
     if not isinstance(name, str) or not name or not name.isprintable():
         yield f'{type(plugin).__name__} has no name: give it one, name = "..."'
-    yield from _slips(plugin)
-    hooks = [hook for hook in HOOKS if has(plugin, hook)]
+    yield from _misspelled_hooks(plugin)
+    hooks = [hook for hook in HOOKS if implements(plugin, hook)]
     if not hooks:
         yield f"{type(plugin).__name__} has no hook: one or more of {', '.join(HOOKS)}"
     for hook in hooks:
         value = getattr(plugin, hook)
         if hook == "cap_validators":
-            yield from _validator_faults(value)
+            yield from _validator_errors(value)
         elif hook == "stored_files":
             continue  # what they are depends on the configuration
         elif not callable(value):
             yield f"{hook} is not callable"
         elif hook == "lifespan":
-            yield from _lifespan_faults(value)
+            yield from _lifespan_errors(value)
         else:
-            yield from _hook_faults(hook, value)
+            yield from _hook_errors(hook, value)
 
 
-def _slips(plugin: object) -> Iterator[str]:
+def _misspelled_hooks(plugin: object) -> Iterator[str]:
     """Methods, and mappings, with names that are nearly those of hooks."""
     for name in dir(plugin):
         if name.startswith("_") or name == "name" or name in HOOKS:
@@ -143,28 +143,28 @@ def _slips(plugin: object) -> Iterator[str]:
         value = inspect.getattr_static(plugin, name)
         if not (callable(value) or isinstance(value, classmethod | Mapping)):
             continue
-        near = get_close_matches(_plain(name), map(_plain, HOOKS), n=1, cutoff=_NEAR)
+        near = get_close_matches(_normalized(name), map(_normalized, HOOKS), n=1, cutoff=_SIMILARITY)
         if near:
-            hook = next(hook for hook in HOOKS if _plain(hook) == near[0])
+            hook = next(hook for hook in HOOKS if _normalized(hook) == near[0])
             yield f"{name} is no hook; did you mean {hook}? (begin it with _ if it is none)"
 
 
-def _hook_faults(hook: str, value: Callable[..., Any]) -> Iterator[str]:
+def _hook_errors(hook: str, value: Callable[..., Any]) -> Iterator[str]:
     form = f"async def {hook}(self, {_ASYNC[hook]})"
     if not _is_async(value):
         yield f"{hook} must be async: {form}"
-    if not _takes(value, 1):
+    if not _accepts(value, 1):
         yield f"{hook} takes the wrong arguments: {form}"
 
 
-def _lifespan_faults(value: Callable[..., Any]) -> Iterator[str]:
+def _lifespan_errors(value: Callable[..., Any]) -> Iterator[str]:
     if _is_async(value) or inspect.isasyncgenfunction(value):
         yield "lifespan must return an asynchronous context manager: put @asynccontextmanager above it"
-    if not _takes(value, 1):
+    if not _accepts(value, 1):
         yield "lifespan takes the wrong arguments: def lifespan(self, services)"
 
 
-def _validator_faults(validators: object) -> Iterator[str]:
+def _validator_errors(validators: object) -> Iterator[str]:
     if not isinstance(validators, Mapping):
         yield "cap_validators must be a mapping of kinds of certificates to functions"
         return
@@ -176,33 +176,36 @@ def _validator_faults(validators: object) -> Iterator[str]:
             yield f"cap_validators: that of {kind} is not callable"
         elif _is_async(validator):
             yield f"cap_validators: that of {kind} must not be async"
-        elif not _takes(validator, 1):
+        elif not _accepts(validator, 1):
             yield f"cap_validators: that of {kind} takes one argument, the certificate"
 
 
-def _stored_faults(plugin: object, config: Config, keepers: dict[str, str], place: str) -> Iterator[str]:
-    """What keeps collections from being served from the files of a plugin. `keepers` are those who keep the
+def _file_backed_errors(plugin: object, config: Config, owners: dict[str, str], place: str) -> Iterator[str]:
+    """What keeps collections from being served from the files of a plugin. `owners` are those who keep the
     files of a collection already, at their places."""
-    if not has(plugin, "stored_files"):
+    if not implements(plugin, "stored_files"):
         return
     stored = getattr(plugin, "stored_files")  # noqa: B009 (no attribute of `object`)
-    if not (isinstance(stored, Mapping) and all(isinstance(files, StoredFiles) for files in stored.values())):
+    if not (
+        isinstance(stored, Mapping)
+        and all(isinstance(files, FileBackedCollection) for files in stored.values())
+    ):
         yield "stored_files must be a mapping of names of collections to StoredFiles"
         return
-    known = config.by_name()
+    known = config.collections_by_name()
     for name, files in stored.items():
         if name not in known:
             yield f"stored_files: there is no collection {name!r}"
-        if keepers.setdefault(name, place) != place:
-            yield f"stored_files: {keepers[name]} keeps the files of {name!r} already"
-        for fault in templates.faults(files.template):
+        if owners.setdefault(name, place) != place:
+            yield f"stored_files: {owners[name]} keeps the files of {name!r} already"
+        for fault in templates.errors(files.template):
             yield f"stored_files: the template of {name!r} {fault}"
         for collection in known.get(name, ()):
-            for fault in _misfits(files, collection):
+            for fault in _incompatible_settings(files, collection):
                 yield f"stored_files: {name!r} {fault}"
 
 
-def _misfits(files: StoredFiles, collection: Collection) -> Iterator[str]:
+def _incompatible_settings(files: FileBackedCollection, collection: Collection) -> Iterator[str]:
     """What in a collection does not go with files that lie elsewhere."""
     if collection.append_only is not None or collection.bundle is not None:
         yield "is a log, or in a bundle"
@@ -219,7 +222,7 @@ def _is_async(call: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
 
-def _takes(call: Callable[..., Any], count: int) -> bool:
+def _accepts(call: Callable[..., Any], count: int) -> bool:
     """Whether it can be called with so many arguments, as far as can be told."""
     try:
         signature = inspect.signature(call)
@@ -232,7 +235,7 @@ def _takes(call: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     """A name as one that slips past: `afterWrite` is `after_write`."""
     return name.lower().replace("_", "")
 
@@ -242,5 +245,5 @@ def _nearest(name: str, known: Mapping[str, object]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

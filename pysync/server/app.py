@@ -15,10 +15,10 @@ from types import TracebackType
 from aiohttp import web
 
 from pysync import __version__
-from pysync.auth.authentication import Access
+from pysync.auth.authentication import Authenticator
 from pysync.auth.certificates import user_id
 from pysync.auth.ownership import Ownership
-from pysync.auth.revocation import Revocations
+from pysync.auth.revocation import RevocationRegistry
 from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms
@@ -28,37 +28,37 @@ from pysync.config import (
     effective_coordinator,
     every_named_identity,
     every_trusted_issuer,
-    is_shared,
+    is_multi_process,
 )
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log import Logs
+from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
-from pysync.engine.subscriptions import Feed
+from pysync.engine.subscriptions import ChangeDispatcher
 from pysync.migrate import Damage
-from pysync.plugins import HOOK_S, Services
+from pysync.plugins import HOOK_TIMEOUT_S, PluginContext
 from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
-from pysync.plugins.loader import loaded
+from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_of
-from pysync.server.authorization import Callers, Roles
-from pysync.server.background import Expiry, Healing, Scrub
-from pysync.server.handlers.documents import Handlers, Keyrings
+from pysync.server.authorization import RequestAuthenticator, RoleResolver
+from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
+from pysync.server.handlers.documents import DocumentHandlers, KeyringFold
 from pysync.server.handlers.files import FileHandlers
-from pysync.server.handlers.listing import Lists
-from pysync.server.handlers.plugin_hooks import PluggedFiles, PluggedHandlers, Plugs
-from pysync.server.handlers.projection_wait import ListWaits
-from pysync.server.handlers.service import Ops
-from pysync.server.metrics import Metrics, SharedTally, Tally
+from pysync.server.handlers.listing import ListHandler
+from pysync.server.handlers.plugin_hooks import PluggedFiles, PluggedHandlers, PluginDispatch
+from pysync.server.handlers.projection_wait import ProjectionWaiter
+from pysync.server.handlers.service import ServiceHandlers
+from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
 from pysync.server.middleware import Middleware
 from pysync.server.request_log import RequestLog
-from pysync.server.responses import Answer
-from pysync.server.router import RouteTable
-from pysync.server.routes import Wiring, owners, owners_of, pull_rules
-from pysync.server.sse import Subscribers
-from pysync.server.stream_authorization import Hearing, KeyIndex
+from pysync.server.responses import Response
+from pysync.server.router import Router
+from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections, pull_policies
+from pysync.server.sse import SSEHub
+from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
 from pysync.store import Store, open_store
 
 
@@ -67,10 +67,10 @@ class Worker:
     """Which of several workers a process is, from 1, and the folder where they share their counts."""
 
     number: int
-    tallies: Path
+    counters_dir: Path
 
     @property
-    def sweeps(self) -> bool:
+    def runs_background_jobs(self) -> bool:
         """Whether this one does what need be done only once for all."""
         return self.number == 1
 
@@ -86,42 +86,46 @@ class App:
         clock: SteadyClock,
         worker: Worker | None = None,
         plugins: Sequence[object] = (),
-        hook_s: float = HOOK_S,
+        hook_s: float = HOOK_TIMEOUT_S,
     ) -> None:
         self.config = config
         self.store = store
         self._coordinator = coordinator
         server = config.server
-        tally = Tally()
-        self._shared = None if worker is None else SharedTally(tally, worker.tallies, worker.number)
-        counted = (lambda: tally) if self._shared is None else self._shared.total
-        self.ops = Ops(store, coordinator, Metrics(__version__, counted), clock.wall_ms)
+        tally = Counters()
+        self._shared_counters = (
+            None if worker is None else MultiprocessCounters(tally, worker.counters_dir, worker.number)
+        )
+        counted = (lambda: tally) if self._shared_counters is None else self._shared_counters.total
+        self.ops = ServiceHandlers(store, coordinator, Metrics(__version__, counted), clock.wall_ms)
         self._hooks = hooks = Hooks(plugins, partial(tally.count, "pysync_plugin_failures"), hook_s)
         outbox = Outbox(store, coordinator)
-        tables = owners(config, hooks)
-        corruption = CorruptionReporter(tally.count, partial(owners_of, tables))
+        tables = key_owner_tables(config, hooks)
+        corruption = CorruptionReporter(tally.count, partial(owning_collections, tables))
         documents = Documents(store, coordinator, clock, outbox, corruption)
         files = Files(store, clock, outbox, corruption)
-        self._logs = Logs(store, coordinator, clock, outbox=outbox, corruption=corruption)
+        self._logs = AppendLogs(store, coordinator, clock, outbox=outbox, corruption=corruption)
         ownership = Ownership(config, store)
         known = {*map(user_id, every_trusted_issuer(config)), *every_named_identity(config)}
-        revocations = Revocations(store, clock, known, ownership.owns)
-        refusal = hooks.refusal if hooks.validates else None
-        access = Access(config, coordinator, revocations, ownership.owns, clock.wall_ms, refusal)
-        roles = Roles(Spaces(config.auth.spaces, store, corruption), hooks)
+        revocations = RevocationRegistry(store, clock, known, ownership.owns_data)
+        refusal = hooks.validate_certificate if hooks.has_certificate_hooks else None
+        access = Authenticator(config, coordinator, revocations, ownership.owns_data, clock.wall_ms, refusal)
+        roles = RoleResolver(Spaces(config.auth.spaces, store, corruption), hooks)
         request_log = RequestLog(
             request_id, logs_refusals=server.log_refusals, logs_requests=server.access_log
         )
-        callers = Callers(access, roles, request_log, server.mount_path, server.trusted_proxy_hops)
-        keyrings = Keyrings(documents, roles, hooks, tables)
-        plugs = Plugs(hooks, outbox, documents.versions)
+        callers = RequestAuthenticator(
+            access, roles, request_log, server.mount_path, server.trusted_proxy_hops
+        )
+        keyrings = KeyringFold(documents, roles, hooks, tables)
+        plugs = PluginDispatch(hooks, outbox, documents.versions)
         handling = documents, access, callers, revocations, keyrings
-        rules = list(pull_rules(config, hooks))
-        hearing = Hearing(rules, access, roles, store, clock.wall_ms, documents.versions)
-        feed = Feed(outbox.log, KeyIndex(rules, hooks.stored_files), hearing.permits)
-        self.subscribers = Subscribers(feed, hearing, tally, config.changes.max_resumed)
-        routes = RouteTable()
-        Wiring(
+        rules = list(pull_policies(config, hooks))
+        hearing = StreamAuthorizer(rules, access, roles, store, clock.wall_ms, documents.versions)
+        feed = ChangeDispatcher(outbox.log, KeyIndex(rules, hooks.stored_files), hearing.authorize)
+        self.subscribers = SSEHub(feed, hearing, tally, config.changes.max_resumed)
+        routes = Router()
+        RouteBuilder(
             config=config,
             routes=routes,
             store=store,
@@ -132,35 +136,37 @@ class App:
             roles=roles,
             hooks=hooks,
             plugs=plugs,
-            waits=ListWaits(config, plugins, outbox),
-            handlers=Handlers(*handling),
+            projection_waiter=ProjectionWaiter(config, plugins, outbox),
+            handlers=DocumentHandlers(*handling),
             plugged=PluggedHandlers(plugs, *handling),
             files=FileHandlers(files, *handling),
             plugged_files=PluggedFiles(plugs, files, *handling),
-            lists=Lists(store, callers),
-            hearing=hearing,
-            subscribers=self.subscribers,
+            lists=ListHandler(store, callers),
+            stream_authorizer=hearing,
+            sse_hub=self.subscribers,
             ops=self.ops,
             corruption=corruption,
         ).add_all()
-        told = request_id if hooks.asks or request_log.needs_id else None
+        told = request_id if hooks.has_hooks or request_log.needs_id else None
         self._middleware = Middleware(
             routes, tally, server.cors.origins, server.public_hosts, told, request_log
         )
-        sweeps = worker is None or worker.sweeps
-        self.expiry = Expiry(documents, self._logs, routes, clock, sweeps=sweeps)
-        self._healing = Healing(outbox, sweeps=sweeps)
+        sweeps = worker is None or worker.runs_background_jobs
+        self.ttl_sweeper = TtlSweeper(documents, self._logs, routes, clock, sweeps=sweeps)
+        self._outbox_relay = OutboxRelay(outbox, sweeps=sweeps)
         loop = asyncio.get_running_loop()
-        self._sweeping = loop.create_task(revocations.keep_sweeping()) if sweeps else None
+        self._revocation_sweeper = (
+            loop.create_task(revocations.delete_expired_periodically()) if sweeps else None
+        )
 
         def report(damage: Damage) -> None:
             corruption.report(damage.kind, damage.key, damage.why, "scrub")
 
-        self.scrub: Scrub | None = None
+        self.scrubber: Scrubber | None = None
         if config.scrub is not False and config.store.url != "memory:":
-            self.scrub = Scrub(store, coordinator, config.scrub, report, clock)
-            self.scrub.start()
-        self._services = Services(
+            self.scrubber = Scrubber(store, coordinator, config.scrub, report, clock)
+            self.scrubber.start()
+        self._services = PluginContext(
             config=config,
             store=store,
             coordinator=coordinator,
@@ -178,7 +184,7 @@ class App:
         """Enter the plugins' lifespans. Raises ValueError where one of them fails."""
         await self._hooks.open(self._services)
 
-    async def handle(self, request: web.BaseRequest) -> Answer:
+    async def handle(self, request: web.BaseRequest) -> Response:
         """Answer one request."""
         return await self._middleware.handle(request)
 
@@ -187,23 +193,23 @@ class App:
         about to stop."""
         self.ops.draining = True
         self._middleware.draining = True
-        self.subscribers.end()
+        self.subscribers.drain()
 
     async def close(self) -> None:
         """Leave the plugins' lifespans, finish the writes under way and let go of store and coordinator."""
         await self._hooks.close()
-        self.expiry.close()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-        self._healing.close()
-        if self.scrub is not None:
-            await self.scrub.close()
+        self.ttl_sweeper.close()
+        if self._revocation_sweeper is not None:
+            self._revocation_sweeper.cancel()
+        self._outbox_relay.close()
+        if self.scrubber is not None:
+            await self.scrubber.close()
         self.subscribers.close()
         await self._logs.close()
         await self._coordinator.close()
         await self.store.close()
-        if self._shared is not None:
-            self._shared.close()
+        if self._shared_counters is not None:
+            self._shared_counters.close()
 
     async def __aenter__(self) -> "App":
         return self
@@ -222,23 +228,25 @@ async def create_app(
     *,
     now_ms: Callable[[], int] = wall_clock_ms,
     worker: Worker | None = None,
-    hook_s: float = HOOK_S,
+    hook_s: float = HOOK_TIMEOUT_S,
 ) -> App:
     """The service of `config`, with the store and coordinator that it names unless others are given; `worker`
     where it is one of several processes. It has the `plugins` and, after them, those that `config` names;
-    their hooks may take `hook_s` for one request.
+    their hooks may take `timeout_s` for one request.
 
     Raises ValueError for a store or coordinator that does not exist and a plugin that does not start,
     StoreUnavailable or CoordinatorUnavailable for one that does not open, and ConfigError with all that is
     wrong with the plugins.
     """
     clock = SteadyClock(now_ms)
-    hooked = loaded(config, (*plugins, *events_of(config), *projections_of(config)))
+    hooked = load_plugins(config, (*plugins, *events_of(config), *projections_of(config)))
     async with AsyncExitStack() as opened:
         url = config.store.url
         retention = Retention(config.changes.max_count, config.changes.max_age_ms)
         if store is None:
-            store = await open_store(config.store, clock, shared=is_shared(config), retention=retention)
+            store = await open_store(
+                config.store, clock, shared=is_multi_process(config), retention=retention
+            )
             opened.push_async_callback(store.close)
         if coordinator is None:
             folder = url.removeprefix("file:") if url.startswith("file:") else None

@@ -10,58 +10,67 @@ from ipaddress import ip_address
 
 from aiohttp import web
 
-from pysync.auth.authentication import ANYBODY, NOBODY, Access, Credentials, Inbound, Verified
-from pysync.auth.policy import Rule
-from pysync.auth.signing import host_of_header
-from pysync.auth.spaces import Spaces, with_roles
+from pysync.auth.authentication import (
+    ANONYMOUS_REQUEST,
+    NO_CREDENTIALS,
+    AuthenticatedRequest,
+    Authenticator,
+    Credentials,
+    SignedRequest,
+)
+from pysync.auth.policy import AccessPolicy
+from pysync.auth.signing import canonical_host_of_header
+from pysync.auth.spaces import Spaces, add_roles
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import ANONYMOUS, Caller
-from pysync.plugins import Request
+from pysync.plugins import PluginRequest
 from pysync.plugins.hooks import Hooks
 from pysync.server.request_log import RequestLog
 from pysync.server.router import Match
 
 
-class Roles:
-    """Where such roles come from. What asks for them looks at `Rule.by_request` first: most rules name none,
-    and pay nothing. All of this raises AuthorizationError where nobody can tell, RolesUnavailable where that
-    takes longer than 5 s, and whatever a plugin refuses the request with."""
+class RoleResolver:
+    """Where such roles come from. What asks for them looks at `Rule.uses_dynamic_roles` first: most rules
+    name none, and pay nothing. All of this raises AuthorizationError where nobody can tell, RolesUnavailable
+    where that takes longer than 5 s, and whatever a plugin refuses the request with."""
 
     def __init__(self, spaces: Spaces, hooks: Hooks) -> None:
         self.spaces = spaces
         self._hooks = hooks
 
-    async def enriched(self, rule: Rule, caller: Caller, params: Mapping[str, str], key: str) -> Caller:
+    async def enrich(self, rule: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str) -> Caller:
         """`caller` with the roles it has beside its own for what `rule` is about at `key`, whose template has
         `params`."""
-        if rule.by_space:
-            caller = await self.spaces.enriched(rule, caller, params)
-        return await self.by_plugins(rule, caller, params, key) if rule.by_plugin else caller
+        if rule.uses_space_roles:
+            caller = await self.spaces.enrich(rule, caller, params)
+        return await self.add_plugin_roles(rule, caller, params, key) if rule.uses_plugin_roles else caller
 
-    async def pushing(
-        self, rule: Rule, caller: Caller, params: Mapping[str, str], key: str, text: bytes
+    async def enrich_for_push(
+        self, rule: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str, text: bytes
     ) -> Caller:
-        """`enriched`, for a push of `text`."""
-        if rule.by_space:
-            caller = await self.spaces.pushing(rule, caller, params, key, text)
-        return await self.by_plugins(rule, caller, params, key) if rule.by_plugin else caller
+        """`enrich`, for a push of `text`."""
+        if rule.uses_space_roles:
+            caller = await self.spaces.enrich_for_push(rule, caller, params, key, text)
+        return await self.add_plugin_roles(rule, caller, params, key) if rule.uses_plugin_roles else caller
 
-    async def by_plugins(self, rule: Rule, caller: Caller, params: Mapping[str, str], key: str) -> Caller:
+    async def add_plugin_roles(
+        self, rule: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str
+    ) -> Caller:
         """`caller`, who has its roles by the space already, with those that plugins give. Nobody is asked
         about a caller without credentials where these are needed: it is refused anyway."""
-        if not rule.by_plugin or (caller == ANONYMOUS and not rule.admits_anonymous):
+        if not rule.uses_plugin_roles or (caller == ANONYMOUS and not rule.allows_anonymous):
             return caller
-        return with_roles(caller, await self._hooks.roles(request_of(rule, caller, params, key)))
+        return add_roles(caller, await self._hooks.roles(plugin_request(rule, caller, params, key)))
 
 
-def request_of(rule: Rule, caller: Caller, params: Mapping[str, str], key: str) -> Request:
+def plugin_request(rule: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str) -> PluginRequest:
     """A request as plugins see it."""
     if rule.trust is not None:
-        caller = replace(caller, roles=rule.held(caller))
-    return Request(rule.action, rule.collection.name, rule.namespace, params, key, caller)
+        caller = replace(caller, roles=rule.trusted_roles(caller))
+    return PluginRequest(rule.action, rule.collection.name, rule.namespace, params, key, caller)
 
 
-class Callers:
+class RequestAuthenticator:
     """Requests as `Access` sees them. `mount` is the prefix of every route, `proxy_hops` how many proxies in
     front are believed.
 
@@ -70,7 +79,7 @@ class Callers:
     """
 
     def __init__(
-        self, access: Access, roles: Roles, request_log: RequestLog, mount: str, proxy_hops: int
+        self, access: Authenticator, roles: RoleResolver, request_log: RequestLog, mount: str, proxy_hops: int
     ) -> None:
         self._access = access
         self._roles = roles
@@ -78,12 +87,14 @@ class Callers:
         self._mount = mount
         self._proxy_hops = proxy_hops
 
-    async def reader(self, request: web.BaseRequest, match: Match) -> tuple[Caller, Caller]:
+    async def authorize_read(self, request: web.BaseRequest, match: Match) -> tuple[Caller, Caller]:
         """Return the caller of an allowed request without a body to speak of: as its credentials say, and
-        with its roles for this request. Raises what `Access.present`, `allowed` and `Rule.authorize` do."""
-        return await self.allowed(request, match, self._access.present(match.rule, request.headers))
+        with its roles for this request. Raises what `Access.present`, `authorize` and `Rule.authorize` do."""
+        return await self.authorize(
+            request, match, self._access.credentials_for(match.policy, request.headers)
+        )
 
-    async def allowed(
+    async def authorize(
         self,
         request: web.BaseRequest,
         match: Match,
@@ -92,76 +103,91 @@ class Callers:
         *,
         pushes: bool = False,
     ) -> tuple[Caller, Caller]:
-        """`reader`, of a request with `body` that presents `credentials`; `pushes` a document.
+        """`authorize_read`, of a request with `body` that presents `credentials`; `pushes` a document.
 
-        Raises what `Access.verify`, `meter` and `consume`, `Roles` and `Rule.authorize` do.
+        Raises what `Access.verify`, `enforce_rate_limits` and `consume`, `RoleResolver` and `Rule.authorize`
+        do.
         """
-        rule = match.rule
-        verified = await self.verified(request, credentials, body, rule)
+        rule = match.policy
+        verified = await self.authenticate(request, credentials, body, rule)
         signer = caller = verified.caller
-        if rule.by_request:
+        if rule.uses_dynamic_roles:
             if pushes:
-                caller = await self._roles.pushing(rule, signer, match.params, match.key, body)
+                caller = await self._roles.enrich_for_push(rule, signer, match.params, match.key, body)
             else:
-                caller = await self._roles.enriched(rule, signer, match.params, match.key)
+                caller = await self._roles.enrich(rule, signer, match.params, match.key)
         rule.authorize(caller, match.identity, match.key)
-        if verified.proof is not None:
-            await self._access.consume(verified)
+        if verified.certificate is not None:
+            await self._access.consume_nonce(verified)
         return signer, caller
 
-    async def verified(
-        self, request: web.BaseRequest, credentials: Credentials, body: bytes, rule: Rule, *others: Rule
-    ) -> Verified:
+    async def authenticate(
+        self,
+        request: web.BaseRequest,
+        credentials: Credentials,
+        body: bytes,
+        rule: AccessPolicy,
+        *others: AccessPolicy,
+    ) -> AuthenticatedRequest:
         """Return the caller of a request, its signature checked and counted against the limits of these
         rules. The nonce is not taken yet: call `Access.consume` once the request is allowed."""
-        is_metered = _is_metered(rule, *others)
-        if credentials is NOBODY and not is_metered:
-            return ANYBODY
-        inbound = self.inbound(request, rule.namespace)
-        verified = await self._access.verify(credentials, inbound, body)
-        if verified.proof is not None:
-            self._log.identify(verified.caller.identity)
+        is_metered = _has_rate_limit(rule, *others)
+        if credentials is NO_CREDENTIALS and not is_metered:
+            return ANONYMOUS_REQUEST
+        inbound = self.signed_request(request, rule.namespace)
+        verified = await self._access.authenticate(credentials, inbound, body)
+        if verified.certificate is not None:
+            self._log.set_identity(verified.caller.identity)
         if is_metered:
-            await self._access.meter(verified.caller.identity, self.address(request), (rule, *others))
+            await self._access.enforce_rate_limits(
+                verified.caller.identity, self.client_ip(request), (rule, *others)
+            )
         return verified
 
-    async def claimed(self, request: web.BaseRequest, namespace: str | None) -> Verified:
-        """Return the caller of a request without a body that anybody may send: `ANYBODY` if its credentials
-        are not valid. The request is not counted, and its nonce not taken."""
+    async def authenticate_optional(
+        self, request: web.BaseRequest, namespace: str | None
+    ) -> AuthenticatedRequest:
+        """Return the caller of a request without a body that anybody may send: `ANONYMOUS_REQUEST` if its
+        credentials are not valid. The request is not counted, and its nonce not taken."""
         try:
-            credentials = self._access.credentials(request.headers)
-            if credentials is NOBODY:
-                return ANYBODY
-            verified = await self._access.verify(credentials, self.inbound(request, namespace), b"")
+            credentials = self._access.parse_credentials(request.headers)
+            if credentials is NO_CREDENTIALS:
+                return ANONYMOUS_REQUEST
+            verified = await self._access.authenticate(
+                credentials, self.signed_request(request, namespace), b""
+            )
         except (Unauthorized, Forbidden) as error:
-            self._log.degrade(request, error)
-            return ANYBODY
-        self._log.identify(verified.caller.identity)
+            self._log.log_ignored_credentials(request, error)
+            return ANONYMOUS_REQUEST
+        self._log.set_identity(verified.caller.identity)
         return verified
 
-    async def meter(self, request: web.BaseRequest, caller: Caller, rules: list[Rule]) -> None:
-        """Count a request once for each of `rules` that has a limit. Raises as `Access.meter`."""
-        if _is_metered(*rules):
-            await self._access.meter(caller.identity, self.address(request), rules)
+    async def enforce_rate_limits(
+        self, request: web.BaseRequest, caller: Caller, rules: list[AccessPolicy]
+    ) -> None:
+        """Count a request once for each of `rules` that has a limit. Raises as
+        `Access.enforce_rate_limits`."""
+        if _has_rate_limit(*rules):
+            await self._access.enforce_rate_limits(caller.identity, self.client_ip(request), rules)
 
-    async def holds(self, request: web.BaseRequest, verified: Verified) -> bool:
+    async def consume_nonce(self, request: web.BaseRequest, verified: AuthenticatedRequest) -> bool:
         """Take the nonce of a request that anybody may send; False if its credentials are not valid."""
         try:
-            await self._access.consume(verified)
+            await self._access.consume_nonce(verified)
         except Unauthorized as error:
-            self._log.degrade(request, error)
+            self._log.log_ignored_credentials(request, error)
             return False
         return True
 
-    def inbound(self, request: web.BaseRequest, namespace: str | None) -> Inbound:
+    def signed_request(self, request: web.BaseRequest, namespace: str | None) -> SignedRequest:
         """The parts of a request to `namespace` that its signature covers."""
-        return Inbound(
+        return SignedRequest(
             request.method,
             _targets(request.raw_path, self._mount, namespace),
-            host_of_header(request.headers.get("Host", ""), "http"),
+            canonical_host_of_header(request.headers.get("Host", ""), "http"),
         )
 
-    def address(self, request: web.BaseRequest) -> str:
+    def client_ip(self, request: web.BaseRequest) -> str:
         """The client's address, as the outermost of the believed proxies saw it."""
         if self._proxy_hops:
             seen = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
@@ -172,7 +198,7 @@ class Callers:
         return request.remote or ""
 
 
-def _is_metered(*rules: Rule) -> bool:
+def _has_rate_limit(*rules: AccessPolicy) -> bool:
     for rule in rules:  # noqa: SIM110 (a generator costs every request more than the test itself)
         if rule.limit is not None:
             return True

@@ -15,31 +15,31 @@ from typing import Final
 import orjson
 
 from pysync._core import PanicException
-from pysync.clock import is_settled
+from pysync.clock import is_stable
 from pysync.config import Collection, ScrubConfig
 from pysync.coordinator import Coordinator
-from pysync.engine.append_log import LogRules, Logs
+from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.documents import Documents
 from pysync.engine.outbox import Outbox
 from pysync.errors import CoordinatorUnavailable, PysyncError, Unavailable
-from pysync.migrate import SCRUBBED, Damage, Verifier
-from pysync.server.router import Route, RouteTable
-from pysync.store import Object, Store
+from pysync.migrate import SCRUB_KEY, Damage, Verifier
+from pysync.server.router import Route, Router
+from pysync.store import Store, StoredObject
 
 SWEEP_EVERY_S = 60.0
 
 log = logging.getLogger("pysync.server")
 
 
-class Expiry:
+class TtlSweeper:
     """The background sweep of one service, under way from the first collection that has a `ttlMs`, unless
     another process `sweeps`."""
 
     def __init__(
         self,
         documents: Documents,
-        logs: Logs,
-        routes: RouteTable,
+        logs: AppendLogs,
+        routes: Router,
         clock: Callable[[], int],
         *,
         sweeps: bool = True,
@@ -49,12 +49,12 @@ class Expiry:
         self._logs = logs
         self._routes = routes
         self._expiring = [
-            (method, route, route.rule.collection, route.rule.collection.ttl_ms)
+            (method, route, route.policy.collection, route.policy.collection.ttl_ms)
             for method, route in routes
-            if route.rule is not None
+            if route.policy is not None
             and route.action in ("pull", "push", "append")
             and not route.alias
-            and route.rule.collection.ttl_ms is not None
+            and route.policy.collection.ttl_ms is not None
         ]
         sweeping = sweeps and bool(self._expiring)
         self._task = asyncio.get_running_loop().create_task(self._run()) if sweeping else None
@@ -67,7 +67,7 @@ class Expiry:
     async def sweep(self) -> int:
         """Delete what has expired, and return the number of documents, logs and files. None within ten
         minutes of a step of the clock."""
-        if not is_settled(self._clock):
+        if not is_stable(self._clock):
             return 0
         return sum([await self._sweep_route(*expiring) for expiring in self._expiring])
 
@@ -76,7 +76,7 @@ class Expiry:
         template = route.template[route.key_from :]
         is_kept = None
         if route.files is not None and route.files.template is not None:
-            template, is_kept = route.files.template, route.files.keeps
+            template, is_kept = route.files.template, route.files.matches_key
 
         def is_owned(key: str) -> bool:
             if is_kept is not None:
@@ -88,8 +88,8 @@ class Expiry:
 
         prefix = "/".join(takewhile(lambda part: not part.startswith("{"), template[:-1]))
         if collection.append_only is not None:
-            return await self._logs.sweep(prefix, is_owned, LogRules.of(collection))
-        return await self._documents.sweep(prefix, is_owned, ttl_ms)
+            return await self._logs.delete_expired(prefix, is_owned, LogSettings.from_collection(collection))
+        return await self._documents.delete_expired(prefix, is_owned, ttl_ms)
 
     async def _run(self) -> None:
         while True:
@@ -102,12 +102,12 @@ class Expiry:
                 log.exception("failed to delete expired data; will retry")
 
 
-HEAL_EVERY_S = 5.0
-FIRST_TURNS = 2
+RECOVER_EVERY_S = 5.0
+INITIAL_ROUNDS = 2
 """The last of them comes when all that was there at the start has become old enough to be announced early."""
 
 
-class Healing:
+class OutboxRelay:
     """The background healer of one service. Every few seconds it settles what this process could not, and, if
     it `sweeps`, announces what nobody else can be expected to; in its first turns what an earlier process may
     have left behind. It rests where writes and their changes cannot come apart."""
@@ -122,7 +122,7 @@ class Healing:
         self._outbox = outbox
         self._sleep = sleep
         self._sweeps = sweeps
-        self._task = asyncio.create_task(self._run()) if outbox.needs_healing else None
+        self._task = asyncio.create_task(self._run()) if outbox.needs_recovery else None
 
     def close(self) -> None:
         """Heal no more."""
@@ -130,43 +130,43 @@ class Healing:
             self._task.cancel()
 
     async def _run(self) -> None:
-        first, was_told = FIRST_TURNS, False
+        first, was_told = INITIAL_ROUNDS, False
         while True:
             try:
-                await self._turn(early=first > 0)
+                await self._recover(early=first > 0)
             except CoordinatorUnavailable as error:
                 if not was_told:
-                    log.warning("changes of writes wait to be announced: %s", error.why)
+                    log.warning("changes of writes wait to be announced: %s", error.detail)
                 was_told = True
             else:
                 first, was_told = first - 1, False
-            await self._sleep(HEAL_EVERY_S)
+            await self._sleep(RECOVER_EVERY_S)
 
-    async def _turn(self, *, early: bool) -> None:
+    async def _recover(self, *, early: bool) -> None:
         if not self._sweeps:
-            await self._outbox.settle()
-        elif healed := await self._outbox.heal(early=early):
+            await self._outbox.flush_outcomes()
+        elif healed := await self._outbox.recover(early=early):
             log.info("announced %d writes that may have been announced by nobody", healed)
 
 
-LOOK_S: Final = 60.0
+CHECK_EVERY_S: Final = 60.0
 """Seconds between two checks whether a scrub is due."""
-ASK_S: Final = 1.0
+LEASE_RENEW_S: Final = 1.0
 """Seconds between two checks of a scrubbing process whether it still leads."""
-LEAST_BYTES: Final = 16_384
+MIN_BYTES: Final = 16_384
 """The least that an object counts as: a small one costs more than its bytes."""
 
 
-class Scrub:
-    """Verifies the whole store at intervals, in one of all processes that share the coordinator. `tell` is
-    called for each damaged object; the store no longer serves damaged files."""
+class Scrubber:
+    """Verifies the whole store at intervals, in one of all processes that share the coordinator. `on_damage`
+    is called for each damaged object; the store no longer serves damaged files."""
 
     def __init__(
         self,
         store: Store,
         coordinator: Coordinator,
         config: ScrubConfig,
-        tell: Callable[[Damage], None],
+        on_damage: Callable[[Damage], None],
         now_ms: Callable[[], int],
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -175,11 +175,11 @@ class Scrub:
         self._store = store
         self._coordinator = coordinator
         self._config = config
-        self._tell = tell
+        self._on_damage = on_damage
         self._now_ms = now_ms
         self._sleep = sleep
         self._clock_s = clock_s
-        self._asked_at = 0.0
+        self._lease_checked_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -192,28 +192,28 @@ class Scrub:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def look(self) -> None:
+    async def run_if_due(self) -> None:
         """Scrub if it is due and this process leads. Raises StoreUnavailable, CoordinatorUnavailable."""
-        if await self._is_due() and await self._leads() and await self._is_due():
+        if await self._is_due() and await self._acquire_lease() and await self._is_due():
             try:
-                await self.round()
-            except _LeadsNoMore:
+                await self.run_once()
+            except _LeaseLost:
                 log.info("another process continues the scrub")
 
-    async def round(self) -> None:
+    async def run_once(self) -> None:
         """Verify everything, and note when that was. Raises StoreUnavailable, CoordinatorUnavailable."""
-        verifier = Verifier(self._store, self._tell, self._pace)
-        self._asked_at = self._clock_s()
+        verifier = Verifier(self._store, self._on_damage, self._pace)
+        self._lease_checked_at = self._clock_s()
         async for listed in self._store.walk(""):
             await verifier.verify(listed.key)
-        counted = verifier.verified
+        counted = verifier.report
         note = {
             "finishedMs": self._now_ms(),
             "objects": counted.objects,
             "damaged": counted.damaged,
             "bytes": counted.bytes,
         }
-        await self._store.put(SCRUBBED, orjson.dumps(note))
+        await self._store.put(SCRUB_KEY, orjson.dumps(note))
         log.info(
             "scrub finished: %d objects, %d damaged, %d bytes",
             counted.objects,
@@ -223,33 +223,35 @@ class Scrub:
 
     async def _run(self) -> None:
         while True:
-            await self._sleep(LOOK_S)
+            await self._sleep(CHECK_EVERY_S)
             try:
-                await self.look()
+                await self.run_if_due()
             except Unavailable as error:
-                log.warning("the scrub is paused: %s", error.why)
+                log.warning("the scrub is paused: %s", error.detail)
             except (Exception, PanicException):
                 log.exception("the scrub failed and will start again")
 
     async def _is_due(self) -> bool:
-        found = await self._store.get(SCRUBBED)
+        found = await self._store.get(SCRUB_KEY)
         try:
-            finished_ms = int(orjson.loads(found.body)["finishedMs"]) if isinstance(found, Object) else 0
+            finished_ms = (
+                int(orjson.loads(found.body)["finishedMs"]) if isinstance(found, StoredObject) else 0
+            )
         except (ValueError, KeyError, TypeError):
             finished_ms = 0
         # A note from the future was made by a clock that has been set back.
         return not 0 <= self._now_ms() - finished_ms < self._config.every_ms
 
-    async def _leads(self) -> bool:
-        self._asked_at = self._clock_s()
-        return await self._coordinator.leads("scrub")
+    async def _acquire_lease(self) -> bool:
+        self._lease_checked_at = self._clock_s()
+        return await self._coordinator.acquire_lease("scrub")
 
     async def _pace(self, size: int) -> None:
         """Let requests come first for as long as reading this many bytes may take."""
-        await self._sleep(max(size, LEAST_BYTES) / self._config.max_bytes_per_second)
-        if self._clock_s() - self._asked_at >= ASK_S and not await self._leads():
-            raise _LeadsNoMore
+        await self._sleep(max(size, MIN_BYTES) / self._config.max_bytes_per_second)
+        if self._clock_s() - self._lease_checked_at >= LEASE_RENEW_S and not await self._acquire_lease():
+            raise _LeaseLost
 
 
-class _LeadsNoMore(Exception):
+class _LeaseLost(Exception):
     """Another process leads."""

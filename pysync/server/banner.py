@@ -5,10 +5,10 @@ from itertools import islice
 from typing import Final
 
 from pysync import __version__
-from pysync.config import Collection, Config, shown_coordinator
-from pysync.config.derived import admits, file_types, holds_documents
+from pysync.config import Collection, Config, redacted_coordinator
+from pysync.config.derived import accepts_json, file_types, matches_media_type
 from pysync.config.plugin_validation import projection_name
-from pysync.config.schema import Projection
+from pysync.config.schema import ProjectionConfig
 from pysync.server.handlers.service import INDEX, file_names
 
 _TEXT: Final = "text/plain"
@@ -22,7 +22,7 @@ def banner(config: Config, port: int) -> str:
     lines = [
         f"pysync {__version__} at {base}",
         f"  store        {config.store.url}",
-        f"  coordinator  {shown_coordinator(config)}",
+        f"  coordinator  {redacted_coordinator(config)}",
         *([f"  workers      {config.server.workers}"] if config.server.workers > 1 else []),
         *([f"  plugins      {', '.join(config.plugins)}"] if config.plugins else []),
         *(f"  projection   {_projection(found)}" for found in config.projections),
@@ -35,7 +35,7 @@ def banner(config: Config, port: int) -> str:
         "",
         f"  health {base}/health   metrics {address}/metrics",
     ]
-    tried = _tried(config, base)
+    tried = _example_commands(config, base)
     if tried:
         lines += ["", "Try it from another terminal:", *tried, f"  curl -s {base}/health"]
     pages = _pages(config, base)
@@ -56,7 +56,7 @@ def _pages(config: Config, base: str) -> list[str]:
     return [f"  {base}/examples/{name}" for name in names if name.endswith(".html") and name != INDEX]
 
 
-def _projection(projection: Projection) -> str:
+def _projection(projection: ProjectionConfig) -> str:
     return f"{projection_name(projection)}, of {', '.join(projection.source)}"
 
 
@@ -87,7 +87,7 @@ def _access(collection: Collection) -> str:
     return f"{reads}; {writes}{bundled}"
 
 
-def _tried(config: Config, base: str) -> list[str]:
+def _example_commands(config: Config, base: str) -> list[str]:
     """Lines to try, for the first collection of each kind that is open to all."""
     batched = {events.collection for events in config.events}
     found = _open_to_all(config)
@@ -95,9 +95,9 @@ def _tried(config: Config, base: str) -> list[str]:
     return [
         line
         for lines_of, collections in (
-            (_try_lines, filter(_takes_documents, plain)),
+            (_try_lines, filter(_accepts_json, plain)),
             (_try_log_lines, filter(_is_plain_log, plain)),
-            (_try_file_lines, filter(_takes_text, plain)),
+            (_try_file_lines, filter(_accepts_text, plain)),
             (_try_events_lines, (collection for collection in found if collection.name in batched)),
         )
         for collection in islice(collections, 1)
@@ -120,12 +120,12 @@ def _open_to_all(config: Config) -> list[Collection]:
     ]
 
 
-def _takes_documents(collection: Collection) -> bool:
-    return collection.append_only is None and holds_documents(collection)
+def _accepts_json(collection: Collection) -> bool:
+    return collection.append_only is None and accepts_json(collection)
 
 
-def _takes_text(collection: Collection) -> bool:
-    return admits(file_types(collection), _TEXT)
+def _accepts_text(collection: Collection) -> bool:
+    return matches_media_type(file_types(collection), _TEXT)
 
 
 def _is_plain_log(collection: Collection) -> bool:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from pysync import protocol
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout
-from pysync.server.responses import Answer, error_answer
+from pysync.server.responses import Response, error_response
 
 HEAD_TIMEOUT_S = 10.0
 CHECK_EVERY_S = 1.0
@@ -42,7 +42,7 @@ class Connection(web.RequestHandler):
         """Whether no request has come that is still to be answered, its answer written to the end."""
         return not self._request_in_progress and not self._messages
 
-    def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
+    def detach(self, protocol: asyncio.Protocol) -> asyncio.Transport:
         """Give the connection, whose last answer has begun, to `protocol`, which may write the rest of it for
         hours. What aiohttp keeps for a connection is several times of what such an answer needs: it is let go
         of as if the connection were lost. Raises ConnectionResetError where it is."""
@@ -58,10 +58,10 @@ class Connection(web.RequestHandler):
             transport.resume_reading()
         return transport
 
-    def expire(self) -> None:
+    def time_out(self) -> None:
         """Answer 408 to a head that never came, and close."""
         if self.transport is not None:
-            self.transport.write(_unrouted(RequestTimeout()).to_bytes())
+            self.transport.write(_protocol_error(RequestTimeout()).to_bytes())
         self.force_close()
 
     def handle_error(
@@ -70,7 +70,7 @@ class Connection(web.RequestHandler):
         status: int = 500,
         exc: BaseException | None = None,
         message: str | None = None,
-    ) -> Answer:
+    ) -> Response:
         """The JSON answer to what aiohttp could not parse, or to what no handler caught."""
         error: PysyncError
         if status >= 500:
@@ -78,17 +78,17 @@ class Connection(web.RequestHandler):
             error = InternalError()
         else:
             error = BadRequest("Malformed request")
-        return _unrouted(error)
+        return _protocol_error(error)
 
 
-def _unrouted(error: PysyncError) -> Answer:
+def _protocol_error(error: PysyncError) -> Response:
     """The answer to what never became a request. It has a request id all the same."""
-    answer = error_answer(error, close=True)
+    answer = error_response(error, close=True)
     answer.header_text += f"{protocol.HEADER_REQUEST_ID}: {os.urandom(8).hex()}\r\n"
     return answer
 
 
-class Listener(web.Server):
+class HttpServer(web.Server):
     """Makes a `Connection` for each client, ends those whose head takes longer than 10 s, and on shutdown
     lets those finish that have a request under way: aiohttp would drop what of its body has not come yet."""
 
@@ -98,7 +98,7 @@ class Listener(web.Server):
 
     def __call__(self) -> Connection:
         if self._watch is None:
-            self._watch = asyncio.get_running_loop().create_task(self._expire_slow_heads())
+            self._watch = asyncio.get_running_loop().create_task(self._time_out_slow_heads())
         return Connection(self, loop=self._loop, **self._kwargs)
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (aiohttp's name)
@@ -106,31 +106,31 @@ class Listener(web.Server):
             self._watch.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while not all(connection.is_idle for connection in self._ours()):  # noqa: ASYNC110
+                while not all(connection.is_idle for connection in self._own_connections()):  # noqa: ASYNC110
                     await asyncio.sleep(DRAIN_CHECK_S)
         await super().shutdown(CANCEL_S)
 
     def pre_shutdown(self) -> None:
-        for connection in self._ours():
+        for connection in self._own_connections():
             if connection.is_idle:
                 connection.close()
 
-    def _ours(self) -> list[Connection]:
+    def _own_connections(self) -> list[Connection]:
         return [connection for connection in self.connections if isinstance(connection, Connection)]
 
-    async def _expire_slow_heads(self) -> None:
+    async def _time_out_slow_heads(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             latest = loop.time() - HEAD_TIMEOUT_S
-            for connection in self._ours():
+            for connection in self._own_connections():
                 if 0.0 < connection.head_since <= latest:
-                    connection.expire()
+                    connection.time_out()
 
 
-def listen(handler: Any) -> Listener:
+def make_server(handler: Any) -> HttpServer:
     """The aiohttp server of `handler`: bodies arrive as they were sent, and nothing lingers unasked."""
-    return Listener(
+    return HttpServer(
         handler,
         access_log=None,
         auto_decompress=False,

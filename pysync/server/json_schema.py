@@ -7,10 +7,10 @@ import orjson
 
 from pysync.errors import SchemaViolation
 
-Check = Callable[[bytes], None]
+Validator = Callable[[bytes], None]
 
 
-def compile_schema(schema: Mapping[str, Any] | bool) -> Check:
+def compile_schema(schema: Mapping[str, Any] | bool) -> Validator:
     """A check of `data` (JSON text) that raises SchemaViolation with the `path` (a JSON pointer) and the
     `validator` (the schema's keyword) of the first fault. Raises ValueError for what is not a JSON Schema."""
     import jsonschema_rs

@@ -32,7 +32,7 @@ class HumanFormatter(logging.Formatter):
         request_id = getattr(record, "request_id", None)
         text = super().formatMessage(record)
         for name, value in getattr(record, "fields", {}).items():
-            text += f" {name}={_shown(value)}"
+            text += f" {name}={_format_value(value)}"
         return text if request_id is None else f"{text} [{request_id}]"
 
 
@@ -61,7 +61,7 @@ class JsonFormatter(logging.Formatter):
         return _json(entry)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     """A field as text: in quotes, where it could be taken for several."""
     text = str(value)
     is_plain = text.isprintable() and text.isascii() and not {" ", '"', "="} & set(text)

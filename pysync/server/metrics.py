@@ -31,7 +31,7 @@ PUBLISH_EVERY_S: Final = 1.0
 log = logging.getLogger("pysync.server")
 
 
-class Tally:
+class Counters:
     """Answered requests: `statuses` counts them by action, collection and status (labels bounded by the
     configuration), `durations` by action and bucket of time, `seconds` adds up their times by action. And
     whatever else is counted: `counts`, by the metric's name and the values of its labels. `streams` is how
@@ -64,7 +64,7 @@ class Tally:
         key = (metric, *labels)
         self.counts[key] = self.counts.get(key, 0) + by
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "Counters") -> None:
         """Count what `other` has counted."""
         for counted, count in other.counts.items():
             self.counts[counted] = self.counts.get(counted, 0) + count
@@ -83,7 +83,7 @@ class Tally:
         return orjson.dumps([statuses, self.durations, self.seconds, counts, self.streams])
 
     @classmethod
-    def decode(cls, text: bytes) -> "Tally":
+    def decode(cls, text: bytes) -> "Counters":
         tally = cls()
         statuses, tally.durations, tally.seconds, counts, tally.streams = orjson.loads(text)
         tally.statuses = {(action, collection, status): n for action, collection, status, n in statuses}
@@ -91,10 +91,10 @@ class Tally:
         return tally
 
 
-class SharedTally:
+class MultiprocessCounters:
     """The counts of one worker, `own`, and the file, named by its `number`, where the others find them."""
 
-    def __init__(self, own: Tally, folder: Path, number: int) -> None:
+    def __init__(self, own: Counters, folder: Path, number: int) -> None:
         """Counts on from what an earlier worker of that number left. Needs a running loop."""
         self._own = own
         self._folder = folder
@@ -102,12 +102,12 @@ class SharedTally:
         self._earlier = _read(self._file)
         self._earlier.streams = 0  # they ended with it
         self._published = b""
-        self._task = asyncio.get_running_loop().create_task(self._publish_often())
+        self._task = asyncio.get_running_loop().create_task(self._publish_periodically())
 
-    def total(self) -> Tally:
+    def total(self) -> Counters:
         """What all workers have counted, those that are gone included."""
         self.publish()
-        total = Tally()
+        total = Counters()
         for file in self._folder.glob("[0-9]*"):
             total.add(_read(file))
         return total
@@ -115,7 +115,7 @@ class SharedTally:
     def publish(self) -> None:
         """Write what is new, or gone: temporary folders are swept where nothing happens for days. A disk that
         takes nothing costs the others our latest counts, and no more."""
-        tally = Tally()
+        tally = Counters()
         tally.add(self._earlier)
         tally.add(self._own)
         text = tally.encode()
@@ -137,17 +137,17 @@ class SharedTally:
         self._task.cancel()
         self.publish()
 
-    async def _publish_often(self) -> None:
+    async def _publish_periodically(self) -> None:
         while True:
             await asyncio.sleep(PUBLISH_EVERY_S)
             self.publish()
 
 
-def _read(file: Path) -> Tally:
+def _read(file: Path) -> Counters:
     try:
-        return Tally.decode(file.read_bytes())
+        return Counters.decode(file.read_bytes())
     except FileNotFoundError:
-        return Tally()
+        return Counters()
 
 
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -165,21 +165,21 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "pysync_projection_failures": ("Sources, lists and functions that failed.", ("projection",)),
 }
-"""What `Tally.count` counts: the metric, without `_total`, what it means, and the names of its labels."""
+"""What `Counters.count` counts: the metric, without `_total`, what it means, and the names of its labels."""
 
 
 class Metrics(Collector):
-    """What `counted` returns when somebody asks."""
+    """What `snapshot` returns when somebody asks."""
 
-    def __init__(self, version: str, counted: Callable[[], Tally]) -> None:
+    def __init__(self, version: str, snapshot: Callable[[], Counters]) -> None:
         self._version = version
-        self._counted = counted
+        self._snapshot = snapshot
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as prometheus_client wants them."""
-        tally = self._counted()
+        tally = self._snapshot()
         build = GaugeMetricFamily("pysync_build_info", "Version of pysync.", labels=["version"])
         build.add_metric([self._version], 1)
         yield build
@@ -204,12 +204,12 @@ class Metrics(Collector):
         streams.add_metric([], tally.streams)
         yield streams
 
-    def exposition(self) -> bytes:
+    def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
-def _counters(tally: Tally) -> Iterator[Metric]:
+def _counters(tally: Counters) -> Iterator[Metric]:
     families = {
         metric: CounterMetricFamily(metric, meaning, labels=labels)
         for metric, (meaning, labels) in COUNTERS.items()

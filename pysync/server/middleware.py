@@ -14,21 +14,21 @@ from pysync import protocol
 from pysync._core import PanicException
 from pysync.auth.authentication import BEARER
 from pysync.auth.certificates import SCHEME
-from pysync.auth.signing import host_of_header
+from pysync.auth.signing import canonical_host_of_header
 from pysync.errors import (
     DocumentCorrupt,
     ForeignOrigin,
     InternalError,
     MethodNotAllowed,
-    Misdirected,
+    MisdirectedRequest,
     PysyncError,
     Unavailable,
 )
-from pysync.server.metrics import Tally
+from pysync.server.metrics import Counters
 from pysync.server.request_body import media_type
 from pysync.server.request_log import RequestLog
-from pysync.server.responses import NO_STORE, Answer, error_answer
-from pysync.server.router import Match, RouteTable
+from pysync.server.responses import NO_STORE, Response, error_response
+from pysync.server.router import Match, Router
 
 log = logging.getLogger("pysync.server")
 
@@ -59,40 +59,40 @@ _is_request_id = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 
 
 class Middleware:
-    """The way from a request to the answer of its handler. `origins` are the pages that may call, and
-    `hosts` the names this service answers to (empty: any). While `draining` every answer is a connection's
-    last. `told` is where the id of each request is left for those who log what plugins do; None: nobody
+    """The way from a request to the answer of its handler. `origins` are the pages that may call, and `hosts`
+    the names this service answers to (empty: any). While `draining` every answer is a connection's last.
+    `request_id_var` is where the id of each request is left for those who log what plugins do; None: nobody
     asks for it. `request_log` is told of refusals and answers."""
 
     def __init__(
         self,
-        routes: RouteTable,
-        tally: Tally,
+        routes: Router,
+        counters: Counters,
         origins: Sequence[str],
         hosts: Sequence[str],
-        told: ContextVar[str | None] | None = None,
+        request_id_var: ContextVar[str | None] | None = None,
         request_log: RequestLog | None = None,
     ) -> None:
         self._routes = routes
-        self._tally = tally
+        self._counters = counters
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
-        self._told = told
+        self._request_id_var = request_id_var
         self._log = request_log or RequestLog(ContextVar("request_id", default=None))
         self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
 
-    async def handle(self, request: web.BaseRequest) -> Answer:
+    async def handle(self, request: web.BaseRequest) -> Response:
         """Answer `request`, whatever happens."""
         started = time.perf_counter()
         request_id = request.headers.get(protocol.HEADER_REQUEST_ID)
         if request_id is None or not _is_request_id(request_id):
             request_id = f"{self._id_prefix}-{next(self._ids):x}"
-        if self._told is not None:
-            self._told.set(request_id)
+        if self._request_id_var is not None:
+            self._request_id_var.set(request_id)
         if self._log.logs_requests:
-            self._log.begin()
+            self._log.reset_identity()
         match: Match | None = None
         try:
             if self._hosts:
@@ -105,13 +105,13 @@ class Middleware:
                 self._check_origin(request)
             answer = await match.route.handler(request, match)
         except PysyncError as error:
-            answer = self._refuse(request, match, error, request_id)
+            answer = self._error_response(request, match, error, request_id)
         except ConnectionError:
             raise
         except (Exception, PanicException, BaseExceptionGroup):
-            log.exception("unhandled error: %s", _named(request, match), extra={"request_id": request_id})
+            log.exception("unhandled error: %s", _describe(request, match), extra={"request_id": request_id})
             unforeseen = InternalError(extras={"requestId": request_id})
-            answer = error_answer(unforeseen, close=not request.content.is_eof())
+            answer = error_response(unforeseen, close=not request.content.is_eof())
         answer.request_id = request_id
         answer.header_text += f"{protocol.HEADER_REQUEST_ID}: {request_id}\r\n"
         if self.draining:
@@ -119,17 +119,17 @@ class Middleware:
         if self._origins:
             answer.header_text += self._cors_lines(request)
         seconds = time.perf_counter() - started
-        self._tally.observe(None if match is None else match.route, answer.status, seconds)
+        self._counters.observe(None if match is None else match.route, answer.status, seconds)
         if self._log.logs_requests:
-            self._log.answer(request, answer, seconds)
+            self._log.log_response(request, answer, seconds)
         return answer
 
     def _check_host(self, request: web.BaseRequest) -> None:
         """Refuse other hosts, except from probes, which go by address."""
         if request.raw_path in ("/health", "/health/ready"):
             return
-        if host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:
-            raise Misdirected(reason=f"host: {request.headers.get('Host', '')}")
+        if canonical_host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:
+            raise MisdirectedRequest(reason=f"host: {request.headers.get('Host', '')}")
 
     def _check_origin(self, request: web.BaseRequest) -> None:
         """Refuse a request that a page of another site can have sent without a preflight: a browser sends a
@@ -142,30 +142,30 @@ class Middleware:
         if origin in self._origins or "*" in self._origins:
             return
         scheme, _, host = origin.lower().partition("://")
-        own = host_of_header(headers.get("Host", ""), scheme)
+        own = canonical_host_of_header(headers.get("Host", ""), scheme)
         if not host or host not in {own, *self._hosts}:
             raise ForeignOrigin(reason=f"origin: {origin}")
 
-    def _refuse(
+    def _error_response(
         self, request: web.BaseRequest, match: Match | None, error: PysyncError, request_id: str
-    ) -> Answer:
+    ) -> Response:
         if isinstance(error, MethodNotAllowed) and request.method == "OPTIONS" and self._origins:
             return self._preflight(error)
-        self._log.refuse(request, error, request_id)
+        self._log.log_rejection(request, error, request_id)
         if error.status >= 500:
-            told = error.status, error.code, _named(request, match), _cause(error)
+            told = error.status, error.code, _describe(request, match), _cause(error)
             extra = {"request_id": request_id}
             log.warning("%s %s: %s: %s", *told, extra=extra, exc_info=error.__cause__)
-        return error_answer(error, close=not request.content.is_eof())
+        return error_response(error, close=not request.content.is_eof())
 
-    def _preflight(self, error: MethodNotAllowed) -> Answer:
+    def _preflight(self, error: MethodNotAllowed) -> Response:
         """What a browser asks before it lets a page send a signed request."""
         lines = (
             f"Access-Control-Allow-Methods: {error.headers['Allow']}\r\n"
             f"Access-Control-Allow-Headers: {CORS_HEADERS}\r\n"
             f"Access-Control-Max-Age: {CORS_MAX_AGE_S}\r\n"
         )
-        return Answer(204, b"", NO_STORE + lines)
+        return Response(204, b"", NO_STORE + lines)
 
     def _cors_lines(self, request: web.BaseRequest) -> str:
         origin = request.headers.get("Origin", "")
@@ -181,7 +181,7 @@ class Middleware:
         )
 
 
-def _named(request: web.BaseRequest, match: Match | None) -> str:
+def _describe(request: web.BaseRequest, match: Match | None) -> str:
     """Describe a request for the log: its action, collection and key."""
     if match is None:
         return repr(protocol.path_of(request.raw_path))
@@ -191,7 +191,7 @@ def _named(request: web.BaseRequest, match: Match | None) -> str:
 
 def _cause(error: PysyncError) -> str:
     if isinstance(error, Unavailable):
-        return error.why
+        return error.detail
     if isinstance(error, DocumentCorrupt) and error.key is not None:
         return f"{error.key!r} is corrupt"
     return str(error.__cause__ or error.message)

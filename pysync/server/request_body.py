@@ -15,7 +15,7 @@ from aiohttp import StreamReader, web
 
 from pysync import _core, protocol
 from pysync.auth import sealed
-from pysync.auth.authentication import Access
+from pysync.auth.authentication import Authenticator
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.config import key_templates
 from pysync.errors import (
@@ -26,8 +26,8 @@ from pysync.errors import (
     UnsupportedMediaType,
 )
 from pysync.model import Caller
-from pysync.server.authorization import Callers
-from pysync.server.json_schema import Check
+from pysync.server.authorization import RequestAuthenticator
+from pysync.server.json_schema import Validator
 from pysync.server.router import Match
 from pysync.store import JSON_TYPE
 
@@ -46,8 +46,8 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
         UnsupportedMediaType: another Content-Encoding than gzip.
         BadRequest: not gzip, or the client left early.
     """
-    is_gzip = check_declared(request, max_bytes)
-    body = await _receive(request, max_bytes)
+    is_gzip = check_body_headers(request, max_bytes)
+    body = await _read_all(request, max_bytes)
     if not is_gzip:
         return body
     if len(body) > INFLATE_IN_THREAD_ABOVE:
@@ -58,14 +58,14 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
 async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """The body of `request` as it arrives, inflated if it was sent with gzip. Raises as `read_body`, for what
     is too long when that much has come."""
-    is_gzip = check_declared(request, max_bytes)
-    arriving = _arriving(request, max_bytes)
-    async with aclosing(_inflated(arriving, max_bytes) if is_gzip else arriving) as chunks:
+    is_gzip = check_body_headers(request, max_bytes)
+    arriving = _read_chunks(request, max_bytes)
+    async with aclosing(_inflate_stream(arriving, max_bytes) if is_gzip else arriving) as chunks:
         async for chunk in chunks:
             yield chunk
 
 
-def check_declared(request: web.BaseRequest, max_bytes: int) -> bool:
+def check_body_headers(request: web.BaseRequest, max_bytes: int) -> bool:
     """Return True if the body is sent with gzip. Raises UnsupportedMediaType, PayloadTooLarge or BadRequest
     if the head alone is reason to refuse it."""
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
@@ -80,26 +80,26 @@ def check_declared(request: web.BaseRequest, max_bytes: int) -> bool:
     return encoding == "gzip"
 
 
-async def _receive(request: web.BaseRequest, max_bytes: int) -> bytes:
+async def _read_all(request: web.BaseRequest, max_bytes: int) -> bytes:
     content = request.content
     if content.is_eof():
         body = content.read_nowait(-1)
         if len(body) > max_bytes:
             raise PayloadTooLarge
         return body
-    return b"".join([chunk async for chunk in _arriving(request, max_bytes)])
+    return b"".join([chunk async for chunk in _read_chunks(request, max_bytes)])
 
 
-async def _arriving(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
+async def _read_chunks(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """The body as it is sent."""
     content = request.content
     if not content.is_eof():
-        _invite(request)
+        _send_continue(request)
     # Of a length that is known it comes in blocks as large as were read; joining them would copy them all.
     next_chunk = content.readany if request.content_length is None else partial(_next_block, content)
     size = 0
     try:
-        while chunk := await _in_time(next_chunk()):
+        while chunk := await _with_stall_timeout(next_chunk()):
             size += len(chunk)
             if size > max_bytes:
                 raise PayloadTooLarge
@@ -113,7 +113,7 @@ async def _next_block(content: StreamReader) -> bytes:
     return block
 
 
-async def _in_time(chunk: Awaitable[bytes]) -> bytes:
+async def _with_stall_timeout(chunk: Awaitable[bytes]) -> bytes:
     """The next chunk. Raises RequestTimeout where none comes."""
     try:
         async with asyncio.timeout(STALL_S):
@@ -122,7 +122,7 @@ async def _in_time(chunk: Awaitable[bytes]) -> bytes:
         raise RequestTimeout from None
 
 
-def _invite(request: web.BaseRequest) -> None:
+def _send_continue(request: web.BaseRequest) -> None:
     """Ask for the body of a client that waits for `100 Continue`."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -141,7 +141,9 @@ def _inflate(body: bytes, max_bytes: int) -> bytes:
     return text
 
 
-async def _inflated(arriving: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
+async def _inflate_stream(
+    arriving: AsyncGenerator[bytes, None], max_bytes: int
+) -> AsyncGenerator[bytes, None]:
     """What `arriving` inflates to, in pieces of bounded length."""
     inflater = zlib.decompressobj(wbits=31)
     size = 0
@@ -180,8 +182,13 @@ T = TypeVar("T")
 _is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 
 
-async def receive(
-    request: web.BaseRequest, match: Match, access: Access, callers: Callers, *, pushes: bool = False
+async def read_authenticated_body(
+    request: web.BaseRequest,
+    match: Match,
+    access: Authenticator,
+    callers: RequestAuthenticator,
+    *,
+    pushes: bool = False,
 ) -> tuple[Caller, bytes]:
     """Return the caller of an allowed write, with its roles for it, and the body. The server refuses what it
     can by the headers before it reads the body. `pushes`: the write is the push of a document.
@@ -189,12 +196,12 @@ async def receive(
     Raises UnsupportedMediaType for what is not JSON, and what `Access.present`, `read_body` and
     `Callers.allowed` do.
     """
-    rule = match.rule
-    credentials = access.present(rule, request.headers)
+    rule = match.policy
+    credentials = access.credentials_for(rule, request.headers)
     if media_type(request) != JSON_TYPE:
         raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
     text = await read_body(request, rule.collection.max_body_bytes)
-    _, caller = await callers.allowed(request, match, credentials, text, pushes=pushes)
+    _, caller = await callers.authorize(request, match, credentials, text, pushes=pushes)
     return caller, text
 
 
@@ -203,14 +210,16 @@ def media_type(request: web.BaseRequest) -> str:
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-async def aside(size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+async def in_thread_if_large(size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """The result of work of the core's over `size` bytes: beside the event loop where these are many."""
     if size > IN_THREAD_ABOVE:
         return await asyncio.to_thread(work, *args, **options)
     return work(*args, **options)
 
 
-def check_author(kind: Authored, body: _core.PushBody | _core.Append, caller: Caller, key: str) -> None:
+def verify_author_proof(
+    kind: Authored, body: _core.PushBody | _core.Append, caller: Caller, key: str
+) -> None:
     """Refuse an author proof that does not hold, or that another key than the presenter's made; a body
     without one is anybody's (clients-and-crypto section 5). Raises Forbidden."""
     if body.author_pubkey is None or body.author_signature is None:
@@ -228,10 +237,10 @@ async def check_sealed(match: Match, data: bytes) -> None:
     if keyrings is None or match.key.rpartition("/")[2] == sealed.KEYRING:
         return
     if not any(key_templates.matches(keyring, match.key) for keyring in keyrings):
-        await apply(sealed.check_sealed, data)
+        await validate(sealed.check_sealed, data)
 
 
-async def apply(check: Check, data: bytes) -> None:
+async def validate(check: Validator, data: bytes) -> None:
     """Run a schema's check, beside the event loop where there is much to look at."""
     if len(data) > CHECK_IN_THREAD_ABOVE:
         await asyncio.to_thread(check, data)
@@ -239,7 +248,7 @@ async def apply(check: Check, data: bytes) -> None:
         check(data)
 
 
-def request_key(request: web.BaseRequest, caller: Caller, key: str) -> str | None:
+def idempotency_key(request: web.BaseRequest, caller: Caller, key: str) -> str | None:
     """Under what a repetition of this write is recognised: it belongs to one caller and one document. None
     where the client asks for nothing. Raises BadRequest for an unusable Idempotency-Key."""
     sent = request.headers.get(protocol.HEADER_IDEMPOTENCY_KEY)

@@ -8,11 +8,11 @@ from aiohttp import web
 
 from pysync import protocol
 from pysync.errors import PysyncError
-from pysync.server.responses import Answer
+from pysync.server.responses import Response
 
 REFUSALS: Final = logging.getLogger("pysync.refusals")
 REQUESTS: Final = logging.getLogger("pysync.access")
-EXPLAINED: Final = frozenset({401, 403, 421})
+LOGGED_STATUSES: Final = frozenset({401, 403, 421})
 """Statuses whose reason only the operator learns."""
 
 identity_var: ContextVar[str] = ContextVar("identity", default="")
@@ -36,27 +36,27 @@ class RequestLog:
         """True if handlers may log, and so must know the id of their request."""
         return self._level == logging.INFO or REFUSALS.isEnabledFor(self._level)
 
-    def begin(self) -> None:
+    def reset_identity(self) -> None:
         """Forget who sent the last request of this connection."""
         identity_var.set("")
 
-    def identify(self, identity: str) -> None:
+    def set_identity(self, identity: str) -> None:
         """Note who sends the request that is being answered."""
         if self.logs_requests:
             identity_var.set(identity)
 
-    def refuse(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> None:
+    def log_rejection(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> None:
         """Log which check a request failed, where refusals are logged and this one is to be explained."""
-        self._explain("refused a request", request, error, request_id)
+        self._log_failed_check("refused a request", request, error, request_id)
 
-    def degrade(self, request: web.BaseRequest, error: PysyncError) -> None:
+    def log_ignored_credentials(self, request: web.BaseRequest, error: PysyncError) -> None:
         """Log why a batch is answered as if it had no credentials."""
-        self._explain("refused the credentials of a batch", request, error, self._request_id.get())
+        self._log_failed_check("refused the credentials of a batch", request, error, self._request_id.get())
 
-    def _explain(
+    def _log_failed_check(
         self, message: str, request: web.BaseRequest, error: PysyncError, request_id: str | None
     ) -> None:
-        if error.status in EXPLAINED and REFUSALS.isEnabledFor(self._level):
+        if error.status in LOGGED_STATUSES and REFUSALS.isEnabledFor(self._level):
             fields = {
                 "status": error.status,
                 "check": error.reason or error.message,
@@ -65,15 +65,15 @@ class RequestLog:
             }
             REFUSALS.log(self._level, message, extra={"request_id": request_id, "fields": fields})
 
-    def answer(self, request: web.BaseRequest, answer: Answer, seconds: float) -> None:
+    def log_response(self, request: web.BaseRequest, response: Response, seconds: float) -> None:
         """Log a request and its answer. `seconds` is how long the answer took to begin."""
         fields: dict[str, object] = {
             "method": request.method,
             "path": protocol.path_of(request.raw_path),
-            "status": answer.status,
-            "bytes": 0 if request.method == "HEAD" else answer.size,
+            "status": response.status,
+            "bytes": 0 if request.method == "HEAD" else response.size,
             "ms": round(seconds * 1000, 2),
         }
         if identity := identity_var.get():
             fields["identity"] = identity
-        REQUESTS.info("request", extra={"request_id": answer.request_id, "fields": fields})
+        REQUESTS.info("request", extra={"request_id": response.request_id, "fields": fields})

@@ -24,15 +24,15 @@ STALL_S = 60.0
 """Seconds for which a client may take nothing of an answer before its connection is cut."""
 
 _REASONS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
-_LINGER_BYTES = 64 * 1024
-_LINGER_S = 2.0
-_UNREAD_S = 1.0
+_DRAIN_REQUEST_BYTES = 64 * 1024
+_DRAIN_REQUEST_S = 2.0
+_CLOSE_DELAY_S = 1.0
 """How long a client has to read its answer while it is still sending. To close on bytes that were not
 read resets the connection, and who meets that first may never look at the answer: nginx then says that the
 server has failed."""
 
 
-class Answer(web.StreamResponse):
+class Response(web.StreamResponse):
     """A complete response that is written in one piece.
 
     aiohttp builds a header multidict for each response and serialises it again; an answer of this service
@@ -82,7 +82,7 @@ class Answer(web.StreamResponse):
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing is left to write. An unread body is drained a little, so that the client can read us."""
         if self.close and self._req is not None:
-            await _linger(self._req)
+            await _drain_request(self._req)
 
     def to_bytes(self) -> bytes:
         """The whole answer as it goes on the wire of a connection that is then closed."""
@@ -158,7 +158,7 @@ async def flush(request: web.BaseRequest, transport: asyncio.Transport) -> None:
         raise ConnectionResetError("the client has gone, or takes nothing")
 
 
-class HeadAnswer(Answer):
+class HeadResponse(Response):
     """The answer to HEAD if only building the body would give its length: the headers of GET without
     `Content-Length`, which RFC 9110 (section 9.3.2) allows to leave out."""
 
@@ -175,15 +175,15 @@ def wants_body(request: web.BaseRequest) -> bool:
     return request.method != "HEAD" and protocol.HEADER_IF_NONE_MATCH not in request.headers
 
 
-def json_answer(status: int, value: object, headers: str = "") -> Answer:
+def json_response(status: int, value: object, headers: str = "") -> Response:
     """An answer with `value` as its JSON body."""
-    return Answer(status, orjson.dumps(value), headers)
+    return Response(status, orjson.dumps(value), headers)
 
 
-def error_answer(error: PysyncError, *, close: bool = False) -> Answer:
+def error_response(error: PysyncError, *, close: bool = False) -> Response:
     """The answer that `error` stands for (wire section 2), never cached."""
     lines = NO_STORE + header_lines(error.headers)
-    return Answer(error.status, protocol.error_body(error), lines, close=close)
+    return Response(error.status, protocol.error_body(error), lines, close=close)
 
 
 def header_lines(headers: Mapping[str, str]) -> str:
@@ -194,7 +194,7 @@ def header_lines(headers: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
-def version_matches(condition: str | None, version: str) -> bool:
+def etag_matches(condition: str | None, version: str) -> bool:
     """Whether an If-None-Match header names this version (weakly, as RFC 9110 has it for reads)."""
     if condition is None:
         return False
@@ -203,25 +203,25 @@ def version_matches(condition: str | None, version: str) -> bool:
     return any(tag.strip().removeprefix("W/") == f'"{version}"' for tag in condition.split(","))
 
 
-async def _linger(request: web.BaseRequest) -> None:
-    wanted = _LINGER_BYTES
+async def _drain_request(request: web.BaseRequest) -> None:
+    wanted = _DRAIN_REQUEST_BYTES
     try:
-        async with asyncio.timeout(_LINGER_S):
+        async with asyncio.timeout(_DRAIN_REQUEST_S):
             while wanted > 0 and not request.content.at_eof():
                 wanted -= len(await request.content.readany())
     except (TimeoutError, ConnectionError, web.RequestPayloadError):
         return
     if not request.content.at_eof():
-        await asyncio.sleep(_UNREAD_S)
+        await asyncio.sleep(_CLOSE_DELAY_S)
 
 
-class _Clock:
+class _DateCache:
     second = 0
     text = ""
 
 
 def _date() -> str:
     second = int(time.time())
-    if second != _Clock.second:
-        _Clock.second, _Clock.text = second, formatdate(second, usegmt=True)
-    return _Clock.text
+    if second != _DateCache.second:
+        _DateCache.second, _DateCache.text = second, formatdate(second, usegmt=True)
+    return _DateCache.text

@@ -11,43 +11,43 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
-from pysync.auth.policy import Rule
-from pysync.changelog import Subject
+from pysync.auth.policy import AccessPolicy
+from pysync.changelog import DocumentRef
 from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, is_parameter
-from pysync.engine.files import FileRules
+from pysync.engine.files import FileSettings
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller
-from pysync.server.json_schema import Check
-from pysync.server.responses import Answer
+from pysync.server.json_schema import Validator
+from pysync.server.responses import Response
 
-Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Answer]]
+Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path template. `action` and `collection` name it in metrics; `rule` is None for
+    """One method on one path template. `action` and `collection` name it in metrics; `policy` is None for
     routes that no collection owns."""
 
     handler: Handler
     template: tuple[str, ...]
-    names: tuple[str, ...] = ()
+    param_names: tuple[str, ...] = ()
     action: str = ""
     collection: str = ""
-    rule: Rule | None = None
+    policy: AccessPolicy | None = None
     key_from: int = 0
     """How many leading segments (mount, namespace, action) are not part of the document key."""
     read_headers: str = ""
     """Header lines of every read: how it may be cached."""
-    check: Check | None = None
+    validator: Validator | None = None
     """What pushed data must satisfy."""
     keyrings: tuple[str, ...] | None = None
     """The templates of keyrings, which are exempt in a collection that takes sealed data alone."""
-    files: FileRules | None = None
+    files: FileSettings | None = None
     """How the collection has files; None where it has none."""
     alias: bool = False
     """The same as another route, at a second place."""
-    members: tuple[Rule, ...] = ()
-    """Of a bundle: what the pull of each member asks. `rule` is then what the bundle asks as a whole."""
+    members: tuple[AccessPolicy, ...] = ()
+    """Of a bundle: what the pull of each member asks. `policy` is then what the bundle asks as a whole."""
 
 
 class Match(NamedTuple):
@@ -58,24 +58,24 @@ class Match(NamedTuple):
     key: str
 
     @property
-    def rule(self) -> Rule:
-        rule = self.route.rule
+    def policy(self) -> AccessPolicy:
+        rule = self.route.policy
         assert rule is not None, "only routes of a collection ask for their rule"
         return rule
 
     @property
     def params(self) -> dict[str, str]:
-        return dict(zip(self.route.names, self.values))  # noqa: B905 (costs more than the rest)
+        return dict(zip(self.route.param_names, self.values))  # noqa: B905 (costs more than the rest)
 
-    def subject(self, caller: Caller) -> Subject:
+    def document_ref(self, caller: Caller) -> DocumentRef:
         """What a write of `caller` to this path is of."""
-        rule = self.rule
-        return Subject(rule.collection.name, self.params, rule.namespace, caller.identity, self.key)
+        rule = self.policy
+        return DocumentRef(rule.collection.name, self.params, rule.namespace, caller.identity, self.key)
 
     @property
     def identity(self) -> str | None:
         """The `{identity}` of the path, None where the template has none."""
-        index = self.rule.identity_index
+        index = self.policy.identity_index
         return None if index is None else self.values[index]
 
 
@@ -86,7 +86,7 @@ class _Node:
     routes: dict[str, Route] = field(default_factory=dict)
 
 
-class RouteTable:
+class Router:
     """All routes of a service. Literal segments win over parameters."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class RouteTable:
                 node = node.literals.setdefault(segment, _Node())
         for method in methods:
             node.routes[method] = route
-        if route.names:
+        if route.param_names:
             self._heads.append(list(route.template[: route.key_from]))
 
     def __iter__(self) -> Iterator[tuple[str, Route]]:

@@ -6,62 +6,62 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from pysync.auth.authentication import Access
-from pysync.auth.policy import Rule
+from pysync.auth.authentication import Authenticator
+from pysync.auth.policy import AccessPolicy
 from pysync.config import Action, Collection, Config
-from pysync.config.derived import holds_documents
+from pysync.config.derived import accepts_json
 from pysync.config.key_templates import params
 from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log import LogRules, Logs
+from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.documents import Documents
-from pysync.engine.files import FileRules
+from pysync.engine.files import FileSettings
 from pysync.errors import NotFound, PysyncError
 from pysync.plugins.hooks import Hooks
-from pysync.server.authorization import Callers, Roles
+from pysync.server.authorization import RequestAuthenticator, RoleResolver
 from pysync.server.handlers.append_log import LogHandlers
-from pysync.server.handlers.batch import BatchPull
-from pysync.server.handlers.bundle import Bundle, BundlePull
+from pysync.server.handlers.batch import BatchHandler
+from pysync.server.handlers.bundle import Bundle, BundleHandler
 from pysync.server.handlers.config import Manifest
-from pysync.server.handlers.documents import Handlers
-from pysync.server.handlers.events import Stream
-from pysync.server.handlers.listing import Lists, StoredLists
-from pysync.server.handlers.plugin_hooks import PluggedLogs, Plugs
-from pysync.server.handlers.projection_wait import ListWaits
-from pysync.server.handlers.service import Examples, Ops
+from pysync.server.handlers.documents import DocumentHandlers
+from pysync.server.handlers.events import EventStreamHandler
+from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
+from pysync.server.handlers.plugin_hooks import PluggedLogs, PluginDispatch
+from pysync.server.handlers.projection_wait import ProjectionWaiter
+from pysync.server.handlers.service import Examples, ServiceHandlers
 from pysync.server.json_schema import compile_schema
 from pysync.server.openapi import OpenApi
-from pysync.server.responses import Answer
-from pysync.server.router import Handler, Match, Route, RouteTable
-from pysync.server.sse import Subscribers
-from pysync.server.stream_authorization import Hearing
+from pysync.server.responses import Response
+from pysync.server.router import Handler, Match, Route, Router
+from pysync.server.sse import SSEHub
+from pysync.server.stream_authorization import StreamAuthorizer
 from pysync.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class RouteBuilder:
     """What the routes of one service are made of."""
 
     config: Config
-    routes: RouteTable
+    routes: Router
     store: Store
     documents: Documents
-    logs: Logs
-    access: Access
-    callers: Callers
-    roles: Roles
+    logs: AppendLogs
+    access: Authenticator
+    callers: RequestAuthenticator
+    roles: RoleResolver
     hooks: Hooks
-    plugs: Plugs
-    waits: ListWaits
-    handlers: Handlers
-    plugged: Handlers
+    plugs: PluginDispatch
+    projection_waiter: ProjectionWaiter
+    handlers: DocumentHandlers
+    plugged: DocumentHandlers
     """The handlers where plugins have a say."""
-    files: Handlers
+    files: DocumentHandlers
     """The handlers of what has files, and where plugins have a say in that."""
-    plugged_files: Handlers
-    lists: Lists
-    hearing: Hearing
-    subscribers: Subscribers
-    ops: Ops
+    plugged_files: DocumentHandlers
+    lists: ListHandler
+    stream_authorizer: StreamAuthorizer
+    sse_hub: SSEHub
+    ops: ServiceHandlers
     corruption: CorruptionReporter
 
     def add_all(self) -> None:
@@ -79,37 +79,48 @@ class Wiring:
     def _add_collection(self, namespace: str | None, collection: Collection) -> None:
         path = collection.storage_path
         key = path if collection.bundle is None else f"{path}/{collection.name}"
-        pull = (self.plugged if self.hooks.pulls else self.handlers).pull
-        push, pushes = (self.plugged if self.hooks.pushes else self.handlers).push, "push"
+        pull = (self.plugged if self.hooks.has_pull_hooks else self.handlers).pull
+        push, pushes = (self.plugged if self.hooks.has_push_hooks else self.handlers).push, "push"
         if collection.append_only is not None:
-            pull = self._log(collection, asks=self.hooks.pulls).pull
-            push, pushes = self._log(collection, asks=self.hooks.pushes).append, "append"
-        files, listed = FileRules.of(collection), self.lists.list
+            pull = self._log_handlers(collection, has_hooks=self.hooks.has_pull_hooks).pull
+            push, pushes = (
+                self._log_handlers(collection, has_hooks=self.hooks.has_push_hooks).append,
+                "append",
+            )
+        files, listed = FileSettings.from_collection(collection), self.lists.list
         if files is not None:
-            push = (self.plugged_files if self.hooks.pushes else self.files).push
+            push = (self.plugged_files if self.hooks.has_push_hooks else self.files).push
         stored = self.hooks.stored_files.get(collection.name)
         if stored is not None:
-            files = FileRules(template=tuple(stored.template.split("/")), suffix=stored.suffix)
-            push = (self.plugged if self.hooks.pushes else self.handlers).push
-            listed = StoredLists(stored, self.store, self.callers).list
+            files = FileSettings(template=tuple(stored.template.split("/")), suffix=stored.suffix)
+            push = (self.plugged if self.hooks.has_push_hooks else self.handlers).push
+            listed = PluginFileListHandler(stored, self.store, self.callers).list
         if files is not None:
-            pull = (self.plugged_files if self.hooks.pulls else self.files).pull
+            pull = (self.plugged_files if self.hooks.has_pull_hooks else self.files).pull
         if not collection.push_only and collection.bundle is None:
             self._add_action("pull", "GET", pull, namespace, collection, key, files=files)
         if not collection.pull_only:
-            answering = self.waits.answering(collection, push)
+            answering = self.projection_waiter.wrap_push(collection, push)
             self._add_action("push", "POST", answering, namespace, collection, key, named=pushes, files=files)
         if collection.listable:
             prefix = path.rpartition("/")[0]
             self._add_action("list", "GET", listed, namespace, collection, prefix)
 
-    def _log(self, collection: Collection, *, asks: bool) -> LogHandlers:
-        """The handlers of a log; `asks`: plugins have a say."""
-        parts = LogRules.of(collection), self.logs, self.access, self.callers, self.documents.versions
-        return PluggedLogs(self.plugs, *parts) if asks else LogHandlers(*parts)
+    def _log_handlers(self, collection: Collection, *, has_hooks: bool) -> LogHandlers:
+        """The handlers of a log; `has_hooks`: plugins have a say."""
+        parts = (
+            LogSettings.from_collection(collection),
+            self.logs,
+            self.access,
+            self.callers,
+            self.documents.versions,
+        )
+        return PluggedLogs(self.plugs, *parts) if has_hooks else LogHandlers(*parts)
 
-    def _rule(self, namespace: str | None, collection: Collection, action: Action) -> Rule:
-        return Rule.of(self.config, namespace, collection, action, by_plugin=self.hooks.authorizes)
+    def _policy(self, namespace: str | None, collection: Collection, action: Action) -> AccessPolicy:
+        return AccessPolicy.from_config(
+            self.config, namespace, collection, action, uses_plugin_roles=self.hooks.has_authorize_hooks
+        )
 
     def _add_action(
         self,
@@ -120,11 +131,11 @@ class Wiring:
         collection: Collection,
         path: str,
         named: str = "",
-        files: FileRules | None = None,
+        files: FileSettings | None = None,
     ) -> None:
         """Serve `action` on `collection` at `path`, a template below the action. The route is `named`
         otherwise where it does something else than the action does to a document."""
-        rule = self._rule(namespace, collection, action)
+        rule = self._policy(namespace, collection, action)
         schema = collection.object_schema
         check = None if schema is None else compile_schema(schema)
         for prefix in _prefixes(self.config, namespace):
@@ -151,10 +162,10 @@ class Wiring:
         return tuple(found.keyring_path for found in everything if found.keyring_path is not None)
 
     def _add_bundles(self, namespace: str | None, collections: Sequence[Collection]) -> None:
-        bundles: dict[str, list[Rule]] = {}
+        bundles: dict[str, list[AccessPolicy]] = {}
         for collection in collections:
             if collection.bundle is not None and not collection.push_only:
-                rule = self._rule(namespace, collection, "pull")
+                rule = self._policy(namespace, collection, "pull")
                 bundles.setdefault(collection.bundle, []).append(rule)
         for name, rules in bundles.items():
             bundle = Bundle(rules)
@@ -162,18 +173,18 @@ class Wiring:
             for prefix in _prefixes(self.config, namespace):
                 head = segments(f"{prefix}/pull")
                 route = Route(
-                    BundlePull(
+                    BundleHandler(
                         bundle, self.documents, self.access, self.callers, self.roles, self.hooks
                     ).pull,
                     head + tuple(path.split("/")),
                     params(path),
                     "bundle",
                     _qualified(namespace, name),
-                    bundle.gate,
+                    bundle.policy,
                     len(head),
                     _read_headers(rules),
                     alias=prefix != _prefix(self.config, namespace),
-                    members=bundle.rules,
+                    members=bundle.policies,
                 )
                 self.routes.add(["GET"], route)
 
@@ -184,14 +195,14 @@ class Wiring:
         batched = {
             id(found)
             for found in collections
-            if holds_documents(found)
+            if accepts_json(found)
             and not (found.bundle or found.push_only or found.name in self.hooks.stored_files)
         }
         rules = [
-            (self._rule(namespace, collection, "pull"), id(collection) in batched)
+            (self._policy(namespace, collection, "pull"), id(collection) in batched)
             for collection in collections
         ]
-        batch = BatchPull(
+        batch = BatchHandler(
             config,
             namespace,
             rules,
@@ -213,8 +224,8 @@ class Wiring:
         """The change stream of a namespace that has something to tell of."""
         if not collections:
             return
-        rules = [self._rule(namespace, collection, "pull") for collection in collections]
-        stream = Stream(rules, self.access, self.callers, self.hearing, self.subscribers)
+        rules = [self._policy(namespace, collection, "pull") for collection in collections]
+        stream = EventStreamHandler(rules, self.access, self.callers, self.stream_authorizer, self.sse_hub)
         for prefix in _prefixes(self.config, namespace):
             alias = prefix != _prefix(self.config, namespace)
             route = Route(
@@ -270,34 +281,38 @@ class Wiring:
         self.routes.add(["GET"], issuer)
 
 
-def pull_rules(config: Config, hooks: Hooks) -> Iterator[Rule]:
+def pull_policies(config: Config, hooks: Hooks) -> Iterator[AccessPolicy]:
     """The rule of pulling each collection that is served."""
     for namespace, collections in _namespaces(config):
         for collection in collections:
-            yield Rule.of(config, namespace, collection, "pull", by_plugin=hooks.authorizes)
+            yield AccessPolicy.from_config(
+                config, namespace, collection, "pull", uses_plugin_roles=hooks.has_authorize_hooks
+            )
 
 
-def owners(config: Config, hooks: Hooks) -> list[RouteTable]:
+def key_owner_tables(config: Config, hooks: Hooks) -> list[Router]:
     """For each namespace a table that says which collection a key belongs to, by its rule for pulls."""
     tables = []
     for name, _, collections in config.each_namespace():
-        table = RouteTable()
+        table = Router()
         for collection in collections:
             path = collection.storage_path
             if collection.bundle is not None:
                 path += f"/{collection.name}"
-            rule = Rule.of(config, name or None, collection, "pull", by_plugin=hooks.authorizes)
-            table.add(["GET"], Route(_unserved, tuple(path.split("/")), params(path), rule=rule))
+            rule = AccessPolicy.from_config(
+                config, name or None, collection, "pull", uses_plugin_roles=hooks.has_authorize_hooks
+            )
+            table.add(["GET"], Route(_never_called, tuple(path.split("/")), params(path), policy=rule))
         tables.append(table)
     return tables
 
 
-def owners_of(tables: Iterable[RouteTable], key: str) -> list[str]:
-    """The collections that a key belongs to, by the tables of `owners`."""
+def owning_collections(tables: Iterable[Router], key: str) -> list[str]:
+    """The collections that a key belongs to, by the tables of `key_owner_tables`."""
     found = []
     for table in tables:
         with suppress(PysyncError):
-            rule = table.match("GET", f"/{key}").rule
+            rule = table.match("GET", f"/{key}").policy
             found.append(_qualified(rule.namespace, rule.collection.name))
     return found
 
@@ -329,10 +344,10 @@ def _qualified(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}/{name}"
 
 
-def _read_headers(rules: Sequence[Rule]) -> str:
+def _read_headers(rules: Sequence[AccessPolicy]) -> str:
     """How an answer may be cached that these rules open (wire section 4). What depends on who asks is never
     for everybody."""
-    public = all("public" in rule.roles and not rule.examines for rule in rules)
+    public = all("public" in rule.roles and not rule.needs_credentials for rule in rules)
     known_ms = [
         rule.collection.cache_duration_ms for rule in rules if rule.collection.cache_duration_ms is not None
     ]
@@ -343,6 +358,6 @@ def _read_headers(rules: Sequence[Rule]) -> str:
     return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
 
 
-async def _unserved(request: web.BaseRequest, match: Match) -> Answer:
+async def _never_called(request: web.BaseRequest, match: Match) -> Response:
     """The handler of tables that only say whose a key is."""
     raise NotFound

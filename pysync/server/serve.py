@@ -27,13 +27,13 @@ from pysync.config import Config, database_paths, effective_coordinator
 from pysync.server import log_format
 from pysync.server.app import App, Worker, create_app
 from pysync.server.banner import banner
-from pysync.server.connection import listen
-from pysync.server.supervisor import NO_RELOAD, Post, Supervisor
+from pysync.server.connection import make_server
+from pysync.server.supervisor import NO_RELOAD, Supervisor, WorkerContext
 from pysync.sqlite.database_file import quick_check
 
 
 @contextmanager
-def reserved(host: str, port: int) -> Iterator[int]:
+def reserve_address(host: str, port: int) -> Iterator[int]:
     """Keep an address for the workers of this process and yield its port; port 0 takes a free one.
 
     Workers listen with SO_REUSEPORT, and with that alone a second service of the same user would quietly get
@@ -79,7 +79,7 @@ def serve(config: Config, notice: str = "") -> int:
     """
     log_format.configure(level=config.server.log_level)
     check_databases(config)
-    _allow_connections()
+    _raise_fd_limit()
     if config.server.workers > 1:
         return _serve_with_workers(config, notice)
     return uvloop.run(_serve(config, notice))
@@ -95,12 +95,12 @@ def check_databases(config: Config) -> None:
 
 def _serve_with_workers(config: Config, notice: str) -> int:
     server = config.server
-    _import_ahead(config)
-    with reserved(server.host, server.port) as port, TemporaryDirectory(prefix="pysync-") as tallies:
+    _preload(config)
+    with reserve_address(server.host, server.port) as port, TemporaryDirectory(prefix="pysync-") as tallies:
 
-        def work(post: Post) -> None:
+        def work(post: WorkerContext) -> None:
             log_format.configure(worker=post.number, level=server.log_level)
-            uvloop.run(_work(config, port, post, Path(tallies)))
+            uvloop.run(_run_worker(config, port, post, Path(tallies)))
 
         def tell() -> None:
             print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
@@ -111,13 +111,13 @@ def _serve_with_workers(config: Config, notice: str) -> int:
     return status
 
 
-def _allow_connections() -> None:
+def _raise_fd_limit() -> None:
     """Have as many files open as the system lets this process: each connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _import_ahead(config: Config) -> None:
+def _preload(config: Config) -> None:
     """Import what every worker will: they share it, and start sooner. What is missing they tell better."""
     for package, url in (("store", config.store.url), ("coordinator", effective_coordinator(config))):
         with suppress(ImportError, KeyError):
@@ -125,13 +125,13 @@ def _import_ahead(config: Config) -> None:
 
 
 @asynccontextmanager
-async def listening(
+async def serve_on(
     app: App, host: str = "127.0.0.1", port: int = 0, drain_s: float = 10.0, *, shared: bool = False
 ) -> AsyncIterator[int]:
     """Listen for `app` and yield the port, which other processes may listen on too where it is `shared`. On
     leaving, accept no more and finish what is under way, for at most `drain_s`."""
     # A handler that does not end has nearly all of that time, and then a moment to be cancelled.
-    runner = web.ServerRunner(listen(app.handle), shutdown_timeout=drain_s * 0.9)
+    runner = web.ServerRunner(make_server(app.handle), shutdown_timeout=drain_s * 0.9)
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=1024, reuse_port=shared or None).start()
     try:
@@ -151,7 +151,7 @@ async def _serve(config: Config, notice: str) -> int:
     server = config.server
     async with (
         await create_app(config) as app,
-        listening(app, server.host, server.port, server.drain_timeout_ms / 1000) as port,
+        serve_on(app, server.host, server.port, server.drain_timeout_ms / 1000) as port,
     ):
         gc.freeze()  # what is here stays: to look through it all would stop the loop for 26 ms, now and then
         print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
@@ -162,7 +162,7 @@ async def _serve(config: Config, notice: str) -> int:
     return 0
 
 
-async def _work(config: Config, port: int, post: Post, tallies: Path) -> None:
+async def _run_worker(config: Config, port: int, post: WorkerContext, counters_dir: Path) -> None:
     """Serve as one of several workers until SIGTERM, or until the parent is gone."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -178,8 +178,8 @@ async def _work(config: Config, port: int, post: Post, tallies: Path) -> None:
     loop.add_reader(post.parent_fd, on_parent_gone)
     server = config.server
     async with (
-        await create_app(config, worker=Worker(post.number, tallies)) as app,
-        listening(app, server.host, port, server.drain_timeout_ms / 1000, shared=True),
+        await create_app(config, worker=Worker(post.number, counters_dir)) as app,
+        serve_on(app, server.host, port, server.drain_timeout_ms / 1000, shared=True),
     ):
         gc.freeze()
         log.info("serving, pid %s", os.getpid())
@@ -187,7 +187,7 @@ async def _work(config: Config, port: int, post: Post, tallies: Path) -> None:
         await stop.wait()
         log.info("draining" if not orphaned.is_set() else "draining: the parent is gone")
     if orphaned.is_set():
-        shutil.rmtree(tallies, ignore_errors=True)
+        shutil.rmtree(counters_dir, ignore_errors=True)
     log.info("stopped")
 
 

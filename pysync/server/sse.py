@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pysync._core import PanicException
-from pysync.auth.certificate_cache import Proof
+from pysync.auth.certificate_cache import VerifiedCertificate
 from pysync.changelog import MAX_RESUMED
 from pysync.engine.catch_up import CatchUp
-from pysync.engine.subscriptions import Event, Feed, Start
+from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
 from pysync.model import Caller
 from pysync.server.connection import Connection
-from pysync.server.metrics import Tally
-from pysync.server.stream_authorization import Grant, Hearing
+from pysync.server.metrics import Counters
+from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
 
 log = logging.getLogger("pysync.server")
 
-BEAT_S: Final = 4.0
+HEARTBEAT_S: Final = 4.0
 """Between two comments: published clients give up on a stream that says nothing for 5 s."""
-SLOTS: Final = 16
+HEARTBEAT_BUCKETS: Final = 16
 """Parts of a beat, each with its share of the streams: they are not all written to at once."""
-MAX_HELD_BYTES: Final = 256 * 1024
+MAX_WRITE_BUFFER: Final = 256 * 1024
 """What a connection may hold back before its reader is cut off as too slow."""
 STALL_S: Final = 30.0
 """How long who catches up may take to read what the connection holds back."""
@@ -32,22 +32,34 @@ RETRY_MS: Final = (1_000, 3_000)
 _COMMENT: Final = b":\n\n"
 
 
-class Subscriber(asyncio.Protocol):
+class SSEConnection(asyncio.Protocol):
     """A connection whose answer is a change stream: a `Hearer` of what `grant` gives. While it listens it has
     no task."""
 
     __slots__ = (
-        "_hub", "_is_live", "_resumed", "_task", "_transport", "account", "asked", "asks", "caller",
-        "held_at_ms", "interest", "place", "proof", "slot",
+        "_hub",
+        "_is_live",
+        "_resumed",
+        "_task",
+        "_transport",
+        "account",
+        "bucket",
+        "caller",
+        "cursor",
+        "filter",
+        "needs_authorization",
+        "proof",
+        "restricted",
+        "verified_at_ms",
     )  # fmt: skip
 
     def __init__(
         self,
-        hub: "Subscribers",
-        grant: Grant,
+        hub: "SSEHub",
+        grant: StreamGrant,
         caller: Caller,
-        proof: Proof | None,
-        start: Start,
+        proof: VerifiedCertificate | None,
+        start: StartPosition,
         account: str = "",
     ) -> None:
         self._hub = hub
@@ -55,66 +67,66 @@ class Subscriber(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._resumed: asyncio.Future[None] | None = None
         self._is_live = False
-        self.interest, self.asked = grant
-        self.asks = bool(grant.asked) or proof is not None
+        self.filter, self.restricted = grant
+        self.needs_authorization = bool(grant.restricted) or proof is not None
         self.account = account
         self.caller = caller
         self.proof = proof
-        self.held_at_ms = 0
-        self.place = start.place
-        self.slot: set[Subscriber] = set()
+        self.verified_at_ms = 0
+        self.cursor = start.cursor
+        self.bucket: set[SSEConnection] = set()
 
-    def begin(self, connection: Connection, head: bytes, start: Start) -> None:
+    def begin(self, connection: Connection, head: bytes, start: StartPosition) -> None:
         """Write the beginning of the stream, and go on from there. Raises ConnectionResetError."""
-        self._transport = connection.hand_over(self)
+        self._transport = connection.detach(self)
         if start.is_reset:
-            head += _COMMENT + _reset(start.place)
+            head += _COMMENT + _reset_event(start.cursor)
         else:
             # Whoever is cut before the first event resumes from here.
-            head += b":\nid: %b\n\n" % start.place.encode()
+            head += b":\nid: %b\n\n" % start.cursor.encode()
         self._transport.write(head)
         self._hub.add(self)
-        self._is_live = not start.is_resumed and self._hub.feed.join(self)
+        self._is_live = not start.is_resumed and self._hub.dispatcher.subscribe(self)
         if not self._is_live:
             self._task = asyncio.get_running_loop().create_task(self._catch_up())
 
-    def hear(self, events: Sequence[Event]) -> None:
-        self.place = events[-1].id
-        if self._write(b"".join(event.frame for event in events)):
+    def deliver(self, events: Sequence[Event]) -> None:
+        self.cursor = events[-1].id
+        if self._write(b"".join(event.sse_bytes for event in events)):
             for event in events:
-                self._hub.tally.count("pysync_events", event.collection)
+                self._hub.counters.count("pysync_events", event.collection)
 
-    def reset(self, place: str) -> None:
-        self.place = place
-        self._write(_reset(place))
+    def reset(self, cursor: str) -> None:
+        self.cursor = cursor
+        self._write(_reset_event(cursor))
 
-    def beat(self, settled: str) -> None:
+    def heartbeat(self, watermark: str) -> None:
         """Say that the stream is alive, and where it is, if that is news: a stream that hears of nothing
         keeps a place from which it can resume."""
-        if self._is_live and settled > self.place:
-            self.place = settled
-            self._write(b":\nid: %b\n\n" % settled.encode())
-        elif self.is_free:
+        if self._is_live and watermark > self.cursor:
+            self.cursor = watermark
+            self._write(b":\nid: %b\n\n" % watermark.encode())
+        elif self.is_writable:
             self._write(_COMMENT)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
-    def end(self, last: bytes = b"") -> None:
+    def close(self, last: bytes = b"") -> None:
         """Write `last`, and close in good order."""
         if self._write(last) and self._transport is not None:
             self._transport.close()
 
     @property
-    def is_free(self) -> bool:
+    def is_writable(self) -> bool:
         return self._resumed is None
 
-    async def ready(self) -> bool:
+    async def drained(self) -> bool:
         while (resumed := self._resumed) is not None:
             await asyncio.wait([resumed], timeout=STALL_S)
             if not resumed.done():
-                self.cut()
+                self.abort()
                 break
         return self._transport is not None and not self._transport.is_closing()
 
@@ -134,10 +146,10 @@ class Subscriber(asyncio.Protocol):
 
     async def _catch_up(self) -> None:
         try:
-            self._is_live = await self._hub.catch_up.bring(self)
+            self._is_live = await self._hub.catch_up.catch_up(self)
         except (Exception, PanicException):
             log.exception("a change stream was cut")
-            self.cut()
+            self.abort()
         self._task = None
 
     def _write(self, text: bytes) -> bool:
@@ -146,99 +158,101 @@ class Subscriber(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return False
         transport.write(text)
-        if transport.get_write_buffer_size() > MAX_HELD_BYTES:
+        if transport.get_write_buffer_size() > MAX_WRITE_BUFFER:
             log.info("a change stream was cut: its reader is too slow")
             transport.abort()
         return True
 
 
-class Subscribers:
-    """The open streams of one process. `chance` is random, from 0.0 to 1.0."""
+class SSEHub:
+    """The open streams of one process. `jitter` is random, from 0.0 to 1.0."""
 
     def __init__(
         self,
-        feed: Feed,
-        hearing: Hearing,
-        tally: Tally,
-        most_missed: int = MAX_RESUMED,
-        chance: Callable[[], float] = random_module.random,
+        dispatcher: ChangeDispatcher,
+        authorizer: StreamAuthorizer,
+        counters: Counters,
+        max_missed: int = MAX_RESUMED,
+        jitter: Callable[[], float] = random_module.random,
     ) -> None:
-        self.feed = feed
-        self.catch_up = CatchUp(feed, most_missed)
-        self.tally = tally
-        self._hearing = hearing
-        self._chance = chance
-        self._slots: list[set[Subscriber]] = [set() for _ in range(SLOTS)]
+        self.dispatcher = dispatcher
+        self.catch_up = CatchUp(dispatcher, max_missed)
+        self.counters = counters
+        self._authorizer = authorizer
+        self._jitter = jitter
+        self._buckets: list[set[SSEConnection]] = [set() for _ in range(HEARTBEAT_BUCKETS)]
         self._checks: dict[int, asyncio.Task[None]] = {}
-        self._beating: asyncio.TimerHandle | None = None
-        self._beat_at = 0.0
-        self._is_ending = False
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
+        self._heartbeat_at = 0.0
+        self._is_draining = False
 
-    def add(self, subscriber: Subscriber) -> None:
+    def add(self, subscriber: SSEConnection) -> None:
         """Keep a stream that has begun."""
-        self.tally.streams += 1
-        subscriber.slot = min(self._slots, key=len)
-        subscriber.slot.add(subscriber)
-        if self._is_ending:
-            self._end(subscriber)
-        elif self._beating is None:
-            self._beat_at = asyncio.get_running_loop().time()
-            self._beat_later(0)
+        self.counters.streams += 1
+        subscriber.bucket = min(self._buckets, key=len)
+        subscriber.bucket.add(subscriber)
+        if self._is_draining:
+            self._close_stream(subscriber)
+        elif self._heartbeat_timer is None:
+            self._heartbeat_at = asyncio.get_running_loop().time()
+            self._schedule_heartbeat(0)
 
-    def remove(self, subscriber: Subscriber) -> None:
+    def remove(self, subscriber: SSEConnection) -> None:
         """Forget a stream whose connection is gone."""
-        self.feed.leave(subscriber)
-        subscriber.slot.discard(subscriber)
-        self.tally.streams -= 1
-        if self._beating is not None and not any(self._slots):
-            self._beating.cancel()
-            self._beating = None
+        self.dispatcher.unsubscribe(subscriber)
+        subscriber.bucket.discard(subscriber)
+        self.counters.streams -= 1
+        if self._heartbeat_timer is not None and not any(self._buckets):
+            self._heartbeat_timer.cancel()
+            self._heartbeat_timer = None
 
-    def end(self) -> None:
+    def drain(self) -> None:
         """End all streams, and those that are still to begin, in good order: the service is about to stop."""
-        self._is_ending = True
+        self._is_draining = True
         for subscriber in self._all():
-            self._end(subscriber)
+            self._close_stream(subscriber)
 
     def close(self) -> None:
         """Let go of everything."""
         for subscriber in self._all():
-            subscriber.cut()
+            subscriber.abort()
         for check in self._checks.values():
             check.cancel()
-        if self._beating is not None:
-            self._beating.cancel()
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
         self.catch_up.close()
-        self.feed.close()
+        self.dispatcher.close()
 
-    def _all(self) -> list[Subscriber]:
-        return [subscriber for slot in self._slots for subscriber in slot]
+    def _all(self) -> list[SSEConnection]:
+        return [subscriber for slot in self._buckets for subscriber in slot]
 
-    def _end(self, subscriber: Subscriber) -> None:
+    def _close_stream(self, subscriber: SSEConnection) -> None:
         earliest, latest = RETRY_MS
-        subscriber.end(b"retry: %d\n\n" % (earliest + self._chance() * (latest - earliest)))
+        subscriber.close(b"retry: %d\n\n" % (earliest + self._jitter() * (latest - earliest)))
 
-    def _beat_later(self, number: int) -> None:
+    def _schedule_heartbeat(self, number: int) -> None:
         loop = asyncio.get_running_loop()
         # After a standstill the beats of one round are made up for, not those of an hour.
-        self._beat_at = max(self._beat_at + BEAT_S / SLOTS, loop.time() - BEAT_S)
-        self._beating = loop.call_at(self._beat_at, self._beat, number)
+        self._heartbeat_at = max(
+            self._heartbeat_at + HEARTBEAT_S / HEARTBEAT_BUCKETS, loop.time() - HEARTBEAT_S
+        )
+        self._heartbeat_timer = loop.call_at(self._heartbeat_at, self._send_heartbeats, number)
 
-    def _beat(self, number: int) -> None:
-        self._beat_later((number + 1) % SLOTS)
-        settled, slot = self.feed.settled, list(self._slots[number])
+    def _send_heartbeats(self, number: int) -> None:
+        self._schedule_heartbeat((number + 1) % HEARTBEAT_BUCKETS)
+        settled, slot = self.dispatcher.watermark, list(self._buckets[number])
         for subscriber in slot:
-            subscriber.beat(settled)
+            subscriber.heartbeat(settled)
         proved = [subscriber for subscriber in slot if subscriber.proof is not None]
         if proved and number not in self._checks:
             check = asyncio.get_running_loop().create_task(self._check(proved))
             check.add_done_callback(lambda _: self._checks.pop(number))
             self._checks[number] = check
 
-    async def _check(self, proved: list[Subscriber]) -> None:
+    async def _check(self, proved: list[SSEConnection]) -> None:
         for subscriber in proved:
-            await self._hearing.check(subscriber)
+            await self._authorizer.check(subscriber)
 
 
-def _reset(place: str) -> bytes:
+def _reset_event(place: str) -> bytes:
     return b'event: reset\nid: %b\ndata: {"reset":true}\n\n' % place.encode()

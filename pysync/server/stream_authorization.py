@@ -14,20 +14,28 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
 from pysync.auth import field_permissions
-from pysync.auth.authentication import Access
-from pysync.auth.certificate_cache import Proof
-from pysync.auth.policy import Rule
-from pysync.auth.spaces import MEMBER, OWNER, RESOLVE_S, Membership, with_roles
-from pysync.changelog import Subject, origin
-from pysync.config.derived import document_path
-from pysync.config.key_templates import TemplateIndex, document_key, meet, params
+from pysync.auth.authentication import Authenticator
+from pysync.auth.certificate_cache import VerifiedCertificate
+from pysync.auth.policy import AccessPolicy
+from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, Membership, add_roles
+from pysync.changelog import DocumentRef, origin
+from pysync.config.derived import key_template
+from pysync.config.key_templates import TemplateIndex, document_key, overlap, params
 from pysync.engine.keyed_versions import KeyedVersions
-from pysync.engine.subscriptions import Event, Interest, KeyMatch, Listener, Permit, Plan, Topic
+from pysync.engine.subscriptions import (
+    Authorize,
+    Deliveries,
+    Event,
+    KeyMatch,
+    Subscriber,
+    SubscriptionFilter,
+    Topic,
+)
 from pysync.errors import PysyncError, StoreUnavailable
 from pysync.model import ANONYMOUS, Caller
-from pysync.plugins import StoredFiles
-from pysync.server.authorization import Roles
-from pysync.server.handlers.batch_reads import read_each
+from pysync.plugins import FileBackedCollection
+from pysync.server.authorization import RoleResolver
+from pysync.server.handlers.batch_reads import read_many
 from pysync.store import Store
 
 MAX_CACHED: Final = 1_000
@@ -38,24 +46,26 @@ class _Reader(NamedTuple):
     """A collection that is pulled at `path`, None: where its documents are stored. `names` are those of its
     parameters."""
 
-    rule: Rule
+    policy: AccessPolicy
     topic: Topic
     path: list[str] | None
     names: frozenset[str]
 
 
 class KeyIndex:
-    """The keys of a service's collections. `rules` are those of pulling them, `stored` the collections whose
-    files a plugin keeps, at keys of its own."""
+    """The keys of a service's collections. `rules` are those of pulling them, `stored_files` the collections
+    whose files a plugin keeps, at keys of its own."""
 
-    def __init__(self, rules: Iterable[Rule], stored: Mapping[str, StoredFiles]) -> None:
+    def __init__(
+        self, rules: Iterable[AccessPolicy], stored_files: Mapping[str, FileBackedCollection]
+    ) -> None:
         self._readers: dict[str, TemplateIndex[_Reader]] = {}
         self._stored_at: dict[Topic, tuple[str, str]] = {}
         self._writers: dict[str, Topic] = {}
         self._cached: dict[frozenset[Topic], dict[str, bool]] = {}
         for rule in rules:
-            topic, files = topic_of(rule), stored.get(rule.collection.name)
-            path = document_path(rule.collection)
+            topic, files = topic_of(rule), stored_files.get(rule.collection.name)
+            path = key_template(rule.collection)
             template, suffix = (path, "") if files is None else (files.template, files.suffix)
             self._stored_at[topic] = template, suffix
             self._writers[origin(*topic)] = topic
@@ -64,7 +74,7 @@ class KeyIndex:
                 reader = _Reader(rule, topic, pulled_at, frozenset(params(path)))
                 self._readers.setdefault(suffix, TemplateIndex()).add(template, reader)
 
-    def matches(self, subject: Subject) -> list[KeyMatch]:
+    def matches(self, subject: DocumentRef) -> list[KeyMatch]:
         """Return the written document as each collection names it that could pull it: at most one in each
         namespace, since literal segments decide whose a key is. None if the writing collection is gone and
         left no key."""
@@ -78,7 +88,7 @@ class KeyIndex:
                 own = values if topic != writer else subject.params
                 if own.keys() == reader.names and (namespace not in found or topic == writer):
                     pulled = key if reader.path is None else document_key(reader.path, own)
-                    if not reader.rule.rivals or reader.rule.owns(pulled):
+                    if not reader.policy.shadowing_templates or reader.policy.owns_key(pulled):
                         found[namespace] = KeyMatch(topic, own, pulled)
         return list(found.values())
 
@@ -96,12 +106,12 @@ class KeyIndex:
                 return True
             if origin not in known:
                 template = self._stored_at[writer][0]
-                known[origin] = any(meet(template, self._stored_at[topic][0]) for topic in readers)
+                known[origin] = any(overlap(template, self._stored_at[topic][0]) for topic in readers)
             return known[origin]
 
         return may_write
 
-    def _key_of(self, subject: Subject) -> str:
+    def _key_of(self, subject: DocumentRef) -> str:
         """The key in the store of what a collection wrote at its path, `""` where there is no such one."""
         template, suffix = self._stored_at.get((subject.namespace, subject.collection), ("", ""))
         if not template or not subject.params.keys() >= set(params(template)):
@@ -109,7 +119,7 @@ class KeyIndex:
         return document_key(template.split("/"), subject.params) + suffix
 
 
-def topic_of(rule: Rule) -> Topic:
+def topic_of(rule: AccessPolicy) -> Topic:
     """Return the names that subscribers know a rule's collection by."""
     return rule.namespace, rule.collection.name
 
@@ -118,44 +128,45 @@ log = logging.getLogger("pysync.server")
 
 CHECK_MS: Final = 1_000
 """For how long a certificate that holds is taken to hold."""
-ASKED_AT_ONCE: Final = 100
+MAX_CONCURRENT_HOOKS: Final = 100
 """How many questions plugins are asked at a time."""
-_SOMEBODY: Final = "."
+_ANY_IDENTITY: Final = "."
 """An identity that nobody has: no parameter takes it."""
 
-REFUSED: Final = Caller(roles=frozenset())
+DENIED: Final = Caller(roles=frozenset())
 """Who may hear nothing: a plugin has refused them."""
 _ANY_SPACE: Final = frozenset({OWNER, MEMBER})
 
 
-class Hearer(Listener, Protocol):
-    """A listener who is somebody. `proof` is what lets them in, None where nothing was asked for. `asked` are
-    the topics of which they may not hear everything. `held_at_ms`: when the proof was last seen to hold."""
+class AuthorizedSubscriber(Subscriber, Protocol):
+    """A listener who is somebody. `proof` is what lets them in, None where nothing was asked for.
+    `restricted` are the topics of which they may not hear everything. `verified_at_ms`: when the proof was
+    last seen to hold."""
 
     caller: Caller
-    proof: Proof | None
-    asked: frozenset[Topic]
-    held_at_ms: int
+    proof: VerifiedCertificate | None
+    restricted: frozenset[Topic]
+    verified_at_ms: int
 
-    def end(self) -> None:
+    def close(self) -> None:
         """They may not listen any more."""
 
 
-class Grant(NamedTuple):
-    """What somebody may listen for: of `asked` not every event."""
+class StreamGrant(NamedTuple):
+    """What somebody may listen for: of `restricted` not every event."""
 
-    interest: Interest
-    asked: frozenset[Topic]
+    filter: SubscriptionFilter
+    restricted: frozenset[Topic]
 
 
-class Hearing:
+class StreamAuthorizer:
     """The decisions of one service. `rules` are those of pulling its collections."""
 
     def __init__(
         self,
-        rules: Iterable[Rule],
-        access: Access,
-        roles: Roles,
+        rules: Iterable[AccessPolicy],
+        access: Authenticator,
+        roles: RoleResolver,
         store: Store,
         now_ms: Callable[[], int],
         versions: KeyedVersions,
@@ -172,21 +183,21 @@ class Hearing:
         self._store = store
         self._now_ms = now_ms
 
-    def grant(self, wanted: Mapping[Topic, Mapping[str, str]], caller: Caller) -> Grant:
+    def grant(self, wanted: Mapping[Topic, Mapping[str, str]], caller: Caller) -> StreamGrant:
         """What of `wanted`, parameters by collection, `caller` may ever hear of."""
         interest, asked = {}, set()
         for topic, values in wanted.items():
-            found = self._may_hear(topic, values, caller)
+            found = self._static_grant(topic, values, caller)
             if found is not None:
                 interest[topic], is_asked = found
                 if is_asked:
                     asked.add(topic)
-        return Grant(interest, frozenset(asked))
+        return StreamGrant(interest, frozenset(asked))
 
     def _key(self, topic: Topic, values: Mapping[str, str]) -> str:
         return document_key(self._templates[topic], dict(values))
 
-    def _may_hear(
+    def _static_grant(
         self, topic: Topic, values: Mapping[str, str], caller: Caller
     ) -> tuple[Mapping[str, str], bool] | None:
         """The parameters' values of what the caller may hear of, and whether each event is yet to be decided
@@ -194,83 +205,91 @@ class Hearing:
         rule = self._rules[topic]
         if rule.collection.push_only:
             return None
-        scope = caller.scope if rule.examines else None
+        scope = caller.scope if rule.needs_credentials else None
         is_one = self._names[topic] <= values.keys()
         if scope is not None and is_one and not scope.allows(self._key(topic, values)):
             return None
         caller, own, identity = replace(caller, scope=None), caller.identity, _identity(rule, values)
         # The members that they miss, and so their version, depend on the event.
         is_asked = scope is not None or bool(rule.collection.field_permissions)
-        if rule.answers(caller, identity, "") and not rule.by_plugin:
+        if rule.would_serve(caller, identity, "") and not rule.uses_plugin_roles:
             return values, is_asked
-        if rule.by_plugin and (rule.admits_anonymous or caller != ANONYMOUS):
+        if rule.uses_plugin_roles and (rule.allows_anonymous or caller != ANONYMOUS):
             return values, True
-        if rule.by_space and own and rule.answers(with_roles(caller, _ANY_SPACE), identity, ""):
+        if rule.uses_space_roles and own and rule.would_serve(add_roles(caller, _ANY_SPACE), identity, ""):
             return values, True
-        if own and identity == _SOMEBODY and rule.answers(caller, own, ""):
+        if own and identity == _ANY_IDENTITY and rule.would_serve(caller, own, ""):
             return {**values, "identity": own}, is_asked
         return None
 
-    async def permits(self, plan: Plan) -> Permit:
+    async def authorize(self, plan: Deliveries) -> Authorize:
         """Ask all that decides on these events, once for all who listen: whether certificates hold, who
         belongs to a space, and plugins. Who cannot be decided on is cut."""
-        hearers = {id(who): cast(Hearer, who) for _, listeners in plan for who in listeners}.values()
+        hearers = {
+            id(who): cast(AuthorizedSubscriber, who) for _, listeners in plan for who in listeners
+        }.values()
         checks = [partial(self.check, hearer) for hearer in hearers if self._is_due(hearer)]
         keys = {
             key for event, _ in plan if (key := self._access_key(self._rules[event.topic], event)) is not None
         }
         try:
-            async with asyncio.timeout(RESOLVE_S):
-                found = await read_each(self._store, keys, checks)
+            async with asyncio.timeout(ROLE_TIMEOUT_S):
+                found = await read_many(self._store, keys, checks)
         except TimeoutError:
             log.warning("change streams were cut, as the store does not say who may hear of what")
             for hearer in hearers:
-                hearer.cut()
-            return _nobody
+                hearer.abort()
+            return _deny_all
         known = {
             key: None if isinstance(stored, str) else self._spaces.membership(key, stored)
             for key, stored in found.items()
         }
-        by_plugins = await self._by_plugins(plan, known)
+        by_plugins = await self._plugin_decisions(plan, known)
         if any(self._rules[event.topic].collection.field_permissions for event, _ in plan):
             try:
                 await self._versions.load()
             except PysyncError:
                 for hearer in hearers:
-                    hearer.cut()
-                return _nobody
+                    hearer.abort()
+                return _deny_all
         variants: dict[tuple[str, Topic, frozenset[str]], Event] = {}
 
-        def permit(listener: Listener, event: Event) -> Event | None:
-            hearer = cast(Hearer, listener)
-            if event.topic not in hearer.asked:
+        def permit(listener: Subscriber, event: Event) -> Event | None:
+            hearer = cast(AuthorizedSubscriber, listener)
+            if event.topic not in hearer.restricted:
                 return event
             rule = self._rules[event.topic]
-            if rule.by_plugin:
+            if rule.uses_plugin_roles:
                 caller = by_plugins[id(listener), event.id]
             else:
-                caller = self._in_space(rule, hearer, event, known)
+                caller = self._with_space_roles(rule, hearer, event, known)
             if caller is None:
-                listener.cut()
+                listener.abort()
                 return None
             identity = event.params.get("identity")
-            if not rule.answers(caller, identity, event.key):
+            if not rule.would_serve(caller, identity, event.key):
                 return None
-            hidden = field_permissions.hidden(
-                rule.collection.field_permissions, rule.roles_of(caller, identity)
+            hidden = field_permissions.hidden_fields(
+                rule.collection.field_permissions, rule.effective_roles(caller, identity)
             )
             if not hidden:
                 return event
             variant = variants.get((event.id, event.topic, hidden))
             if variant is None:
-                variant = event.told(self._versions.of(event.key, event.hash, event.timestamp_ms, hidden))
+                variant = event.with_version(
+                    self._versions.compute(event.key, event.hash, event.timestamp_ms, hidden)
+                )
                 variants[event.id, event.topic, hidden] = variant
             return variant
 
         return permit
 
-    def _in_space(
-        self, rule: Rule, hearer: Hearer, event: Event, known: Mapping[str, Membership | None]
+    def _with_space_roles(
+        self,
+        rule: AccessPolicy,
+        hearer: AuthorizedSubscriber,
+        event: Event,
+        known: Mapping[str, Membership | None],
     ) -> Caller | None:
         """The hearer with the roles of the event's space; None where these cannot be told."""
         caller = hearer.caller
@@ -278,20 +297,20 @@ class Hearing:
         if space is None:
             return caller
         membership = known[space]
-        return None if membership is None else with_roles(caller, membership.roles(caller.identity))
+        return None if membership is None else add_roles(caller, membership.roles(caller.identity))
 
-    async def _by_plugins(
-        self, plan: Plan, known: Mapping[str, Membership | None]
+    async def _plugin_decisions(
+        self, plan: Deliveries, known: Mapping[str, Membership | None]
     ) -> Mapping[tuple[int, str], Caller | None]:
-        """Those whom plugins are asked about, by event, with all their roles: `REFUSED` where one refuses
+        """Those whom plugins are asked about, by event, with all their roles: `DENIED` where one refuses
         them, None where one fails, or where asking them all takes longer than 5 s: whoever else listens
         waits for that."""
         asked = [
-            (cast(Hearer, listener), event)
+            (cast(AuthorizedSubscriber, listener), event)
             for event, listeners in plan
-            if self._rules[event.topic].by_plugin
+            if self._rules[event.topic].uses_plugin_roles
             for listener in listeners
-            if event.topic in cast(Hearer, listener).asked
+            if event.topic in cast(AuthorizedSubscriber, listener).restricted
         ]
         found: dict[tuple[int, str], Caller | None] = {
             (id(hearer), event.id): None for hearer, event in asked
@@ -301,54 +320,60 @@ class Hearing:
         async def ask_on() -> None:
             for hearer, event in waiting:
                 rule = self._rules[event.topic]
-                caller = self._in_space(rule, hearer, event, known)
-                found[id(hearer), event.id] = await self._asked_of_plugins(rule, caller, event)
+                caller = self._with_space_roles(rule, hearer, event, known)
+                found[id(hearer), event.id] = await self._decide_with_plugins(rule, caller, event)
 
         with suppress(TimeoutError):
-            async with asyncio.timeout(RESOLVE_S), asyncio.TaskGroup() as group:
-                for _ in range(min(ASKED_AT_ONCE, len(asked))):
+            async with asyncio.timeout(ROLE_TIMEOUT_S), asyncio.TaskGroup() as group:
+                for _ in range(min(MAX_CONCURRENT_HOOKS, len(asked))):
                     group.create_task(ask_on())
         return found
 
-    async def _asked_of_plugins(self, rule: Rule, caller: Caller | None, event: Event) -> Caller | None:
+    async def _decide_with_plugins(
+        self, rule: AccessPolicy, caller: Caller | None, event: Event
+    ) -> Caller | None:
         if caller is None:
             return None
         try:
-            return await self._roles.by_plugins(rule, caller, event.params, event.key)
+            return await self._roles.add_plugin_roles(rule, caller, event.params, event.key)
         except PysyncError as error:
-            return REFUSED if error.status < 500 else None
+            return DENIED if error.status < 500 else None
 
-    async def check(self, hearer: Hearer) -> None:
+    async def check(self, subscriber: AuthorizedSubscriber) -> None:
         """End whoever listens by a certificate that does not hold any more, and cut where nobody can tell."""
-        if hearer.proof is None or not self._is_due(hearer):
+        if subscriber.proof is None or not self._is_due(subscriber):
             return
         now_ms = self._now_ms()
         try:
-            if await self._access.holds(hearer.proof):
-                hearer.held_at_ms = now_ms
+            if await self._access.is_still_valid(subscriber.proof):
+                subscriber.verified_at_ms = now_ms
             else:
-                hearer.end()
+                subscriber.close()
         except StoreUnavailable:
-            hearer.cut()
+            subscriber.abort()
 
-    def _is_due(self, hearer: Hearer) -> bool:
-        return hearer.proof is not None and self._now_ms() - hearer.held_at_ms >= CHECK_MS
+    def _is_due(self, subscriber: AuthorizedSubscriber) -> bool:
+        return subscriber.proof is not None and self._now_ms() - subscriber.verified_at_ms >= CHECK_MS
 
-    def _access_key(self, rule: Rule, event: Event) -> str | None:
+    def _access_key(self, rule: AccessPolicy, event: Event) -> str | None:
         """Where the access document lies that has a say."""
-        return self._spaces.key(event.params) if rule.by_space and rule.examines else None
+        return (
+            self._spaces.access_document_key(event.params)
+            if rule.uses_space_roles and rule.needs_credentials
+            else None
+        )
 
 
-def _nobody(listener: Listener, event: Event) -> Event | None:
+def _deny_all(listener: Subscriber, event: Event) -> Event | None:
     return None
 
 
-def _template(rule: Rule) -> Sequence[str]:
+def _template(rule: AccessPolicy) -> Sequence[str]:
     collection = rule.collection
     template = collection.storage_path.split("/")
     return template if collection.bundle is None else [*template, collection.name]
 
 
-def _identity(rule: Rule, values: Mapping[str, str]) -> str | None:
-    """Whose documents these are: `_SOMEBODY`'s where the values leave it open, None where nobody's."""
-    return None if rule.identity_index is None else values.get("identity", _SOMEBODY)
+def _identity(rule: AccessPolicy, values: Mapping[str, str]) -> str | None:
+    """Whose documents these are: `_ANY_IDENTITY`'s where the values leave it open, None where nobody's."""
+    return None if rule.identity_index is None else values.get("identity", _ANY_IDENTITY)

@@ -13,30 +13,30 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion, HttpVersion11
 
 from pysync.errors import PysyncError
-from pysync.server.responses import STALL_S, Answer, send
-from pysync.store import JSON_TYPE, Chunks
-from pysync.store.local.disk import Outgoing
+from pysync.server.responses import STALL_S, Response, send
+from pysync.store import JSON_TYPE, ByteStream
+from pysync.store.local.disk import FileReader
 
 log = logging.getLogger("pysync.server")
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-class StreamedAnswer(Answer):
-    """An answer whose body is `first` and then `pieces`: in memory there is one piece, and the little that
+class StreamingResponse(Response):
+    """An answer whose body is `first` and then `chunks`: in memory there is one piece, and the little that
     the connection holds back, however slowly the client reads. Where its `size` is known, the answer tells
     it; else it is sent in chunks, and to a client of HTTP/1.0, which knows none, it ends where the
     connection does.
 
     Where a piece fails, or they are not as long as was told, the head has long been sent: the connection is
-    cut, so that the client sees that the body is incomplete. `pieces` is closed in any case; None are for
+    cut, so that the client sees that the body is incomplete. `chunks` is closed in any case; None are for
     HEAD.
     """
 
     def __init__(
         self,
         first: bytes,
-        pieces: Chunks | None,
+        chunks: ByteStream | None,
         headers: str = "",
         *,
         status: int = 200,
@@ -44,7 +44,7 @@ class StreamedAnswer(Answer):
         size: int | None = None,
     ) -> None:
         super().__init__(status, first, headers, content_type=content_type)
-        self._pieces = pieces
+        self._chunks = chunks
         self._size = size
 
     @property
@@ -59,8 +59,8 @@ class StreamedAnswer(Answer):
         try:
             await self._write(request)
         finally:
-            if self._pieces is not None:
-                await self._pieces.aclose()
+            if self._chunks is not None:
+                await self._chunks.aclose()
         return None
 
     async def _write(self, request: web.BaseRequest) -> None:
@@ -68,13 +68,13 @@ class StreamedAnswer(Answer):
         chunked = self._size is None and request.version >= HttpVersion11
         self._keep_alive = self._keep_alive and (chunked or self._size is not None)
         head = self._head(request.version)
-        if request.method == "HEAD" or self._pieces is None:
+        if request.method == "HEAD" or self._chunks is None:
             transport.write(head)
             return
         try:
-            await self._write_body(request, transport, head, self._pieces, chunked)
+            await self._write_body(request, transport, head, self._chunks, chunked)
         except BaseException as error:
-            _cut(transport, reset=not chunked and self._size is None)
+            _abort(transport, reset=not chunked and self._size is None)
             if isinstance(error, PysyncError):
                 log.warning(
                     "an answer was cut off: %s", error.code,
@@ -91,7 +91,7 @@ class StreamedAnswer(Answer):
         request: web.BaseRequest,
         transport: asyncio.Transport,
         head: bytes,
-        pieces: Chunks,
+        chunks: ByteStream,
         chunked: bool,
     ) -> None:
         """Write the head and all pieces, the first of them together. Raises ConnectionResetError for a client
@@ -110,7 +110,7 @@ class StreamedAnswer(Answer):
                 head = b"\r\n"
             del piece
             try:
-                piece = await anext(pieces)
+                piece = await anext(chunks)
             except StopAsyncIteration:
                 break
         if left:
@@ -124,40 +124,38 @@ class StreamedAnswer(Answer):
         return "Transfer-Encoding: chunked\r\n" if version >= HttpVersion11 else ""
 
 
-class SentFile(StreamedAnswer):
+class SendfileResponse(StreamingResponse):
     """An answer whose body the kernel takes out of a file: not a byte of it is in our memory, and none is
     copied. It writes to the connection beside the transport, which has nothing to write meanwhile."""
 
-    def __init__(
-        self, outgoing: Outgoing, headers: str, *, status: int, content_type: str, size: int
-    ) -> None:
-        super().__init__(b"", outgoing, headers, status=status, content_type=content_type, size=size)
-        self._outgoing = outgoing
+    def __init__(self, file: FileReader, headers: str, *, status: int, content_type: str, size: int) -> None:
+        super().__init__(b"", file, headers, status=status, content_type=content_type, size=size)
+        self._file = file
 
     async def _write_body(
         self,
         request: web.BaseRequest,
         transport: asyncio.Transport,
         head: bytes,
-        pieces: Chunks,
+        chunks: ByteStream,
         chunked: bool,
     ) -> None:
         connection = transport.get_extra_info("socket")
         if connection is None or transport.get_write_buffer_size():
-            await super()._write_body(request, transport, head, pieces, chunked)
+            await super()._write_body(request, transport, head, chunks, chunked)
             return
         # A descriptor of our own: the transport's may be closed, and its number taken, while we wait.
         with socket.socket(connection.family, socket.SOCK_STREAM, fileno=os.dup(connection.fileno())) as own:
             await self._send_head(transport, own, head)
             while True:
-                await self._outgoing.fetch()
+                await self._file.ensure_cached()
                 if transport.is_closing():
                     raise ConnectionResetError("the client has gone")
                 try:
-                    if not self._outgoing.send(own.fileno()):
+                    if not self._file.send(own.fileno()):
                         return
                 except BlockingIOError:
-                    await _writable(own)
+                    await _wait_writable(own)
                 else:
                     await asyncio.sleep(0)
 
@@ -168,24 +166,24 @@ class SentFile(StreamedAnswer):
             try:
                 head = head[own.send(head, socket.MSG_MORE) :]
             except BlockingIOError:
-                await _writable(own)
+                await _wait_writable(own)
 
 
-async def streamed(
-    request: web.BaseRequest, pieces: AsyncGenerator[bytes, None], headers: str = ""
-) -> StreamedAnswer:
-    """The answer that `pieces` make. The first is awaited here, so that what fails at once is refused like
+async def streaming_response(
+    request: web.BaseRequest, chunks: AsyncGenerator[bytes, None], headers: str = ""
+) -> StreamingResponse:
+    """The answer that `chunks` make. The first is awaited here, so that what fails at once is refused like
     anything else; for HEAD none is."""
-    first = b"" if request.method == "HEAD" else await anext(pieces, b"")
-    return StreamedAnswer(first, pieces, headers)
+    first = b"" if request.method == "HEAD" else await anext(chunks, b"")
+    return StreamingResponse(first, chunks, headers)
 
 
-async def _writable(connection: socket.socket) -> None:
+async def _wait_writable(connection: socket.socket) -> None:
     """Wait until the connection takes more, or fails. Raises ConnectionResetError for a client that takes
     nothing for a minute."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
-    loop.add_writer(connection.fileno(), _settle, ready)
+    loop.add_writer(connection.fileno(), _resolve, ready)
     try:
         async with asyncio.timeout(STALL_S):
             await ready
@@ -195,12 +193,12 @@ async def _writable(connection: socket.socket) -> None:
         loop.remove_writer(connection.fileno())
 
 
-def _settle(ready: asyncio.Future[None]) -> None:
+def _resolve(ready: asyncio.Future[None]) -> None:
     if not ready.done():
         ready.set_result(None)
 
 
-def _cut(transport: asyncio.Transport, *, reset: bool) -> None:
+def _abort(transport: asyncio.Transport, *, reset: bool) -> None:
     """End the connection as it is. A body that only the connection's end completes needs a `reset`: it would
     look complete otherwise."""
     connection = transport.get_extra_info("socket")

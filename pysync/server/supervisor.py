@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-FIRST_DELAY_S: Final = 0.5
-LONGEST_DELAY_S: Final = 10.0
+INITIAL_DELAY_S: Final = 0.5
+MAX_DELAY_S: Final = 10.0
 HEALTHY_S: Final = 60.0
 """A worker that dies is replaced at once; one that dies again before it has lived so long, after a delay that
 doubles each time."""
@@ -29,8 +29,8 @@ GRACE_S: Final = 2.0
 """What a worker has to close its store after it gave up on requests under way."""
 
 _READY: Final = b"\0"
-_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
-_TAKEN: Final = (*_ENDING, signal.SIGHUP, signal.SIGCHLD)
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_HANDLED_SIGNALS: Final = (*_STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
 
 NO_RELOAD: Final = (
     "SIGHUP is ignored: there is no reload; to apply another configuration restart the service "
@@ -45,40 +45,40 @@ class WorkerFailed(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class WorkerContext:
     """What a worker knows of its place: its `number`, from 1, which its replacement will have too, and
     `parent_fd`, which becomes readable when the parent is gone."""
 
     number: int
     parent_fd: int
-    line: int
+    pipe_fd: int
 
     def ready(self) -> None:
         """Tell the parent that this worker serves; where it is gone, `parent_fd` says so."""
         with suppress(BrokenPipeError):
-            os.write(self.line, _READY)
+            os.write(self.pipe_fd, _READY)
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     number: int
     pid: int
-    line: int
+    pipe_fd: int
     """Where the parent reads what the worker tells."""
     started_at: float
-    told: bytes = b""
+    output: bytes = b""
     status: int | None = None
     """Of its end, negative for a signal."""
 
     @property
     def is_ready(self) -> bool:
-        return self.told.startswith(_READY)
+        return self.output.startswith(_READY)
 
-    def listen(self) -> None:
+    def read_pipe(self) -> None:
         """Take in what the worker has told."""
         try:
-            while told := os.read(self.line, 65_536):
-                self.told += told
+            while told := os.read(self.pipe_fd, 65_536):
+                self.output += told
         except BlockingIOError:
             pass
 
@@ -86,13 +86,13 @@ class _Worker:
     def error(self) -> Exception | None:
         """What it raised at its end, if it did."""
         try:
-            error = pickle.loads(self.told.removeprefix(_READY))  # noqa: S301 - our own child's, on our own pipe
+            error = pickle.loads(self.output.removeprefix(_READY))  # noqa: S301 - our own child's, on our own pipe
         except Exception:
             return None
         return error if isinstance(error, Exception) else None
 
     @property
-    def end(self) -> str:
+    def end_reason(self) -> str:
         assert self.status is not None
         if self.status >= 0:
             return f"ended with status {self.status}"
@@ -101,18 +101,18 @@ class _Worker:
 
 
 @dataclass(slots=True)
-class _Place:
+class _Slot:
     """A number and who has it. `delay_s`: how long the next replacement waits; `due_at`: when it starts."""
 
     worker: _Worker | None = None
     delay_s: float = 0.0
     due_at: float = 0.0
 
-    def put_off(self) -> str:
+    def schedule_restart(self) -> str:
         """Set when the next one starts, and the one after it later; in words, nothing if it is now."""
         delay_s = self.delay_s
         self.due_at = time.monotonic() + delay_s
-        self.delay_s = min(delay_s * 2 or FIRST_DELAY_S, LONGEST_DELAY_S)
+        self.delay_s = min(delay_s * 2 or INITIAL_DELAY_S, MAX_DELAY_S)
         return f" in {delay_s:g} s" if delay_s else ""
 
 
@@ -120,10 +120,10 @@ class Supervisor:
     """Runs `work` in `count` processes. `work` gets its post, calls `ready` on it, and returns when it has
     finished after SIGTERM, or after the parent has gone; it may take `drain_s` for that."""
 
-    def __init__(self, count: int, work: Callable[[Post], None], drain_s: float) -> None:
+    def __init__(self, count: int, work: Callable[[WorkerContext], None], drain_s: float) -> None:
         self._work = work
         self._drain_s = drain_s
-        self._places = {number: _Place() for number in range(1, count + 1)}
+        self._slots = {number: _Slot() for number in range(1, count + 1)}
         self._signals = 0  # how many of SIGTERM and SIGINT came
 
     def run(self, on_ready: Callable[[], None]) -> int:
@@ -133,7 +133,7 @@ class Supervisor:
         Returns 0 where all ended by themselves and well, else 1. Raises what kept a worker from starting: the
         first starts alone, so that it is met once, and no other is left behind.
         """
-        first, *others = self._places
+        first, *others = self._slots
         gc.collect()
         gc.freeze()  # what workers share stays shared: their collectors do not write to it
         self._parent_pipe = os.pipe()
@@ -143,9 +143,9 @@ class Supervisor:
                 self._start(others)
                 if not self._signals:
                     on_ready()
-                self._keep()
+                self._supervise()
             finally:
-                ended_well = self._end()
+                ended_well = self._stop_all()
                 for fd in self._parent_pipe:
                     os.close(fd)
         return 0 if ended_well else 1
@@ -158,35 +158,43 @@ class Supervisor:
         while not self._signals and not all(worker.is_ready for worker in self._workers()):
             ended = self._wait(None)
             if ended and not self._signals:
-                raise ended[0].error or WorkerFailed(f"worker {ended[0].number} {ended[0].end} at its start")
+                raise ended[0].error or WorkerFailed(
+                    f"worker {ended[0].number} {ended[0].end_reason} at its start"
+                )
 
-    def _keep(self) -> None:
+    def _supervise(self) -> None:
         """Replace who dies until somebody wants an end."""
         while not self._signals:
             now = time.monotonic()
-            for number, place in self._places.items():
+            for number, place in self._slots.items():
                 if place.worker is None and place.due_at <= now:
-                    self._fork_again(number)
-            waiting = [place.due_at for place in self._places.values() if place.worker is None]
+                    self._restart(number)
+            waiting = [place.due_at for place in self._slots.values() if place.worker is None]
             for ended in self._wait(max(0.0, min(waiting) - now) if waiting else None):
                 if not self._signals:
                     self._replace(ended)
 
     def _replace(self, ended: _Worker) -> None:
-        place = self._places[ended.number]
+        place = self._slots[ended.number]
         if time.monotonic() - ended.started_at >= HEALTHY_S:
             place.delay_s = 0.0
         log.error(
-            "worker %s %s; another starts%s", ended.number, ended.end, place.put_off(), exc_info=ended.error
+            "worker %s %s; another starts%s",
+            ended.number,
+            ended.end_reason,
+            place.schedule_restart(),
+            exc_info=ended.error,
         )
 
-    def _fork_again(self, number: int) -> None:
+    def _restart(self, number: int) -> None:
         try:
             self._fork(number)
         except OSError as error:
-            log.error("worker %s cannot start: %s; again%s", number, error, self._places[number].put_off())
+            log.error(
+                "worker %s cannot start: %s; again%s", number, error, self._slots[number].schedule_restart()
+            )
 
-    def _end(self) -> bool:
+    def _stop_all(self) -> bool:
         """Have all workers finish what they have under way, and end those that do not; whether all did."""
         for worker in self._workers():
             os.kill(worker.pid, signal.SIGTERM)
@@ -208,22 +216,22 @@ class Supervisor:
         return ended_well
 
     def _workers(self) -> list[_Worker]:
-        return [place.worker for place in self._places.values() if place.worker is not None]
+        return [place.worker for place in self._slots.values() if place.worker is not None]
 
-    def _wait(self, at_most_s: float | None) -> list[_Worker]:
+    def _wait(self, timeout_s: float | None) -> list[_Worker]:
         """Wait until something happens; the workers that have ended. Signals are counted."""
         with selectors.PollSelector() as selector:
             selector.register(self._signal_pipe[0], selectors.EVENT_READ)
             for worker in self._workers():
                 if not worker.is_ready:
-                    selector.register(worker.line, selectors.EVENT_READ)
-            selector.select(at_most_s)
+                    selector.register(worker.pipe_fd, selectors.EVENT_READ)
+            selector.select(timeout_s)
         came = _read_all(self._signal_pipe[0])
-        self._signals += sum(number in _ENDING for number in came)
+        self._signals += sum(number in _STOP_SIGNALS for number in came)
         if signal.SIGHUP in came:
             log.warning(NO_RELOAD)
         for worker in self._workers():
-            worker.listen()
+            worker.read_pipe()
         return [worker for worker in self._workers() if self._has_ended(worker)]
 
     def _has_ended(self, worker: _Worker) -> bool:
@@ -231,9 +239,9 @@ class Supervisor:
         if pid == 0:
             return False
         worker.status = os.waitstatus_to_exitcode(status)
-        worker.listen()
-        os.close(worker.line)
-        self._places[worker.number].worker = None
+        worker.read_pipe()
+        os.close(worker.pipe_fd)
+        self._slots[worker.number].worker = None
         return True
 
     def _fork(self, number: int) -> None:
@@ -241,20 +249,20 @@ class Supervisor:
         os.set_blocking(line, False)
         os.set_blocking(workers_end, False)
         # A signal must not reach the child while it still has the parent's handlers, and the parent's pipe.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
         try:
             pid = os.fork()
             if pid == 0:
-                self._become(Post(number, self._parent_pipe[0], workers_end), line)
+                self._run_child(WorkerContext(number, self._parent_pipe[0], workers_end), line)
         except OSError:
             os.close(line)
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TAKEN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
             os.close(workers_end)
-        self._places[number].worker = _Worker(number, pid, line, time.monotonic())
+        self._slots[number].worker = _Worker(number, pid, line, time.monotonic())
 
-    def _become(self, post: Post, line: int) -> NoReturn:
+    def _run_child(self, context: WorkerContext, pipe_fd: int) -> NoReturn:
         """The life of a worker, in its own process. Nothing leads back: there lies the parent's code."""
         status = 1
         try:
@@ -264,16 +272,16 @@ class Supervisor:
             # A terminal sends these to everybody; it is the parent who answers them.
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
-            for fd in (line, *self._signal_pipe, self._parent_pipe[1]):
+            for fd in (pipe_fd, *self._signal_pipe, self._parent_pipe[1]):
                 os.close(fd)
             for worker in self._workers():
-                os.close(worker.line)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TAKEN)
-            self._work(post)
+                os.close(worker.pipe_fd)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
+            self._work(context)
             status = 0
         except Exception as error:
             error.add_note(traceback.format_exc())
-            os.write(post.line, _pickled(error))
+            os.write(context.pipe_fd, _pickled(error))
         finally:
             with suppress(Exception):
                 sys.stdout.flush()
@@ -287,7 +295,7 @@ def _signal_pipe() -> Iterator[tuple[int, int]]:
     for fd in (read, write):
         os.set_blocking(fd, False)
     before_fd = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, lambda number, frame: None) for number in _TAKEN}
+    before = {number: signal.signal(number, lambda number, frame: None) for number in _HANDLED_SIGNALS}
     try:
         yield read, write
     finally:

@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from pysync.changelog import Change, Page, Retention, WrittenBy
-from pysync.clock import is_settled
+from pysync.changelog import Change, ChangePage, OriginFilter, Retention
+from pysync.clock import is_stable
 from pysync.errors import Unavailable
-from pysync.sqlite.connection import GroupCommit, TurnReader, refusal
+from pysync.sqlite.connection import GroupCommit, SnapshotReader, as_unavailable
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"  # in steps of a millisecond
 
@@ -32,13 +32,13 @@ TABLE: Final = f"""
     INSERT INTO change VALUES({_NOW}, 0, x'', '')
 """
 
-BY_ORIGIN: Final = """
+ADD_ORIGIN_SQL: Final = """
     ALTER TABLE change ADD COLUMN origin TEXT NOT NULL DEFAULT '';
     CREATE INDEX change_origin ON change(origin)
 """
 """Upgrades such a table to this version. The origin of rows that exist already is not known."""
 
-FORGET_ALL: Final = (
+RESET_SQL: Final = (
     f"""
     INSERT INTO change(id, at_ms, text, identity)
         SELECT max({_NOW}, max(id) + 1000000), 0, x'', '' FROM change""",  # noqa: S608
@@ -47,7 +47,7 @@ FORGET_ALL: Final = (
 """Begins the log anew, for one whose newest rows may be lost: nobody was given an id as great as the next."""
 
 POLL_S: Final = 0.02
-"""How often `wait` looks whether another process has committed, and for how long."""
+"""How often `wait_for_change` looks whether another process has committed, and for how long."""
 POLLS: Final = 50
 
 TRIM_EVERY: Final = 128
@@ -58,7 +58,7 @@ came at once: twice as many as came are always allowed, so that none pile up."""
 # Without AUTOINCREMENT, which would write a second table: an id is one more than the greatest there is, and
 # there always is one.
 _INSERT = "INSERT INTO change(at_ms, text, identity, origin) VALUES(?, ?, ?, ?)"
-_NEWEST = "SELECT max(id) FROM change"
+_LAST = "SELECT max(id) FROM change"
 _BOUNDS = "SELECT (SELECT min(id) FROM change), (SELECT max(id) FROM change)"
 _AFTER = "SELECT id, text, identity, origin FROM change WHERE id > ? ORDER BY id LIMIT ?"
 _ORIGINS = """
@@ -75,25 +75,25 @@ _WITH_IDS = """
     WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"""
 _COUNT_OF = "SELECT count(*) FROM (SELECT 1 FROM change WHERE origin = ? AND id > ? LIMIT ?)"
 _FIRST_SINCE = "SELECT id FROM change WHERE id > ? AND id <= ? AND at_ms >= ? ORDER BY id LIMIT 1"
-_FORGET = "DELETE FROM change WHERE id < ?"
+_DELETE_BEFORE = "DELETE FROM change WHERE id < ?"
 
 _is_id = re.compile("[0-9]{17}").fullmatch
 
 
-class Rows(NamedTuple):
+class ChangeRows(NamedTuple):
     """Changes as they are written: the time, text, identity and origin of each, and the bounds of the log."""
 
     rows: list[tuple[int, bytes, str, str]]
     retention: Retention
 
 
-class SqliteChanges:
+class SqliteChangeLog:
     """A `ChangeLog` in the table `TABLE` of a database that `reader` reads and `writer` writes. What fails is
     `unavailable`."""
 
     def __init__(
         self,
-        reader: TurnReader,
+        reader: SnapshotReader,
         writer: GroupCommit,
         unavailable: type[Unavailable],
         now_ms: Callable[[], int],
@@ -107,33 +107,33 @@ class SqliteChanges:
         self._announced = 0
         self._arrival = asyncio.Event()
 
-    def rows_of(self, changes: Sequence[Change]) -> Rows:
-        """What `append` writes of changes (one at least) that are made now."""
+    def rows_of(self, changes: Sequence[Change]) -> ChangeRows:
+        """What `insert_changes` writes of changes (one at least) that are made now."""
         now_ms = self._now_ms()
         retention = self._retention
-        if not is_settled(self._now_ms):
+        if not is_stable(self._now_ms):
             retention = replace(retention, age_ms=now_ms)
-        return Rows([(now_ms, *change) for change in changes], retention)
+        return ChangeRows([(now_ms, *change) for change in changes], retention)
 
-    def tell(self, last: int) -> None:
+    def notify(self, last: int) -> None:
         """Wake who waits: `last` is the id of a change that is committed."""
         if last > self._announced:
             self._announced = last
             self._arrival.set()
 
-    async def announce(self, changes: Sequence[Change]) -> str:
-        last = await self._writer.submit(append, self.rows_of(changes))
-        self.tell(last)
+    async def append(self, changes: Sequence[Change]) -> str:
+        last = await self._writer.submit(insert_changes, self.rows_of(changes))
+        self.notify(last)
         return change_id(last)
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+    async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         # Of one turn of the loop, and so of one snapshot.
         place, newest = self._bounds(after)
         if place is None:
             return None
         return _read(self.rows(_AFTER, place, limit) if place < newest else [])
 
-    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
+    async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
         place, newest = self._bounds(after)
         if place is None:
             return None
@@ -144,9 +144,9 @@ class SqliteChanges:
             ids = sorted(id_ for origin in origins for (id_,) in self.rows(_IDS_OF, origin, place, limit))
             found = self.rows(_WITH_IDS, json.dumps(ids[:limit]))
         is_end = len(found) < limit
-        return Page(_read(found), change_id(newest if is_end else found[-1][0]), is_end, len(found))
+        return ChangePage(_read(found), change_id(newest if is_end else found[-1][0]), is_end, len(found))
 
-    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+    async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
         place, newest = self._bounds(after)
         if place is None:
             return 0
@@ -161,16 +161,16 @@ class SqliteChanges:
             count += some
         return count
 
-    async def newest(self) -> str:
-        return change_id(self._newest())
+    async def last_id(self) -> str:
+        return change_id(self._last_row())
 
-    async def wait(self, after: str) -> None:
+    async def wait_for_change(self, after: str) -> None:
         seen = -1
         for _ in range(POLLS):
             if after < change_id(self._announced):
                 return
             version = self._version()
-            if version != seen and after < await self.newest():
+            if version != seen and after < await self.last_id():
                 return
             seen = version
             self._arrival.clear()
@@ -184,34 +184,34 @@ class SqliteChanges:
         place = oldest if not after else int(after) if _is_id(after) else -1
         return (place if oldest <= place <= newest else None), newest
 
-    def _origins(self, written_by: WrittenBy) -> tuple[list[str], list[str]]:
+    def _origins(self, written_by: OriginFilter) -> tuple[list[str], list[str]]:
         """Which origins there are: those that are asked for, and others."""
         origins = [origin for (origin,) in self.rows(_ORIGINS)]
         return list(filter(written_by, origins)), [each for each in origins if not written_by(each)]
 
-    def _newest(self) -> int:
-        ((newest,),) = self.rows(_NEWEST)
+    def _last_row(self) -> int:
+        ((newest,),) = self.rows(_LAST)
         return int(newest)
 
     def _version(self) -> int:
         try:
             return self._reader.version()
         except sqlite3.Error as error:
-            raise refusal(error, self._unavailable) from error
+            raise as_unavailable(error, self._unavailable) from error
 
     def rows(self, statement: str, *args: Any) -> list[Any]:
         """All rows of a query to the database."""
         try:
             return self._reader.rows(statement, args)
         except sqlite3.Error as error:
-            raise refusal(error, self._unavailable) from error
+            raise as_unavailable(error, self._unavailable) from error
 
 
 def _read(rows: Sequence[Any]) -> list[tuple[str, Change]]:
     return [(change_id(id_), Change(*told)) for id_, *told in rows]
 
 
-def append(cursor: sqlite3.Cursor, rows: Rows) -> int:
+def insert_changes(cursor: sqlite3.Cursor, rows: ChangeRows) -> int:
     """Write changes, in the transaction of what they tell of. Returns the id of the last."""
     several = rows.rows
     if len(several) > 1:
@@ -236,7 +236,7 @@ def _trim(cursor: sqlite3.Cursor, newest: int, most: int, now_ms: int, retention
     end = min(oldest + most, newest)
     young = cursor.execute(_FIRST_SINCE, (oldest, end, now_ms - retention.age_ms)).fetchone()
     last_old = end if young is None else young[0] - 1
-    cursor.execute(_FORGET, (min(max(last_old, newest - retention.count), end),))
+    cursor.execute(_DELETE_BEFORE, (min(max(last_old, newest - retention.count), end),))
 
 
 def change_id(number: int) -> str:

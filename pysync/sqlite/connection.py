@@ -35,12 +35,17 @@ READ_BUSY_TIMEOUT_MS: Final = 100
 MAX_WAITING: Final = 4_096
 """Writes that may wait at once; one more is refused rather than queued."""
 
-CHECK_S: Final = 1.0
+CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks that an idle database is still at its path."""
 
 _DATABASE_AND_WAL: Final = 2
 
-_OWN_FAULTS = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+_STATEMENT_ERRORS = (
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+)
 """Errors of one statement, after which the transaction still stands."""
 
 
@@ -55,13 +60,13 @@ class Schema(NamedTuple):
         return len(self.steps)
 
 
-def create_folder(path: Path, *, may_be_link: bool = False) -> None:
+def make_private_dir(path: Path, *, may_be_link: bool = False) -> None:
     """Make `path` and its parents, closed to other users. Raises OSError, also for a symbolic link, unless it
     may be one."""
     if not may_be_link and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if not path.is_dir():
-        create_folder(path.parent, may_be_link=True)  # `parents` of mkdir would leave them open to others
+        make_private_dir(path.parent, may_be_link=True)  # `parents` of mkdir would leave them open to others
         path.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -124,8 +129,8 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
                 )
         finally:
             connection.close()
-        sync_folder(path.parent)
-        sync_folder(path.parent.parent)
+        fsync_dir(path.parent)
+        fsync_dir(path.parent.parent)
 
 
 def _check_is_new(path: Path, traces: Sequence[Path]) -> None:
@@ -143,7 +148,7 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def sync_folder(path: str | Path) -> None:
+def fsync_dir(path: str | Path) -> None:
     """Make the names in a folder survive the loss of power. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -176,14 +181,14 @@ def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     return connection
 
 
-def refusal(error: BaseException, unavailable: type[Unavailable]) -> Unavailable:
+def as_unavailable(error: BaseException, unavailable: type[Unavailable]) -> Unavailable:
     """The error that a caller gets when the database fails."""
     refused = unavailable()
     refused.__cause__ = error
     return refused
 
 
-class TurnReader:
+class SnapshotReader:
     """Short reads on the event loop's thread. The reads of one turn of the loop share one transaction: taking
     and releasing a snapshot costs two system calls, as much as a lookup itself.
 
@@ -206,10 +211,10 @@ class TurnReader:
             self._file.raise_if_moved()
             try:
                 self._cursor.execute("BEGIN")
-                self._loop.call_soon(self._end_turn)
+                self._loop.call_soon(self._end_snapshot)
                 (version,) = self._cursor.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error as error:
-                self._file.note(error)
+                self._file.record_error(error)
                 raise
             self._version = version
         return version
@@ -220,39 +225,39 @@ class TurnReader:
         try:
             return self._cursor.execute(statement, args).fetchall()
         except sqlite3.Error as error:
-            self._file.note(error)
+            self._file.record_error(error)
             raise
 
     def close(self) -> None:
         """End the transaction and close the connection."""
         if not self._closed:
-            self._end_turn()
+            self._end_snapshot()
             self._closed = True
             self._cursor.close()
             self._connection.close()
 
-    def _end_turn(self) -> None:
+    def _end_snapshot(self) -> None:
         self._version = None
         if self._closed or not self._connection.in_transaction:
             return
         try:
             self._cursor.execute("COMMIT")
         except sqlite3.Error as error:  # after damage was met
-            self._file.note(error)
+            self._file.record_error(error)
             with suppress(sqlite3.Error):
                 self._connection.rollback()
 
 
-class GroupWork(Protocol):
+class CommitHooks(Protocol):
     """What is done once for all writes of a group, in the thread that commits them."""
 
-    def prepare(self, cursor: sqlite3.Cursor) -> None:
+    def before_commit(self, cursor: sqlite3.Cursor) -> None:
         """Called in the transaction, before its commit. Raises sqlite3.Error or OSError to undo the group."""
 
-    def committed(self) -> None:
+    def after_commit(self) -> None:
         """Called before anybody is told. Raises nothing."""
 
-    def undone(self) -> None:
+    def after_rollback(self) -> None:
         """Called where the group was not committed, or nobody knows."""
 
 
@@ -279,16 +284,16 @@ class GroupCommit:
         self,
         database: Database,
         unavailable: type[Unavailable],
-        group_work: GroupWork | None = None,
+        hooks: CommitHooks | None = None,
     ) -> None:
         self._file = database.file
         self._checked_at = time.monotonic()
         self._is_durable = database.is_durable
         self._connection = database.writer
         self._unavailable = unavailable
-        self._group_work = group_work
+        self._hooks = hooks
         self._loop = asyncio.get_running_loop()
-        self._gathered: list[_Write] = []
+        self._submitted: list[_Write] = []
         self._waiting = 0
         self._closed = False
         self._queue: SimpleQueue[list[_Write]] = SimpleQueue()
@@ -301,10 +306,10 @@ class GroupCommit:
         if self._closed or self._waiting >= MAX_WAITING:
             raise self._unavailable()
         future: asyncio.Future[T] = self._loop.create_future()
-        if not self._gathered:
+        if not self._submitted:
             # What one turn of the loop submits is handed over together, with one wake-up of the thread.
-            self._loop.call_soon(self._hand_over)
-        self._gathered.append(_Write(future, write, args))
+            self._loop.call_soon(self._flush)
+        self._submitted.append(_Write(future, write, args))
         self._waiting += 1
         return future
 
@@ -313,21 +318,21 @@ class GroupCommit:
         if self._closed:
             return
         self._closed = True
-        self._hand_over()
+        self._flush()
         self._queue.put([])
         await asyncio.to_thread(self._thread.join)
 
-    def _hand_over(self) -> None:
-        if self._gathered:
-            self._queue.put(self._gathered)
-            self._gathered = []
+    def _flush(self) -> None:
+        if self._submitted:
+            self._queue.put(self._submitted)
+            self._submitted = []
 
     def _run(self) -> None:
         cursor = self._connection.cursor()
         closing = False
         while not closing:
             try:
-                parts = [self._queue.get(timeout=CHECK_S)]
+                parts = [self._queue.get(timeout=CHECK_INTERVAL_S)]
             except Empty:
                 with suppress(Exception):
                     self._check()
@@ -344,37 +349,37 @@ class GroupCommit:
 
     def _commit(self, cursor: sqlite3.Cursor, group: list[_Write]) -> list[_Outcome]:
         try:
-            if time.monotonic() - self._checked_at > CHECK_S:
+            if time.monotonic() - self._checked_at > CHECK_INTERVAL_S:
                 self._check()
             cursor.execute("BEGIN IMMEDIATE")
             outcomes = [self._attempt(cursor, write) for write in group]
-            if self._group_work is not None:
-                self._group_work.prepare(cursor)
+            if self._hooks is not None:
+                self._hooks.before_commit(cursor)
             cursor.execute("COMMIT")
             if self._is_durable:
                 # After the commit: what is acknowledged was in the files at their paths.
                 self._file.check(_DATABASE_AND_WAL)
         except BaseException as error:  # a panic of the core is no Exception: whoever waits is told anyway
-            self._file.note(error)
+            self._file.record_error(error)
             if not isinstance(error, (sqlite3.Error, OSError)):
                 log.exception("a group of writes failed unexpectedly")
-            self._undo()
-            return [_Outcome(write.future, None, refusal(error, self._unavailable)) for write in group]
-        if self._group_work is not None:
+            self._roll_back()
+            return [_Outcome(write.future, None, as_unavailable(error, self._unavailable)) for write in group]
+        if self._hooks is not None:
             try:
-                self._group_work.committed()
+                self._hooks.after_commit()
             except BaseException:
                 log.exception("a callback after a commit failed unexpectedly")
         return outcomes
 
-    def _undo(self) -> None:
+    def _roll_back(self) -> None:
         try:
             try:
                 if self._connection.in_transaction:
                     self._connection.rollback()
             finally:
-                if self._group_work is not None:
-                    self._group_work.undone()
+                if self._hooks is not None:
+                    self._hooks.after_rollback()
         except BaseException:
             log.exception("a group of writes cannot be undone")
 
@@ -386,7 +391,7 @@ class GroupCommit:
     def _attempt(cursor: sqlite3.Cursor, write: _Write) -> _Outcome:
         try:
             return _Outcome(write.future, write.work(cursor, *write.args), None)
-        except _OWN_FAULTS as error:
+        except _STATEMENT_ERRORS as error:
             return _Outcome(write.future, None, error)
         except sqlite3.Error:
             raise

@@ -53,7 +53,7 @@ class DatabaseFile:
     def check(self, first: int | None = None) -> None:
         """Raise DatabaseMoved if a file, or one of the `first` that were watched, is not at its path any
         more; the operator is told once."""
-        if not self.moved and not all(_is_there(*watched) for watched in self._watched[:first]):
+        if not self.moved and not all(_is_same_file(*watched) for watched in self._watched[:first]):
             self.moved = True
             log.critical(
                 "the database %s was deleted or replaced while this process has it open: reads and writes "
@@ -68,7 +68,7 @@ class DatabaseFile:
         if self.moved:
             raise DatabaseMoved(_GONE)
 
-    def note(self, error: BaseException) -> None:
+    def record_error(self, error: BaseException) -> None:
         """Remember what SQLite raised if it is damage; the operator is told once."""
         if self.damage is None and _is_damage(error):
             self.damage = str(error)
@@ -105,7 +105,7 @@ def _is_damage(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
-def _is_there(path: str, device: int, inode: int) -> bool:
+def _is_same_file(path: str, device: int, inode: int) -> bool:
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 from pysync.changelog import Change, ChangeLog
-from pysync.clock import Tick
+from pysync.clock import HybridTimestamp
 from pysync.errors import DocumentCorrupt
 
 JSON_TYPE: Final = "application/json"
 
-READS_AT_ONCE: Final = 100
+MAX_CONCURRENT_READS: Final = 100
 """Reads on behalf of one request that wait for a store together: all of a batch, by default."""
 
 
-class Object(NamedTuple):
+class StoredObject(NamedTuple):
     """A stored object. `etag` names this write and no other, `modified_ms` is its time."""
 
     body: bytes
@@ -38,7 +38,7 @@ class NotModified:
 NOT_MODIFIED: Final = NotModified()
 
 
-class Chunks(Protocol):
+class ByteStream(Protocol):
     """The bytes of a file's range, piece by piece. Closed by exhausting it or by `aclose()`."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
@@ -59,13 +59,13 @@ class FileStat:
 
 
 @dataclass(frozen=True, slots=True)
-class File(FileStat):
+class OpenFile(FileStat):
     """A stored file, opened. `chunks` yields the bytes of the range that was asked for: [start, end). Whoever
     opened it closes `chunks`."""
 
     start: int
     end: int
-    chunks: Chunks
+    chunks: ByteStream
 
     @property
     def stat(self) -> FileStat:
@@ -81,12 +81,12 @@ async def no_pace(size: int) -> None:
     """Read on at once."""
 
 
-Received = Callable[[str], Awaitable[None]]
+OnReceived = Callable[[str], Awaitable[None]]
 """Is told the sha256 of a file when all of it has come in and nobody sees it yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListEntry:
     """One object met by `walk`."""
 
     key: str
@@ -105,22 +105,22 @@ class Etag:
     value: str
 
 
-Expect = Literal["any", "absent"] | Etag
+Precondition = Literal["any", "absent"] | Etag
 
 
 class EtagMismatch(Exception):
     """A conditional write found another version than it expects."""
 
 
-class Namesakes(NamedTuple):
-    """The files directly under `folder` whose names are greater than `after` and end with `ending`."""
+class ExistingFileFilter(NamedTuple):
+    """The files directly under `folder` whose names are greater than `after` and end with `suffix`."""
 
     folder: str
     after: str
-    ending: str
+    suffix: str
 
 
-class AlreadyWritten(Exception):
+class FileAlreadyExists(Exception):
     """A write found the file that another one has made: its name, and its sha256."""
 
     def __init__(self, name: str, sha256: str) -> None:
@@ -129,21 +129,21 @@ class AlreadyWritten(Exception):
         self.sha256 = sha256
 
 
-ROTTEN: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
+DAMAGED_REASON: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
 """The reason in the error of a file that was found damaged before."""
 
 
 class DamagedFile(DocumentCorrupt):
-    """A file is lost, or its bytes are not those that were stored; `why` says which. `etag` is that of the
+    """A file is lost, or its bytes are not those that were stored; `detail` says which. `etag` is that of the
     version it was: a write that replaces the damaged file expects it."""
 
-    def __init__(self, why: str, etag: str) -> None:
+    def __init__(self, detail: str, etag: str) -> None:
         super().__init__()
-        self.why = why
+        self.detail = detail
         self.etag = etag
 
 
-class MergeRefused(Exception):
+class MergeRejected(Exception):
     """Files that cannot be merged, or not now; the text says why. Nothing was done."""
 
 
@@ -161,7 +161,7 @@ def split_key(key: str) -> tuple[str, str]:
     return parent, name
 
 
-def check_expectation(expect: Expect, current: str | None) -> None:
+def check_precondition(expect: Precondition, current: str | None) -> None:
     """Raise `EtagMismatch` unless the etag stored now, None for nothing, is what a write expects."""
     if expect == ANY:
         return
@@ -169,7 +169,7 @@ def check_expectation(expect: Expect, current: str | None) -> None:
         raise EtagMismatch
 
 
-def within(size: int, start: int, end: int | None) -> tuple[int, int]:
+def clamp_range(size: int, start: int, end: int | None) -> tuple[int, int]:
     """The bytes [start, end) that `open` is asked for, of a file that has `size`."""
     begin = min(start, size) if start >= 0 else max(size + start, 0)
     return begin, max(begin, size if end is None else min(end, size))
@@ -183,20 +183,20 @@ def check_mergeable(key: str, merged: Mapping[str, str]) -> str:
     return parents.pop()
 
 
-class Source(Protocol):
+class ReadableStore(Protocol):
     """What can be read, by the verbs of `Store`: a store, or what others keep their objects in."""
 
-    async def get(self, key: str) -> Object | NotModified | None: ...
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None: ...
+    async def get(self, key: str) -> StoredObject | NotModified | None: ...
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None: ...
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]: ...
-    def walk(self, prefix: str) -> AsyncIterator[Listed]: ...
+    def walk(self, prefix: str) -> AsyncIterator[ListEntry]: ...
     async def close(self) -> None: ...
 
 
-class StoredChanges(ChangeLog, Protocol):
+class TransactionalChangeLog(ChangeLog, Protocol):
     """The change log of a store that keeps one beside its objects."""
 
-    async def put(self, key: str, body: bytes, expect: Expect, changes: Sequence[Change]) -> str:
+    async def put(self, key: str, body: bytes, expect: Precondition, changes: Sequence[Change]) -> str:
         """`Store.put` of a document, and its changes: both or neither."""
 
     async def write(
@@ -208,19 +208,19 @@ class StoredChanges(ChangeLog, Protocol):
     ) -> str:
         """`Store.write`, and the changes of the file that has this sha256: both or neither."""
 
-    async def write_next(
+    async def write_ordered(
         self,
-        key_of: Callable[[Tick], str],
+        key_of: Callable[[HybridTimestamp], str],
         chunks: AsyncIterable[bytes],
         content_type: str,
-        changes_of: Callable[[Tick, str], Sequence[Change]],
-        unless: Namesakes | None = None,
-    ) -> tuple[Tick, str]:
-        """`write` at a key that is made of a tick: later than that of every `write_next` before, in any
+        changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
+        unless: ExistingFileFilter | None = None,
+    ) -> tuple[HybridTimestamp, str]:
+        """`write` at a key that is made of a tick: later than that of every `write_ordered` before, in any
         process, whatever the clock says. Who lists sees the files in the order of their ticks: none comes to
         light after a later one. Both functions are called in another thread. Returns tick and sha256.
 
-        Raises AlreadyWritten where one of `unless` is there: of several writes with the same ones, in any
+        Raises FileAlreadyExists where one of `unless` is there: of several writes with the same ones, in any
         processes, one is made."""
 
 
@@ -233,20 +233,20 @@ class Store(Protocol):
     holds one or the other, and the last write wins between them.
     """
 
-    reads_wait: ClassVar[bool]
+    is_remote: ClassVar[bool]
     """Whether `get` waits for others, as behind a network: then many are worth asking for at once."""
-    light_put_bytes: ClassVar[int]
+    cheap_put_bytes: ClassVar[int]
     """How many bytes a `put` carries at about the price of none."""
 
     @property
-    def change_log(self) -> StoredChanges | None:
+    def change_log(self) -> TransactionalChangeLog | None:
         """The log that keeps changes together with the writes; None where there is none, and a coordinator's
         log is told of them afterwards."""
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         """The object at `key`, None where there is none. Never stale: a `put` that returned is seen."""
 
-    async def get_many(self, keys: Sequence[str]) -> list[Object | None]:
+    async def get_many(self, keys: Sequence[str]) -> list[StoredObject | None]:
         """What `get` would say of each of `keys`, which are distinct, in their order; cheaper than to ask for
         each. Raises StoreUnavailable where any of them cannot be told."""
 
@@ -255,7 +255,9 @@ class Store(Protocol):
         there is no object. No body is read. A store in which that would cost as much as `get` returns None in
         place of the list."""
 
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+    ) -> str:
         """Write `body` and return its etag, once it would survive the loss of power.
 
         `expect=ABSENT` succeeds only where nothing is stored, `Etag(value)` only over that version: of two
@@ -265,7 +267,7 @@ class Store(Protocol):
     async def stat(self, key: str) -> FileStat | None:
         """What is known of the file at `key`, at the price of a look. None where there is no file."""
 
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         """The file at `key`, its chunks limited to bytes [start, end) as far as it has them; a negative
         `start` counts from its end. None where there is no file. Raises DamagedFile, as `stat` does, for one
         that is lost or that `verify` found damaged."""
@@ -281,7 +283,7 @@ class Store(Protocol):
         key: str,
         chunks: AsyncIterable[bytes],
         content_type: str,
-        received: Received | None = None,
+        received: OnReceived | None = None,
     ) -> str:
         """Store the chunks as one file, durably, and return its sha256. A failing iterable leaves no trace,
         and neither does one whose sha256 `received` refuses, by raising. Raises `KeyConflict` where the key
@@ -293,23 +295,24 @@ class Store(Protocol):
         """`write` at `key`, where nothing is, and remove what it stands for: the files at the keys `merged`,
         which lie in the folder of `key` (not at the top) and have these sha256. Who looks at that folder sees
         either those files or the one: where a store can, they change in one moment; else both are there while
-        they are removed. What a crash leaves half done `settle_merges` finishes.
+        they are removed. What a crash leaves half done `recover_merges` finishes.
 
         Raises EtagMismatch where something is at `key`, or one of `merged` is not or not any more what it is
-        said to be, and MergeRefused where the folder or the store does not allow it; nothing is done then."""
+        said to be, and MergeRejected where the folder or the store does not allow it; nothing is done
+        then."""
 
-    async def settle_merges(self) -> None:
+    async def recover_merges(self) -> None:
         """Finish the merges, or undo them, of which a crash of this or another process left a part."""
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         """Names of objects and files directly under `prefix` (no trailing slash; `""`: the top), in
         code-point order, at most `limit`, greater than `after`. Deeper keys neither appear nor cost."""
 
-    def walk(self, prefix: str) -> AsyncIterator[Listed]:
+    def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
         """Every object and file whose key is below `prefix` (no trailing slash; `""`: all), at any depth, in
         no promised order. What is written meanwhile may or may not be met."""
 
-    async def delete(self, key: str, expect: Expect = ANY) -> None:
+    async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """Remove what is at `key`; nothing there is fine. Raises `EtagMismatch` as `put` does, except that an
         absent object satisfies every expectation."""
 
@@ -320,9 +323,11 @@ class Store(Protocol):
         """Finish the writes under way and let go of everything. The store is not used afterwards."""
 
 
-async def get_each(store: Source, keys: Sequence[str], at_once: int = READS_AT_ONCE) -> list[Object | None]:
-    """`Store.get_many` for a store that has nothing better: `at_once` of its gets wait together."""
-    found: dict[str, Object | None] = {}
+async def get_many_concurrently(
+    store: ReadableStore, keys: Sequence[str], concurrency: int = MAX_CONCURRENT_READS
+) -> list[StoredObject | None]:
+    """`Store.get_many` for a store that has nothing better: `concurrency` of its gets wait together."""
+    found: dict[str, StoredObject | None] = {}
     waiting = iter(keys)
 
     async def read_on() -> None:
@@ -330,7 +335,7 @@ async def get_each(store: Source, keys: Sequence[str], at_once: int = READS_AT_O
             object_ = await store.get(key)
             found[key] = None if isinstance(object_, NotModified) else object_
 
-    readers = [asyncio.ensure_future(read_on()) for _ in range(min(at_once, len(keys)))]
+    readers = [asyncio.ensure_future(read_on()) for _ in range(min(concurrency, len(keys)))]
     try:
         await asyncio.gather(*readers)
     finally:

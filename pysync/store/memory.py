@@ -14,27 +14,27 @@ from pysync.store.base import (
     JSON_TYPE,
     NOT_MODIFIED,
     EtagMismatch,
-    Expect,
-    File,
     FileStat,
-    Listed,
+    ListEntry,
     NotModified,
-    Object,
     ObjectInfo,
+    OnReceived,
+    OpenFile,
     Pace,
-    Received,
-    check_expectation,
+    Precondition,
+    StoredObject,
     check_mergeable,
-    get_each,
+    check_precondition,
+    clamp_range,
+    get_many_concurrently,
     no_pace,
     split_key,
-    within,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    object: Object
+    object: StoredObject
     sha256: str | None
 
 
@@ -42,8 +42,8 @@ class MemoryStore:
     """A `Store` that forgets everything when it is dropped. Document keys and file keys never conflict."""
 
     change_log: ClassVar[None] = None
-    reads_wait: ClassVar[bool] = False
-    light_put_bytes: ClassVar[int] = 4_096
+    is_remote: ClassVar[bool] = False
+    cheap_put_bytes: ClassVar[int] = 4_096
 
     def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._now_ms = now_ms
@@ -51,15 +51,15 @@ class MemoryStore:
         self._names: dict[str, list[str]] = {}
         self._writes = itertools.count(1)
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         split_key(key)
         stored = self._stored.get(key)
         if stored is None or stored.sha256 is not None:
             return None
         return NOT_MODIFIED if stored.object.etag == if_none_match else stored.object
 
-    async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
-        return await get_each(self, keys)
+    async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+        return await get_many_concurrently(self, keys)
 
     async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
         stored = [self._stored.get(key) for key in keys]
@@ -68,22 +68,24 @@ class MemoryStore:
             for each in stored
         ]
 
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
-        return self._keep(key, bytes(body), content_type, expect, None)
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+    ) -> str:
+        return self._put(key, bytes(body), content_type, expect, None)
 
     async def stat(self, key: str) -> FileStat | None:
         file = await self.open(key)
         return file and file.stat
 
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         split_key(key)
         stored = self._stored.get(key)
         if stored is None or stored.sha256 is None:
             return None
         found, size = stored.object, len(stored.object.body)
-        begin, finish = within(size, start, end)
+        begin, finish = clamp_range(size, start, end)
         chunks = _chunks(found.body[begin:finish])
-        return File(
+        return OpenFile(
             size, stored.sha256, found.content_type, found.modified_ms, begin, finish, chunks, etag=found.etag
         )
 
@@ -98,14 +100,14 @@ class MemoryStore:
         key: str,
         chunks: AsyncIterable[bytes],
         content_type: str,
-        received: Received | None = None,
+        received: OnReceived | None = None,
     ) -> str:
         split_key(key)
         body = b"".join([chunk async for chunk in chunks])
         sha256 = hashlib.sha256(body).hexdigest()
         if received is not None:
             await received(sha256)
-        self._keep(key, body, content_type, ANY, sha256)
+        self._put(key, body, content_type, ANY, sha256)
         return sha256
 
     async def merge(
@@ -123,7 +125,7 @@ class MemoryStore:
             await self.delete(other)
         return sha256
 
-    async def settle_merges(self) -> None:
+    async def recover_merges(self) -> None:
         return
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
@@ -133,20 +135,20 @@ class MemoryStore:
         start = bisect.bisect_right(names, after or "")
         return names[start : start + limit]
 
-    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
         if prefix:
             split_key(prefix)
         below = prefix and prefix + "/"
         for key, stored in list(self._stored.items()):
             if key.startswith(below):
-                yield Listed(key, stored.object.etag, stored.object.modified_ms)
+                yield ListEntry(key, stored.object.etag, stored.object.modified_ms)
 
-    async def delete(self, key: str, expect: Expect = ANY) -> None:
+    async def delete(self, key: str, expect: Precondition = ANY) -> None:
         parent, name = split_key(key)
         stored = self._stored.get(key)
         if stored is None:
             return
-        check_expectation(expect, stored.object.etag)
+        check_precondition(expect, stored.object.etag)
         del self._stored[key]
         names = self._names[parent]
         del names[bisect.bisect_left(names, name)]
@@ -158,12 +160,12 @@ class MemoryStore:
         self._stored.clear()
         self._names.clear()
 
-    def _keep(self, key: str, body: bytes, content_type: str, expect: Expect, sha256: str | None) -> str:
+    def _put(self, key: str, body: bytes, content_type: str, expect: Precondition, sha256: str | None) -> str:
         parent, name = split_key(key)
         stored = self._stored.get(key)
-        check_expectation(expect, stored.object.etag if stored else None)
+        check_precondition(expect, stored.object.etag if stored else None)
         etag = f"{next(self._writes):x}"
-        self._stored[key] = _Stored(Object(body, etag, content_type, self._now_ms()), sha256)
+        self._stored[key] = _Stored(StoredObject(body, etag, content_type, self._now_ms()), sha256)
         if stored is None:
             bisect.insort(self._names.setdefault(parent, []), name)
         return etag

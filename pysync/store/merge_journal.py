@@ -22,16 +22,16 @@ from typing import Final, Self
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import ABSENT, EtagMismatch, MergeRefused, Object, Store, check_mergeable
+from pysync.store.base import ABSENT, EtagMismatch, MergeRejected, Store, StoredObject, check_mergeable
 
 ABANDONED_MS: Final = 3_600_000
 _JOURNALS: Final = "_pysync/merges"
-_PAGE: Final = 1_000
-_AT_ONCE: Final = 16
+_MAX_JOURNALS: Final = 1_000
+_CONCURRENCY: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class MergeRecord:
     """A merge under way: the file at `key`, which has `sha256`, stands for those at the keys `merged`, which
     have the sha256 there."""
 
@@ -40,11 +40,11 @@ class Merge:
     merged: Mapping[str, str]
 
     @classmethod
-    def read(cls, text: bytes) -> Self:
+    def parse(cls, text: bytes) -> Self:
         found = orjson.loads(text)
         return cls(found["key"], found["sha256"], found["merged"])
 
-    def text(self) -> bytes:
+    def to_json(self) -> bytes:
         return orjson.dumps({"key": self.key, "sha256": self.sha256, "merged": dict(self.merged)})
 
 
@@ -58,14 +58,14 @@ async def merge(
 ) -> str:
     """`Store.merge`, by the other verbs of `store`. `now_ms` is the store's clock."""
     check_mergeable(key, merged)
-    await settle(store, now_ms)
+    await recover(store, now_ms)
     journal = f"{_JOURNALS}/{secrets.token_hex(16)}"
 
     async def begin(sha256: str) -> None:
         try:
-            await store.put(journal, Merge(key, sha256, merged).text(), expect=ABSENT)
-            await _check_is_alone(store, journal, merged)
-            await _check(store, key, merged)
+            await store.put(journal, MergeRecord(key, sha256, merged).to_json(), expect=ABSENT)
+            await _check_no_overlap(store, journal, merged)
+            await _check_unchanged(store, key, merged)
         except BaseException:
             with suppress(StoreUnavailable):
                 await asyncio.shield(asyncio.ensure_future(store.delete(journal)))
@@ -73,46 +73,46 @@ async def merge(
 
     # Where the write fails, nobody knows whether the file will be there: the journal stays.
     sha256 = await store.write(key, chunks, content_type, begin)
-    await _each(store.delete, merged)
+    await _for_each(store.delete, merged)
     await store.delete(journal)
     return sha256
 
 
-async def settle(store: Store, now_ms: Callable[[], int]) -> None:
-    """`Store.settle_merges`, by the other verbs of `store`."""
+async def recover(store: Store, now_ms: Callable[[], int]) -> None:
+    """`Store.recover_merges`, by the other verbs of `store`."""
     for journal, found in await _journals(store):
-        merge = Merge.read(found.body)
+        merge = MergeRecord.parse(found.body)
         stat = await store.stat(merge.key)
         if stat is not None and stat.sha256 == merge.sha256:
-            await _each(partial(_remove, store, merge), merge.merged)
+            await _for_each(partial(_remove, store, merge), merge.merged)
         elif found.modified_ms + ABANDONED_MS > now_ms():
             continue
         await store.delete(journal)
 
 
-async def merges(store: Store) -> list[Merge]:
+async def unfinished_merges(store: Store) -> list[MergeRecord]:
     """Those under way, as of one moment during the call."""
-    return [Merge.read(found.body) for _, found in await _journals(store)]
+    return [MergeRecord.parse(found.body) for _, found in await _journals(store)]
 
 
-async def _journals(store: Store) -> list[tuple[str, Object]]:
+async def _journals(store: Store) -> list[tuple[str, StoredObject]]:
     """The keys and bodies of all journals."""
-    keys = [f"{_JOURNALS}/{name}" for name in await store.list(_JOURNALS, None, _PAGE)]
+    keys = [f"{_JOURNALS}/{name}" for name in await store.list(_JOURNALS, None, _MAX_JOURNALS)]
     found = await store.get_many(keys)
     return [(key, object_) for key, object_ in zip(keys, found, strict=True) if object_ is not None]
 
 
-async def _check_is_alone(store: Store, journal: str, merged: Mapping[str, str]) -> None:
-    """Raise MergeRefused where another merge has one of the files. Of two that begin together each has its
+async def _check_no_overlap(store: Store, journal: str, merged: Mapping[str, str]) -> None:
+    """Raise MergeRejected where another merge has one of the files. Of two that begin together each has its
     journal there before it looks, so one at least sees the other."""
     for other, found in await _journals(store):
-        if other != journal and not Merge.read(found.body).merged.keys().isdisjoint(merged):
-            raise MergeRefused(
+        if other != journal and not MergeRecord.parse(found.body).merged.keys().isdisjoint(merged):
+            raise MergeRejected(
                 "another process merges some of these files, or did and ended in the midst of it"
             )
 
 
-async def _check(store: Store, key: str, merged: Mapping[str, str]) -> None:
+async def _check_unchanged(store: Store, key: str, merged: Mapping[str, str]) -> None:
     async def check(other: str) -> None:
         stat = await store.stat(other)
         if stat is None or stat.sha256 != merged[other]:
@@ -120,17 +120,17 @@ async def _check(store: Store, key: str, merged: Mapping[str, str]) -> None:
 
     if await store.stat(key) is not None or await store.get(key) is not None:
         raise EtagMismatch
-    await _each(check, merged)
+    await _for_each(check, merged)
 
 
-async def _remove(store: Store, merge: Merge, key: str) -> None:
+async def _remove(store: Store, merge: MergeRecord, key: str) -> None:
     """Remove the file at `key` if it is still the one that was merged."""
     stat = await store.stat(key)
     if stat is not None and stat.sha256 == merge.merged[key]:
         await store.delete(key)
 
 
-async def _each(work: Callable[[str], Awaitable[None]], keys: Iterable[str]) -> None:
+async def _for_each(work: Callable[[str], Awaitable[None]], keys: Iterable[str]) -> None:
     """Do it for all keys, some at once; the first error ends it."""
     waiting = iter(keys)
 
@@ -138,7 +138,7 @@ async def _each(work: Callable[[str], Awaitable[None]], keys: Iterable[str]) -> 
         for key in waiting:
             await work(key)
 
-    workers = [asyncio.ensure_future(work_on()) for _ in range(_AT_ONCE)]
+    workers = [asyncio.ensure_future(work_on()) for _ in range(_CONCURRENCY)]
     try:
         await asyncio.gather(*workers)
     finally:

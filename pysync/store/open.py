@@ -26,9 +26,9 @@ async def open_store(
     if kind == "file" and rest:
         from pysync.store.local import LocalStore
 
-        return await LocalStore.at(rest, now_ms, retention)
+        return await LocalStore.open_folder(rest, now_ms, retention)
     if kind == "s3" and rest.startswith("//"):
         from pysync.store.s3 import S3Store
 
-        return await S3Store.at(config, now_ms, shared=shared)
+        return await S3Store.connect(config, now_ms, shared=shared)
     raise ValueError(f"{kind}: is no store: use file:DIR, s3://bucket/prefix or memory:")

@@ -16,13 +16,13 @@ from pysync.testing.coordinators import (
     BoundedNoncesContract,
     ChangeLogContract,
     CoordinatorContract,
-    LeadersContract,
+    LeaseContract,
     change,
 )
-from pysync.testing.faults import Advance, FaultyStore, MovedClock
+from pysync.testing.faults import Advance, FakeClock, FaultyStore
 from pysync.testing.injected import s3_error
 from pysync.testing.proxy import FaultProxy
-from pysync.testing.relay import Sent
+from pysync.testing.relay import RequestHead
 from pysync.testing.stores import StoreContract, chunks_of, read_file
 
 __all__ = [
@@ -31,11 +31,11 @@ __all__ = [
     "BoundedNoncesContract",
     "ChangeLogContract",
     "CoordinatorContract",
+    "FakeClock",
     "FaultProxy",
     "FaultyStore",
-    "LeadersContract",
-    "MovedClock",
-    "Sent",
+    "LeaseContract",
+    "RequestHead",
     "StoreContract",
     "change",
     "chunks_of",

@@ -12,7 +12,7 @@ import pytest
 from pysync.changelog import Change, ChangeLog, Retention
 from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import CoordinatorUnavailable
-from pysync.testing.faults import Advance, MovedClock, MovedTime
+from pysync.testing.faults import Advance, FakeClock, FakeTime
 
 RETENTION: Final = Retention(count=100, age_ms=3_600_000)
 
@@ -22,34 +22,34 @@ def change(text: str, identity: str = "") -> Change:
     return Change(b'{"t":"%b"}' % text.encode(), identity)
 
 
-class ChangeLogContract(MovedTime):
+class ChangeLogContract(FakeTime):
     """The promise of `ChangeLog`. The subclass gives the fixture `log`: a log without changes that reads the
     fixture `clock` and keeps them by `RETENTION`."""
 
     async def test_changes_are_read_in_the_order_of_their_ids(self, log: ChangeLog) -> None:
-        assert await log.changes("", 10) == []
-        announced = [(await log.announce([change(f"{n}")]), change(f"{n}")) for n in range(10)]
+        assert await log.read("", 10) == []
+        announced = [(await log.append([change(f"{n}")]), change(f"{n}")) for n in range(10)]
         assert announced == sorted(announced)
-        assert await log.changes("", 100) == announced
-        assert await log.changes("", 3) == announced[:3]
+        assert await log.read("", 100) == announced
+        assert await log.read("", 3) == announced[:3]
         for place, (id_, _) in enumerate(announced):
-            assert await log.changes(id_, 100) == announced[place + 1 :]
-            assert await log.changes(id_, 2) == announced[place + 1 : place + 3]
+            assert await log.read(id_, 100) == announced[place + 1 :]
+            assert await log.read(id_, 2) == announced[place + 1 : place + 3]
 
     async def test_a_change_comes_back_as_it_was_with_who_made_it(self, log: ChangeLog) -> None:
         changes = [Change(b"{}", "somebody"), change("\u20ac\U0001f600"), Change(bytes(9), "x" * 300)]
-        await log.announce(changes)
-        found = await log.changes("", 10)
+        await log.append(changes)
+        found = await log.read("", 10)
         assert found is not None
         assert [told for _, told in found] == changes
 
     async def test_changes_announced_together_keep_their_order_and_the_last_ones_id(
         self, log: ChangeLog
     ) -> None:
-        first = await log.announce([change("first")])
+        first = await log.append([change("first")])
         several = [change(f"{n}") for n in range(40)]
-        last = await log.announce(several)
-        found = await log.changes(first, 100)
+        last = await log.append(several)
+        found = await log.read(first, 100)
         assert found is not None
         assert [told for _, told in found] == several
         ids = [first, *(id_ for id_, _ in found)]
@@ -57,27 +57,27 @@ class ChangeLogContract(MovedTime):
         assert ids[-1] == last
 
     async def test_of_changes_announced_at_once_none_is_lost(self, log: ChangeLog) -> None:
-        ids = await asyncio.gather(*(log.announce([change(f"{n}")]) for n in range(50)))
-        found = await log.changes("", 100)
+        ids = await asyncio.gather(*(log.append([change(f"{n}")]) for n in range(50)))
+        found = await log.read("", 100)
         assert found == sorted((id_, change(f"{n}")) for n, id_ in enumerate(ids))
 
     async def test_who_fell_behind_the_changes_that_are_kept_is_told(self, log: ChangeLog) -> None:
-        before = await log.newest()
-        ids = [await log.announce([change(f"{n}")]) for n in range(500)]
-        assert await log.changes(before, 10) is None
-        assert await log.changes(ids[0], 10) is None
-        kept = await log.changes("", 500)
+        before = await log.last_id()
+        ids = [await log.append([change(f"{n}")]) for n in range(500)]
+        assert await log.read(before, 10) is None
+        assert await log.read(ids[0], 10) is None
+        kept = await log.read("", 500)
         assert kept is not None
         assert [id_ for id_, _ in kept] == ids[-len(kept) :]
         assert RETENTION.count <= len(kept) < 4 * RETENTION.count
-        assert await log.changes(ids[-len(kept)], 500) == kept[1:]
+        assert await log.read(ids[-len(kept)], 500) == kept[1:]
 
     async def test_changes_that_are_young_enough_are_kept(self, log: ChangeLog, advance: Advance) -> None:
         ids = []
         for n in range(50):
-            ids.append(await log.announce([change(f"{n}")]))
+            ids.append(await log.append([change(f"{n}")]))
             await advance(RETENTION.age_ms // 100)
-        found = await log.changes(ids[0], 100)
+        found = await log.read(ids[0], 100)
         assert found is not None
         assert [id_ for id_, _ in found] == ids[1:]
 
@@ -85,21 +85,21 @@ class ChangeLogContract(MovedTime):
     async def test_an_id_that_nobody_was_given_is_told_from_one_that_is_kept(
         self, log: ChangeLog, unknown: str
     ) -> None:
-        assert await log.changes(unknown, 10) is None
-        id_ = await log.announce([change("x")])
+        assert await log.read(unknown, 10) is None
+        id_ = await log.append([change("x")])
         for near in (unknown, id_[:-1], id_ + "0", id_[:-1] + "x"):
-            assert await log.changes(near, 10) is None
+            assert await log.read(near, 10) is None
 
     async def test_some_collections_changes_are_read_without_missing_any(self, log: ChangeLog) -> None:
-        start = await log.newest()
+        start = await log.last_id()
         names = ["/a", "/b", "/c", "", "x/a"]
         made = [change(f"{n}")._replace(origin=names[n * n % 7 % 5]) for n in range(60)]
-        ids = [await log.announce([one]) for one in made]
+        ids = [await log.append([one]) for one in made]
         for wanted in ({"/a", ""}, {"/a", "/b", ""}, {"gone", ""}, {*names}):
             for after in (start, ids[9], ids[-1]):
                 place, found = after, list[tuple[str, Change]]()
                 while True:
-                    page = await log.matching(place, 7, wanted.__contains__)
+                    page = await log.read_matching(place, 7, wanted.__contains__)
                     assert page is not None
                     assert page.last >= place
                     found += page.changes
@@ -113,42 +113,42 @@ class ChangeLogContract(MovedTime):
                 count = await log.count_after(after, 5, wanted.__contains__)
                 assert count is None or min(count, 6) >= min(len(told), 6)
                 assert count is None or wanted != {"gone", ""} or min(count, 6) == min(len(told), 6)
-        assert await log.matching("0", 7, bool) is None
+        assert await log.read_matching("0", 7, bool) is None
 
     async def test_the_newest_id_is_between_what_was_and_what_will_be_announced(self, log: ChangeLog) -> None:
-        empty = await log.newest()
-        assert await log.changes(empty, 10) == []
-        assert await log.newest() == empty
-        first = await log.announce([change("1")])
+        empty = await log.last_id()
+        assert await log.read(empty, 10) == []
+        assert await log.last_id() == empty
+        first = await log.append([change("1")])
         assert empty < first
-        assert await log.newest() == first
-        assert await log.changes(first, 10) == []
-        second = await log.announce([change("2")])
-        assert await log.changes(empty, 10) == [(first, change("1")), (second, change("2"))]
-        assert await log.changes(first, 10) == [(second, change("2"))]
+        assert await log.last_id() == first
+        assert await log.read(first, 10) == []
+        second = await log.append([change("2")])
+        assert await log.read(empty, 10) == [(first, change("1")), (second, change("2"))]
+        assert await log.read(first, 10) == [(second, change("2"))]
 
     async def test_who_waits_hears_of_a_change_that_was_or_will_be_announced(self, log: ChangeLog) -> None:
-        place = await log.newest()
+        place = await log.last_id()
         for n in range(10):
             is_late = n % 2
-            waiting = asyncio.ensure_future(log.wait(place)) if is_late else None
+            waiting = asyncio.ensure_future(log.wait_for_change(place)) if is_late else None
             await asyncio.sleep(0)
-            last = await log.announce([change(f"{n}")])
-            await (waiting or log.wait(place))
-            assert await log.changes(place, 10) == [(last, change(f"{n}"))]
+            last = await log.append([change(f"{n}")])
+            await (waiting or log.wait_for_change(place))
+            assert await log.read(place, 10) == [(last, change(f"{n}"))]
             place = last
 
     async def test_many_wait_at_once(self, log: ChangeLog) -> None:
-        place = await log.newest()
-        waiting = [asyncio.ensure_future(log.wait(place)) for _ in range(50)]
+        place = await log.last_id()
+        waiting = [asyncio.ensure_future(log.wait_for_change(place)) for _ in range(50)]
         await asyncio.sleep(0)
-        await log.announce([change("x")])
+        await log.append([change("x")])
         await asyncio.gather(*waiting)
 
     async def test_a_wait_ends_though_nothing_is_announced(self, log: ChangeLog) -> None:
-        await log.wait(await log.newest())
-        await log.announce([change("x")])
-        await log.wait(await log.newest())
+        await log.wait_for_change(await log.last_id())
+        await log.append([change("x")])
+        await log.wait_for_change(await log.last_id())
 
 
 class CoordinatorContract(ChangeLogContract):
@@ -159,166 +159,164 @@ class CoordinatorContract(ChangeLogContract):
     def log(self, coordinator: Coordinator) -> ChangeLog:
         return coordinator
 
-    async def test_a_nonce_is_accepted_once_per_key(
-        self, coordinator: Coordinator, clock: MovedClock
-    ) -> None:
-        assert await coordinator.remember_nonce("aa", "n", clock())
-        assert not await coordinator.remember_nonce("aa", "n", clock())
-        assert await coordinator.remember_nonce("bb", "n", clock())
-        assert await coordinator.remember_nonce("aa", "m", clock())
+    async def test_a_nonce_is_accepted_once_per_key(self, coordinator: Coordinator, clock: FakeClock) -> None:
+        assert await coordinator.consume_nonce("aa", "n", clock())
+        assert not await coordinator.consume_nonce("aa", "n", clock())
+        assert await coordinator.consume_nonce("bb", "n", clock())
+        assert await coordinator.consume_nonce("aa", "m", clock())
 
     async def test_of_many_with_one_nonce_one_is_accepted(
-        self, coordinator: Coordinator, clock: MovedClock
+        self, coordinator: Coordinator, clock: FakeClock
     ) -> None:
-        outcomes = await asyncio.gather(*(coordinator.remember_nonce("aa", "n", clock()) for _ in range(50)))
+        outcomes = await asyncio.gather(*(coordinator.consume_nonce("aa", "n", clock()) for _ in range(50)))
         assert outcomes.count(True) == 1
 
     async def test_a_nonce_is_refused_for_ten_minutes(
-        self, coordinator: Coordinator, clock: MovedClock, advance: Advance
+        self, coordinator: Coordinator, clock: FakeClock, advance: Advance
     ) -> None:
         start_ms = clock.now_ms = clock.now_ms - clock.now_ms % EPOCH_MS
         for offset_ms in (0, 1, EPOCH_MS - 1):
             await advance(start_ms + offset_ms - clock())
-            assert await coordinator.remember_nonce("aa", f"{offset_ms}", clock())
+            assert await coordinator.consume_nonce("aa", f"{offset_ms}", clock())
         for offset_ms in (0, 1, EPOCH_MS - 1):
             for step_ms in (0, 300_000, 599_999):
                 await advance(max(0, start_ms + offset_ms + step_ms - clock()))
-                assert not await coordinator.remember_nonce("aa", f"{offset_ms}", start_ms + offset_ms)
+                assert not await coordinator.consume_nonce("aa", f"{offset_ms}", start_ms + offset_ms)
 
     async def test_a_clock_that_steps_back_lets_no_nonce_through(
-        self, coordinator: Coordinator, clock: MovedClock, advance: Advance
+        self, coordinator: Coordinator, clock: FakeClock, advance: Advance
     ) -> None:
-        assert await coordinator.remember_nonce("aa", "early", clock())
+        assert await coordinator.consume_nonce("aa", "early", clock())
         await advance(EPOCH_MS)
-        assert await coordinator.remember_nonce("aa", "late", clock())
+        assert await coordinator.consume_nonce("aa", "late", clock())
         clock.now_ms -= EPOCH_MS
-        assert not await coordinator.remember_nonce("aa", "early", clock())
-        assert not await coordinator.remember_nonce("aa", "late", clock())
-        assert await coordinator.remember_nonce("aa", "meanwhile", clock())
+        assert not await coordinator.consume_nonce("aa", "early", clock())
+        assert not await coordinator.consume_nonce("aa", "late", clock())
+        assert await coordinator.consume_nonce("aa", "meanwhile", clock())
         await advance(EPOCH_MS)
-        assert not await coordinator.remember_nonce("aa", "meanwhile", clock())
+        assert not await coordinator.consume_nonce("aa", "meanwhile", clock())
 
     async def test_a_clock_that_is_set_ahead_and_back_lets_no_nonce_through(
-        self, coordinator: Coordinator, clock: MovedClock
+        self, coordinator: Coordinator, clock: FakeClock
     ) -> None:
-        assert await coordinator.remember_nonce("aa", "early", clock())
+        assert await coordinator.consume_nonce("aa", "early", clock())
         for _ in range(3):
             clock.step(3_600_000)
-            assert await coordinator.remember_nonce("aa", f"{clock()}", clock())
+            assert await coordinator.consume_nonce("aa", f"{clock()}", clock())
         clock.step(-3 * 3_600_000)
-        assert not await coordinator.remember_nonce("aa", "early", clock())
-        assert await coordinator.remember_nonce("aa", "late", clock())
+        assert not await coordinator.consume_nonce("aa", "early", clock())
+        assert await coordinator.consume_nonce("aa", "late", clock())
 
     async def test_a_counter_counts_within_its_window(
-        self, coordinator: Coordinator, clock: MovedClock, advance: Advance
+        self, coordinator: Coordinator, clock: FakeClock, advance: Advance
     ) -> None:
         clock.now_ms = 60_000 * 1_000_000 + 40_000
         for expected in (1, 2, 3):
-            window = await coordinator.count("a", 60_000)
+            window = await coordinator.increment("a", 60_000)
             assert window.count == expected
             assert 20_000 - self.slack_ms <= window.resets_in_ms <= 20_000
-        assert (await coordinator.count("b", 60_000)).count == 1
-        assert (await coordinator.count("a", 30_000)).count == 1
+        assert (await coordinator.increment("b", 60_000)).count == 1
+        assert (await coordinator.increment("a", 30_000)).count == 1
         await advance(20_000)
-        window = await coordinator.count("a", 60_000)
+        window = await coordinator.increment("a", 60_000)
         assert window.count == 1
         assert 60_000 - self.slack_ms <= window.resets_in_ms <= 60_000
 
     async def test_counting_at_once_loses_no_count(self, coordinator: Coordinator) -> None:
-        windows = await asyncio.gather(*(coordinator.count("a", 60_000) for _ in range(100)))
+        windows = await asyncio.gather(*(coordinator.increment("a", 60_000) for _ in range(100)))
         assert sorted(window.count for window in windows) == list(range(1, 101))
 
     async def test_a_claim_holds_until_it_expires(self, coordinator: Coordinator, advance: Advance) -> None:
-        assert await coordinator.claim("k", b"first", 60_000) == b"first"
+        assert await coordinator.put_if_absent("k", b"first", 60_000) == b"first"
         await advance(59_999 - self.slack_ms)
-        assert await coordinator.claim("k", b"second", 60_000) == b"first"
-        assert await coordinator.claim("other", b"second", 60_000) == b"second"
+        assert await coordinator.put_if_absent("k", b"second", 60_000) == b"first"
+        assert await coordinator.put_if_absent("other", b"second", 60_000) == b"second"
         await advance(1 + self.slack_ms)
-        assert await coordinator.claim("k", b"third", 60_000) == b"third"
+        assert await coordinator.put_if_absent("k", b"third", 60_000) == b"third"
 
     async def test_a_claim_is_replaced_or_released_by_who_knows_what_it_holds(
         self, coordinator: Coordinator, advance: Advance
     ) -> None:
-        await coordinator.claim("k", b"first", 60_000)
+        await coordinator.put_if_absent("k", b"first", 60_000)
         for value in (b"other", None):
-            await coordinator.replace_claim("k", b"wrong", value)
-            await coordinator.replace_claim("unknown", b"first", value)
-        assert await coordinator.claim("k", b"second", 60_000) == b"first"
-        await coordinator.replace_claim("k", b"first", b"second")
-        assert await coordinator.claim("k", b"third", 60_000) == b"second"
-        await coordinator.replace_claim("k", b"second", None)
-        assert await coordinator.claim("k", b"third", 60_000) == b"third"
-        assert await coordinator.claim("unknown", b"mine", 60_000) == b"mine"
+            await coordinator.compare_and_set("k", b"wrong", value)
+            await coordinator.compare_and_set("unknown", b"first", value)
+        assert await coordinator.put_if_absent("k", b"second", 60_000) == b"first"
+        await coordinator.compare_and_set("k", b"first", b"second")
+        assert await coordinator.put_if_absent("k", b"third", 60_000) == b"second"
+        await coordinator.compare_and_set("k", b"second", None)
+        assert await coordinator.put_if_absent("k", b"third", 60_000) == b"third"
+        assert await coordinator.put_if_absent("unknown", b"mine", 60_000) == b"mine"
 
     async def test_a_claim_that_is_replaced_is_held_no_longer_for_that(
         self, coordinator: Coordinator, advance: Advance
     ) -> None:
-        await coordinator.claim("k", b"first", 60_000)
+        await coordinator.put_if_absent("k", b"first", 60_000)
         await advance(30_000)
-        await coordinator.replace_claim("k", b"first", b"second")
+        await coordinator.compare_and_set("k", b"first", b"second")
         await advance(30_000 + self.slack_ms)
-        assert await coordinator.claim("k", b"third", 60_000) == b"third"
+        assert await coordinator.put_if_absent("k", b"third", 60_000) == b"third"
 
     async def test_of_many_claims_at_once_one_wins(self, coordinator: Coordinator) -> None:
-        held = await asyncio.gather(*(coordinator.claim("k", b"%d" % n, 60_000) for n in range(50)))
+        held = await asyncio.gather(*(coordinator.put_if_absent("k", b"%d" % n, 60_000) for n in range(50)))
         assert len(set(held)) == 1
 
     async def test_an_intent_is_known_until_it_is_announced_or_withdrawn(
         self, coordinator: Coordinator, advance: Advance
     ) -> None:
-        assert await coordinator.intents(10) == []
+        assert await coordinator.prepared(10) == []
         told = [[change("a"), change("b", "somebody")], [change("c")], [change("d")]]
         names = []
         for changes in told:
-            names.append(await coordinator.intend(changes))
+            names.append(await coordinator.prepare(changes))
             await advance(1_000)
-        intents = await coordinator.intents(10)
+        intents = await coordinator.prepared(10)
         assert [(intent.name, intent.changes) for intent in intents] == list(zip(names, told, strict=True))
         for intent, age_ms in zip(intents, (3_000, 2_000, 1_000), strict=True):
             assert age_ms <= intent.age_ms <= age_ms + self.slack_ms
-        assert [intent.name for intent in await coordinator.intents(2)] == names[:2]
-        await coordinator.withdraw(names[0])
-        last = await coordinator.announce(told[1], names[1])
-        assert [intent.name for intent in await coordinator.intents(10)] == names[2:]
-        assert await coordinator.changes("", 10) == [(last, change("c"))]
+        assert [intent.name for intent in await coordinator.prepared(2)] == names[:2]
+        await coordinator.abort(names[0])
+        last = await coordinator.append(told[1], names[1])
+        assert [intent.name for intent in await coordinator.prepared(10)] == names[2:]
+        assert await coordinator.read("", 10) == [(last, change("c"))]
 
     async def test_what_another_has_announced_or_withdrawn_is_announced_all_the_same(
         self, coordinator: Coordinator
     ) -> None:
-        names = [await coordinator.intend([change("a")]) for _ in range(2)]
-        await coordinator.announce([change("a")], names[0])
-        await coordinator.withdraw(names[1])
-        await coordinator.withdraw(names[1])
+        names = [await coordinator.prepare([change("a")]) for _ in range(2)]
+        await coordinator.append([change("a")], names[0])
+        await coordinator.abort(names[1])
+        await coordinator.abort(names[1])
         for name in names:
-            await coordinator.announce([change("a")], name)
-        found = await coordinator.changes("", 10)
+            await coordinator.append([change("a")], name)
+        found = await coordinator.read("", 10)
         assert found is not None
         assert len(found) == 3
-        assert await coordinator.intents(10) == []
+        assert await coordinator.prepared(10) == []
 
     async def test_a_tick_is_later_than_all_before_whatever_the_clock_says(
-        self, coordinator: Coordinator, clock: MovedClock
+        self, coordinator: Coordinator, clock: FakeClock
     ) -> None:
         ticks = []
         for step_ms in (0, 0, 1_000, -EPOCH_MS, 1, EPOCH_MS):
             clock.now_ms += step_ms
-            ticks += [await coordinator.tick() for _ in range(3)]
+            ticks += [await coordinator.next_timestamp() for _ in range(3)]
         assert ticks == sorted(set(ticks))
 
     async def test_of_many_ticks_at_once_no_two_are_one(self, coordinator: Coordinator) -> None:
-        ticks = await asyncio.gather(*(coordinator.tick() for _ in range(50)))
+        ticks = await asyncio.gather(*(coordinator.next_timestamp() for _ in range(50)))
         assert len(set(ticks)) == 50
-        assert await coordinator.tick() > max(ticks)
+        assert await coordinator.next_timestamp() > max(ticks)
 
     async def test_no_two_intents_have_one_name(self, coordinator: Coordinator) -> None:
-        names = list(await asyncio.gather(*(coordinator.intend([change("a")]) for _ in range(20))))
+        names = list(await asyncio.gather(*(coordinator.prepare([change("a")]) for _ in range(20))))
         for name in names:
-            await coordinator.withdraw(name)
-        names += [await coordinator.intend([change("a")]) for _ in range(5)]
+            await coordinator.abort(name)
+        names += [await coordinator.prepare([change("a")]) for _ in range(5)]
         assert len(set(names)) == 25
 
 
-class LeadersContract(MovedTime):
+class LeaseContract(FakeTime):
     """The promise of `Coordinator.leads`. The subclass gives the fixture `pair`: two coordinators that share
     one memory, as two processes have them, and read the fixture `clock`. They are closed though a test may
     have done that."""
@@ -326,67 +324,67 @@ class LeadersContract(MovedTime):
     async def test_one_leads_at_a_time(self, pair: tuple[Coordinator, Coordinator], advance: Advance) -> None:
         one, other = pair
         for _ in range(3):
-            assert await one.leads("a")
-            assert not await other.leads("a")
+            assert await one.acquire_lease("a")
+            assert not await other.acquire_lease("a")
             await advance(LEASE_MS // 2)
-        assert await other.leads("b")
-        assert not await one.leads("b")
-        assert await one.leads("a")
+        assert await other.acquire_lease("b")
+        assert not await one.acquire_lease("b")
+        assert await one.acquire_lease("a")
 
     async def test_when_who_leads_has_closed_another_does(
         self, pair: tuple[Coordinator, Coordinator], advance: Advance
     ) -> None:
         one, other = pair
-        assert await one.leads("a")
-        assert not await other.leads("a")
+        assert await one.acquire_lease("a")
+        assert not await other.acquire_lease("a")
         await one.close()
         await advance(LEASE_MS + 1)
-        assert await other.leads("a")
+        assert await other.acquire_lease("a")
 
     async def test_who_has_not_asked_for_the_time_of_a_lease_leads_no_longer(
         self, pair: tuple[Coordinator, Coordinator], advance: Advance
     ) -> None:
         one, other = pair
         for _ in range(2):
-            assert await one.leads("a")
+            assert await one.acquire_lease("a")
             await advance(LEASE_MS + 1)
-            assert await other.leads("a")
-            assert not await one.leads("a")
-            assert await other.leads("a")
+            assert await other.acquire_lease("a")
+            assert not await one.acquire_lease("a")
+            assert await other.acquire_lease("a")
             await advance(LEASE_MS + 1)
 
     async def test_of_many_that_ask_at_once_one_leads(self, pair: tuple[Coordinator, Coordinator]) -> None:
-        told = await asyncio.gather(*(coordinator.leads("a") for coordinator in pair))
+        told = await asyncio.gather(*(coordinator.acquire_lease("a") for coordinator in pair))
         assert sorted(told) == [False, True]
 
 
-class BoundedNoncesContract(MovedTime):
+class BoundedNoncesContract(FakeTime):
     """The promise of a coordinator with a bound of its own. The subclass gives the fixture `coordinator`,
     which reads the fixture `clock` and holds at most 1,000 live nonces."""
 
     async def test_old_nonces_make_room(
-        self, coordinator: Coordinator, clock: MovedClock, advance: Advance
+        self, coordinator: Coordinator, clock: FakeClock, advance: Advance
     ) -> None:
         for round_ in range(3):
             for n in range(1000):
-                assert await coordinator.remember_nonce("aa", f"{round_}-{n}", clock())
+                assert await coordinator.consume_nonce("aa", f"{round_}-{n}", clock())
             await advance(3 * EPOCH_MS)
 
     async def test_full_memory_refuses_and_forgets_nothing(
-        self, coordinator: Coordinator, clock: MovedClock
+        self, coordinator: Coordinator, clock: FakeClock
     ) -> None:
         for n in range(1000):
-            assert await coordinator.remember_nonce("aa", f"{n}", clock())
+            assert await coordinator.consume_nonce("aa", f"{n}", clock())
         with pytest.raises(CoordinatorUnavailable):
-            await coordinator.remember_nonce("aa", "one more", clock())
+            await coordinator.consume_nonce("aa", "one more", clock())
         for n in range(1000):
-            assert not await coordinator.remember_nonce("aa", f"{n}", clock())
+            assert not await coordinator.consume_nonce("aa", f"{n}", clock())
 
     async def test_strangers_leave_a_share_to_owners_and_these_to_whom_is_trusted(
-        self, coordinator: Coordinator, clock: MovedClock
+        self, coordinator: Coordinator, clock: FakeClock
     ) -> None:
         def remember(n: int, standing: Standing) -> Awaitable[bool]:
-            return coordinator.remember_nonce("aa", f"{n}", clock(), standing)
+            return coordinator.consume_nonce("aa", f"{n}", clock(), standing)
 
         for before, end, standing in (
             (0, 750, Standing.STRANGER),
@@ -400,13 +398,13 @@ class BoundedNoncesContract(MovedTime):
             assert not await remember(0, standing), "a replay is told from what has no room"
 
     async def test_a_probe_fails_where_owners_are_refused(
-        self, coordinator: Coordinator, clock: MovedClock, advance: Advance
+        self, coordinator: Coordinator, clock: FakeClock, advance: Advance
     ) -> None:
         for n in range(800):
-            await coordinator.remember_nonce("aa", f"{n}", clock())
+            await coordinator.consume_nonce("aa", f"{n}", clock())
         await coordinator.probe()
         for n in range(800, 874):  # and the nonce of the probe
-            await coordinator.remember_nonce("aa", f"{n}", clock())
+            await coordinator.consume_nonce("aa", f"{n}", clock())
         with pytest.raises(ReplayMemoryFull):
             await coordinator.probe()
         await advance(3 * EPOCH_MS)

@@ -17,17 +17,17 @@ from pysync.errors import StoreUnavailable
 from pysync.store import (
     ANY,
     JSON_TYPE,
-    Expect,
-    File,
     FileStat,
-    Listed,
+    ListEntry,
     NotModified,
-    Object,
     ObjectInfo,
+    OnReceived,
+    OpenFile,
     Pace,
-    Received,
+    Precondition,
     Store,
-    get_each,
+    StoredObject,
+    get_many_concurrently,
     merge_journal,
     no_pace,
 )
@@ -36,7 +36,7 @@ Advance = Callable[[int], Awaitable[None]]
 """Lets so many milliseconds pass."""
 
 
-class MovedClock:
+class FakeClock:
     """A clock in milliseconds that stands until a test moves it. Call it to read it.
 
     To move `now_ms` lets time pass; `step` sets the clock as an administrator does. `booted_ms` is when the
@@ -60,18 +60,18 @@ class MovedClock:
         self._stepped_ms += ms
 
 
-class MovedTime:
+class FakeTime:
     """The time of a contract: the fixture `clock`, and `advance`, which moves it. For a coordinator that has
     a clock of its own, too, override `advance`, and say in `slack_ms` how far it may run on in a test."""
 
     slack_ms: ClassVar[int] = 0
 
     @pytest.fixture
-    def clock(self) -> MovedClock:
-        return MovedClock()
+    def clock(self) -> FakeClock:
+        return FakeClock()
 
     @pytest.fixture
-    def advance(self, clock: MovedClock) -> Advance:
+    def advance(self, clock: FakeClock) -> Advance:
         async def advance(ms: int) -> None:
             clock.now_ms += ms
 
@@ -97,12 +97,12 @@ class FaultyStore:
     """`store`, failing on demand. Each fault is met by one call of its verb, in the order of asking. A merge
     consists of other verbs, as in a bucket, and each of those may fail.
 
-    `calls` counts calls by verb; `most_reads_at_once` is how many of get, open, list and walk overlapped.
+    `calls` counts calls by verb; `max_concurrent_reads` is how many of get, open, list and walk overlapped.
     """
 
     change_log: ClassVar[None] = None
-    reads_wait: ClassVar[bool] = True
-    light_put_bytes: ClassVar[int] = 4_096
+    is_remote: ClassVar[bool] = True
+    cheap_put_bytes: ClassVar[int] = 4_096
 
     def __init__(self, store: Store, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._store = store
@@ -112,7 +112,7 @@ class FaultyStore:
         self._does_last = False
         self._reading = 0
         self.calls: Counter[Verb] = Counter()
-        self.most_reads_at_once = 0
+        self.max_concurrent_reads = 0
 
     def fail(self, *verbs: Verb, times: int = 1, after: int = 0) -> None:
         """Raise StoreUnavailable, nothing done, `after` calls that go well. A `write` has taken all chunks
@@ -127,7 +127,7 @@ class FaultyStore:
             self._faults[verb].extend(itertools.repeat("none", after))
             self._faults[verb].extend(itertools.repeat("lose_reply", times))
 
-    def heal(self) -> None:
+    def reset(self) -> None:
         """Forget the faults that no call has met."""
         self._faults.clear()
 
@@ -136,7 +136,7 @@ class FaultyStore:
         them: that one is `done` or not, nobody hears of it, and no later call does anything."""
         self._writes_left, self._does_last = after, done
 
-    def tear(self, times: int = 1) -> None:
+    def truncate_next_get(self, times: int = 1) -> None:
         """Return the first half of the body from `get`."""
         self._faults["get"].extend(itertools.repeat("tear", times))
 
@@ -147,19 +147,21 @@ class FaultyStore:
         self._faults[verb].append(_Delay(arrived, release))
         return arrived
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         return await self._call("get", lambda: self._store.get(key, if_none_match))
 
-    async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
-        return await get_each(self, keys)
+    async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+        return await get_many_concurrently(self, keys)
 
     async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
         return await self._store.info_many(keys)
 
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+    ) -> str:
         return await self._call("put", lambda: self._store.put(key, body, content_type, expect))
 
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         return await self._call("open", lambda: self._store.open(key, start, end))
 
     async def stat(self, key: str) -> FileStat | None:
@@ -173,7 +175,7 @@ class FaultyStore:
         key: str,
         chunks: AsyncIterable[bytes],
         content_type: str,
-        received: Received | None = None,
+        received: OnReceived | None = None,
     ) -> str:
         async def refuse(sha256: str) -> None:
             if received is not None:
@@ -193,20 +195,20 @@ class FaultyStore:
             "merge", lambda: merge_journal.merge(self, key, chunks, content_type, merged, self._now_ms)
         )
 
-    async def settle_merges(self) -> None:
-        await merge_journal.settle(self, self._now_ms)
+    async def recover_merges(self) -> None:
+        await merge_journal.recover(self, self._now_ms)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         return await self._call("list", lambda: self._store.list(prefix, after, limit))
 
-    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
-        async def found() -> list[Listed]:
+    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+        async def found() -> list[ListEntry]:
             return [listed async for listed in self._store.walk(prefix)]
 
         for listed in await self._call("walk", found):
             yield listed
 
-    async def delete(self, key: str, expect: Expect = ANY) -> None:
+    async def delete(self, key: str, expect: Precondition = ANY) -> None:
         await self._call("delete", lambda: self._store.delete(key, expect))
 
     async def probe(self) -> None:
@@ -232,7 +234,7 @@ class FaultyStore:
                 self._writes_left -= 1
         reads = verb in _READS
         self._reading += reads
-        self.most_reads_at_once = max(self.most_reads_at_once, self._reading)
+        self.max_concurrent_reads = max(self.max_concurrent_reads, self._reading)
         try:
             if fault == "fail":
                 if call_in_vain is not None:
@@ -244,7 +246,7 @@ class FaultyStore:
             result = await call()
             if fault == "lose_reply":
                 raise StoreUnavailable()
-            if fault == "tear" and isinstance(result, Object):
+            if fault == "tear" and isinstance(result, StoredObject):
                 result = result._replace(body=result.body[: len(result.body) // 2])
             return result
         finally:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from pysync.testing.relay import Sent
+from pysync.testing.relay import RequestHead
 
-When = Callable[[Sent], bool]
+When = Callable[[RequestHead], bool]
 
 
 def s3_error(code: str, message: str = "Injected by a test.") -> bytes:
@@ -18,7 +18,7 @@ def s3_error(code: str, message: str = "Injected by a test.") -> bytes:
     ).encode()
 
 
-class Cut:
+class Abort:
     name = "cut"
 
 
@@ -41,7 +41,7 @@ class Delay:
 
 
 @dataclass(slots=True)
-class Answer:
+class CannedResponse:
     status: int
     body: bytes
     headers: Mapping[str, str]
@@ -56,11 +56,11 @@ class Truncate:
     name = "truncate"
 
 
-Fault = Cut | LoseReply | Delay | Answer | Truncate
+Fault = Abort | LoseReply | Delay | CannedResponse | Truncate
 
 
 @dataclass(slots=True)
-class Planned:
+class ScheduledFault:
     """A fault and the requests that it is for."""
 
     fault: Fault
@@ -69,17 +69,17 @@ class Planned:
     times: int | None = 1
     after: int = 0
 
-    def is_for(self, sent: Sent) -> bool:
+    def is_for(self, sent: RequestHead) -> bool:
         return (not self.kinds or sent.kind in self.kinds) and (self.when is None or self.when(sent))
 
     @property
-    def waits_for_answer(self) -> bool:
+    def waits_for_response(self) -> bool:
         """Whether upstream's answer decides who meets it."""
-        return isinstance(self.fault, Answer) and self.fault.instead_of is not None
+        return isinstance(self.fault, CannedResponse) and self.fault.instead_of is not None
 
     def waits_for(self, status: int) -> bool:
         """Whether it is met by a request that upstream answered so."""
-        return isinstance(self.fault, Answer) and self.fault.instead_of == status
+        return isinstance(self.fault, CannedResponse) and self.fault.instead_of == status
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Chaos:
         cut, lose_reply, throttle, delay = self.shares
         drawn = self.random.random()
         for share, make in (
-            (cut, Cut),
+            (cut, Abort),
             (lose_reply, LoseReply),
             (throttle, slow_down),
             (delay, lambda: Delay(self.random.uniform(0, self.delay_s))),
@@ -103,5 +103,5 @@ class Chaos:
         return None
 
 
-def slow_down() -> Answer:
-    return Answer(503, s3_error("SlowDown"), {"Content-Type": "application/xml"}, name="throttle")
+def slow_down() -> CannedResponse:
+    return CannedResponse(503, s3_error("SlowDown"), {"Content-Type": "application/xml"}, name="throttle")

@@ -9,10 +9,10 @@ from urllib.parse import parse_qsl, unquote
 
 from multidict import CIMultiDict
 
-PIECE_BYTES: Final = 64 * 1024
+CHUNK_BYTES: Final = 64 * 1024
 HEAD_BYTES: Final = 256 * 1024
 
-HELD_BYTES: Final = 1024 * 1024
+BUFFER_BYTES: Final = 1024 * 1024
 """Bodies of requests up to this size are taken whole before anything happens: the client may then leave."""
 
 Framing = int | Literal["chunked", "to_the_end"]
@@ -22,7 +22,7 @@ SUBRESOURCES: Final = ("uploads", "partNumber", "uploadId", "delete", "location"
 
 
 @dataclass(slots=True)
-class Head:
+class MessageHead:
     """The first line of a message and its headers, in their order and spelling."""
 
     line: str
@@ -49,7 +49,7 @@ class Head:
         length = self.headers.get("Content-Length")
         return None if length is None else int(length)
 
-    def framing_of_answer(self, method: str) -> Framing:
+    def response_framing(self, method: str) -> Framing:
         """How the body of this answer to a request of `method` ends."""
         if method == "HEAD" or self.status in (204, 304):
             return 0
@@ -58,7 +58,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class RequestHead:
     """A request. `path` and the values of `query` are decoded, `path` is without its first slash: for S3 in
     path style it is `bucket/key`. `headers` as they came."""
 
@@ -68,7 +68,7 @@ class Sent:
     headers: CIMultiDict[str]
 
     @classmethod
-    def of(cls, head: Head) -> Self:
+    def of(cls, head: MessageHead) -> Self:
         method, target, _ = head.line.split(" ", 2)
         path, _, query = target.partition("?")
         members = dict(parse_qsl(query, keep_blank_values=True))
@@ -84,7 +84,7 @@ class Sent:
         return f"{self.method} {named}" if named else self.method
 
 
-class Peer:
+class HttpConnection:
     """One end of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,11 +92,11 @@ class Peer:
         self._writer = writer
 
     @classmethod
-    async def at(cls, host: str, port: int) -> Self:
+    async def connect(cls, host: str, port: int) -> Self:
         return cls(*await asyncio.open_connection(host, port, limit=HEAD_BYTES))
 
     @property
-    def gone(self) -> bool:
+    def is_closed(self) -> bool:
         return self._writer.is_closing() or self.reader.at_eof()
 
     async def send(self, data: bytes) -> bool:
@@ -110,7 +110,7 @@ class Peer:
             return False
         return True
 
-    async def head(self) -> Head | None:
+    async def head(self) -> MessageHead | None:
         """The next message's head, None where the connection has ended. Raises IncompleteReadError where it
         ends within."""
         try:
@@ -121,13 +121,13 @@ class Peer:
             return None
         line, *rest = raw[:-4].decode("latin-1").split("\r\n")
         parted = (header.partition(":") for header in rest)
-        return Head(line, CIMultiDict((name, value.strip()) for name, _, value in parted))
+        return MessageHead(line, CIMultiDict((name, value.strip()) for name, _, value in parted))
 
     async def body(self, framing: Framing) -> AsyncGenerator[bytes, None]:
         """The body of the message whose head was read, in pieces; chunks with their framing, as they came.
         Raises IncompleteReadError where the connection ends before it."""
         if framing == "to_the_end":
-            while piece := await self.reader.read(PIECE_BYTES):
+            while piece := await self.reader.read(CHUNK_BYTES):
                 yield piece
         elif framing == "chunked":
             async for piece in self._chunks():
@@ -139,7 +139,7 @@ class Peer:
     async def _exactly(self, size: int) -> AsyncGenerator[bytes, None]:
         left = size
         while left:
-            piece = await self.reader.read(min(left, PIECE_BYTES))
+            piece = await self.reader.read(min(left, CHUNK_BYTES))
             if not piece:
                 raise asyncio.IncompleteReadError(b"", left)
             left -= len(piece)
@@ -171,18 +171,18 @@ class Peer:
             await self._writer.wait_closed()
 
 
-async def receive(head: Head, client: Peer) -> AsyncIterator[bytes]:
+async def receive(head: MessageHead, client: HttpConnection) -> AsyncIterator[bytes]:
     """The body of the request, a small one taken whole. A client that waits to be told is told to send it."""
     if head.headers.pop("Expect", None) is not None:
         await client.send(b"HTTP/1.1 100 Continue\r\n\r\n")
     framing = head.framing() or 0
     body = client.body(framing)
-    if isinstance(framing, int) and framing <= HELD_BYTES:
-        return _again([piece async for piece in body])
+    if isinstance(framing, int) and framing <= BUFFER_BYTES:
+        return _replay([piece async for piece in body])
     return body
 
 
-async def _again(pieces: list[bytes]) -> AsyncIterator[bytes]:
+async def _replay(pieces: list[bytes]) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
 
@@ -192,7 +192,7 @@ async def exhaust(body: AsyncIterator[bytes]) -> None:
         pass
 
 
-async def send(head: Head, body: AsyncIterator[bytes], upstream: Peer) -> None:
+async def send(head: MessageHead, body: AsyncIterator[bytes], upstream: HttpConnection) -> None:
     """Forward a request. Where the client leaves within its body, upstream is told by the end of its
     connection; where upstream has had enough, its answer says why."""
     try:
@@ -203,7 +203,7 @@ async def send(head: Head, body: AsyncIterator[bytes], upstream: Peer) -> None:
         upstream.abort()
 
 
-async def answer_head(upstream: Peer) -> Head:
+async def response_head(upstream: HttpConnection) -> MessageHead:
     """The head of the answer, without those before it (`100 Continue`). Raises ConnectionError where none
     comes."""
     while (head := await upstream.head()) is not None:

@@ -13,11 +13,11 @@ from pysync.store import (
     NOT_MODIFIED,
     Etag,
     EtagMismatch,
-    Expect,
-    File,
-    Object,
     ObjectInfo,
+    OpenFile,
+    Precondition,
     Store,
+    StoredObject,
 )
 
 
@@ -27,7 +27,7 @@ async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def read_file(store: Store, key: str, start: int = 0, end: int | None = None) -> tuple[File, bytes]:
+async def read_file(store: Store, key: str, start: int = 0, end: int | None = None) -> tuple[OpenFile, bytes]:
     """The file at `key`, which must exist, and the bytes of the range."""
     file = await store.open(key, start, end)
     assert file is not None
@@ -41,7 +41,7 @@ class StoreContract:
         before_ms = time.time_ns() // 1_000_000
         etag = await store.put("notes/a", b"one", "application/x-test")
         found = await store.get("notes/a")
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert (found.body, found.etag, found.content_type) == (b"one", etag, "application/x-test")
         assert before_ms <= found.modified_ms <= time.time_ns() // 1_000_000
 
@@ -56,7 +56,7 @@ class StoreContract:
         for body in (b"", bytes(range(256)) * 4096):
             await store.put("body", body)
             found = await store.get("body")
-            assert isinstance(found, Object)
+            assert isinstance(found, StoredObject)
             assert found.body == body
 
     async def test_many_are_got_as_each_would_be(self, store: Store) -> None:
@@ -86,16 +86,16 @@ class StoreContract:
         if found is not None:
             each = [await store.get(key) for key in keys]
             assert found == [
-                ObjectInfo(one.etag, len(one.body)) if isinstance(one, Object) else None for one in each
+                ObjectInfo(one.etag, len(one.body)) if isinstance(one, StoredObject) else None for one in each
             ]
             assert await store.info_many([]) == []
 
     async def test_a_known_etag_is_not_modified_until_the_next_write(self, store: Store) -> None:
         etag = await store.put("a", b"same")
         assert await store.get("a", etag) is NOT_MODIFIED
-        assert isinstance(await store.get("a", "another"), Object)
+        assert isinstance(await store.get("a", "another"), StoredObject)
         await store.put("a", b"same")
-        assert isinstance(await store.get("a", etag), Object)
+        assert isinstance(await store.get("a", etag), StoredObject)
         assert await store.get("b", etag) is None
 
     async def test_no_write_reuses_an_etag(self, store: Store) -> None:
@@ -122,20 +122,20 @@ class StoreContract:
         assert await store.get("b") is None
 
     async def test_of_many_writers_with_one_expectation_one_wins(self, store: Store) -> None:
-        async def attempt(body: bytes, expect: Expect) -> str | None:
+        async def attempt(body: bytes, expect: Precondition) -> str | None:
             try:
                 return await store.put("a", body, expect=expect)
             except EtagMismatch:
                 return None
 
-        expect: Expect = ABSENT
+        expect: Precondition = ABSENT
         for turn in range(10):
             bodies = [b"%d-%d" % (turn, writer) for writer in range(32)]
             etags = await asyncio.gather(*(attempt(body, expect) for body in bodies))
             won = [(body, etag) for body, etag in zip(bodies, etags, strict=True) if etag is not None]
             assert len(won) == 1
             found = await store.get("a")
-            assert isinstance(found, Object)
+            assert isinstance(found, StoredObject)
             assert (found.body, found.etag) == won[0]
             expect = Etag(found.etag)
 
@@ -158,7 +158,7 @@ class StoreContract:
 
     async def test_deleting_is_conditional_and_absent_is_fine(self, store: Store) -> None:
         etag = await store.put("a", b"one")
-        unmet: list[Expect] = [ABSENT, Etag("another")]
+        unmet: list[Precondition] = [ABSENT, Etag("another")]
         for expect in unmet:
             with pytest.raises(EtagMismatch):
                 await store.delete("a", expect)
@@ -344,7 +344,7 @@ class StoreContract:
         assert (await read_file(store, "m/9"))[1] == b"other"
         again = {"m/4-": sha256, "m/9": hashlib.sha256(b"other").hexdigest()}
         await store.merge("m/8", chunks_of(b"01234", b"other"), "text/plain", again)
-        await store.settle_merges()
+        await store.recover_merges()
         assert {listed.key async for listed in store.walk("")} == {"m/8", "m/document"}
         assert (await read_file(store, "m/8"))[1] == b"01234other"
 
@@ -425,5 +425,5 @@ class StoreContract:
 
     async def _assert_body(self, store: Store, key: str, body: bytes) -> None:
         found = await store.get(key)
-        assert isinstance(found, Object)
+        assert isinstance(found, StoredObject)
         assert found.body == body

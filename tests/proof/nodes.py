@@ -18,7 +18,7 @@ from components import RedisServer, S3Server
 
 from proof.history import Kind
 from proof.service import COLLECTIONS, EVENTS
-from pysync.coordinator import Intent
+from pysync.coordinator import PreparedWrite
 from pysync.coordinator.redis.coordinator import RedisCoordinator
 from pysync.testing import FaultProxy
 from pysync.testing.injected import s3_error
@@ -166,15 +166,15 @@ class Machines:
 
     async def settle(self) -> None:
         """Start a server anew: it announces what nobody has."""
-        redis = await RedisCoordinator.at(self._redis.url)
+        redis = await RedisCoordinator.connect(self._redis.url)
         try:
-            before, left = await redis.newest(), await redis.intents(MOST_INTENTS)
+            before, left = await redis.last_id(), await redis.prepared(MOST_INTENTS)
             if left:
                 await self.servers[0].kill()
                 await self.servers[0].start()
             async with asyncio.timeout(START_LIMIT_S):
                 while not await _are_announced(left, before, redis):
-                    await redis.wait(await redis.newest())
+                    await redis.wait_for_change(await redis.last_id())
         finally:
             await redis.close()
 
@@ -238,8 +238,8 @@ def _unsettle(proxy: FaultProxy, random: Random) -> None:
         return random.random() < ODD
 
     proxy.chaos(random, **CHAOS)
-    proxy.answer("PUT", status=500, body=s3_error("InternalError"), forwarded=True, when=odd, times=None)
-    proxy.answer("PUT", status=409, body=s3_error("ConditionalRequestConflict"), when=odd, times=None)
+    proxy.respond("PUT", status=500, body=s3_error("InternalError"), forwarded=True, when=odd, times=None)
+    proxy.respond("PUT", status=409, body=s3_error("ConditionalRequestConflict"), when=odd, times=None)
 
 
 @asynccontextmanager
@@ -253,12 +253,12 @@ async def _serving(servers: list[Server]) -> AsyncIterator[list[Server]]:
         await asyncio.gather(*(server.stop() for server in servers))
 
 
-async def _are_announced(intents: Sequence[Intent], before: str, redis: RedisCoordinator) -> bool:
+async def _are_announced(intents: Sequence[PreparedWrite], before: str, redis: RedisCoordinator) -> bool:
     """Whether these have ended, or been announced since the id `before`."""
-    told = await redis.changes(before, MOST_INTENTS)
+    told = await redis.read(before, MOST_INTENTS)
     assert told is not None
     texts = {change.text for _, change in told}
-    open_ = {intent.name for intent in await redis.intents(MOST_INTENTS)}
+    open_ = {intent.name for intent in await redis.prepared(MOST_INTENTS)}
     return all(
         intent.name not in open_ or texts.issuperset(change.text for change in intent.changes)
         for intent in intents

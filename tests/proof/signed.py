@@ -18,7 +18,7 @@ from pyarrow import parquet
 from proof.service import FILE_TYPE
 from pysync import protocol
 from pysync.auth import issuing, signing
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 from pysync.clock import wall_clock_ms
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import JSON_TYPE
@@ -51,9 +51,9 @@ class Device:
     """Somebody who signs: the root device of keys of its own, who may read and write these collections."""
 
     def __init__(self, random: Random, collections: tuple[str, ...]) -> None:
-        keys = Keys.from_private(random.randbytes(32), random.randbytes(32))
+        keys = IdentityKeys.from_private(random.randbytes(32), random.randbytes(32))
         self._keys = keys
-        self._authorization = issuing.device(
+        self._authorization = issuing.issue_device_certificate(
             keys,
             keys.ed_pub,
             keys.kem_pub,

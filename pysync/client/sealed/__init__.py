@@ -1,8 +1,8 @@
 """Sealed data: what only the recipients of a keyring, or of one envelope, can read (clients-and-crypto
 section 4). The server keeps it and cannot read it.
 
-`SharedKeyring` makes a keyring on a server and opens it; an `OpenKeyring` seals documents and log elements
-(`seal`, `open`), also as the `sealing` of a `SyncDocument`, and bytes; `seal_and_push_blob` and
+`RemoteKeyring` makes a keyring on a server and opens it; an `UnlockedKeyring` seals documents and log
+elements (`seal`, `open`), also as the `sealing` of a `SyncDocument`, and bytes; `seal_and_push_blob` and
 `pull_and_open_blob` are about files. `seal_envelope` needs no keyring. Apart from `pysync.client`, as it
 loads `cryptography`.
 """
@@ -19,7 +19,7 @@ from pysync.client.sealed.crypto import (
     MalformedKeyring,
     NotARecipient,
     NotSealed,
-    Opened,
+    OpenedEnvelope,
     SealedError,
     Truncated,
     UnknownEpoch,
@@ -28,7 +28,7 @@ from pysync.client.sealed.crypto import (
     seal_envelope,
 )
 from pysync.client.sealed.files import pull_and_open_blob, seal_and_push_blob
-from pysync.client.sealed.keyring import Keyring, OpenKeyring, SharedKeyring
+from pysync.client.sealed.keyring import Keyring, RemoteKeyring, UnlockedKeyring
 
 __all__ = [
     "AadRequired",
@@ -43,12 +43,12 @@ __all__ = [
     "MalformedKeyring",
     "NotARecipient",
     "NotSealed",
-    "OpenKeyring",
-    "Opened",
+    "OpenedEnvelope",
+    "RemoteKeyring",
     "SealedError",
-    "SharedKeyring",
     "Truncated",
     "UnknownEpoch",
+    "UnlockedKeyring",
     "UntrustedAdder",
     "open_envelope",
     "pull_and_open_blob",

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from pysync._core import PublicKey, canonicalize
-from pysync.auth.certificates import base64_bytes
-from pysync.auth.signing import Keys, Signer
+from pysync.auth.certificates import decode_base64
+from pysync.auth.signing import IdentityKeys, Signer
 
 
 class SealedError(Exception):
@@ -129,7 +129,7 @@ def decrypt(key: bytes, sealed: bytes | memoryview, aad: bytes) -> bytes:
         raise DecryptionFailed("Decryption failed: the bytes, the context or the epoch are others") from None
 
 
-def wrap(
+def wrap_key(
     content_key: bytes, recipient_kem: str, epoch: int, adder: Signer, *, now_s: int, random: Random
 ) -> Entry:
     """The content key of `epoch` for whoever holds the private half of `recipient_kem`, signed by `adder`.
@@ -137,7 +137,7 @@ def wrap(
     if not _is_key(recipient_kem):
         raise ValueError("a recipient is an X25519 public key, 64 hex digits in lower case")
     ephemeral = X25519PrivateKey.from_private_bytes(random(KEY_BYTES))
-    wrap_key = _wrap_key(ephemeral, recipient_kem)
+    wrap_key = _derive_wrapping_key(ephemeral, recipient_kem)
     entry = {
         "subKem": recipient_kem,
         "ephKem": ephemeral.public_key().public_bytes_raw().hex(),
@@ -148,7 +148,7 @@ def wrap(
     return entry | {"addedSig": adder.sign(_message(entry, epoch))}
 
 
-def check(entry: Entry, epoch: int, trusted: Collection[str] | None) -> None:
+def verify_entry(entry: Entry, epoch: int, trusted: Collection[str] | None) -> None:
     """Raises UntrustedAdder where who gave the key is not among `trusted` (Ed25519 public keys; None:
     whoever it is), and ForgedEntry where they did not sign it for this epoch."""
     # Only a key is told: whoever writes a keyring may put anything else in the place of one.
@@ -159,14 +159,14 @@ def check(entry: Entry, epoch: int, trusted: Collection[str] | None) -> None:
         raise ForgedEntry(f"the key of epoch {epoch} is not signed by {adder or 'anybody'}")
 
 
-def unwrap(entry: Entry, keys: Keys) -> bytes:
+def unwrap_key(entry: Entry, keys: IdentityKeys) -> bytes:
     """The content key of an entry that was checked. Raises DecryptionFailed, Truncated."""
     private = X25519PrivateKey.from_private_bytes(bytes.fromhex(keys.kem_priv))
     try:
-        wrap_key = _wrap_key(private, entry["ephKem"])
+        wrap_key = _derive_wrapping_key(private, entry["ephKem"])
     except ValueError:
         raise DecryptionFailed("Decryption failed: the wrapped key was made with a weak key") from None
-    content_key = decrypt(wrap_key, base64_bytes(entry["ct"]) or b"", b"")
+    content_key = decrypt(wrap_key, decode_base64(entry["ct"]) or b"", b"")
     if len(content_key) != KEY_BYTES:
         raise DecryptionFailed("Decryption failed: the wrapped key has not 32 bytes")
     return content_key
@@ -178,7 +178,7 @@ def _is_signed(entry: Entry, epoch: int) -> bool:
         return False
     if not isinstance(added_at, int) or isinstance(added_at, bool) or abs(added_at) >= 1 << 53:
         return False
-    if not isinstance(entry.get("ct"), str) or base64_bytes(entry["ct"]) is None:
+    if not isinstance(entry.get("ct"), str) or decode_base64(entry["ct"]) is None:
         return False
     try:
         signer = PublicKey(entry["addedBy"])
@@ -195,7 +195,7 @@ def _message(entry: Entry, epoch: int) -> bytes:
     return canonicalize(orjson.dumps({name: entry[name] for name in _SIGNED} | {"epoch": epoch}))
 
 
-def _wrap_key(private: X25519PrivateKey, public: str) -> bytes:
+def _derive_wrapping_key(private: X25519PrivateKey, public: str) -> bytes:
     """Raises ValueError where the shared secret would be all zero."""
     shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=b"starfish-wrap", info=b"starfish-wrap").derive(
@@ -206,7 +206,7 @@ def _wrap_key(private: X25519PrivateKey, public: str) -> bytes:
 _EPOCH: Final = 0  # an envelope has a key of its own
 
 
-class Opened(NamedTuple):
+class OpenedEnvelope(NamedTuple):
     """What was sealed, and the Ed25519 public key of who sealed it."""
 
     plaintext: bytes
@@ -227,15 +227,15 @@ def seal_envelope(
     content_key = random(KEY_BYTES)
     sealed = encrypt(content_key, plaintext, aad.encode(), random)
     envelope = {
-        "entry": wrap(content_key, recipient_kem, _EPOCH, sealer, now_s=now_s, random=random),
+        "entry": wrap_key(content_key, recipient_kem, _EPOCH, sealer, now_s=now_s, random=random),
         "ct": base64.b64encode(sealed).decode(),
     }
     return envelope | {"v": 1} if aad else envelope
 
 
 def open_envelope(
-    envelope: dict[str, Any], keys: Keys, *, aad: str = "", sealer: str | None = None
-) -> Opened:
+    envelope: dict[str, Any], keys: IdentityKeys, *, aad: str = "", sealer: str | None = None
+) -> OpenedEnvelope:
     """What `seal_envelope` was given. `sealer` is the Ed25519 public key that it must be sealed by; None:
     anybody's.
 
@@ -245,8 +245,8 @@ def open_envelope(
     if envelope.get("v") == 1 and not aad:
         raise AadRequired
     entry, payload = envelope.get("entry"), envelope.get("ct")
-    sealed = base64_bytes(payload) if isinstance(payload, str) else None
+    sealed = decode_base64(payload) if isinstance(payload, str) else None
     if not isinstance(entry, dict) or sealed is None:
         raise NotSealed("not an envelope: entry must be an object, and ct base64")
-    check(entry, _EPOCH, None if sealer is None else (sealer,))
-    return Opened(decrypt(unwrap(entry, keys), sealed, aad.encode()), entry["addedBy"])
+    verify_entry(entry, _EPOCH, None if sealer is None else (sealer,))
+    return OpenedEnvelope(decrypt(unwrap_key(entry, keys), sealed, aad.encode()), entry["addedBy"])

@@ -3,16 +3,16 @@
 
 import asyncio
 
-from pysync.client.files import Blobs, check_size
+from pysync.client.files import FileMethods, check_size
 from pysync.client.models import PushResult
-from pysync.client.sealed.keyring import BLOB_OVERHEAD_BYTES, OpenKeyring
+from pysync.client.sealed.keyring import SEALED_OVERHEAD_BYTES, UnlockedKeyring
 from pysync.client.transport import document_key
-from pysync.protocol import OPAQUE_TYPE
+from pysync.protocol import OCTET_STREAM
 
 
 async def seal_and_push_blob(
-    client: Blobs,
-    keyring: OpenKeyring,
+    client: FileMethods,
+    keyring: UnlockedKeyring,
     key: str,
     plaintext: bytes,
     *,
@@ -20,19 +20,24 @@ async def seal_and_push_blob(
     max_bytes: int | None = None,
 ) -> PushResult:
     """Store `plaintext` at `key`, sealed. It opens with the same `aad` alone: by default the key of the
-    document, so that a server cannot pass one file off as another. Raises BlobTooLarge where it has more than
+    document, so that a server cannot pass one file off as another. Raises FileTooLarge where it has more than
     `max_bytes`, and as `Client.push_blob`. File and sealed file are held in memory."""
     check_size(len(plaintext), max_bytes)
     sealed = await asyncio.to_thread(keyring.seal_bytes, plaintext, _aad(key, aad))
-    return await client.push_blob(key, sealed, OPAQUE_TYPE)
+    return await client.push_blob(key, sealed, OCTET_STREAM)
 
 
 async def pull_and_open_blob(
-    client: Blobs, keyring: OpenKeyring, key: str, *, aad: str | None = None, max_bytes: int | None = None
+    client: FileMethods,
+    keyring: UnlockedKeyring,
+    key: str,
+    *,
+    aad: str | None = None,
+    max_bytes: int | None = None,
 ) -> bytes | None:
     """What `seal_and_push_blob` stored at `key`; None where nothing is stored. Raises as
-    `OpenKeyring.open_bytes` and `Client.pull_blob`; `max_bytes` is about the plaintext."""
-    sealed_max = None if max_bytes is None else max_bytes + BLOB_OVERHEAD_BYTES
+    `UnlockedKeyring.open_bytes` and `Client.pull_blob`; `max_bytes` is about the plaintext."""
+    sealed_max = None if max_bytes is None else max_bytes + SEALED_OVERHEAD_BYTES
     blob = await client.pull_blob(key, max_bytes=sealed_max)
     if blob is None:
         return None

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import orjson
 
-from pysync.auth.certificates import base64_bytes
-from pysync.auth.signing import Keys, Signer
+from pysync.auth.certificates import decode_base64
+from pysync.auth.signing import IdentityKeys, Signer
 from pysync.client.client import Client
 from pysync.client.models import encode
 from pysync.client.sealed import crypto
@@ -40,7 +40,7 @@ from pysync.client.transport import document_key
 MAX_EPOCH: Final = (1 << 32) - 1
 _EPOCH: Final = re.compile("[1-9][0-9]{0,9}")
 _EPOCH_BYTES: Final = 4
-BLOB_OVERHEAD_BYTES: Final = _EPOCH_BYTES + crypto.IV_BYTES + crypto.TAG_BYTES
+SEALED_OVERHEAD_BYTES: Final = _EPOCH_BYTES + crypto.IV_BYTES + crypto.TAG_BYTES
 """So many bytes more has a sealed blob than its plaintext."""
 
 
@@ -60,7 +60,7 @@ class Keyring:
 
     @classmethod
     def new(
-        cls, keys: Keys, recipients: Iterable[str] = (), *, now_s: int, random: Random = os.urandom
+        cls, keys: IdentityKeys, recipients: Iterable[str] = (), *, now_s: int, random: Random = os.urandom
     ) -> "Keyring":
         """A keyring at epoch 1 whose recipients are `keys`, and `recipients`: X25519 public keys. Raises
         ValueError for what is no such key."""
@@ -73,8 +73,8 @@ class Keyring:
         return tuple(entry["subKem"] for entry in self._current if isinstance(entry.get("subKem"), str))
 
     def open(
-        self, keys: Keys, trusted: Collection[str], *, min_epoch: int = 1, random: Random = os.urandom
-    ) -> "OpenKeyring":
+        self, keys: IdentityKeys, trusted: Collection[str], *, min_epoch: int = 1, random: Random = os.urandom
+    ) -> "UnlockedKeyring":
         """The content keys that are for `keys`, given by somebody `trusted` (Ed25519 public keys).
 
         An earlier epoch without a good entry is left out. Of the current one the reason is raised:
@@ -88,12 +88,12 @@ class Keyring:
                 content_keys[epoch] = self._content_key(epoch, keys, trusted)
             except SealedError:
                 continue
-        return OpenKeyring(self.epoch, content_keys, random=random)
+        return UnlockedKeyring(self.epoch, content_keys, random=random)
 
     def add(
         self,
         recipient: str,
-        keys: Keys,
+        keys: IdentityKeys,
         trusted: Collection[str],
         *,
         now_s: int,
@@ -105,7 +105,7 @@ class Keyring:
         if recipient in self.recipients:
             raise AlreadyPresent(f"recipient {recipient} is already present in epoch {self.epoch}")
         content_key = self.open(keys, trusted, min_epoch=min_epoch).content_keys[self.epoch]
-        entry = crypto.wrap(content_key, recipient, self.epoch, keys, now_s=now_s, random=random)
+        entry = crypto.wrap_key(content_key, recipient, self.epoch, keys, now_s=now_s, random=random)
         epoch = self.data["epochs"][str(self.epoch)]
         return self._with(self.epoch, {**epoch, "wrappedKeys": [*epoch["wrappedKeys"], entry]})
 
@@ -130,7 +130,7 @@ class Keyring:
         kems = dict.fromkeys(
             entry["subKem"]
             for entry in self._current
-            if entry.get("subKem") != recipient and _is_good(entry, self.epoch, trusted)
+            if entry.get("subKem") != recipient and _is_trusted(entry, self.epoch, trusted)
         )
         if not kems:
             raise LastRecipient(f"without {recipient} nobody trusted is left in epoch {self.epoch}")
@@ -144,21 +144,21 @@ class Keyring:
         if self.epoch < min_epoch:
             raise KeyringRolledBack(f"the keyring is at epoch {self.epoch}, and was at {min_epoch} before")
 
-    def _content_key(self, epoch: int, keys: Keys, trusted: Collection[str]) -> bytes:
+    def _content_key(self, epoch: int, keys: IdentityKeys, trusted: Collection[str]) -> bytes:
         mine = [entry for entry in self._entries[epoch] if entry.get("subKem") == keys.kem_pub]
         if not mine:
             raise NotARecipient(f"recipient {keys.kem_pub} is not in epoch {epoch}")
         if len(mine) > 1:
             raise AmbiguousEntry(f"recipient {keys.kem_pub} is in epoch {epoch} more than once")
-        crypto.check(mine[0], epoch, trusted)
-        return crypto.unwrap(mine[0], keys)
+        crypto.verify_entry(mine[0], epoch, trusted)
+        return crypto.unwrap_key(mine[0], keys)
 
     def _with(self, epoch: int, members: dict[str, Any]) -> "Keyring":
         epochs = {**self.data["epochs"], str(epoch): members}
         return Keyring({**self.data, "currentEpoch": epoch, "epochs": epochs})
 
 
-class OpenKeyring:
+class UnlockedKeyring:
     """The content keys of a keyring by epoch, for one recipient. Seals under the current one, and opens what
     is sealed under any of them. Usable by threads at once."""
 
@@ -184,7 +184,7 @@ class OpenKeyring:
         Raises NotSealed for other data, UnknownEpoch, Truncated, DecryptionFailed.
         """
         payload = sealed.get("_encrypted")
-        encrypted = base64_bytes(payload) if isinstance(payload, str) else None
+        encrypted = decode_base64(payload) if isinstance(payload, str) else None
         if encrypted is None:
             raise NotSealed("the document is not sealed: _encrypted must be base64")
         named = sealed.get("_epoch")
@@ -201,17 +201,17 @@ class OpenKeyring:
     def seal_bytes(self, plaintext: bytes, aad: str = "") -> bytes:
         """Bytes that only recipients can read, and only with the same `aad`: 32 more than the plaintext
         (section 4.3)."""
-        aad_bytes = _blob_aad(self.epoch, aad)
+        aad_bytes = _sealed_aad(self.epoch, aad)
         sealed = crypto.encrypt(self.content_keys[self.epoch], plaintext, aad_bytes, self._random)
         return self.epoch.to_bytes(_EPOCH_BYTES, "big") + sealed
 
-    def open_bytes(self, blob: bytes, aad: str = "") -> bytes:
+    def open_bytes(self, sealed: bytes, aad: str = "") -> bytes:
         """What `seal_bytes` was given. Raises Truncated, UnknownEpoch, DecryptionFailed."""
-        if len(blob) < BLOB_OVERHEAD_BYTES:
+        if len(sealed) < SEALED_OVERHEAD_BYTES:
             raise Truncated("sealed blob shorter than its epoch+iv header and its tag")
-        epoch = int.from_bytes(blob[:_EPOCH_BYTES], "big")
+        epoch = int.from_bytes(sealed[:_EPOCH_BYTES], "big")
         return crypto.decrypt(
-            self._content_key(epoch), memoryview(blob)[_EPOCH_BYTES:], _blob_aad(epoch, aad)
+            self._content_key(epoch), memoryview(sealed)[_EPOCH_BYTES:], _sealed_aad(epoch, aad)
         )
 
     def _content_key(self, epoch: int) -> bytes:
@@ -220,14 +220,14 @@ class OpenKeyring:
         return self.content_keys[epoch]
 
 
-def _blob_aad(epoch: int, aad: str) -> bytes:
+def _sealed_aad(epoch: int, aad: str) -> bytes:
     return f"starfish-blob:{epoch}:{aad}".encode()
 
 
 def _epoch(epoch: int, kems: Iterable[str], adder: Signer, now_s: int, random: Random) -> dict[str, Any]:
     """The members of an epoch with a new content key, wrapped for each of `kems`."""
     content_key = random(crypto.KEY_BYTES)
-    wrapped = [crypto.wrap(content_key, kem, epoch, adder, now_s=now_s, random=random) for kem in kems]
+    wrapped = [crypto.wrap_key(content_key, kem, epoch, adder, now_s=now_s, random=random) for kem in kems]
     return {"createdAt": now_s, "wrappedKeys": wrapped}
 
 
@@ -249,18 +249,18 @@ def _is_epoch(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_EPOCH
 
 
-def _is_good(entry: Entry, epoch: int, trusted: Collection[str]) -> bool:
+def _is_trusted(entry: Entry, epoch: int, trusted: Collection[str]) -> bool:
     try:
-        crypto.check(entry, epoch, trusted)
+        crypto.verify_entry(entry, epoch, trusted)
     except SealedError:
         return False
     return True
 
 
-Data = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-class SharedKeyring:
+class RemoteKeyring:
     """The keyring `<name>/_keyring`, as the holder of `keys` uses it; `name` is the path of a collection, a
     space (`spaces/<id>`) or a document.
 
@@ -276,14 +276,14 @@ class SharedKeyring:
         self,
         client: Client,
         name: str,
-        keys: Keys,
+        keys: IdentityKeys,
         trusted: Collection[str],
         *,
         min_epoch: int = 1,
         retries: int = 3,
         now_s: Callable[[], int] = lambda: int(time.time()),
         random: Random = os.urandom,
-        chance: Callable[[], float] = random_module.random,
+        jitter: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.key = f"{document_key(name)}/_keyring"
@@ -294,26 +294,26 @@ class SharedKeyring:
         self._retries = retries
         self._now_s = now_s
         self._random = random
-        self._chance = chance
+        self._jitter = jitter
         self._sleep = sleep
 
-    async def create(self, recipients: Iterable[str] = ()) -> OpenKeyring:
+    async def create(self, recipients: Iterable[str] = ()) -> UnlockedKeyring:
         """A new keyring for `keys` and `recipients` (X25519 public keys). Raises Conflict where one is."""
         keyring = Keyring.new(self._keys, recipients, now_s=self._now_s(), random=self._random)
         opened = self._open(keyring)
         await self._client.push(self.key, keyring.data)
-        return self._seen(opened)
+        return self._advance_epoch(opened)
 
-    async def open(self) -> OpenKeyring:
+    async def open(self) -> UnlockedKeyring:
         """The keyring, open. It stays as it is: after UnknownEpoch open it again."""
-        return self._seen(self._open(await self.read()))
+        return self._advance_epoch(self._open(await self.read()))
 
     async def read(self) -> Keyring:
         """The keyring, as the server shows it."""
         pulled = await self._client.pull(self.key)
         return self._keyring(pulled.data)
 
-    async def add(self, recipient: str) -> OpenKeyring:
+    async def add(self, recipient: str) -> UnlockedKeyring:
         """Let `recipient`, an X25519 public key, open what is sealed in the current epoch, before and from
         now on."""
         return await self._change(
@@ -327,7 +327,7 @@ class SharedKeyring:
             )
         )
 
-    async def remove(self, recipient: str) -> OpenKeyring:
+    async def remove(self, recipient: str) -> UnlockedKeyring:
         """Seal from now on under a key that `recipient` does not have: under what this returns. NotARecipient
         also for oneself: who makes a key has it."""
         return await self._change(
@@ -341,28 +341,28 @@ class SharedKeyring:
             )
         )
 
-    async def _change(self, change: Callable[[Keyring], Keyring]) -> OpenKeyring:
-        opened: list[OpenKeyring] = []
+    async def _change(self, change: Callable[[Keyring], Keyring]) -> UnlockedKeyring:
+        opened: list[UnlockedKeyring] = []
 
-        def changed(data: Data) -> Data:
+        def changed(data: JsonObject) -> JsonObject:
             keyring = change(self._keyring(data))
             opened.append(self._open(keyring))  # or nobody else gets to see it
             return keyring.data
 
         document = SyncDocument(
-            self._client, self.key, retries=self._retries, chance=self._chance, sleep=self._sleep
+            self._client, self.key, retries=self._retries, jitter=self._jitter, sleep=self._sleep
         )
         await document.update(changed)
-        return self._seen(opened[-1])
+        return self._advance_epoch(opened[-1])
 
-    def _open(self, keyring: Keyring) -> OpenKeyring:
+    def _open(self, keyring: Keyring) -> UnlockedKeyring:
         return keyring.open(self._keys, self._trusted, min_epoch=self.min_epoch, random=self._random)
 
-    def _seen(self, opened: OpenKeyring) -> OpenKeyring:
+    def _advance_epoch(self, opened: UnlockedKeyring) -> UnlockedKeyring:
         self.min_epoch = max(self.min_epoch, opened.epoch)
         return opened
 
-    def _keyring(self, data: Data) -> Keyring:
+    def _keyring(self, data: JsonObject) -> Keyring:
         if not data:
             raise KeyringMissing(f"there is no keyring at {self.key}")
         return Keyring(data)

@@ -23,7 +23,7 @@ from pysync.errors import CoordinatorUnavailable
 log = logging.getLogger(__name__)
 
 Command = tuple[str | bytes | int, ...]
-Ask = Callable[..., Awaitable[list[Any]]]
+Execute = Callable[..., Awaitable[list[Any]]]
 """Takes commands, gives their replies: as Redis 2 types them, an error it answers among them as a value."""
 
 ReplyError = ResponseError
@@ -36,8 +36,8 @@ less."""
 MAX_WAITING: Final = 4_096
 """Callers that may wait at once; one more is refused rather than queued."""
 
-FIRST_WAIT_S: Final = 0.05
-MOST_WAIT_S: Final = 1.0
+MIN_BACKOFF_S: Final = 0.05
+MAX_BACKOFF_S: Final = 1.0
 """Between two attempts to connect again: doubled from the first to the most, less up to a half at random."""
 
 _is_url = re.compile(
@@ -45,14 +45,14 @@ _is_url = re.compile(
 ).fullmatch
 
 
-class _Question(NamedTuple):
+class _Request(NamedTuple):
     commands: tuple[Command, ...]
     future: asyncio.Future[list[Any]]
 
 
-class Link:
-    """Commands to one server. `greet` is called on each new connection, before anything else is sent there;
-    what it raises keeps the connection from being used.
+class PipelinedConnection:
+    """Commands to one server. `on_connect` is called on each new connection, before anything else is sent
+    there; what it raises keeps the connection from being used.
 
     A command whose reply is lost is not sent again: its caller is told `CoordinatorUnavailable` and has to
     take it for done or not done, whichever is worse. Those that were not sent yet wait for one attempt to
@@ -62,23 +62,23 @@ class Link:
     def __init__(
         self,
         connection: Connection,
-        greet: Callable[[Ask], Awaitable[None]],
-        chance: Callable[[], float] = random_module.random,
+        on_connect: Callable[[Execute], Awaitable[None]],
+        jitter: Callable[[], float] = random_module.random,
         log: logging.Logger = log,
     ) -> None:
         self._connection = connection
-        self._greet = greet
-        self._chance = chance
+        self._on_connect = on_connect
+        self._jitter = jitter
         self._log = log
-        self._waiting: list[_Question] = []
-        self._sent: list[_Question] = []
+        self._waiting: list[_Request] = []
+        self._sent: list[_Request] = []
         self._wake = asyncio.Event()
         self._fault: str | None = "not connected yet"
         self._is_stale = False
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect. Raises what `greet` does, and CoordinatorUnavailable with the reason."""
+        """Connect. Raises what `on_connect` does, and CoordinatorUnavailable with the reason."""
         try:
             await self._connect()
         except (RedisError, OSError) as error:
@@ -90,18 +90,18 @@ class Link:
         self._fault = None
         self._task = asyncio.create_task(self._run())
 
-    def ask(self, *commands: Command) -> asyncio.Future[list[Any]]:
+    def execute(self, *commands: Command) -> asyncio.Future[list[Any]]:
         """The replies to `commands`, sent in one piece, but not in a transaction. Raises
         CoordinatorUnavailable, at once where too many wait or the server is out of reach. Cancelling the
         future only stops the waiting."""
         if self._fault is not None or len(self._waiting) >= MAX_WAITING:
             raise CoordinatorUnavailable
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Question(commands, future))
+        self._waiting.append(_Request(commands, future))
         self._wake.set()
         return future
 
-    def renew(self) -> None:
+    def reconnect(self) -> None:
         """Connect anew, and greet, before anything else is sent."""
         self._is_stale = True
         self._wake.set()
@@ -113,30 +113,32 @@ class Link:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
-        self._refuse(self._sent)
-        self._refuse(self._waiting)
+        self._reject(self._sent)
+        self._reject(self._waiting)
         await self._disconnect()
 
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
             if self._is_stale or not await self._is_connected():
-                await self._come_back()
+                await self._reconnect()
             self._wake.clear()
             self._sent, self._waiting = self._waiting, []
             if self._sent:
-                await self._answer(self._sent)
+                await self._execute_group(self._sent)
 
-    async def _answer(self, group: list[_Question]) -> None:
+    async def _execute_group(self, group: list[_Request]) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                replies = await self._talk(*(command for question in group for command in question.commands))
+                replies = await self._execute_raw(
+                    *(command for question in group for command in question.commands)
+                )
         except Exception as error:
-            self._refuse(group, error)
+            self._reject(group, error)
             if isinstance(error, TimeoutError):
                 # It hangs, so whoever came meanwhile would wait in vain for as long again.
-                self._go_down(error)
-            self.renew()
+                self._mark_down(error)
+            self.reconnect()
             return
         rest = iter(replies)
         for question in group:
@@ -145,10 +147,10 @@ class Link:
                 question.future.set_result(own)
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
             # It has become a replica. The address may lead to its successor.
-            self.renew()
+            self.reconnect()
 
-    async def _talk(self, *commands: Command) -> list[Any]:
-        """As `Ask`, on the connection as it is. Raises RedisError where it breaks."""
+    async def _execute_raw(self, *commands: Command) -> list[Any]:
+        """As `Execute`, on the connection as it is. Raises RedisError where it breaks."""
         # (Its types know commands of one word only.)
         packed = b"".join(pack_command(command) for command in commands)  # type: ignore[arg-type]
         await self._connection.send_packed_command(packed, check_health=False)
@@ -172,45 +174,45 @@ class Link:
         await self._disconnect()
         async with asyncio.timeout(TIMEOUT_S):
             await self._connection.connect()  # type: ignore[no-untyped-call]
-            await self._greet(self._talk)
+            await self._on_connect(self._execute_raw)
         self._is_stale = False
 
     async def _disconnect(self) -> None:
         await self._connection.disconnect(nowait=True)
 
-    async def _come_back(self) -> None:
+    async def _reconnect(self) -> None:
         """Connect, however long it takes."""
         for failures in itertools.count():
             try:
                 await self._connect()
             except Exception as error:
-                self._go_down(error)
+                self._mark_down(error)
             else:
                 break
-            wait_s = min(MOST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures, 10))
-            await asyncio.sleep(wait_s * (1 - self._chance() / 2))
+            wait_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2 ** min(failures, 10))
+            await asyncio.sleep(wait_s * (1 - self._jitter() / 2))
         if self._fault is not None:
             self._log.warning("redis is back")
             self._fault = None
 
-    def _go_down(self, error: Exception) -> None:
+    def _mark_down(self, error: Exception) -> None:
         """Refuse what waits, and what comes until the connection is back."""
         fault = _reason(error)
         if fault != self._fault:
             self._log.error("redis cannot be used: %s", fault)
         self._fault = fault
-        self._refuse(self._waiting, error)
+        self._reject(self._waiting, error)
         self._waiting = []
 
-    def _refuse(self, questions: list[_Question], error: Exception | None = None) -> None:
-        for question in questions:
+    def _reject(self, requests: list[_Request], error: Exception | None = None) -> None:
+        for question in requests:
             if not question.future.done():
                 refusal = CoordinatorUnavailable()
                 refusal.__cause__ = error
                 question.future.set_exception(refusal)
 
 
-def connection(url: str) -> Connection:
+def make_connection(url: str) -> Connection:
     """A connection to what `url` names, not opened yet. Raises ValueError."""
     options: dict[str, Any] = {}
     if _is_url(url):
@@ -223,7 +225,8 @@ def connection(url: str) -> Connection:
             "perhaps ?ssl_ca_certs=FILE; user and password quoted as in any URL"
         )
     kind: type[Connection] = options.pop("connection_class", Connection)
-    # As Redis 2 types replies: no greeting that only newer servers know. `Link` sees to timeouts and retries.
+    # As Redis 2 types replies: no greeting that only newer servers know. `PipelinedConnection` sees to
+    # timeouts and retries.
     return kind(**options, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)
 
 

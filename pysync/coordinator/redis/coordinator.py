@@ -26,47 +26,61 @@ from typing import Any, Final, Self
 from redis.asyncio import Connection
 
 from pysync._core import ReplayWindow
-from pysync.changelog import Change, Page, Retention, WrittenBy
-from pysync.clock import LAST_NUMBER, Tick, wall_clock_ms
-from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, LEASE_MS, Intent, Standing, Window, window_end_ms
-from pysync.coordinator.redis.connection import Ask, Command, Link, ReplyError, connection
-from pysync.coordinator.redis.epoch import Memory, time_ms
+from pysync.changelog import Change, ChangePage, OriginFilter, Retention
+from pysync.clock import MAX_COUNTER, HybridTimestamp, wall_clock_ms
+from pysync.coordinator.base import (
+    AHEAD_MS,
+    EPOCH_MS,
+    LEASE_MS,
+    PreparedWrite,
+    Standing,
+    Window,
+    window_end_ms,
+)
+from pysync.coordinator.redis.connection import (
+    Command,
+    Execute,
+    PipelinedConnection,
+    ReplyError,
+    make_connection,
+)
+from pysync.coordinator.redis.epoch import EpochGuard, time_ms
 from pysync.errors import CoordinatorUnavailable
 
 WAIT_S: Final = 1.0
-"""How long `Arrivals.wait` waits at most."""
+"""How long `StreamWaiter.wait_for_change` waits at most."""
 
-_quiet = logging.Logger("quiet", logging.CRITICAL)
+_silent_logger = logging.Logger("quiet", logging.CRITICAL)
 """The other connection tells what befalls Redis."""
 
 
-class Arrivals:
+class StreamWaiter:
     """The arrivals in the stream at `key`. Places are those of its entries; who gives them as text, with
     whatever comes before the place, sees to it that it grows."""
 
     def __init__(self, connection: Connection, key: str) -> None:
-        self._link = Link(connection, _accept, log=_quiet)
+        self._connection = PipelinedConnection(connection, _accept_any, log=_silent_logger)
         self._is_open = False
         self._key = key
         self._newest = ""
         self._news = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
 
-    def know(self, id_: str) -> None:
+    def observe(self, id_: str) -> None:
         """There is an entry with this id: who waits for one after an earlier id returns."""
         if id_ > self._newest:
             self._newest = id_
             self._news.set()
 
-    async def wait(self, after: str, place: str) -> None:
-        """Return when there may be an entry after the one with the id `after`, which is at `place`: at once
-        where this process knows one, as soon as Redis tells where another has added it, and after a second in
-        any case."""
+    async def wait(self, after: str, entry_id: str) -> None:
+        """Return when there may be an entry after the one with the id `after`, which is at `entry_id`: at
+        once where this process knows one, as soon as Redis tells where another has added it, and after a
+        second in any case."""
         if after < self._newest:
             return
         self._news.clear()
         if self._listening is None:
-            self._listening = asyncio.create_task(self._listen(place))
+            self._listening = asyncio.create_task(self._listen(entry_id))
         with suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S):
                 await self._news.wait()
@@ -75,18 +89,18 @@ class Arrivals:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])
-        await self._link.close()
+        await self._connection.close()
 
-    async def _listen(self, place: str) -> None:
-        """Have Redis tell when there is something after `place`; who waits meanwhile asks again then, and
+    async def _listen(self, entry_id: str) -> None:
+        """Have Redis tell when there is something after `entry_id`; who waits meanwhile asks again then, and
         when nothing has come for long enough. Without Redis they wait in vain for their second."""
         block_ms = int(WAIT_S * 1000)
         try:
             if not self._is_open:
-                await self._link.open()
+                await self._connection.open()
                 self._is_open = True
-            (told,) = await self._link.ask(
-                ("XREAD", "BLOCK", block_ms, "COUNT", 1, "STREAMS", self._key, place)
+            (told,) = await self._connection.execute(
+                ("XREAD", "BLOCK", block_ms, "COUNT", 1, "STREAMS", self._key, entry_id)
             )
             if not isinstance(told, ReplyError):
                 self._news.set()
@@ -96,7 +110,7 @@ class Arrivals:
             self._listening = None
 
 
-async def _accept(ask: Ask) -> None:
+async def _accept_any(ask: Execute) -> None:
     """Take any connection: what is remembered on the other side is not asked here."""
 
 
@@ -110,7 +124,7 @@ NONCE_TTL_MS: Final = 2 * EPOCH_MS + 60_000
 LEEWAY_MS: Final = 2_000
 """After memory was lost: how far the clock of who signs may be ahead of Redis' without a gap."""
 
-LATE_MS: Final = 60_000
+GRACE_MS: Final = 60_000
 """How long a count may take from a node's clock to Redis, which is more than any reply is waited for."""
 
 _REPLACE_CLAIM: Final = """
@@ -118,14 +132,14 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] then redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL') else redis.call('DEL', KEYS[1]) end
 return 1"""
 
-_NOTHING: Final = "0-0"
+_BEFORE_ALL: Final = "0-0"
 """The place before all changes."""
 
 _is_change_id = re.compile(r"(?P<since>[0-9]{15})\.(?P<ms>[0-9]{15})-(?P<n>[0-9]{10})").fullmatch
 
 
 class RedisCoordinator:
-    """A `Coordinator` in Redis, for any number of nodes. Make one with `at`."""
+    """A `Coordinator` in Redis, for any number of nodes. Make one with `connect`."""
 
     def __init__(
         self,
@@ -134,17 +148,17 @@ class RedisCoordinator:
         retention: Retention,
         name: str,
     ) -> None:
-        self._memory = Memory(connect(), now_ms, self._begin_anew)
-        self._arrivals = Arrivals(connect(), CHANGES)
+        self._epoch = EpochGuard(connect(), now_ms, self._on_epoch_change)
+        self._waiter = StreamWaiter(connect(), CHANGES)
         self._now_ms = now_ms
         self._retention = retention
         self._name = name
         self._signed_from_ms = 0
         self._newest_ms = 0
-        self._led = set[str]()
+        self._leases = set[str]()
 
     @classmethod
-    async def at(
+    async def connect(
         cls,
         url: str,
         now_ms: Callable[[], int] = wall_clock_ms,
@@ -157,117 +171,117 @@ class RedisCoordinator:
         Raises ValueError where the URL or that Redis will not do, CoordinatorUnavailable where it cannot be
         used now. Neither tells the password.
         """
-        coordinator = cls(lambda: connection(url), now_ms, retention, random(16).hex())
-        await coordinator._memory.open()
-        coordinator._signed_from_ms = coordinator._memory.since_ms
+        coordinator = cls(lambda: make_connection(url), now_ms, retention, random(16).hex())
+        await coordinator._epoch.open()
+        coordinator._signed_from_ms = coordinator._epoch.since_ms
         return coordinator
 
-    async def remember_nonce(
+    async def consume_nonce(
         self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
     ) -> bool:
         key = b"pysync:n:" + ReplayWindow.digest(presenter, nonce)
         ahead_ms = signed_ms - self._now_ms()
         ttl_ms = NONCE_TTL_MS + (ahead_ms if ahead_ms > AHEAD_MS else 0)
-        (stored,) = await self._memory.recall(("SET", key, 1, "NX", "PX", ttl_ms))
+        (stored,) = await self._epoch.execute_checked(("SET", key, 1, "NX", "PX", ttl_ms))
         if stored is None:
             return False
         if signed_ms < self._signed_from_ms:
             raise CoordinatorUnavailable
         return True
 
-    async def count(self, bucket: str, window_ms: int) -> Window:
+    async def increment(self, bucket: str, window_ms: int) -> Window:
         now_ms = self._now_ms()
         ends_ms = window_end_ms(now_ms, window_ms)
         # Its window is in the key's name: a count that comes late finds those that it belongs to.
         key = f"pysync:c:{window_ms}:{ends_ms}:{bucket}"
-        ttl_ms = ends_ms - now_ms + LATE_MS
-        count, _ = await self._memory.ask(("INCR", key), ("PEXPIRE", key, ttl_ms, "NX"))
+        ttl_ms = ends_ms - now_ms + GRACE_MS
+        count, _ = await self._epoch.execute(("INCR", key), ("PEXPIRE", key, ttl_ms, "NX"))
         return Window(count, ends_ms - now_ms)
 
-    async def claim(self, key: str, value: bytes, ttl_ms: int) -> bytes:
-        (held,) = await self._memory.ask(("SET", f"pysync:k:{key}", value, "NX", "GET", "PX", ttl_ms))
+    async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
+        (held,) = await self._epoch.execute(("SET", f"pysync:k:{key}", value, "NX", "GET", "PX", ttl_ms))
         return value if held is None else bytes(held)
 
-    async def replace_claim(self, key: str, held: bytes, value: bytes | None) -> None:
-        given = (held,) if value is None else (held, value)
-        await self._memory.ask(("EVAL", _REPLACE_CLAIM, 1, f"pysync:k:{key}", *given))
+    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+        given = (expected,) if value is None else (expected, value)
+        await self._epoch.execute(("EVAL", _REPLACE_CLAIM, 1, f"pysync:k:{key}", *given))
 
-    async def announce(self, changes: Sequence[Change], intent: str = "") -> str:
+    async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         add = ("XADD", CHANGES, "MAXLEN", "~", max(1, self._retention.count), "*")
         added = [(*add, "c", change.text, "i", change.identity, "o", change.origin) for change in changes]
         # Older than what was known to be the newest before: the log never becomes empty.
         trim = ("XTRIM", CHANGES, "MINID", "~", max(0, self._newest_ms - self._retention.age_ms))
-        ended: list[Command] = [("XDEL", INTENTS, intent)] if intent else []
-        places = await self._memory.transact(*added, trim, *ended)
-        return self._known(places[len(added) - 1])
+        ended: list[Command] = [("XDEL", INTENTS, prepared)] if prepared else []
+        places = await self._epoch.transact(*added, trim, *ended)
+        return self._to_id(places[len(added) - 1])
 
-    async def changes(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+    async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         if not after:
-            return self._read(await self._range("-", limit))
+            return self._parse_entries(await self._range("-", limit))
         known = _is_change_id(after)
         if known is None:
             return None
-        place = _place(known)
-        if place == _NOTHING:
+        place = _from_id(known)
+        if place == _BEFORE_ALL:
             found = await self._range("-", limit)
-            is_kept = not found or await self._is_whole()
+            is_kept = not found or await self._is_complete()
         else:
             # With the one that is known: while it is kept, so is all that came after it.
             first, *found = await self._range(place, limit + 1) or [(b"",)]
             is_kept = first[0] == place.encode()
-        if not is_kept or int(known["since"]) != self._memory.since_ms:
+        if not is_kept or int(known["since"]) != self._epoch.since_ms:
             return None
-        self._arrivals.know(after)
-        return self._read(found)
+        self._waiter.observe(after)
+        return self._parse_entries(found)
 
-    async def matching(self, after: str, limit: int, written_by: WrittenBy) -> Page | None:
+    async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
         # A stream of Redis has no index: what is not asked for is read too, and not looked into.
-        found = await self.changes(after, limit)
+        found = await self.read(after, limit)
         if found is None:
             return None
         told = [(id_, change) for id_, change in found if not change.origin or written_by(change.origin)]
-        return Page(told, found[-1][0] if found else after, len(found) < limit, len(found))
+        return ChangePage(told, found[-1][0] if found else after, len(found) < limit, len(found))
 
-    async def count_after(self, after: str, most: int, written_by: WrittenBy) -> int | None:
+    async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
         return None
 
-    async def newest(self) -> str:
-        (found,) = await self._memory.recall(("XREVRANGE", CHANGES, "+", "-", "COUNT", 1))
-        return self._known(found[0][0] if found else _NOTHING.encode())
+    async def last_id(self) -> str:
+        (found,) = await self._epoch.execute_checked(("XREVRANGE", CHANGES, "+", "-", "COUNT", 1))
+        return self._to_id(found[0][0] if found else _BEFORE_ALL.encode())
 
-    async def wait(self, after: str) -> None:
+    async def wait_for_change(self, after: str) -> None:
         known = _is_change_id(after)
-        await self._arrivals.wait(after, _NOTHING if known is None else _place(known))
+        await self._waiter.wait(after, _BEFORE_ALL if known is None else _from_id(known))
 
-    async def intend(self, changes: Sequence[Change]) -> str:
+    async def prepare(self, changes: Sequence[Change]) -> str:
         told = (value for change in changes for value in change[:2])
-        added = await self._memory.recall(("XADD", INTENTS, "*", "at", self._memory.now_ms, *told))
+        added = await self._epoch.execute_checked(("XADD", INTENTS, "*", "at", self._epoch.now_ms, *told))
         return str(added[0].decode())
 
-    async def withdraw(self, intent: str) -> None:
-        await self._memory.ask(("XDEL", INTENTS, intent))
+    async def abort(self, name: str) -> None:
+        await self._epoch.execute(("XDEL", INTENTS, name))
 
-    async def intents(self, limit: int) -> list[Intent]:
-        (found,) = await self._memory.ask(("XRANGE", INTENTS, "-", "+", "COUNT", limit))
-        return [_intent(place, told, self._memory.now_ms) for place, told in found]
+    async def prepared(self, limit: int) -> list[PreparedWrite]:
+        (found,) = await self._epoch.execute(("XRANGE", INTENTS, "-", "+", "COUNT", limit))
+        return [_prepared_write(place, told, self._epoch.now_ms) for place, told in found]
 
-    async def tick(self) -> Tick:
+    async def next_timestamp(self) -> HybridTimestamp:
         # By Redis' clock, whose steps back do not move the places of its streams.
-        tick = await self._ticked("*")
-        return tick if tick.number <= LAST_NUMBER else await self._ticked(f"{tick.ms + 1}-*")
+        tick = await self._next_entry_id("*")
+        return tick if tick.counter <= MAX_COUNTER else await self._next_entry_id(f"{tick.ms + 1}-*")
 
-    async def leads(self, name: str) -> bool:
+    async def acquire_lease(self, name: str) -> bool:
         key = f"pysync:l:{name}"
-        (held,) = await self._memory.ask(("SET", key, self._name, "NX", "GET", "PX", LEASE_MS))
+        (held,) = await self._epoch.execute(("SET", key, self._name, "NX", "GET", "PX", LEASE_MS))
         if held is None:
-            self._led.add(key)
+            self._leases.add(key)
             return True
-        return held == self._name.encode() and await self._prolong(key)
+        return held == self._name.encode() and await self._renew(key)
 
     async def skew_ms(self) -> int:
         """How far this machine's clock is ahead of Redis'. Raises CoordinatorUnavailable."""
         asked_ms = self._now_ms()
-        (time,) = await self._memory.ask(("TIME",))
+        (time,) = await self._epoch.execute(("TIME",))
         return (asked_ms + self._now_ms()) // 2 - time_ms(time)
 
     async def probe(self) -> None:
@@ -275,65 +289,65 @@ class RedisCoordinator:
 
     async def close(self) -> None:
         with suppress(CoordinatorUnavailable):
-            for key in self._led:
+            for key in self._leases:
                 # Prolonged, it is not another's before it is deleted.
-                if await self._prolong(key):
-                    await self._memory.ask(("DEL", key))
-        await self._arrivals.close()
-        await self._memory.close()
+                if await self._renew(key):
+                    await self._epoch.execute(("DEL", key))
+        await self._waiter.close()
+        await self._epoch.close()
 
-    def _begin_anew(self) -> None:
+    def _on_epoch_change(self) -> None:
         """Redis has another memory than before."""
-        self._signed_from_ms = self._memory.since_ms + LEEWAY_MS
+        self._signed_from_ms = self._epoch.since_ms + LEEWAY_MS
 
-    async def _ticked(self, place: str) -> Tick:
-        (added,) = await self._memory.recall(("XADD", TICKS, "MAXLEN", 1, place, "t", ""))
-        return Tick(*map(int, added.split(b"-")))
+    async def _next_entry_id(self, place: str) -> HybridTimestamp:
+        (added,) = await self._epoch.execute_checked(("XADD", TICKS, "MAXLEN", 1, place, "t", ""))
+        return HybridTimestamp(*map(int, added.split(b"-")))
 
-    async def _prolong(self, key: str) -> bool:
+    async def _renew(self, key: str) -> bool:
         """Whether this process still leads; another may since a moment, and then is prolonged itself."""
-        (held,) = await self._memory.ask(("GETEX", key, "PX", LEASE_MS))
+        (held,) = await self._epoch.execute(("GETEX", key, "PX", LEASE_MS))
         return bool(held == self._name.encode())
 
     async def _range(self, start: str, limit: int) -> list[Any]:
-        (found,) = await self._memory.recall(("XRANGE", CHANGES, start, "+", "COUNT", limit))
+        (found,) = await self._epoch.execute_checked(("XRANGE", CHANGES, start, "+", "COUNT", limit))
         return list(found)
 
-    async def _is_whole(self) -> bool:
+    async def _is_complete(self) -> bool:
         """Whether the log, which is not empty, holds all changes that there ever were."""
-        (told,) = await self._memory.recall(("XINFO", "STREAM", CHANGES))
+        (told,) = await self._epoch.execute_checked(("XINFO", "STREAM", CHANGES))
         facts = dict(zip(told[::2], told[1::2], strict=True))
         return bool(facts[b"length"] == facts[b"entries-added"])
 
-    def _read(self, found: list[Any]) -> list[tuple[str, Change]]:
-        return [(self._known(place), _change(told)) for place, told in found]
+    def _parse_entries(self, found: list[Any]) -> list[tuple[str, Change]]:
+        return [(self._to_id(place), _change(told)) for place, told in found]
 
-    def _known(self, place: bytes) -> str:
-        """The id of the change at `place` of the stream. It grows from one memory to the next, too."""
-        ms, n = map(int, place.split(b"-"))
+    def _to_id(self, entry_id: bytes) -> str:
+        """The id of the change at `entry_id` of the stream. It grows from one memory to the next, too."""
+        ms, n = map(int, entry_id.split(b"-"))
         self._newest_ms = max(self._newest_ms, ms)
-        id_ = f"{self._memory.since_ms:015d}.{ms:015d}-{n:010d}"
-        self._arrivals.know(id_)
+        id_ = f"{self._epoch.since_ms:015d}.{ms:015d}-{n:010d}"
+        self._waiter.observe(id_)
         return id_
 
 
-def _place(known: re.Match[str]) -> str:
+def _from_id(known: re.Match[str]) -> str:
     """Where in the stream the change with this id is."""
     return f"{int(known['ms'])}-{int(known['n'])}"
 
 
-def _change(told: list[bytes]) -> Change:
+def _change(fields: list[bytes]) -> Change:
     """The change in an entry of their stream. Earlier versions tell no origin."""
-    text, identity, *more = told[1::2]
+    text, identity, *more = fields[1::2]
     return Change(bytes(text), identity.decode(), more[0].decode() if more else "")
 
 
-def _intent(place: bytes, told: list[bytes], now_ms: int) -> Intent:
-    """The intent at `place` of their stream, of which that entry tells."""
-    _, at_ms, *changes = told
+def _prepared_write(entry_id: bytes, fields: list[bytes], now_ms: int) -> PreparedWrite:
+    """The intent at `entry_id` of their stream, of which that entry tells."""
+    _, at_ms, *changes = fields
     pairs = zip(changes[::2], changes[1::2], strict=True)
-    return Intent(
-        place.decode(),
+    return PreparedWrite(
+        entry_id.decode(),
         max(0, now_ms - int(at_ms)),
         [Change(bytes(text), identity.decode()) for text, identity in pairs],
     )

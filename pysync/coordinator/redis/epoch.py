@@ -14,113 +14,118 @@ from typing import Any, Final, NamedTuple, Self
 from redis.asyncio import Connection
 
 from pysync.clock import elapsed_of
-from pysync.coordinator.redis.connection import Ask, Command, Link, ReplyError
+from pysync.coordinator.redis.connection import Command, Execute, PipelinedConnection, ReplyError
 from pysync.errors import CoordinatorUnavailable
 
 log = logging.getLogger(__name__)
 
-SINCE: Final = "pysync:since"
+EPOCH_KEY: Final = "pysync:since"
 
-OLDEST_VERSION: Final = 7
+MIN_VERSION: Final = 7
 """`SET` with both NX and GET, `PEXPIRE` with NX, streams that tell how much was added to them."""
 
-_is_since = re.compile(rb"([!-~]+) ([0-9]{1,15})").fullmatch
+_is_epoch = re.compile(rb"([!-~]+) ([0-9]{1,15})").fullmatch
 
 
-class Since(NamedTuple):
+class Epoch(NamedTuple):
     """What `pysync:since` holds: `ms` is Redis' time from which `process` remembers everything."""
 
     process: str
     ms: int
 
     @classmethod
-    def read(cls, text: bytes | None) -> Self | None:
+    def parse(cls, text: bytes | None) -> Self | None:
         """None for anything else, too: it is then written anew."""
-        found = _is_since(text or b"")
+        found = _is_epoch(text or b"")
         return None if found is None else cls(found[1].decode(), int(found[2]))
 
     def text(self) -> bytes:
         return f"{self.process} {self.ms}".encode()
 
 
-class Memory:
-    """What one Redis remembers. `forgot` is called when it was found to be another memory than before."""
+class EpochGuard:
+    """What one Redis remembers. `on_data_loss` is called when it was found to be another memory than
+    before."""
 
-    def __init__(self, connection: Connection, now_ms: Callable[[], int], forgot: Callable[[], None]) -> None:
-        self.place = f"redis at {connection.host}:{connection.port}, database {connection.db}"
-        self._link = Link(connection, self._greet)
+    def __init__(
+        self, connection: Connection, now_ms: Callable[[], int], on_data_loss: Callable[[], None]
+    ) -> None:
+        self.address = f"redis at {connection.host}:{connection.port}, database {connection.db}"
+        self._connection = PipelinedConnection(connection, self._on_connect)
         self._now_ms = elapsed_of(now_ms)
-        self._forgot = forgot
-        self._behind_ms = 0
-        self._since: Since | None = None
+        self._on_data_loss = on_data_loss
+        self._clock_offset_ms = 0
+        self._epoch: Epoch | None = None
 
     @property
     def since_ms(self) -> int:
         """Redis' time from which it remembers everything, as far as this node knows."""
-        assert self._since is not None
-        return self._since.ms
+        assert self._epoch is not None
+        return self._epoch.ms
 
     @property
     def now_ms(self) -> int:
         """Redis' time: this node's, and what it was behind when it connected."""
-        return self._now_ms() + self._behind_ms
+        return self._now_ms() + self._clock_offset_ms
 
     async def open(self) -> None:
         """Connect. Raises ValueError where that Redis will not do, CoordinatorUnavailable where it cannot be
         used now, with the reason."""
         try:
-            await self._link.open()
+            await self._connection.open()
         except CoordinatorUnavailable as error:
-            raise CoordinatorUnavailable(f"{self.place}: {error.message}") from error
+            raise CoordinatorUnavailable(f"{self.address}: {error.message}") from error
 
-    async def ask(self, *commands: Command) -> list[Any]:
+    async def execute(self, *commands: Command) -> list[Any]:
         """The replies to `commands`, sent in one piece, whatever is remembered. Raises
         CoordinatorUnavailable, too, where Redis refuses one."""
-        return granted(await self._link.ask(*commands))
+        return raise_for_errors(await self._connection.execute(*commands))
 
-    async def recall(self, *commands: Command) -> list[Any]:
-        """As `ask`, where Redis still remembers all that it did when it was connected. Raises
+    async def execute_checked(self, *commands: Command) -> list[Any]:
+        """As `execute`, where Redis still remembers all that it did when it was connected. Raises
         CoordinatorUnavailable where it does not: the commands may have been done nevertheless."""
-        *replies, since = await self.ask(*commands, ("GET", SINCE))
-        if self._since is None or since != self._since.text():
-            self._link.renew()
+        *replies, since = await self.execute(*commands, ("GET", EPOCH_KEY))
+        if self._epoch is None or since != self._epoch.text():
+            self._connection.reconnect()
             raise CoordinatorUnavailable
         return replies
 
     async def transact(self, *commands: Command) -> list[Any]:
-        """As `recall`, the commands done together: all or none, and nothing in between."""
-        *_, replies = await self.recall(("MULTI",), *commands, ("EXEC",))
-        return granted(replies)
+        """As `execute_checked`, the commands done together: all or none, and nothing in between."""
+        *_, replies = await self.execute_checked(("MULTI",), *commands, ("EXEC",))
+        return raise_for_errors(replies)
 
     async def close(self) -> None:
-        await self._link.close()
+        await self._connection.close()
 
-    async def _greet(self, ask: Ask) -> None:
+    async def _on_connect(self, execute: Execute) -> None:
         """Take a new connection into use: see to it that this Redis will do, and what it remembers.
 
         Raises ValueError where it will not do, CoordinatorUnavailable where it refuses to tell.
         """
-        earlier, self._since = self._since, await self._settled(ask)
-        if earlier is not None and earlier != self._since:
+        earlier, self._epoch = self._epoch, await self._establish(execute)
+        if earlier is not None and earlier != self._epoch:
             log.warning("redis may have lost its memory: what was signed before is refused")
-            self._forgot()
+            self._on_data_loss()
 
-    async def _settled(self, ask: Ask) -> Since:
+    async def _establish(self, execute: Execute) -> Epoch:
         """What `pysync:since` holds, written anew where it tells of another memory than this one."""
         while True:
-            _, info, *others = await ask(("WATCH", SINCE), ("INFO",), ("TIME",), ("GET", SINCE))
-            granted([info], tell=True)
+            _, info, *others = await execute(("WATCH", EPOCH_KEY), ("INFO",), ("TIME",), ("GET", EPOCH_KEY))
+            raise_for_errors([info], with_detail=True)
             facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-            if (unfit := _unfit(facts)) is not None:
-                raise ValueError(f"{self.place} {unfit}")
-            time, text = granted(others, tell=True)
-            self._behind_ms = time_ms(time) - self._now_ms()
-            since, known = Since.read(text), self._since
+            if (unfit := _unsupported_reason(facts)) is not None:
+                raise ValueError(f"{self.address} {unfit}")
+            time, text = raise_for_errors(others, with_detail=True)
+            self._clock_offset_ms = time_ms(time) - self._now_ms()
+            since, known = Epoch.parse(text), self._epoch
             if since and since.process == facts["run_id"] and (known is None or since.ms >= known.ms):
                 return since
             # Written only if nobody did, or flushed, since the time was read: it must not be too early.
-            since = Since(facts["run_id"], time_ms(time))
-            *_, written = granted(await ask(("MULTI",), ("SET", SINCE, since.text()), ("EXEC",)), tell=True)
+            since = Epoch(facts["run_id"], time_ms(time))
+            *_, written = raise_for_errors(
+                await execute(("MULTI",), ("SET", EPOCH_KEY, since.text()), ("EXEC",)), with_detail=True
+            )
             if written is not None:
                 return since
 
@@ -131,19 +136,20 @@ def time_ms(reply: list[bytes]) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def granted(replies: list[Any], tell: bool = False) -> list[Any]:
-    """`replies`, none of which is an error. Raises CoordinatorUnavailable, with Redis' words if `tell`."""
+def raise_for_errors(replies: list[Any], with_detail: bool = False) -> list[Any]:
+    """`replies`, none of which is an error. Raises CoordinatorUnavailable, with Redis' words if
+    `with_detail`."""
     for reply in replies:
         if isinstance(reply, ReplyError):
-            raise CoordinatorUnavailable(str(reply) if tell else None) from reply
+            raise CoordinatorUnavailable(str(reply) if with_detail else None) from reply
     return replies
 
 
-def _unfit(facts: dict[str, str]) -> str | None:
+def _unsupported_reason(facts: dict[str, str]) -> str | None:
     """What keeps a Redis, by what it says of itself, from being a coordinator."""
     version = facts.get("redis_version", "0")
-    if int(version.partition(".")[0]) < OLDEST_VERSION:
-        return f"is version {version}; pysync needs {OLDEST_VERSION} or newer"
+    if int(version.partition(".")[0]) < MIN_VERSION:
+        return f"is version {version}; pysync needs {MIN_VERSION} or newer"
     if facts.get("redis_mode") == "cluster":
         return "is a node of a cluster; pysync needs a Redis of its own"
     if facts.get("role") != "master":

@@ -6,8 +6,8 @@ stored as a segment first. So whatever a crash cuts short, the head says what th
 names is missing.
 """
 
-from pysync.engine.append_log.head import LogRules
-from pysync.engine.append_log.log import Logs
-from pysync.engine.append_log.read import Bounds, Tail
+from pysync.engine.append_log.head import LogSettings
+from pysync.engine.append_log.log import AppendLogs
+from pysync.engine.append_log.read import LogRange, LogSlice
 
-__all__ = ["Bounds", "LogRules", "Logs", "Tail"]
+__all__ = ["AppendLogs", "LogRange", "LogSettings", "LogSlice"]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync import _core
-from pysync.changelog import Subject
+from pysync.changelog import DocumentRef
 from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log.head import Heads, Held, LogRules
-from pysync.engine.append_log.read import Bounds, Nodes, folder, object_key
-from pysync.engine.append_log.starfish import adopted, gathered
+from pysync.engine.append_log.head import CachedHead, HeadCache, LogSettings
+from pysync.engine.append_log.read import LogRange, SegmentReader, log_prefix, object_key
+from pysync.engine.append_log.starfish import convert_head, load_chunks
 from pysync.engine.outbox import Outbox
 from pysync.errors import (
     AppendLimitExceeded,
@@ -23,22 +23,22 @@ from pysync.errors import (
     StoreUnavailable,
     TsTooFarAhead,
 )
-from pysync.model import Written
-from pysync.store import ABSENT, Etag, EtagMismatch, Expect, Store
+from pysync.model import WriteResult
+from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, Store
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS: Final = 64
+MAX_ATTEMPTS: Final = 64
 """Puts of one group, each after another node's came first."""
-BACKOFF_S: Final = 0.001
-MOST_BACKOFF_S: Final = 0.05
+INITIAL_BACKOFF_S: Final = 0.001
+MAX_BACKOFF_S: Final = 0.05
 """The longest waits before the second put, doubling for each, and before any: some puts take so long."""
-GROUP_COUNT: Final = 1024
-GROUP_BYTES: Final = 256 * 1024
+MAX_GROUP_SIZE: Final = 1024
+MAX_GROUP_BYTES: Final = 256 * 1024
 """What one put carries: with more the first to wait would wait for the last."""
 MAX_WAITING: Final = 4096
 """Appends of all logs that may wait at once; one more is refused rather than queued."""
-MAX_DISCARDED: Final = 1024
+DISCARDED_CACHE_SIZE: Final = 1024
 """Expired logs that are remembered as deleted; of others the next append looks again, and finds nothing."""
 MAX_SEARCH_BYTES: Final = 64 * 1024 * 1024
 """Bytes of a log that one attempt searches for the element of an earlier attempt: some 0.1 s of work, in
@@ -49,20 +49,20 @@ SEGMENT_BYTES: Final = 64 * 1024
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
-    """A pending append, announced as a change of `subject`. With a `mark` it recognises its element, which
-    another attempt may have written since the log had the id and count `claimed`. `claimed` advances when a
-    long search found nothing."""
+class PendingAppend:
+    """A pending append, announced as a change of `ref`. With a `write_id` it recognises its element, which
+    another attempt may have written since the log had the id and count `search_from`. `search_from` advances
+    when a long search found nothing."""
 
     element: _core.Append
-    rules: LogRules
-    done: asyncio.Future[Written]
-    subject: Subject | None = None
-    mark: str = ""
-    claimed: tuple[str, int] = ("", 0)
+    settings: LogSettings
+    done: asyncio.Future[WriteResult]
+    ref: DocumentRef | None = None
+    write_id: str = ""
+    search_from: tuple[str, int] = ("", 0)
 
 
-class Commits:
+class AppendBatcher:
     """The appends to all logs of a store. `head_bytes` is how large a head may get before its tail is
     sealed."""
 
@@ -70,31 +70,31 @@ class Commits:
         self,
         store: Store,
         outbox: Outbox,
-        heads: Heads,
+        head_cache: HeadCache,
         now_ms: Callable[[], int],
         head_bytes: int,
-        blame: Callable[[str, str], Callable[[_core.LogHead], Awaitable[PysyncError]]],
+        diagnose_missing: Callable[[str, str], Callable[[_core.LogHead], Awaitable[PysyncError]]],
         corruption: CorruptionReporter,
         random: Callable[[int], bytes] = os.urandom,
-        chance: Callable[[], float] = random_module.random,
+        jitter: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store
         self._outbox = outbox
-        self._heads = heads
+        self._head_cache = head_cache
         self._now_ms = now_ms
         self._head_bytes = head_bytes
-        self._blame = blame
+        self._diagnose_missing = diagnose_missing
         self._corruption = corruption
         self._random = random
-        self._chance = chance
+        self._jitter = jitter
         self._sleep = sleep
-        self._queues: dict[str, deque[Waiting]] = {}
+        self._queues: dict[str, deque[PendingAppend]] = {}
         self._waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._discarding: dict[str, asyncio.Task[None]] = {}
+        self._deletions: dict[str, asyncio.Task[None]] = {}
 
-    def submit(self, key: str, waiting: Waiting) -> asyncio.Future[Written]:
+    def submit(self, key: str, pending: PendingAppend) -> asyncio.Future[WriteResult]:
         """What becomes of the append, which joins those that wait for `key`. Raises StoreUnavailable at once
         where too many wait. Cancelling the future only stops the waiting."""
         if self._waiting >= MAX_WAITING:
@@ -102,71 +102,71 @@ class Commits:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
-            self._own(self._serve(key, queue))
-        queue.append(waiting)
+            self._spawn(self._drain_queue(key, queue))
+        queue.append(pending)
         self._waiting += 1
-        return waiting.done
+        return pending.done
 
     async def close(self) -> None:
         """Finish what waits."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _own(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _serve(self, key: str, queue: deque[Waiting]) -> None:
+    async def _drain_queue(self, key: str, queue: deque[PendingAppend]) -> None:
         try:
             while queue:
-                group = _take(queue)
+                group = _next_group(queue)
                 self._waiting -= len(group)
                 try:
-                    with self._corruption.meeting("log", key):
+                    with self._corruption.reporting("log", key):
                         await self._commit(key, group)
                 except PysyncError as error:
-                    _refuse(group, error)
+                    _reject(group, error)
                 except (Exception, _core.PanicException) as error:
                     log.exception("an append to %r failed", key)
-                    _refuse(group, error)
+                    _reject(group, error)
         finally:
             del self._queues[key]
 
-    async def _commit(self, key: str, group: list[Waiting]) -> None:
-        for attempt in range(ATTEMPTS):
+    async def _commit(self, key: str, group: list[PendingAppend]) -> None:
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                if await self._attempt(key, group, asks=attempt > 0):
+                if await self._try_commit(key, group, refresh=attempt > 0):
                     return
             except EtagMismatch:
-                self._heads.forget(key, group[0].rules.field)
-                longest_s: float = min(BACKOFF_S * 2**attempt, MOST_BACKOFF_S)
-                await self._sleep(longest_s * self._chance())
+                self._head_cache.invalidate(key, group[0].settings.field)
+                longest_s: float = min(INITIAL_BACKOFF_S * 2**attempt, MAX_BACKOFF_S)
+                await self._sleep(longest_s * self._jitter())
             except BaseException:
                 # Nobody knows whether the last put took effect.
-                self._heads.forget(key, group[0].rules.field)
+                self._head_cache.invalidate(key, group[0].settings.field)
                 raise
         raise StoreUnavailable
 
-    async def _attempt(self, key: str, group: list[Waiting], *, asks: bool) -> bool:
+    async def _try_commit(self, key: str, group: list[PendingAppend], *, refresh: bool) -> bool:
         """Write what the log admits of the group and tell the outcomes; False where that must be decided on
-        the head as it is now. `asks` the store for it rather than relying on what this node knows.
+        the head as it is now. `refresh` the store for it rather than relying on what this node knows.
 
         Raises EtagMismatch where another node was faster.
         """
-        rules = group[0].rules
+        rules = group[0].settings
         now_ms = self._now_ms()
-        held = None if asks else self._heads.known(key, rules.field)
+        held = None if refresh else self._head_cache.cached(key, rules.field)
         is_guess = held is not None
         if held is None:
-            held = await self._heads.read(key, rules.field)
-        expect: Expect = ABSENT if held is None else Etag(held.etag)
-        head = await self._writable(key, held, rules, now_ms)
-        open_ = await self._open(key, head, group)
+            held = await self._head_cache.read(key, rules.field)
+        expect: Precondition = ABSENT if held is None else Etag(held.etag)
+        head = await self._head_for_append(key, held, rules, now_ms)
+        open_ = await self._not_yet_written(key, head, group)
         if not open_:
             return True
-        elements = [(waiting.element, waiting.mark) for waiting in open_]
+        elements = [(waiting.element, waiting.write_id) for waiting in open_]
         after, outcomes = head.append(elements, now_ms, rules.max_items)
         stored = after.stored()
         if after.count > head.count and self._is_full(head, len(stored), rules):
@@ -178,84 +178,90 @@ class Commits:
             return False
         if after.count > head.count:
             changes = [
-                waiting.subject.change(*outcome)
+                waiting.ref.change(*outcome)
                 for waiting, outcome in zip(open_, outcomes, strict=True)
-                if waiting.subject is not None and not isinstance(outcome, str)
+                if waiting.ref is not None and not isinstance(outcome, str)
             ]
             etag = await self._outbox.put(key, stored, expect, changes, head.hash)
-            self._heads.keep(key, rules.field, self._without_discarded(after), etag)
+            self._head_cache.put(key, rules.field, self._drop_previous(after), etag)
         for waiting, outcome in zip(open_, outcomes, strict=True):
-            _tell(waiting, outcome)
+            _resolve(waiting, outcome)
         return True
 
-    async def _writable(self, key: str, held: Held | None, rules: LogRules, now_ms: int) -> _core.LogHead:
+    async def _head_for_append(
+        self, key: str, cached: CachedHead | None, settings: LogSettings, now_ms: int
+    ) -> _core.LogHead:
         """The log to append to: the one at `key`, taken over where it is Starfish's, or a new one where there
         is none or it has expired."""
-        if held is None:
+        if cached is None:
             return _core.LogHead(self._random(16).hex())
-        head = held.head
-        if rules.expired(head, now_ms):
-            self._without_discarded(head)
+        head = cached.head
+        if settings.is_expired(head, now_ms):
+            self._drop_previous(head)
             return _core.LogHead(self._random(16).hex(), head.id or None)
         if head.is_chunked:
-            head = await gathered(self._store, key, head)
-        return self._without_discarded(head) if head.id else adopted(key, rules.field, head, held.etag)
+            head = await load_chunks(self._store, key, head)
+        return self._drop_previous(head) if head.id else convert_head(key, settings.field, head, cached.etag)
 
-    def _is_full(self, head: _core.LogHead, size: int, rules: LogRules) -> bool:
+    def _is_full(self, head: _core.LogHead, size: int, settings: LogSettings) -> bool:
         """Whether the tail is to be sealed before more is appended, with which the head would have `size`."""
         if not head.tail_count:
             return False
         # What Starfish kept beside the elements stays in the head, however long it is.
         return size - len(head.beside) > self._head_bytes or (
-            rules.chunk_size is not None and head.tail_count >= rules.chunk_size
+            settings.chunk_size is not None and head.tail_count >= settings.chunk_size
         )
 
     async def _put_all(self, id_: str, objects: list[tuple[str, bytes]]) -> None:
         for name, body in objects:
             await self._store.put(object_key(id_, name), body)
 
-    async def _open(self, key: str, head: _core.LogHead, group: list[Waiting]) -> list[Waiting]:
+    async def _not_yet_written(
+        self, key: str, head: _core.LogHead, group: list[PendingAppend]
+    ) -> list[PendingAppend]:
         """Those of the group that are still to be written; others are told what another attempt was."""
-        if not any(waiting.mark for waiting in group):
+        if not any(waiting.write_id for waiting in group):
             return group
         open_ = []
-        marked: dict[str, Waiting] = {}
+        marked: dict[str, PendingAppend] = {}
         for waiting in group:
             if waiting.done.done():
                 continue
-            if waiting.mark in marked:
-                _tell_both(marked[waiting.mark], waiting)
+            if waiting.write_id in marked:
+                _chain(marked[waiting.write_id], waiting)
                 continue
-            if waiting.mark:
+            if waiting.write_id:
                 try:
-                    with self._corruption.meeting("log", key):
-                        found = await self._written(key, head, waiting)
+                    with self._corruption.reporting("log", key):
+                        found = await self._find_written(key, head, waiting)
                 except PysyncError as error:
-                    _refuse([waiting], error)  # the others ask for nothing that lies there
+                    _reject([waiting], error)  # the others ask for nothing that lies there
                     continue
                 if found is not None:
-                    if waiting.subject is not None:
-                        await self._outbox.repeat([waiting.subject.change(*found)])
-                    _tell(waiting, found)
+                    if waiting.ref is not None:
+                        await self._outbox.reannounce([waiting.ref.change(*found)])
+                    _resolve(waiting, found)
                     continue
-                marked[waiting.mark] = waiting
+                marked[waiting.write_id] = waiting
             open_.append(waiting)
         return open_
 
-    async def _written(self, key: str, head: _core.LogHead, waiting: Waiting) -> tuple[str, int] | None:
+    async def _find_written(
+        self, key: str, head: _core.LogHead, pending: PendingAppend
+    ) -> tuple[str, int] | None:
         """Return the answer that another attempt got, if that attempt has written the element. Raises
         StoreUnavailable if there is more to search than one attempt may; the next attempt continues from
-        `waiting.claimed`."""
-        found = head.written(waiting.mark, [])
+        `pending.search_from`."""
+        found = head.written(pending.write_id, [])
         if found is not None:
             return found
-        id_, count = waiting.claimed
-        bounds = Bounds(newest=max(head.count - (count if id_ == head.id else 0), 0))
-        nodes = Nodes(self._store, head, bounds, self._blame(key, waiting.rules.field))
+        id_, count = pending.search_from
+        bounds = LogRange(newest=max(head.count - (count if id_ == head.id else 0), 0))
+        nodes = SegmentReader(self._store, head, bounds, self._diagnose_missing(key, pending.settings.field))
         reads = size = 0
         at, is_cut = head.count, False
         while segments := await nodes.next():
-            found = head.written(waiting.mark, segments)
+            found = head.written(pending.write_id, segments)
             reads += 1
             size += sum(len(stored) for _, stored in segments)
             if found is not None:
@@ -265,64 +271,64 @@ class Commits:
                 at, is_cut = segments[-1][0].end, True
                 break
         if reads > 1 or is_cut:  # else it costs less to look again than to say so
-            waiting.claimed = head.id, at
+            pending.search_from = head.id, at
         if is_cut:
             raise StoreUnavailable
         return found
 
-    def _without_discarded(self, head: _core.LogHead) -> _core.LogHead:
+    def _drop_previous(self, head: _core.LogHead) -> _core.LogHead:
         """The log without the memory of an expired one, once that one's objects are deleted."""
         if head.previous is None:
             return head
-        task = self._discarding.get(head.previous)
+        task = self._deletions.get(head.previous)
         if task is None:
-            if len(self._discarding) >= MAX_DISCARDED:
-                kept = self._discarding.items()
-                self._discarding = {id_: task for id_, task in kept if not task.done()}
-            self._discarding[head.previous] = self._own(self._discard(head.previous))
+            if len(self._deletions) >= DISCARDED_CACHE_SIZE:
+                kept = self._deletions.items()
+                self._deletions = {id_: task for id_, task in kept if not task.done()}
+            self._deletions[head.previous] = self._spawn(self._delete_previous(head.previous))
             return head
         if not task.done():
             return head
-        del self._discarding[head.previous]
+        del self._deletions[head.previous]
         return head.without_previous()
 
-    async def _discard(self, id_: str) -> None:
+    async def _delete_previous(self, id_: str) -> None:
         try:
-            await discard(self._store, id_)
+            await delete_log_objects(self._store, id_)
         except PysyncError as error:
             log.warning("deleting an expired log: %s", error)
-            self._discarding.pop(id_, None)
+            self._deletions.pop(id_, None)
 
 
-async def discard(store: Store, id_: str) -> None:
+async def delete_log_objects(store: Store, id_: str) -> None:
     """Delete all objects of a log, whose head is not there any more or has expired."""
-    async for listed in store.walk(folder(id_)):
+    async for listed in store.walk(log_prefix(id_)):
         await store.delete(listed.key)
 
 
-def _take(queue: deque[Waiting]) -> list[Waiting]:
+def _next_group(queue: deque[PendingAppend]) -> list[PendingAppend]:
     """The next group: appends under the same rules, as many as one put should carry."""
     group = [queue.popleft()]
     size = len(group[0].element)
-    while queue and queue[0].rules is group[0].rules and len(group) < GROUP_COUNT:
+    while queue and queue[0].settings is group[0].settings and len(group) < MAX_GROUP_SIZE:
         size += len(queue[0].element)
-        if size > GROUP_BYTES:
+        if size > MAX_GROUP_BYTES:
             break
         group.append(queue.popleft())
     return group
 
 
-def _tell(waiting: Waiting, outcome: tuple[str, int] | str) -> None:
+def _resolve(pending: PendingAppend, outcome: tuple[str, int] | str) -> None:
     if isinstance(outcome, str):
-        _refuse([waiting], _refusal(outcome, waiting.rules))
-    elif not waiting.done.done():
-        waiting.done.set_result(Written(*outcome))
+        _reject([pending], _error_for(outcome, pending.settings))
+    elif not pending.done.done():
+        pending.done.set_result(WriteResult(*outcome))
 
 
-def _tell_both(first: Waiting, other: Waiting) -> None:
+def _chain(first: PendingAppend, other: PendingAppend) -> None:
     """Tell `other` what `first` is told, being the same append."""
 
-    def tell(done: asyncio.Future[Written]) -> None:
+    def tell(done: asyncio.Future[WriteResult]) -> None:
         error = StoreUnavailable() if done.cancelled() else done.exception()
         if other.done.done():
             return
@@ -334,13 +340,13 @@ def _tell_both(first: Waiting, other: Waiting) -> None:
     first.done.add_done_callback(tell)
 
 
-def _refuse(group: list[Waiting], error: BaseException) -> None:
+def _reject(group: list[PendingAppend], error: BaseException) -> None:
     for waiting in group:
         if not waiting.done.done():
             waiting.done.set_exception(error)
 
 
-def _refusal(code: str, rules: LogRules) -> PysyncError:
+def _error_for(code: str, settings: LogSettings) -> PysyncError:
     if code == AppendLimitExceeded.code:
-        return AppendLimitExceeded(rules.max_items or 0)
+        return AppendLimitExceeded(settings.max_items or 0)
     return TsTooFarAhead() if code == TsTooFarAhead.code else NonMonotonicTimestamp()

@@ -17,7 +17,7 @@ from pysync.store import NotModified, Store
 
 
 @dataclass(frozen=True, slots=True)
-class LogRules:
+class LogSettings:
     """The members of `appendOnly`, their defaults filled in, and of its collection `ttlMs` and
     `forceFullFetch`."""
 
@@ -33,7 +33,7 @@ class LogRules:
     force_full: bool = False
 
     @classmethod
-    def of(cls, collection: Collection) -> "LogRules":
+    def from_collection(cls, collection: Collection) -> "LogSettings":
         """The rules of `collection`, which is append-only."""
         said = collection.append_only
         assert said is not None, "only an append-only collection has them"
@@ -50,92 +50,92 @@ class LogRules:
             force_full=collection.force_full_fetch,
         )
 
-    def expired(self, head: LogHead, now_ms: int) -> bool:
+    def is_expired(self, head: LogHead, now_ms: int) -> bool:
         """Whether the log reads as missing."""
         return self.ttl_ms is not None and head.written_ms + self.ttl_ms < now_ms
 
-    def check_age(self, since: int | None, now_ms: int) -> None:
+    def check_checkpoint_age(self, since: int | None, now_ms: int) -> None:
         """Raise CheckpointTooOld where `since` lies further back than the log allows."""
         age_ms = self.max_checkpoint_age_ms
         if since is not None and age_ms is not None and since < now_ms - age_ms:
             raise CheckpointTooOld
 
 
-HELD_BYTES: Final = 16 * 1024 * 1024
+CACHE_BYTES: Final = 16 * 1024 * 1024
 """Bytes of all heads that are kept, roughly."""
-_HELD_AT_MOST: Final = HELD_BYTES // 16
+_MAX_HEAD_BYTES: Final = CACHE_BYTES // 16
 _OVERHEAD_BYTES: Final = 1024
-RECENT_MS: Final = 2_000
+FRESH_MS: Final = 2_000
 """For how long a head passes for recent: little enough is appended meanwhile to be looked through."""
 _IN_THREAD_ABOVE: Final = 1024 * 1024
 """Bytes of a head that is read beside the event loop: Starfish's may hold all elements."""
 
 
-class Held(NamedTuple):
-    """A head as it is stored under `etag`. `met_ms`: when this node last knew that it is."""
+class CachedHead(NamedTuple):
+    """A head as it is stored under `etag`. `fetched_at_ms`: when this node last knew that it is."""
 
     head: LogHead
     etag: str
-    met_ms: int
+    fetched_at_ms: int
 
 
-class Heads:
+class HeadCache:
     """The heads of a store. Those read or written last are kept, so that an append need not read."""
 
     def __init__(self, store: Store, now_ms: Callable[[], int], corruption: CorruptionReporter) -> None:
         self._store = store
         self._corruption = corruption
         self._now_ms = now_ms
-        self._held: OrderedDict[tuple[str, str], Held] = OrderedDict()
+        self._heads: OrderedDict[tuple[str, str], CachedHead] = OrderedDict()
         self._bytes = 0
 
-    async def read(self, key: str, field: str) -> Held | None:
+    async def read(self, key: str, field: str) -> CachedHead | None:
         """The head at `key` as it is now, None where nothing is stored. Raises DocumentCorrupt,
         StoreUnavailable."""
-        known = self._held.get((key, field))
+        known = self._heads.get((key, field))
         found = await self._store.get(key, None if known is None else known.etag)
         if isinstance(found, NotModified):
             return known
         if found is None:
-            self.forget(key, field)
+            self.invalidate(key, field)
             return None
-        with self._corruption.meeting("log", key):
+        with self._corruption.reporting("log", key):
             if len(found.body) > _IN_THREAD_ABOVE:
                 head = await asyncio.to_thread(LogHead.read, found.body, field)
             else:
                 head = LogHead.read(found.body, field)
-        return self.keep(key, field, head, found.etag)
+        return self.put(key, field, head, found.etag)
 
-    def known(self, key: str, field: str) -> Held | None:
+    def cached(self, key: str, field: str) -> CachedHead | None:
         """The head at `key` as it was when this node last met it. Another node may have written since."""
-        return self._held.get((key, field))
+        return self._heads.get((key, field))
 
-    async def recent(self, key: str, field: str) -> Held | None:
+    async def get_fresh(self, key: str, field: str) -> CachedHead | None:
         """The head at `key`, as this node knows it if it has just met it, else as `read`."""
-        known = self.known(key, field)
-        if known is not None and self._now_ms() - known.met_ms < RECENT_MS:
+        known = self.cached(key, field)
+        if known is not None and self._now_ms() - known.fetched_at_ms < FRESH_MS:
             return known
         return await self.read(key, field)
 
-    def keep(self, key: str, field: str, head: LogHead, etag: str) -> Held:
+    def put(self, key: str, field: str, head: LogHead, etag: str) -> CachedHead:
         """Know that this is the head at `key`, now under `etag`."""
-        self.forget(key, field)
-        held = Held(head, etag, self._now_ms())
-        if head.size > _HELD_AT_MOST or head.is_chunked:
+        self.invalidate(key, field)
+        held = CachedHead(head, etag, self._now_ms())
+        if head.size > _MAX_HEAD_BYTES or head.is_chunked:
             return held
-        self._held[key, field] = held
+        self._heads[key, field] = held
         self._bytes += _size(held)
-        while self._bytes > HELD_BYTES:
-            _, oldest = self._held.popitem(last=False)
+        while self._bytes > CACHE_BYTES:
+            _, oldest = self._heads.popitem(last=False)
             self._bytes -= _size(oldest)
         return held
 
-    def forget(self, key: str, field: str) -> None:
+    def invalidate(self, key: str, field: str) -> None:
         """Know nothing of `key`."""
-        held = self._held.pop((key, field), None)
+        held = self._heads.pop((key, field), None)
         if held is not None:
             self._bytes -= _size(held)
 
 
-def _size(held: Held) -> int:
-    return held.head.size + _OVERHEAD_BYTES
+def _size(cached: CachedHead) -> int:
+    return cached.head.size + _OVERHEAD_BYTES

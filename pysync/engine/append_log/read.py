@@ -12,24 +12,24 @@ import orjson
 from pysync import _core
 from pysync.corruption import CorruptionReporter
 from pysync.errors import PysyncError
-from pysync.store import READS_AT_ONCE, Store
+from pysync.store import MAX_CONCURRENT_READS, Store
 
-LONG: Final = 8
+STREAM_ABOVE_SEGMENTS: Final = 8
 """Segments, beyond which a tail is better sent piece by piece."""
-_UNWEIGHED: Final = 4
+_MAX_UNSIZED_SEGMENTS: Final = 4
 """Segments of several elements that are read without asking for their sizes."""
-_HEADER_BYTES: Final = 256
-_MARK_BYTES: Final = 32
+_SEGMENT_OVERHEAD_BYTES: Final = 256
+_ELEMENT_OVERHEAD_BYTES: Final = 32
 """Upper bounds of what a segment holds beside its elements: once, and for each of them."""
-PIECE_BYTES: Final = 1024 * 1024
+CHUNK_BYTES: Final = 1024 * 1024
 """What the segments of a piece have together, roughly."""
 
 Segment = tuple[_core.LogNode, bytes]
-Blame = Callable[[_core.LogHead], Awaitable[PysyncError]]
+MissingObjectDiagnosis = Callable[[_core.LogHead], Awaitable[PysyncError]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class LogRange:
     """The elements with a ts above `since`, of those the `newest` or else the `oldest` so many; None: all."""
 
     since: int | None = None
@@ -37,27 +37,28 @@ class Bounds:
     oldest: int | None = None
 
 
-class Nodes:
-    """The objects that hold the elements of a log within `bounds`, beside its tail, oldest first. `blame`
-    diagnoses a missing one. Objects that were read are put on the `shelf` and taken from there."""
+class SegmentReader:
+    """The objects that hold the elements of a log within `bounds`, beside its tail, oldest first.
+    `diagnose_missing` diagnoses a missing one. Objects that were read are put on the `cache` and taken from
+    there."""
 
     def __init__(
         self,
         store: Store,
         head: _core.LogHead,
-        bounds: Bounds,
-        blame: Blame,
-        shelf: dict[str, bytes] | None = None,
+        bounds: LogRange,
+        diagnose_missing: MissingObjectDiagnosis,
+        cache: dict[str, bytes] | None = None,
     ) -> None:
         self._store = store
         self._head = head
-        self._blame = blame
-        self._shelf = shelf
+        self._diagnose_missing = diagnose_missing
+        self._cache = cache
         self._bounds = (bounds.since, bounds.newest, bounds.oldest)
         self._waiting = deque(head.nodes(*self._bounds))
         self._ready: list[_core.LogNode] = []
-        self._at_once = LONG
-        self._sure: int | None = None
+        self._at_once = STREAM_ABOVE_SEGMENTS
+        self._min_selected: int | None = None
         """Elements of the segments met so far that are wanted for sure: all but the first one's."""
 
     @property
@@ -65,51 +66,53 @@ class Nodes:
         """True if these bounds can select any element."""
         return bool(self._waiting or self._ready)
 
-    async def more_than(self, count: int) -> bool:
+    async def has_more_than(self, count: int) -> bool:
         """Whether more than `count` segments are left."""
         while self._waiting and len(self._ready) <= count:
             node = self._waiting.popleft()
             if node.level == 0:
-                self._meet(node)
+                self._enqueue(node)
             else:
                 ((_, block),) = await self._read([node])
                 self._waiting.extendleft(reversed(self._head.expand(block, node, *self._bounds)))
         return len(self._ready) > count
 
-    def _meet(self, segment: _core.LogNode) -> None:
+    def _enqueue(self, segment: _core.LogNode) -> None:
         oldest = self._bounds[2]
-        if oldest is not None and self._sure is not None and self._sure >= oldest:
+        if oldest is not None and self._min_selected is not None and self._min_selected >= oldest:
             # A block tells only what it may hold of the oldest, not how many lie before it.
             self._waiting.clear()
             return
-        self._sure = 0 if self._sure is None else self._sure + segment.end - segment.start
+        self._min_selected = (
+            0 if self._min_selected is None else self._min_selected + segment.end - segment.start
+        )
         self._ready.append(segment)
 
     async def next(self) -> list[Segment]:
         """The next segments, about a piece of them; none when none are left."""
-        await self.more_than(self._at_once)
-        count = self._count()
+        await self.has_more_than(self._at_once)
+        count = self._batch_size()
         taken, self._ready = self._ready[:count], self._ready[count:]
         if not taken:
             return []
         segments = await self._read(taken)
         size = sum(len(stored) for _, stored in segments)
-        self._at_once = min(max(PIECE_BYTES * len(segments) // max(size, 1), 1), READS_AT_ONCE)
+        self._at_once = min(max(CHUNK_BYTES * len(segments) // max(size, 1), 1), MAX_CONCURRENT_READS)
         return segments
 
-    def _count(self) -> int:
+    def _batch_size(self) -> int:
         """How many of the ready segments to read together. Those before do not tell how long they are; but
         only one with a single element can be longer than the tails that are sealed."""
         single = 0
         for at, segment in enumerate(self._ready[: self._at_once]):
             single += segment.end - segment.start == 1
-            if single > LONG:
+            if single > STREAM_ABOVE_SEGMENTS:
                 return at
         return self._at_once
 
-    async def least_bytes(self) -> int:
+    async def min_bytes(self) -> int:
         """The size of the segments that lie wholly within the bounds; 0 if they are few and small."""
-        await self.more_than(sys.maxsize)
+        await self.has_more_than(sys.maxsize)
         whole, beside, has_single = [], 0, False
         since, newest, left = self._bounds
         first = 0 if newest is None else max(self._head.count - newest, 0)
@@ -121,43 +124,43 @@ class Nodes:
                 left = max(left - count, 0)
             if is_whole:
                 whole.append(object_key(self._head.id, node.name))
-                beside += _HEADER_BYTES + _MARK_BYTES * count
+                beside += _SEGMENT_OVERHEAD_BYTES + _ELEMENT_OVERHEAD_BYTES * count
                 # Only a segment with one element can be longer than the tails that are sealed.
                 has_single = has_single or count == 1
-        if not has_single and len(whole) <= _UNWEIGHED:
+        if not has_single and len(whole) <= _MAX_UNSIZED_SEGMENTS:
             return 0
         found = await self._store.info_many(whole)
         return max(sum(info.size for info in found or () if info is not None) - beside, 0)
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
-        shelf = {} if self._shelf is None else self._shelf
+        shelf = {} if self._cache is None else self._cache
         missing = [node for node in nodes if node.name not in shelf]
         keys = [object_key(self._head.id, node.name) for node in missing]
         for node, found in zip(missing, await self._store.get_many(keys), strict=True):
             if found is None:
-                raise await self._blame(self._head)
+                raise await self._diagnose_missing(self._head)
             shelf[node.name] = found.body
         return [(node, shelf[node.name]) for node in nodes]
 
 
-class Tail:
+class LogSlice:
     """Elements of a log as it was at one moment: whatever is appended meanwhile is not among them."""
 
     def __init__(
         self,
         key: str,
         head: _core.LogHead | None,
-        bounds: Bounds,
-        nodes: Nodes | None,
+        bounds: LogRange,
+        segments: SegmentReader | None,
         corruption: CorruptionReporter,
     ) -> None:
         self._key = key
         self._corruption = corruption
         self._head = head
         self._bounds = bounds
-        self._nodes = nodes
+        self._segments = segments
         self.hash = "" if head is None else head.hash
-        self._given_ms = -1 if bounds.since is None else bounds.since
+        self._last_given_ms = -1 if bounds.since is None else bounds.since
         """The time of the newest element that was given."""
 
     @property
@@ -169,12 +172,12 @@ class Tail:
     @property
     def has_more(self) -> bool:
         """True if the read left out elements that are newer than all that `text`, or `chunks`, gave."""
-        return self._bounds.oldest is not None and self.newest_ms > self._given_ms
+        return self._bounds.oldest is not None and self.newest_ms > self._last_given_ms
 
     @property
     def has_segments(self) -> bool:
         """True if some elements may lie outside the head."""
-        return self._nodes is not None and self._nodes.any_left
+        return self._segments is not None and self._segments.any_left
 
     def head_text(self) -> bytes:
         """The elements that are in the head, with commas between them."""
@@ -182,58 +185,58 @@ class Tail:
             return b""
         text = _slice(self._head, [], self._bounds, with_tail=True)
         if self._bounds.oldest is not None:
-            self._note(text)
+            self._record_last(text)
         return text
 
     async def is_long(self) -> bool:
         """True if the answer is better sent in chunks."""
-        with self._corruption.meeting("log", self._key):
-            return self._nodes is not None and await self._nodes.more_than(LONG)
+        with self._corruption.reporting("log", self._key):
+            return self._segments is not None and await self._segments.has_more_than(STREAM_ABOVE_SEGMENTS)
 
-    async def least_bytes(self) -> int:
+    async def min_bytes(self) -> int:
         """A lower bound of the size of `text` in bytes, as far as the store can tell without reading
         segments; 0 if the segments are few and small."""
-        with self._corruption.meeting("log", self._key):
-            return 0 if self._nodes is None else await self._nodes.least_bytes()
+        with self._corruption.reporting("log", self._key):
+            return 0 if self._segments is None else await self._segments.min_bytes()
 
     async def text(self) -> bytes:
         """The elements, with commas between them. Raises DocumentCorrupt, StoreUnavailable."""
-        if self._head is None or self._nodes is None:
+        if self._head is None or self._segments is None:
             return b""
         segments: list[Segment] = []
-        with self._corruption.meeting("log", self._key):
-            while more := await self._nodes.next():
+        with self._corruption.reporting("log", self._key):
+            while more := await self._segments.next():
                 segments += more
             text = _slice(self._head, segments, self._bounds, with_tail=True)
-        self._note(text)
+        self._record_last(text)
         return text
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """`text` in pieces, each of some segments."""
-        if self._head is None or self._nodes is None:
+        if self._head is None or self._segments is None:
             return
         bounds = self._bounds
         comma = b""
         is_last = False
         while not is_last:
-            with self._corruption.meeting("log", self._key):
-                segments = await self._nodes.next()
-                is_last = not await self._nodes.more_than(0)
+            with self._corruption.reporting("log", self._key):
+                segments = await self._segments.next()
+                is_last = not await self._segments.has_more_than(0)
                 text = _slice(self._head, segments, bounds, with_tail=is_last)
             if text and bounds.oldest is not None:
                 bounds = replace(bounds, oldest=bounds.oldest - 1 - text.count(b"\n"))
-                self._note(text)
+                self._record_last(text)
             del segments  # while a slow client takes the text, there is nothing else
             if text:
                 text = comma + text
                 yield text
                 comma = b","
 
-    def _note(self, text: bytes) -> None:
+    def _record_last(self, text: bytes) -> None:
         if (last := _ts_of(text, text.rfind(b"\n") + 1)) is not None:
-            self._given_ms = int(last[1])
+            self._last_given_ms = int(last[1])
 
-    def frame(self, field: str) -> tuple[bytes, bytes]:
+    def envelope(self, field: str) -> tuple[bytes, bytes]:
         """What stands before and after the elements in the text of `data`."""
         beside = (
             self._head.beside[1:-1].encode() + b"," if self._head is not None and self._head.beside else b""
@@ -245,15 +248,15 @@ _ts_of = re.compile(rb'\{"ts":([0-9]+)').match
 """The marker of an element, which is a line of its own."""
 
 
-def _slice(head: _core.LogHead, segments: list[Segment], bounds: Bounds, *, with_tail: bool) -> bytes:
+def _slice(head: _core.LogHead, segments: list[Segment], bounds: LogRange, *, with_tail: bool) -> bytes:
     return head.slice(segments, with_tail, bounds.since, bounds.newest, bounds.oldest)
 
 
 def object_key(id_: str, name: str) -> str:
     """The key of an object of the log with this id."""
-    return f"{folder(id_)}/{name}"
+    return f"{log_prefix(id_)}/{name}"
 
 
-def folder(id_: str) -> str:
+def log_prefix(id_: str) -> str:
     """What all objects of a log are below."""
     return f"_pysync/logs/{id_}"

@@ -7,18 +7,18 @@ import orjson
 
 from pysync._core import LogHead
 from pysync.errors import DocumentCorrupt
-from pysync.store import NotModified, Source, Store
+from pysync.store import NotModified, ReadableStore, Store
 
 _DIGITS: Final = 16
 _PAGE: Final = 1000
 
 
-def adopted(key: str, field: str, head: LogHead, etag: str) -> LogHead:
+def convert_head(key: str, field: str, head: LogHead, etag: str) -> LogHead:
     """The log that is stored under `etag`, under an id that every node and every attempt gives it."""
     return head.adopted(hashlib.sha256(f"{field} {key} {etag}".encode()).hexdigest()[:32])
 
 
-async def gathered(
+async def load_chunks(
     store: Store, key: str, head: LogHead, since: int | None = None, newest: int | None = None
 ) -> LogHead:
     """The log whose elements Starfish keeps in chunks, as far as it takes to know those above `since` and, of
@@ -41,11 +41,11 @@ async def gathered(
             raise DocumentCorrupt
         chunks.insert(0, found.body)
         if newest is not None:
-            count += _length(found.body)
+            count += _element_count(found.body)
     return head.gather(chunks, whole=len(chunks) == known)
 
 
-def _length(chunk: bytes) -> int:
+def _element_count(chunk: bytes) -> int:
     """The number of its elements. Raises DocumentCorrupt."""
     try:
         return len(orjson.loads(chunk))
@@ -53,7 +53,7 @@ def _length(chunk: bytes) -> int:
         raise DocumentCorrupt from None
 
 
-async def chunk_names(store: Source, key: str) -> list[str]:
+async def chunk_names(store: ReadableStore, key: str) -> list[str]:
     """The names of the chunks that Starfish keeps of the log at `key`, in the log's order."""
     names: list[str] = []
     page: list[str] | None = None

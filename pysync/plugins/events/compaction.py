@@ -18,13 +18,13 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pysync.config.key_templates import matches
-from pysync.engine.files import has_outlived
+from pysync.engine.files import is_expired
 from pysync.errors import StoreUnavailable, Unavailable
 from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRefused, Store, merge_journal
+from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRejected, Store, merge_journal
 
-_TRIES: Final = 10
+_MAX_ATTEMPTS: Final = 10
 
 batch_match = re.compile(rf"([0-9]{{13}})(-[0-9]{{6}}-)([0-9a-f]{{12}}){re.escape(SUFFIX)}").fullmatch
 """The name of a batch's file: milliseconds, number and random digits."""
@@ -41,10 +41,10 @@ async def batch_keys(store: Store, storage_path: str) -> AsyncIterator[str]:
 async def current_keys(store: Store, storage_path: str) -> list[str]:
     """The keys of files that hold each event once, in the order of their names, also while files are merged.
     Raises StoreUnavailable where too much is merged meanwhile."""
-    for _ in range(_TRIES):
+    for _ in range(_MAX_ATTEMPTS):
         found = {key async for key in batch_keys(store, storage_path)}
         # Where nothing of it has gone until afterwards, it is what there was when the merges were read.
-        merges = await merge_journal.merges(store)
+        merges = await merge_journal.unfinished_merges(store)
         if found <= {key async for key in batch_keys(store, storage_path)}:
             for merge in merges:
                 if merge.key in found:
@@ -54,13 +54,13 @@ async def current_keys(store: Store, storage_path: str) -> list[str]:
 
 
 if TYPE_CHECKING:
-    from pysync.parquet.event_files import MergedFile
+    from pysync.parquet.event_files import ParquetMerger
 
 log = logging.getLogger("pysync.events")
 
 T = TypeVar("T")
 
-_FIRST: Final = f"-{0:012x}{SUFFIX}"
+_LOWEST_SUFFIX: Final = f"-{0:012x}{SUFFIX}"
 """What the name of the rare batch ends with below whose id there is none: it stays as it is."""
 _PAGE: Final = 1_000
 _READ_FILES: Final = 32
@@ -68,7 +68,7 @@ _READ_BYTES: Final = 8_388_608
 """Files that are read at once: so many, or so many bytes; one may be larger."""
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """A file that may be merged, by its name in the folder."""
 
     name: str
@@ -76,7 +76,7 @@ class Source(NamedTuple):
 
 
 @dataclass(slots=True)
-class Compacted:
+class CompactionResult:
     """What became of the files in one folder: how many there were and are, and how many rows were merged; how
     many files are too young yet, and which others were left, with the reason."""
 
@@ -113,18 +113,20 @@ class Compaction:
         self._now_ms = now_ms
         self._ttl_ms = ttl_ms
 
-    async def run(self, may_go_on: Callable[[], Awaitable[bool]] = _always) -> AsyncIterator[Compacted]:
-        """Merge what can be merged, and say what became of each folder. `may_go_on` is asked before each
-        merge. Servers, readers and other compactions may work meanwhile. Raises Unavailable, where that is
-        about one folder when it has been through all of them."""
-        await self._store.settle_merges()
+    async def run(
+        self, should_continue: Callable[[], Awaitable[bool]] = _always
+    ) -> AsyncIterator[CompactionResult]:
+        """Merge what can be merged, and say what became of each folder. `should_continue` is asked before
+        each merge. Servers, readers and other compactions may work meanwhile. Raises Unavailable, where that
+        is about one folder when it has been through all of them."""
+        await self._store.recover_merges()
         failed: Unavailable | None = None
         with ThreadPoolExecutor(1, "event-compaction") as thread:
             keys = batch_keys(self._store, self._storage_path)
             for folder in sorted({key.rpartition("/")[0] async for key in keys}):
                 work = _Folder(self._store, thread, folder, self._now_ms, self._ttl_ms)
                 try:
-                    done = await work.compact(self._older_than_ms, self._to_bytes, may_go_on)
+                    done = await work.compact(self._older_than_ms, self._to_bytes, should_continue)
                 except Unavailable as error:
                     failed = error  # that is no reason to leave the other folders
                 else:
@@ -133,24 +135,24 @@ class Compaction:
             raise failed
 
 
-async def keep_compacting(
+async def compact_periodically(
     compaction: Compaction,
     every_ms: int,
-    leads: Callable[[], Awaitable[bool]],
+    acquire_lease: Callable[[], Awaitable[bool]],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Merge what can be merged every so often, for as long as this process leads, until it is cancelled."""
     while True:
         await sleep(every_ms / 1000)
         try:
-            if await leads():
-                async for done in compaction.run(leads):
+            if await acquire_lease():
+                async for done in compaction.run(acquire_lease):
                     if done.rows:
                         log.info("merged files in %s: %d are %d now", done.folder, done.before, done.after)
                     for batch, why in done.left.items():
                         log.warning("%s/%s is not merged: %s", done.folder, batch, why)
         except Unavailable as error:
-            log.warning("merging files of events waits: %s", error.why)
+            log.warning("merging files of events waits: %s", error.detail)
         except Exception:
             log.exception("merging files of events failed, and is tried again")
 
@@ -171,35 +173,35 @@ class _Folder:
         self._folder = folder
         self._now_ms = now_ms
         self._ttl_ms = ttl_ms
-        self._done = Compacted(folder)
+        self._done = CompactionResult(folder)
 
     async def compact(
-        self, older_than_ms: int, to_bytes: int, may_go_on: Callable[[], Awaitable[bool]]
-    ) -> Compacted:
+        self, older_than_ms: int, to_bytes: int, should_continue: Callable[[], Awaitable[bool]]
+    ) -> CompactionResult:
         """Merge what can be merged; what became of it."""
         before_ms = self._now_ms() - older_than_ms
         async for group in self._groups(before_ms, to_bytes):
-            if len(group) > 1 and await may_go_on():
+            if len(group) > 1 and await should_continue():
                 await self._merge(group)
         self._done.after += self._done.before
         return self._done
 
-    async def _groups(self, before_ms: int, to_bytes: int) -> AsyncIterator[list[Source]]:
+    async def _groups(self, before_ms: int, to_bytes: int) -> AsyncIterator[list[SourceFile]]:
         """Files to be merged into one, in the order of their ids. One that is large enough parts the groups,
         so that rows keep their order."""
-        group: list[Source] = []
+        group: list[SourceFile] = []
         size = 0
         async for source in self._sources(before_ms):
             is_large = 2 * source.size >= to_bytes
             if is_large or size + source.size > to_bytes:
-                yield _worth_it(group)
+                yield _drop_large_prefix(group)
                 group, size = [], 0
             if not is_large:
                 group.append(source)
                 size += source.size
-        yield _worth_it(group)
+        yield _drop_large_prefix(group)
 
-    async def _sources(self, before_ms: int) -> AsyncIterator[Source]:
+    async def _sources(self, before_ms: int) -> AsyncIterator[SourceFile]:
         """The batches that are old enough, in the order of their ids."""
         after: str | None = None
         while names := await self._store.list(self._folder, after, _PAGE):
@@ -208,51 +210,53 @@ class _Folder:
             self._done.before += len(batches)
             old = [name for name, ms in batches if ms <= before_ms]
             self._done.young += len(batches) - len(old)
-            old = [name for name in old if not name.endswith(_FIRST)]
+            old = [name for name in old if not name.endswith(_LOWEST_SUFFIX)]
             for at in range(0, len(old), _READ_FILES):
                 some = old[at : at + _READ_FILES]
                 stats = await asyncio.gather(*(self._stat(name) for name in some))
                 for name, stat in zip(some, stats, strict=True):
-                    if stat is not None and not has_outlived(stat, self._ttl_ms, self._now_ms()):
-                        yield Source(name, stat.size)
+                    if stat is not None and not is_expired(stat, self._ttl_ms, self._now_ms()):
+                        yield SourceFile(name, stat.size)
 
-    async def _merge(self, group: Sequence[Source]) -> None:
+    async def _merge(self, group: Sequence[SourceFile]) -> None:
         """Have one file take the place of those in the group that can be merged."""
-        from pysync.parquet.event_files import MergedFile
+        from pysync.parquet.event_files import ParquetMerger
 
-        into = await self._in_thread(MergedFile)
+        into = await self._in_thread(ParquetMerger)
         try:
             merged: dict[str, str] = {}
-            for some in _readable_at_once(group):
+            for some in _read_groups(group):
                 merged.update(await self._append(into, some))
             if len(merged) < 2:
                 return
             await self._in_thread(into.finish)
             try:
-                await self._store.merge(self._below(max(merged)), self._chunks(into), PARQUET_TYPE, merged)
+                await self._store.merge(
+                    self._previous_id(max(merged)), self._chunks(into), PARQUET_TYPE, merged
+                )
             except EtagMismatch:
-                self._leave(merged, "a file of theirs was written or removed meanwhile")
-            except MergeRefused as refused:
-                self._leave(merged, str(refused))
+                self._skip(merged, "a file of theirs was written or removed meanwhile")
+            except MergeRejected as refused:
+                self._skip(merged, str(refused))
             else:
                 self._done.rows += into.rows
                 self._done.after -= len(merged) - 1
         finally:
             await self._in_thread(into.close)
 
-    async def _append(self, into: "MergedFile", some: Sequence[Source]) -> dict[str, str]:
+    async def _append(self, into: "ParquetMerger", some: Sequence[SourceFile]) -> dict[str, str]:
         """Append files, as far as they can be merged: their keys, and what their sha256 are."""
-        from pysync.parquet.event_files import Repeatable
+        from pysync.parquet.event_files import StillRetryable
 
         now_ms = self._now_ms()
         read = await asyncio.gather(*(self._read(source.name) for source in some))
         found = [(source.name, *file) for source, file in zip(some, read, strict=True) if file is not None]
-        refusals = await self._in_thread(into.append_each, [body for _, _, body in found], now_ms)
+        refusals = await self._in_thread(into.append_files, [body for _, _, body in found], now_ms)
         appended: dict[str, str] = {}
         for (name, sha256, _), refused in zip(found, refusals, strict=True):
             if refused is None:
                 appended[self._key(name)] = sha256
-            elif isinstance(refused, Repeatable):
+            elif isinstance(refused, StillRetryable):
                 self._done.young += 1
             else:
                 self._done.left[name] = str(refused)
@@ -263,7 +267,7 @@ class _Folder:
         try:
             return await self._store.stat(self._key(name))
         except DamagedFile as error:
-            self._done.left[name] = error.why
+            self._done.left[name] = error.detail
             return None
 
     async def _read(self, name: str) -> tuple[str, bytes] | None:
@@ -271,13 +275,13 @@ class _Folder:
         try:
             file = await self._store.open(self._key(name))
         except DamagedFile as error:
-            self._done.left[name] = error.why
+            self._done.left[name] = error.detail
             return None
         if file is None:
             return None
         return file.sha256, b"".join([chunk async for chunk in file.chunks])
 
-    async def _chunks(self, merged: "MergedFile") -> AsyncIterator[bytes]:
+    async def _chunks(self, merged: "ParquetMerger") -> AsyncIterator[bytes]:
         at = 0
         while chunk := await self._in_thread(merged.read, at, 262_144):
             at += len(chunk)
@@ -292,11 +296,11 @@ class _Folder:
             await asyncio.wait({running})
             raise
 
-    def _leave(self, merged: dict[str, str], why: str) -> None:
+    def _skip(self, merged: dict[str, str], why: str) -> None:
         names = sorted(key.rpartition("/")[2] for key in merged)
         self._done.left[f"{names[0]} to {names[-1]}"] = why
 
-    def _below(self, key: str) -> str:
+    def _previous_id(self, key: str) -> str:
         """The key of the id just below that of `key`. Nobody else has it, as ids end with random digits."""
         match = batch_match(key.rpartition("/")[2])
         assert match is not None
@@ -307,7 +311,7 @@ class _Folder:
         return f"{self._folder}/{name}"
 
 
-def _worth_it(group: list[Source]) -> list[Source]:
+def _drop_large_prefix(group: list[SourceFile]) -> list[SourceFile]:
     """The group without those at its beginning that are larger than all that follows: a file is written again
     only where it doubles, so that all merges together write each row only some times."""
     total = sum(source.size for source in group)
@@ -318,9 +322,9 @@ def _worth_it(group: list[Source]) -> list[Source]:
     return []
 
 
-def _readable_at_once(group: Sequence[Source]) -> list[list[Source]]:
+def _read_groups(group: Sequence[SourceFile]) -> list[list[SourceFile]]:
     """The group in parts whose files are read at once."""
-    parts: list[list[Source]] = [[]]
+    parts: list[list[SourceFile]] = [[]]
     size = 0
     for source in group:
         if len(parts[-1]) == _READ_FILES or (parts[-1] and size + source.size > _READ_BYTES):

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple, Self
 
 import orjson
 
-from pysync.changelog import Subject
-from pysync.clock import Tick
+from pysync.changelog import DocumentRef
+from pysync.clock import HybridTimestamp
 from pysync.config.key_templates import MAX_KEY_BYTES, document_key
-from pysync.coordinator import IDEMPOTENCY_TTL_MS, withdraw_claim
+from pysync.coordinator import IDEMPOTENCY_TTL_MS, release_claim
 from pysync.errors import (
     IdempotencyKeyReused,
     InvalidEvents,
@@ -24,11 +24,18 @@ from pysync.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from pysync.model import Written
-from pysync.plugins import Push, Pushed, Services
-from pysync.plugins.events.batch_ids import BATCH_ID, LEEWAY_MS, Batch, Places, Tokens, received_at
+from pysync.model import WriteResult
+from pysync.plugins import PluginContext, PluginPush, PushResponse
+from pysync.plugins.events.batch_ids import (
+    BATCH_ID,
+    LEEWAY_MS,
+    BatchSequencer,
+    PendingBatch,
+    RandomTokens,
+    received_at,
+)
 
-MAX_WAITING_BYTES: Final = 33_554_432
+MAX_QUEUED_BYTES: Final = 33_554_432
 """Batches that may wait for the thread, in bytes of JSON: a second's work. One batch may, however long."""
 
 
@@ -47,7 +54,7 @@ class _Job(NamedTuple):
 class Encoder:
     """Makes one file after another while the event loop goes on."""
 
-    def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+    def __init__(self, max_waiting_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
@@ -89,9 +96,9 @@ class Encoder:
                 made = b"" if job.future.cancelled() else encode(*job[1:])
             except BaseException as error:  # a panic of the core is no Exception
                 made = error
-            self._loop.call_soon_threadsafe(self._end, job, made)
+            self._loop.call_soon_threadsafe(self._resolve, job, made)
 
-    def _end(self, job: _Job, made: bytes | BaseException) -> None:
+    def _resolve(self, job: _Job, made: bytes | BaseException) -> None:
         self._waiting_bytes -= len(job.data)
         if job.future.done():
             return  # nobody waits for it any more
@@ -101,101 +108,105 @@ class Encoder:
             job.future.set_result(made)
 
 
-GIVEN_UP_S: Final = 25.0
-"""How long a push is gone on with: what it stores is there when `SETTLED_MS` have passed, or never will be.
-Who repeats it then begins anew."""
+INGEST_TIMEOUT_S: Final = 25.0
+"""How long a push is gone on with: what it stores is there when `INTENT_TIMEOUT_MS` have passed, or never
+will be. Who repeats it then begins anew."""
 
 
-class Claim(NamedTuple):
+class IdempotencyRecord(NamedTuple):
     """What the first attempt at a push says for all of them: of which data, and what makes its batch."""
 
     hash: str
     token: str
     received_ms: int
-    tick: Tick
+    tick: HybridTimestamp
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         return orjson.dumps([self.hash, self.token, self.received_ms, list(self.tick)])
 
     @classmethod
-    def read(cls, text: bytes) -> Self:
+    def decode(cls, text: bytes) -> Self:
         hash_, token, received_ms, tick = orjson.loads(text)
-        return cls(hash_, token, received_ms, Tick(*tick))
+        return cls(hash_, token, received_ms, HybridTimestamp(*tick))
 
 
-class Intake:
+class EventIngestor:
     """Stores the batches of one template."""
 
     def __init__(
         self,
-        services: Services,
-        places: Places,
+        services: PluginContext,
+        sequencer: BatchSequencer,
         encoder: Encoder,
         storage_path: str,
-        tokens: Tokens,
+        tokens: RandomTokens,
     ) -> None:
         self._now_ms = services.now_ms
         self._coordinator = services.coordinator
-        self._places = places
+        self._sequencer = sequencer
         self._encoder = encoder
         *self._folder, last = storage_path.split("/")
         self._id_name = last[1:-1]
         self._tokens = tokens
 
-    async def take(self, push: Push) -> Pushed:
+    async def ingest(self, push: PluginPush) -> PushResponse:
         """Store the events of a push, or find them stored where it is repeated. Raises InvalidEvents,
         InvalidPathParameter where nobody could pull them, IdempotencyKeyReused, Unavailable."""
         try:
-            async with asyncio.timeout(GIVEN_UP_S):
-                return await self._take(push)
+            async with asyncio.timeout(INGEST_TIMEOUT_S):
+                return await self._ingest(push)
         except TimeoutError:
             raise StoreUnavailable from None
 
-    async def _take(self, push: Push) -> Pushed:
+    async def _ingest(self, push: PluginPush) -> PushResponse:
         received_ms = self._now_ms()
-        async with self._places.begun(received_ms) as tick:
-            claim = own = Claim(push.hash, self._tokens.next(), received_ms, tick)
+        async with self._sequencer.reserve(received_ms) as tick:
+            claim = own = IdempotencyRecord(push.hash, self._tokens.next(), received_ms, tick)
             _check_keys(push, self._batch(push, own))
             claimed = ""
             if push.request_key is not None:
-                claimed, claim = await self._first(push, push.request_key, own)
+                claimed, claim = await self._first_attempt(push, push.request_key, own)
             if claim.hash != own.hash:
                 raise IdempotencyKeyReused
             once = push.request_key is not None
             batch = self._batch(push, claim)
             until_ms = batch.received_ms + IDEMPOTENCY_TTL_MS + LEEWAY_MS if once else None
             try:
-                id_, sha256 = await self._places.store(
+                id_, sha256 = await self._sequencer.store(
                     batch,
                     lambda: self._encoder.encode(push.data, received_at(batch.received_ms), until_ms),
                     once=once,
                 )
             except InvalidEvents:
                 if once:  # whoever claimed it, nobody can have stored these events
-                    await withdraw_claim(self._coordinator, claimed, claim.encoded())
+                    await release_claim(self._coordinator, claimed, claim.encode())
                 raise
-        written = Written(sha256, batch.received_ms)
-        return Pushed(written, {BATCH_ID: id_}, batch.params(id_), announced=True)
+        written = WriteResult(sha256, batch.received_ms)
+        return PushResponse(written, {BATCH_ID: id_}, batch.params(id_), announced=True)
 
-    async def _first(self, push: Push, request_key: str, own: Claim) -> tuple[str, Claim]:
+    async def _first_attempt(
+        self, push: PluginPush, request_key: str, own: IdempotencyRecord
+    ) -> tuple[str, IdempotencyRecord]:
         """The claim of the first attempt at a push, `own` where this is the first, and its name."""
         name = hashlib.sha256(f"events {request_key}".encode()).hexdigest()
         attempt = 0
         while True:
             key = f"{name}{attempt}"
-            first = Claim.read(await self._coordinator.claim(key, own.encoded(), IDEMPOTENCY_TTL_MS))
-            if not await self._places.is_lost(self._batch(push, first), own.received_ms):
+            first = IdempotencyRecord.decode(
+                await self._coordinator.put_if_absent(key, own.encode(), IDEMPOTENCY_TTL_MS)
+            )
+            if not await self._sequencer.is_abandoned(self._batch(push, first), own.received_ms):
                 return key, first
             attempt += 1
 
-    def _batch(self, push: Push, claim: Claim) -> Batch:
+    def _batch(self, push: PluginPush, claim: IdempotencyRecord) -> PendingBatch:
         request = push.request
-        subject = Subject(request.collection, request.params, request.namespace, request.caller.identity)
+        subject = DocumentRef(request.collection, request.params, request.namespace, request.caller.identity)
         folder = document_key(self._folder, request.params)
-        return Batch(folder, subject, claim.token, claim.received_ms, claim.tick, self._id_name)
+        return PendingBatch(folder, subject, claim.token, claim.received_ms, claim.tick, self._id_name)
 
 
-def _check_keys(push: Push, batch: Batch) -> None:
+def _check_keys(push: PluginPush, batch: PendingBatch) -> None:
     """Raise InvalidPathParameter for a batch whose file no store need take, or that nobody could pull: the
     id that is given is longer than the one that the client wrote there."""
     request = push.request

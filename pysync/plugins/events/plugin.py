@@ -8,16 +8,22 @@ from functools import partial
 from hashlib import sha256
 from typing import Final
 
-from pysync.config import Config, EventsPlugin
-from pysync.config.plugin_validation import events_faults, path_faults
+from pysync.config import Config, EventsConfig
+from pysync.config.plugin_validation import events_errors, path_errors
 from pysync.errors import Unavailable
-from pysync.plugins import HOOK_S, Push, Pushed, Services, StoredFiles
-from pysync.plugins.events.batch_ids import SUFFIX, Places, PlacesBeforehand, PlacesOfStore, Tokens
-from pysync.plugins.events.compaction import Compaction, keep_compacting
-from pysync.plugins.events.ingest import Encoder, Intake
+from pysync.plugins import HOOK_TIMEOUT_S, FileBackedCollection, PluginContext, PluginPush, PushResponse
+from pysync.plugins.events.batch_ids import (
+    SUFFIX,
+    BatchSequencer,
+    CommitTimeSequencer,
+    RandomTokens,
+    ReservingSequencer,
+)
+from pysync.plugins.events.compaction import Compaction, compact_periodically
+from pysync.plugins.events.ingest import Encoder, EventIngestor
 from pysync.store import Store
 
-MAX_UNDER_WAY: Final = 1_024
+MAX_IN_FLIGHT: Final = 1_024
 """Batches that are being stored at once; further ones are refused."""
 
 
@@ -29,7 +35,7 @@ class Events:
     Every `compact_every_ms`, unless that is None, files older than `compact_older_than_ms` are merged into
     such of about `compact_to_bytes`.
 
-    A push is answered `503` where its batch is not stored after `patience_s`, which is less than plugins are
+    A push is answered `503` where its batch is not stored after `timeout_s`, which is less than plugins are
     given.
 
     Raises ValueError for a `storage_path` that is no template or ends in no path parameter; the service
@@ -46,60 +52,60 @@ class Events:
         compact_older_than_ms: int = 600_000,
         compact_to_bytes: int = 134_217_728,
         random_bytes: Callable[[int], bytes] = os.urandom,
-        patience_s: float = HOOK_S - 0.5,
+        timeout_s: float = HOOK_TIMEOUT_S - 0.5,
     ) -> None:
         self.name: Final = f"events {collection}"
         self.collection = collection
         self.storage_path = storage_path
-        self.stored_files: Mapping[str, StoredFiles] = {
-            collection: StoredFiles(storage_path, SUFFIX, self._hidden_from)
+        self.stored_files: Mapping[str, FileBackedCollection] = {
+            collection: FileBackedCollection(storage_path, SUFFIX, self._visible_before)
         }
         self._compact_every_ms = compact_every_ms
         self._compact_older_than_ms = compact_older_than_ms
         self._compact_to_bytes = compact_to_bytes
         self._store = store
         self._random_bytes = random_bytes
-        self._patience_s = patience_s
-        self._under_way: set[asyncio.Task[Pushed]] = set()
-        self._places: Places | None = None
-        self._intake: Intake | None = None
-        for fault in path_faults(storage_path):
+        self._timeout_s = timeout_s
+        self._in_flight: set[asyncio.Task[PushResponse]] = set()
+        self._sequencer: BatchSequencer | None = None
+        self._ingestor: EventIngestor | None = None
+        for fault in path_errors(storage_path):
             raise ValueError(f"{self.name}: storagePath {fault}")
 
     @asynccontextmanager
-    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+    async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
         """Take pushes while the service runs. Raises ValueError where it cannot."""
-        for fault in self._faults(services):
+        for fault in self._errors(services):
             raise ValueError(fault)
-        places = PlacesBeforehand if services.store.change_log is None else PlacesOfStore
+        places = ReservingSequencer if services.store.change_log is None else CommitTimeSequencer
         encoder = Encoder()
         try:
             await encoder.open()
-            self._places = places(services)
-            tokens = Tokens(self._random_bytes)
-            self._intake = Intake(services, self._places, encoder, self.storage_path, tokens)
+            self._sequencer = places(services)
+            tokens = RandomTokens(self._random_bytes)
+            self._ingestor = EventIngestor(services, self._sequencer, encoder, self.storage_path, tokens)
             async with self._compacting(services):
                 yield
         finally:
-            if self._under_way:
-                await asyncio.wait(self._under_way)
+            if self._in_flight:
+                await asyncio.wait(self._in_flight)
             await encoder.close()
 
-    async def intercept_push(self, push: Push) -> Pushed | None:
+    async def intercept_push(self, push: PluginPush) -> PushResponse | None:
         """Store the batch; None for other collections. Raises InvalidEvents, Unavailable.
 
         What takes long is not given up: who repeats the push is told what became of it.
         """
         if push.request.collection != self.collection:
             return None
-        assert self._intake is not None
-        if len(self._under_way) >= MAX_UNDER_WAY:
+        assert self._ingestor is not None
+        if len(self._in_flight) >= MAX_IN_FLIGHT:
             raise Unavailable
-        task = asyncio.create_task(self._intake.take(push))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task = asyncio.create_task(self._ingestor.ingest(push))
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 return await asyncio.shield(task)
         except TimeoutError:
             raise Unavailable from None
@@ -108,37 +114,41 @@ class Events:
         self, config: Config, store: Store, now_ms: Callable[[], int], older_than_ms: int | None = None
     ) -> Compaction:
         """That of this plugin's files in its store; `older_than_ms` where it is not the plugin's own."""
-        ttls = [each.ttl_ms for each in config.by_name().get(self.collection, ()) if each.ttl_ms is not None]
+        ttls = [
+            each.ttl_ms
+            for each in config.collections_by_name().get(self.collection, ())
+            if each.ttl_ms is not None
+        ]
         least_ms = self._compact_older_than_ms if older_than_ms is None else older_than_ms
         return Compaction(
             store, self.storage_path, least_ms, self._compact_to_bytes, now_ms, min(ttls, default=None)
         )
 
     @asynccontextmanager
-    async def _compacting(self, services: Services) -> AsyncIterator[None]:
+    async def _compacting(self, services: PluginContext) -> AsyncIterator[None]:
         """Merge small files now and then, in one process of all that serve."""
         if self._compact_every_ms is None or not services.sweeps:
             yield
             return
         compaction = self.compaction(services.config, services.store, services.now_ms)
         digest = sha256(self.name.encode()).hexdigest()[:32]
-        leads = partial(services.coordinator.leads, f"compaction-{digest}")
-        task = asyncio.create_task(keep_compacting(compaction, self._compact_every_ms, leads))
+        leads = partial(services.coordinator.acquire_lease, f"compaction-{digest}")
+        task = asyncio.create_task(compact_periodically(compaction, self._compact_every_ms, leads))
         try:
             yield
         finally:
             task.cancel()
             await asyncio.wait({task})
 
-    def _hidden_from(self) -> str | None:
-        return None if self._places is None else self._places.oldest_under_way()
+    def _visible_before(self) -> str | None:
+        return None if self._sequencer is None else self._sequencer.low_watermark()
 
-    def _faults(self, services: Services) -> Iterator[str]:
+    def _errors(self, services: PluginContext) -> Iterator[str]:
         """What keeps the plugin from working for this service."""
         if self._store is not None and self._store is not services.store:
             yield "its store is not that of the service"
-        section = EventsPlugin(collection=self.collection, storage_path=self.storage_path)
-        for member, fault in events_faults(section, services.config.by_name()):
+        section = EventsConfig(collection=self.collection, storage_path=self.storage_path)
+        for member, fault in events_errors(section, services.config.collections_by_name()):
             yield f"{member}: {fault}"
 
 

@@ -14,10 +14,10 @@ were: so changes may be folded twice, late, or by two processes at once, and the
 
 from pysync.plugins.projection.plugin import (
     Projection,
-    Projections,
-    keepers_in,
+    ProjectionsPlugin,
     projections_in,
     projections_of,
+    projections_plugins_in,
 )
 from pysync.plugins.projection.spec import Project, ProjectionSpec, Target
 
@@ -25,9 +25,9 @@ __all__ = [
     "Project",
     "Projection",
     "ProjectionSpec",
-    "Projections",
+    "ProjectionsPlugin",
     "Target",
-    "keepers_in",
     "projections_in",
     "projections_of",
+    "projections_plugins_in",
 ]

@@ -10,92 +10,92 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from pysync import _core
-from pysync.changelog import Told
-from pysync.engine.append_log import Bounds, LogRules
+from pysync.changelog import ParsedChange
+from pysync.engine.append_log import LogRange, LogSettings
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
-from pysync.plugins import Services
-from pysync.plugins.projection.spec import ProjectionSpec, Step
-from pysync.plugins.projection.targets import Place
-from pysync.store import Object
+from pysync.plugins import PluginContext
+from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
+from pysync.plugins.projection.targets import DocumentLocation
+from pysync.store import StoredObject
 
 _AT_ONCE: Final = 256
 """Documents that are read together."""
 
 
 @dataclass(slots=True)
-class Touched:
+class ChangedSource:
     """A source, and what was told of its writes; nothing told: it is read whole."""
 
-    place: Place
-    told: list[Told] = field(default_factory=list)
+    location: DocumentLocation
+    changes: list[ParsedChange] = field(default_factory=list)
 
     @property
     def since_ms(self) -> int | None:
         """When the first of these writes was made."""
-        return min((told.timestamp_ms for told in self.told), default=None)
+        return min((told.timestamp_ms for told in self.changes), default=None)
 
 
-class Sources:
+class SourceReader:
     """Reads what a service stores."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: PluginContext) -> None:
         self._store = services.store
         self._logs = services.logs
         self._now_ms = services.now_ms
         self._corruption = services.corruption
 
     async def events(
-        self, touched: Sequence[Touched]
-    ) -> AsyncIterator[tuple[Touched, WriteEvent | DocumentCorrupt]]:
+        self, changed: Sequence[ChangedSource]
+    ) -> AsyncIterator[tuple[ChangedSource, WriteEvent | DocumentCorrupt]]:
         """Yield the writes to fold: the last write of each document and file, the elements of each log since
         the first announced write, in order, and all announced writes that are stored nowhere, without a body.
         A missing or expired object yields nothing, an unreadable one the error. `identity` is known if the
         write was announced. Raises StoreUnavailable."""
-        documents = [one for one in touched if one.place.kind == "document"]
+        documents = [one for one in changed if one.location.kind == "document"]
         for start in range(0, len(documents), _AT_ONCE):
             some = documents[start : start + _AT_ONCE]
-            keys = list(dict.fromkeys(one.place.key for one in some))
+            keys = list(dict.fromkeys(one.location.key for one in some))
             found = dict(zip(keys, await self._store.get_many(keys), strict=True))
             for one in some:
-                stored = found[one.place.key]
+                stored = found[one.location.key]
                 event = None if stored is None else self._event(one, stored)
                 if event is not None:
                     yield one, event
-        for one in touched:
-            if one.place.kind == "log":
+        for one in changed:
+            if one.location.kind == "log":
                 async for element in self._elements(one):
                     yield one, element
-            elif one.place.kind == "file":
+            elif one.location.kind == "file":
                 file = await self._file(one)
                 if file is not None:
                     yield one, file
-            elif one.place.kind == "nothing":
-                for told in one.told:
-                    yield one, _bodiless(one.place, told.hash, told.timestamp_ms, told.subject.identity)
+            elif one.location.kind == "nothing":
+                for told in one.changes:
+                    yield one, _bodiless(one.location, told.hash, told.timestamp_ms, told.ref.identity)
 
-    async def _file(self, one: Touched) -> WriteEvent | DocumentCorrupt | None:
+    async def _file(self, one: ChangedSource) -> WriteEvent | DocumentCorrupt | None:
         try:
-            stat = await self._store.stat(one.place.key)
+            stat = await self._store.stat(one.location.key)
         except DocumentCorrupt as error:
             return error
-        ttl_ms = one.place.collection.ttl_ms
+        ttl_ms = one.location.collection.ttl_ms
         if stat is None or (ttl_ms is not None and stat.modified_ms + ttl_ms < self._now_ms()):
             return None
-        writers = {told.hash: told.subject.identity for told in one.told}
-        return _bodiless(one.place, stat.sha256, stat.modified_ms, writers.get(stat.sha256, ""))
+        writers = {told.hash: told.ref.identity for told in one.changes}
+        return _bodiless(one.location, stat.sha256, stat.modified_ms, writers.get(stat.sha256, ""))
 
-    def _event(self, one: Touched, stored: Object) -> WriteEvent | DocumentCorrupt | None:
-        place = one.place
+    def _event(self, one: ChangedSource, stored: StoredObject) -> WriteEvent | DocumentCorrupt | None:
+        place = one.location
         try:
             document = _core.read_document(stored.body)
         except DocumentCorrupt as error:
-            self._corruption.meet(error, "document", place.key)
+            self._corruption.report_once(error, "document", place.key)
             return error
         ttl_ms = place.collection.ttl_ms
         if ttl_ms is not None and document.ts_ms + ttl_ms < self._now_ms():
             return None
-        writers = {told.hash: told.subject.identity for told in one.told}
+        writers = {told.hash: told.ref.identity for told in one.changes}
         return WriteEvent(
             place.name,
             place.params,
@@ -106,12 +106,12 @@ class Sources:
             namespace=place.namespace,
         )
 
-    async def _elements(self, one: Touched) -> AsyncIterator[WriteEvent | DocumentCorrupt]:
-        place = one.place
-        bounds = Bounds(since=None if one.since_ms is None else one.since_ms - 1)
-        told = {told.timestamp_ms: told for told in one.told}
+    async def _elements(self, one: ChangedSource) -> AsyncIterator[WriteEvent | DocumentCorrupt]:
+        place = one.location
+        bounds = LogRange(since=None if one.since_ms is None else one.since_ms - 1)
+        told = {told.timestamp_ms: told for told in one.changes}
         try:
-            tail = await self._logs.read(place.key, bounds, LogRules.of(place.collection))
+            tail = await self._logs.read(place.key, bounds, LogSettings.from_collection(place.collection))
             async for chunk in tail.chunks():
                 for element in orjson.loads(b"[%b]" % chunk.strip(b",")):
                     write = told.get(element["ts"])
@@ -121,14 +121,14 @@ class Sources:
                         "" if write is None else write.hash,
                         element["ts"],
                         text=orjson.dumps(element["data"]),
-                        identity=None if write is None else write.subject.identity or None,
+                        identity=None if write is None else write.ref.identity or None,
                         namespace=place.namespace,
                     )
         except DocumentCorrupt as error:
             yield error
 
 
-def _bodiless(place: Place, hash_: str, timestamp_ms: int, identity: str) -> WriteEvent:
+def _bodiless(place: DocumentLocation, hash_: str, timestamp_ms: int, identity: str) -> WriteEvent:
     return WriteEvent(
         place.name,
         place.params,
@@ -139,21 +139,21 @@ def _bodiless(place: Place, hash_: str, timestamp_ms: int, identity: str) -> Wri
     )
 
 
-class NoList(Exception):
+class NotAList(Exception):
     """What is stored is not `{"items": [..]}`."""
 
 
-class Work(NamedTuple):
+class PendingEntry(NamedTuple):
     """A step of a projection. `at_ms` is the time of the write that says so: of two about one entry the later
     one counts. `since_ms` says where a new entry stands among others: that of the first write told of."""
 
     projection: ProjectionSpec
-    step: Step
+    change: EntryChange
     at_ms: int
     since_ms: int
 
 
-class Folded(NamedTuple):
+class FoldResult(NamedTuple):
     """What a list becomes: its `body`, None where it stays as it is; how many `entries` it has then and how
     many `changed`; whose entries found no room (once for each)."""
 
@@ -163,39 +163,39 @@ class Folded(NamedTuple):
     dropped: list[ProjectionSpec]
 
 
-Change = Callable[[bytes | None], Folded]
-"""Makes a list, the text of its `data`, into another; of None there is none yet. Raises NoList."""
+ListTransform = Callable[[bytes | None], FoldResult]
+"""Makes a list, the text of its `data`, into another; of None there is none yet. Raises NotAList."""
 
 
-def with_steps(work: Sequence[Work]) -> Change:
+def apply_entries(work: Sequence[PendingEntry]) -> ListTransform:
     """Put and take away entries (service, Projection rules 1 to 3 and 5). An entry that is there keeps its
     place."""
 
-    def fold(data: bytes | None) -> Folded:
+    def fold(data: bytes | None) -> FoldResult:
         return _fold(data, work)
 
     return fold
 
 
-def without_others(kept: Collection[str]) -> Change:
+def prune_entries(kept: Collection[str]) -> ListTransform:
     """Take away the entries whose ids are not `kept`."""
 
-    def prune(data: bytes | None) -> Folded:
+    def prune(data: bytes | None) -> FoldResult:
         members, entries = _read(data)
         gone = [id_ for id_ in entries if isinstance(id_, str) and id_ not in kept]
         for id_ in gone:
             del entries[id_]
-        return _folded(members, entries, len(gone), [])
+        return _fold_result(members, entries, len(gone), [])
 
     return prune
 
 
-def _fold(data: bytes | None, work: Sequence[Work]) -> Folded:
+def _fold(data: bytes | None, work: Sequence[PendingEntry]) -> FoldResult:
     members, entries = _read(data)
-    newest = {one.step.id: one for one in sorted(work, key=lambda one: one.at_ms)}
+    newest = {one.change.id: one for one in sorted(work, key=lambda one: one.at_ms)}
     first: dict[str, int] = {}
     for one in work:
-        first[one.step.id] = min(one.since_ms, first.get(one.step.id, one.since_ms))
+        first[one.change.id] = min(one.since_ms, first.get(one.change.id, one.since_ms))
     changed, dropped = 0, []
     for id_ in sorted(newest, key=first.__getitem__):
         projection, (_, entry), _, _ = newest[id_]
@@ -207,7 +207,7 @@ def _fold(data: bytes | None, work: Sequence[Work]) -> Folded:
         elif held is None or not _is_same(held, entry):
             entries[id_] = entry
             changed += 1
-    return _folded(members, entries, changed, dropped)
+    return _fold_result(members, entries, changed, dropped)
 
 
 def _read(data: bytes | None) -> tuple[dict[str, Any], dict[Hashable, Any]]:
@@ -216,7 +216,7 @@ def _read(data: bytes | None) -> tuple[dict[str, Any], dict[Hashable, Any]]:
     members = {"items": []} if data is None else orjson.loads(data)
     items = members.get("items")
     if not isinstance(items, list):
-        raise NoList
+        raise NotAList
     entries: dict[Hashable, Any] = {}
     for at, item in enumerate(items):
         id_ = item.get("id") if isinstance(item, dict) else None
@@ -224,14 +224,14 @@ def _read(data: bytes | None) -> tuple[dict[str, Any], dict[Hashable, Any]]:
     return members, entries
 
 
-def _folded(
+def _fold_result(
     members: dict[str, Any], entries: dict[Hashable, Any], changed: int, dropped: list[ProjectionSpec]
-) -> Folded:
+) -> FoldResult:
     body = None
     if changed:
         members["items"] = list(entries.values())
         body = _core.decode_push(orjson.dumps({"data": members}))
-    return Folded(body, len(entries), changed, dropped)
+    return FoldResult(body, len(entries), changed, dropped)
 
 
 def _is_same(one: object, other: object) -> bool:

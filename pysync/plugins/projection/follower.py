@@ -10,78 +10,78 @@ from typing import Final
 import orjson
 
 from pysync._core import PanicException
-from pysync.changelog import read_change
-from pysync.config import is_shared
+from pysync.changelog import parse_change
+from pysync.config import is_multi_process
 from pysync.errors import Unavailable
-from pysync.plugins import Services
-from pysync.plugins.projection.lists import Lists
+from pysync.plugins import PluginContext
+from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import rebuild
 from pysync.plugins.projection.spec import ProjectionSpec
-from pysync.store import Object
+from pysync.store import StoredObject
 
 PAGE: Final = 500
 """Changes that are folded together at most."""
 
-PACE_S: Final = 0.1
+MIN_INTERVAL_S: Final = 0.1
 """From one page to the next, unless that is full: a list that is written to all the time is put ten times a
 second, whatever the number of writes."""
 
-ASK_S: Final = 1.0
+LEASE_RENEW_S: Final = 1.0
 """How often a process asks whether it leads, and saves how far it came."""
 
 CLOSE_S: Final = 5.0
 
-LOOK_S: Final = 0.05
-FAR_LOOK_S: Final = 0.2
+POLL_S: Final = 0.05
+REMOTE_POLL_S: Final = 0.2
 """Intervals at which a process polls the progress of another one while pushes wait: with a store on the
 machine, and with one over the network."""
 
 log = logging.getLogger("pysync.projections")
 
 
-class Follower:
+class ProjectionWorker:
     """Folds all changes into lists, from the checkpoint on, for as long as this process leads."""
 
-    def __init__(self, name: str, projections: Sequence[ProjectionSpec], services: Services) -> None:
+    def __init__(self, name: str, projections: Sequence[ProjectionSpec], services: PluginContext) -> None:
         """Needs a running loop."""
         digest = sha256(name.encode()).hexdigest()[:32]
         self._checkpoint = f"_pysync/projections/{digest}"
         self._name = f"projections-{digest}"
-        self._lists = Lists(projections, services)
+        self._lists = ListWriter(projections, services)
         self._store = services.store
         self._log = services.outbox.log
         self._coordinator = services.coordinator
         self._loop = asyncio.get_running_loop()
-        self._leads = self._closing = self._idles = False
+        self._is_leader = self._closing = self._is_idle = False
         self._after = self._saved = ""
         self._saved_at = 0.0
-        self._moved = asyncio.Event()
-        self._looking = asyncio.Lock()
-        self._look_s = FAR_LOOK_S if services.store.reads_wait else LOOK_S
-        self._look_at, self._seen = 0.0, ""
+        self._advanced = asyncio.Event()
+        self._poll_lock = asyncio.Lock()
+        self._poll_s = REMOTE_POLL_S if services.store.is_remote else POLL_S
+        self._next_poll_at, self._polled = 0.0, ""
         # Somebody elsewhere may wait for what the checkpoint says.
-        self._saves_each = any(one.wait for one in projections) and is_shared(services.config)
+        self._saves_each_page = any(one.wait for one in projections) and is_multi_process(services.config)
         self._task = self._loop.create_task(self._run())
 
-    async def reached(self, place: str) -> None:
-        """Return when all up to the id `place` is folded, here or by who leads. Raises Unavailable."""
-        while self._after < place and (self._leads or await self._seen_elsewhere() < place):
+    async def wait_until_folded(self, change_id: str) -> None:
+        """Return when all up to the id `change_id` is folded, here or by who leads. Raises Unavailable."""
+        while self._after < change_id and (self._is_leader or await self._poll_leader() < change_id):
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._look_s):
-                    await self._moved.wait()
+                async with asyncio.timeout(self._poll_s):
+                    await self._advanced.wait()
 
-    async def _seen_elsewhere(self) -> str:
+    async def _poll_leader(self) -> str:
         """Poll the progress of the process that leads, for all who wait."""
-        async with self._looking:
-            if self._loop.time() >= self._look_at:
-                self._seen = await self._checkpointed() or ""
-                self._look_at = self._loop.time() + self._look_s
-        return self._seen
+        async with self._poll_lock:
+            if self._loop.time() >= self._next_poll_at:
+                self._polled = await self._read_checkpoint() or ""
+                self._next_poll_at = self._loop.time() + self._poll_s
+        return self._polled
 
     async def close(self) -> None:
         """Finish the page under way, within some seconds, and save how far that is."""
         self._closing = True
-        if self._idles:
+        if self._is_idle:
             self._task.cancel()
         await asyncio.wait([self._task], timeout=CLOSE_S)
         self._task.cancel()
@@ -90,22 +90,22 @@ class Follower:
     async def _run(self) -> None:
         while not self._closing:
             try:
-                self._leads = await self._coordinator.leads(self._name)
-                if self._leads:
+                self._is_leader = await self._coordinator.acquire_lease(self._name)
+                if self._is_leader:
                     await self._lead()
             except Unavailable as error:
-                log.warning("projections wait: %s", error.why)
+                log.warning("projections wait: %s", error.detail)
             except (Exception, PanicException):
                 log.exception("projections failed, and go on from where they were a moment ago")
             if not self._closing:
                 with self._idle():
-                    await asyncio.sleep(ASK_S)
+                    await asyncio.sleep(LEASE_RENEW_S)
 
     async def _lead(self) -> None:
-        keeping = self._loop.create_task(self._keep_lead())
+        keeping = self._loop.create_task(self._renew_lease())
         try:
-            self._after = await self._resumed()
-            while self._leads and not self._closing:
+            self._after = await self._resume_position()
+            while self._is_leader and not self._closing:
                 await self._advance()
         finally:
             keeping.cancel()
@@ -114,74 +114,74 @@ class Follower:
             with suppress(Unavailable):
                 await self._save()
         if not self._closing:
-            await self._finish()
+            await self._drain_after_handover()
 
-    async def _keep_lead(self) -> None:
+    async def _renew_lease(self) -> None:
         """Ask again and again, also where a page takes long."""
-        while self._leads:
-            await asyncio.sleep(ASK_S)
+        while self._is_leader:
+            await asyncio.sleep(LEASE_RENEW_S)
             try:
-                self._leads = await self._coordinator.leads(self._name)
+                self._is_leader = await self._coordinator.acquire_lease(self._name)
             except Unavailable:
-                self._leads = False
+                self._is_leader = False
 
     async def _advance(self) -> None:
         """Fold the next page; where that is the last, wait for more."""
         began = self._loop.time()
         found = await self._fold_page()
         if found is None:
-            self._after = await self._begin_anew()
+            self._after = await self._rebuild_all()
             return
-        if self._saves_each or self._loop.time() >= self._saved_at + ASK_S:
+        if self._saves_each_page or self._loop.time() >= self._saved_at + LEASE_RENEW_S:
             await self._save()
         if found < PAGE and not self._closing:
             with self._idle():
-                await self._log.wait(self._after)
-                await asyncio.sleep(began + PACE_S - self._loop.time())
+                await self._log.wait_for_change(self._after)
+                await asyncio.sleep(began + MIN_INTERVAL_S - self._loop.time())
 
     async def _fold_page(self) -> int | None:
         """Fold the next changes and say how many; None where they are not known any more."""
-        found = await self._log.changes(self._after, PAGE)
+        found = await self._log.read(self._after, PAGE)
         if found:
-            await self._lists.fold([read_change(change) for _, change in found])
+            await self._lists.fold([parse_change(change) for _, change in found])
             self._after = found[-1][0]
-            self._moved.set()
-            self._moved = asyncio.Event()
+            self._advanced.set()
+            self._advanced = asyncio.Event()
         # A log may answer at once, and of a page no source of a list be written.
         await asyncio.sleep(0)
         return None if found is None else len(found)
 
-    async def _finish(self) -> None:
+    async def _drain_after_handover(self) -> None:
         """Fold what was told until now. Another leads already, and what this process has put last may be from
         before a write that the other one has dealt with."""
-        until = await self._log.newest()
+        until = await self._log.last_id()
         while self._after < until and await self._fold_page():
             pass
 
-    async def _resumed(self) -> str:
+    async def _resume_position(self) -> str:
         """Where to go on; without a checkpoint, before the oldest change there is."""
         self._saved, self._saved_at = "", 0.0
-        found = await self._checkpointed()
+        found = await self._read_checkpoint()
         if found is None:
-            return await self._begin_anew()
+            return await self._rebuild_all()
         if found:
             self._saved = found
             return found
-        newest = await self._log.newest()
+        newest = await self._log.last_id()
         # At an empty log that one has a name, so that it is known again when the log is another.
-        return "" if await self._log.changes("", 1) else newest
+        return "" if await self._log.read("", 1) else newest
 
-    async def _checkpointed(self) -> str | None:
+    async def _read_checkpoint(self) -> str | None:
         """The id in the checkpoint: `""` without one, None where it cannot be read."""
         found = await self._store.get(self._checkpoint)
-        if not isinstance(found, Object):
+        if not isinstance(found, StoredObject):
             return ""
         try:
             return str(orjson.loads(found.body)["after"])
         except (ValueError, KeyError, TypeError):
             return None
 
-    async def _begin_anew(self) -> str:
+    async def _rebuild_all(self) -> str:
         """Make all lists from their sources, and go on with what was written since that began."""
         log.warning("the change log does not reach back to where projections were: all lists are rebuilt")
         begun, lists = await rebuild(self._lists, self._lists.projections, self._log)
@@ -198,8 +198,8 @@ class Follower:
     @contextmanager
     def _idle(self) -> Iterator[None]:
         """Where `close` need not wait for what is done."""
-        self._idles = True
+        self._is_idle = True
         try:
             yield
         finally:
-            self._idles = False
+            self._is_idle = False

@@ -10,99 +10,109 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from typing import Final, NamedTuple
 
 from pysync import _core
-from pysync.changelog import Subject, Told
+from pysync.changelog import DocumentRef, ParsedChange
 from pysync.config import key_templates
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
-from pysync.plugins import Services
-from pysync.plugins.projection.fold import Change, Folded, NoList, Sources, Touched, Work, with_steps
-from pysync.plugins.projection.spec import ProjectionSpec, Step
-from pysync.plugins.projection.targets import Keys, Place, folder
-from pysync.store import ABSENT, Etag, EtagMismatch, Expect, Object
+from pysync.plugins import PluginContext
+from pysync.plugins.projection.fold import (
+    ChangedSource,
+    FoldResult,
+    ListTransform,
+    NotAList,
+    PendingEntry,
+    SourceReader,
+    apply_entries,
+)
+from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
+from pysync.plugins.projection.targets import DocumentLocation, KeyResolver, literal_prefix
+from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject
 
-_LISTS_AT_ONCE: Final = 16
+_MAX_CONCURRENT_LISTS: Final = 16
 
-LONG_BYTES: Final = 65_536
+FOLD_IN_THREAD_ABOVE: Final = 65_536
 """From this size on a list is folded in a thread: that takes a millisecond or more."""
 
 log = logging.getLogger("pysync.projections")
 
-Part = tuple[ProjectionSpec, Touched]
+ListSource = tuple[ProjectionSpec, ChangedSource]
 """A source that a projection folds into a list."""
-MakeChange = Callable[[], Awaitable[Change | None]]
+MakeChange = Callable[[], Awaitable[ListTransform | None]]
 """Says what is to become of a list that has just been read; None: nothing."""
 
 
-class Outcome(NamedTuple):
+class ListWriteOutcome(NamedTuple):
     """What became of a list: its entries now, and how many of them are new, other or gone."""
 
     entries: int = 0
     changed: int = 0
 
 
-class _Held(NamedTuple):
+class _LoadedList(NamedTuple):
     """A list that was read: the text of its `data`, None for no list; what a put is to replace, and its
     hash."""
 
     data: bytes | None
-    expect: Expect
+    precondition: Precondition
     hash: str
 
 
-class Lists:
+class ListWriter:
     """The lists of `projections`, in a service's store."""
 
-    def __init__(self, projections: Sequence[ProjectionSpec], services: Services) -> None:
+    def __init__(self, projections: Sequence[ProjectionSpec], services: PluginContext) -> None:
         self.projections = projections
-        self.keys = Keys(services.config)
-        self.sources = Sources(services)
+        self.keys = KeyResolver(services.config)
+        self.sources = SourceReader(services)
         self._services = services
 
-    async def fold(self, told: Sequence[Told]) -> None:
+    async def fold(self, changes: Sequence[ParsedChange]) -> None:
         """Bring the lists of these writes up to date, each with one put. Raises Unavailable: some are, some
         are not."""
-        groups = await self._grouped(self._touched(told))
+        groups = await self._grouped(self._changed_sources(changes))
         await for_each(groups, lambda key: self.fold_list(key, groups[key]))
 
-    async def fold_list(self, key: str, parts: Sequence[Part], *, heals: bool = False) -> Outcome | None:
-        """Fold the sources as they are now into the list at `key`; `heals` as in `write`. Raises
+    async def fold_list(
+        self, key: str, sources: Sequence[ListSource], *, repair: bool = False
+    ) -> ListWriteOutcome | None:
+        """Fold the sources as they are now into the list at `key`; `repair` as in `write`. Raises
         Unavailable."""
-        projections = list(dict.fromkeys(projection for projection, _ in parts))
+        projections = list(dict.fromkeys(projection for projection, _ in sources))
 
-        async def change() -> Change | None:
-            work = await self._work(key, parts)
-            return with_steps(work) if work else None
+        async def change() -> ListTransform | None:
+            work = await self._pending_entries(key, sources)
+            return apply_entries(work) if work else None
 
         self._count("folds", projections)
-        return await self.write(key, projections, change, heals=heals)
+        return await self.write(key, projections, change, repair=repair)
 
     async def write(
-        self, key: str, projections: Sequence[ProjectionSpec], make: MakeChange, *, heals: bool = False
-    ) -> Outcome | None:
+        self, key: str, projections: Sequence[ProjectionSpec], make: MakeChange, *, repair: bool = False
+    ) -> ListWriteOutcome | None:
         """Replace the list at `key` by what is made of it, where nobody else has meanwhile; else again, as
         often as its projections say, and then it is left as it is, and that is logged. What is stored there
-        and is no list stays, unless it is corrupt and the write `heals`. None where it is left; raises
+        and is no list stays, unless it is corrupt and the write `repair`. None where it is left; raises
         Unavailable."""
         owners = self.keys.owners(key)
         for _ in range(max(projection.max_retries for projection in projections) + 1):
             found = await self._services.store.get(key)
             change = await make()
             if change is None:
-                return Outcome()
+                return ListWriteOutcome()
             try:
-                held = self._current(key, found if isinstance(found, Object) else None, owners, heals)
+                held = self._current(key, found if isinstance(found, StoredObject) else None, owners, repair)
                 data = held.data
-                is_long = data is not None and len(data) >= LONG_BYTES
+                is_long = data is not None and len(data) >= FOLD_IN_THREAD_ABOVE
                 folded = await asyncio.to_thread(change, data) if is_long else change(data)
-            except (NoList, DocumentCorrupt):
+            except (NotAList, DocumentCorrupt):
                 self._fail(projections, f"what is stored at {key} is no list, and stays as it is")
                 return None
             if folded.body is not None and not await self._put(key, folded.body, held, owners):
                 continue
             if folded.body is not None:
                 self._count("puts", projections)
-            self._tell_dropped(key, folded)
-            return Outcome(folded.entries, folded.changed)
+            self._log_dropped(key, folded)
+            return ListWriteOutcome(folded.entries, folded.changed)
         log.error("the list %s is written by others all the time: a change of it is dropped", key)
         self._count("drops", projections)
         return None
@@ -114,122 +124,132 @@ class Lists:
             if await self._services.store.get(path) is not None:
                 yield path
             return
-        async for listed in self._services.store.walk(folder(path)):
+        async for listed in self._services.store.walk(literal_prefix(path)):
             is_one = listed.key.endswith(suffix) and key_templates.matches(
                 path, listed.key.removesuffix(suffix)
             )
             if is_one and not listed.key.startswith(key_templates.RESERVED):
                 yield listed.key
 
-    def list_of(self, projection: ProjectionSpec, event: WriteEvent) -> str | None:
+    def target_key(self, projection: ProjectionSpec, event: WriteEvent) -> str | None:
         """The key of the list that the write belongs to; None for none, and for one that may not be."""
         try:
-            key = projection.list_of(event)
+            key = projection.target_key(event)
         except Exception as error:  # whatever somebody's function raises
-            self._fail([projection], f"target of {_named(event)}: {error!r}", error)
+            self._fail([projection], f"target of {_describe(event)}: {error!r}", error)
             return None
         if key is None:
             return None
-        refusal = self.keys.refusal(projection, key)
+        refusal = self.keys.why_not_allowed(projection, key)
         if refusal is not None:
-            self._fail([projection], f"target {key!r} of {_named(event)} {refusal}")
+            self._fail([projection], f"target {key!r} of {_describe(event)} {refusal}")
             return None
         return key
 
-    def step(self, projection: ProjectionSpec, event: WriteEvent) -> Step | None:
+    def entry_change(self, projection: ProjectionSpec, event: WriteEvent) -> EntryChange | None:
         """What the write does to its list; nothing, and that is logged, where `project` fails."""
         try:
-            return projection.step(event)
+            return projection.entry_change(event)
         except Exception as error:  # whatever somebody's function raises
-            self._fail([projection], f"project of {_named(event)}: {error!r}", error)
+            self._fail([projection], f"project of {_describe(event)}: {error!r}", error)
             return None
 
-    def unreadable(self, projections: Sequence[ProjectionSpec], place: Place) -> None:
+    def report_corrupt(self, projections: Sequence[ProjectionSpec], place: DocumentLocation) -> None:
         """Tell of a source that is corrupt."""
         self._fail(projections, f"source {place.key} is corrupt, and left out")
 
-    def _touched(self, told: Sequence[Told]) -> list[Touched]:
+    def _changed_sources(self, changes: Sequence[ParsedChange]) -> list[ChangedSource]:
         """The sources among what was written, each once."""
-        touched: dict[Place, Touched] = {}
-        for write in told:
-            for place in self.keys.shared(write.subject, self._reads):
-                touched.setdefault(place, Touched(place)).told.append(write)
+        touched: dict[DocumentLocation, ChangedSource] = {}
+        for write in changes:
+            for place in self.keys.locate_all(write.ref, self._reads):
+                touched.setdefault(place, ChangedSource(place)).changes.append(write)
         return list(touched.values())
 
     def _reads(self, namespace: str | None, collection: str) -> bool:
         return any(one.reads(namespace, collection) for one in self.projections)
 
-    async def _grouped(self, touched: Sequence[Touched]) -> dict[str, list[Part]]:
+    async def _grouped(self, touched: Sequence[ChangedSource]) -> dict[str, list[ListSource]]:
         """What is to be folded into which list. Where a function says so, the sources are read for it."""
-        groups: dict[str, dict[tuple[ProjectionSpec, Place], Part]] = {}
+        groups: dict[str, dict[tuple[ProjectionSpec, DocumentLocation], ListSource]] = {}
         for projection in self.projections:
             # Of several sources with one key the first: what they hold is one document.
-            own_by_key: dict[str, Touched] = {}
+            own_by_key: dict[str, ChangedSource] = {}
             for one in touched:
-                if projection.reads(one.place.namespace, one.place.name):
-                    own_by_key.setdefault(one.place.key, one)
+                if projection.reads(one.location.namespace, one.location.name):
+                    own_by_key.setdefault(one.location.key, one)
             own = list(own_by_key.values())
             if isinstance(projection.target, str):
-                events = [(one, _of_params(one.place)) for one in own]
+                events = [(one, _event_of_params(one.location)) for one in own]
             else:
                 events = []
                 async for one, event in self.sources.events(own):
                     if isinstance(event, DocumentCorrupt):
-                        self.unreadable([projection], one.place)
+                        self.report_corrupt([projection], one.location)
                     else:
                         events.append((one, event))
             for one, event in events:
-                key = self.list_of(projection, event)
+                key = self.target_key(projection, event)
                 if key is not None:
-                    groups.setdefault(key, {})[projection, one.place] = (projection, one)
+                    groups.setdefault(key, {})[projection, one.location] = (projection, one)
         return {key: list(parts.values()) for key, parts in groups.items()}
 
-    async def _work(self, key: str, parts: Sequence[Part]) -> list[Work]:
+    async def _pending_entries(self, key: str, parts: Sequence[ListSource]) -> list[PendingEntry]:
         """What the sources do to the list at `key`, as they are now."""
-        readers: dict[Place, list[ProjectionSpec]] = {}
+        readers: dict[DocumentLocation, list[ProjectionSpec]] = {}
         for projection, one in parts:
-            readers.setdefault(one.place, []).append(projection)
+            readers.setdefault(one.location, []).append(projection)
         work = []
-        sources = list({one.place: one for _, one in parts}.values())
+        sources = list({one.location: one for _, one in parts}.values())
         async for one, event in self.sources.events(sources):
             if isinstance(event, DocumentCorrupt):
-                self.unreadable(readers[one.place], one.place)
+                self.report_corrupt(readers[one.location], one.location)
                 continue
-            for projection in readers[one.place]:
-                step = self.step(projection, event) if self.list_of(projection, event) == key else None
+            for projection in readers[one.location]:
+                step = (
+                    self.entry_change(projection, event)
+                    if self.target_key(projection, event) == key
+                    else None
+                )
                 if step is not None:
                     since_ms = event.timestamp
-                    if one.place.kind in ("document", "file") and one.since_ms is not None:
+                    if one.location.kind in ("document", "file") and one.since_ms is not None:
                         since_ms = one.since_ms
-                    work.append(Work(projection, step, event.timestamp, since_ms))
+                    work.append(PendingEntry(projection, step, event.timestamp, since_ms))
         return work
 
-    def _current(self, key: str, found: Object | None, owners: Sequence[Place], heals: bool) -> _Held:
+    def _current(
+        self, key: str, found: StoredObject | None, owners: Sequence[DocumentLocation], repair: bool
+    ) -> _LoadedList:
         """The list as it is, empty where there is none yet or it has expired. Raises DocumentCorrupt."""
         if found is None:
-            return _Held(None, ABSENT, "")
+            return _LoadedList(None, ABSENT, "")
         try:
             document = _core.read_document(found.body)
         except DocumentCorrupt as error:
-            self._services.corruption.meet(error, "document", key)
-            if heals and not _core.is_log(found.body):
-                return _Held(None, Etag(found.etag), "")
+            self._services.corruption.report_once(error, "document", key)
+            if repair and not _core.is_log(found.body):
+                return _LoadedList(None, Etag(found.etag), "")
             raise
         ttl_ms = owners[0].collection.ttl_ms if owners else None
         expired = ttl_ms is not None and document.ts_ms + ttl_ms < self._services.now_ms()
-        return _Held(None if expired else document.data, Etag(found.etag), document.hash)
+        return _LoadedList(None if expired else document.data, Etag(found.etag), document.hash)
 
-    async def _put(self, key: str, body: _core.PushBody, held: _Held, owners: Sequence[Place]) -> bool:
+    async def _put(
+        self, key: str, body: _core.PushBody, loaded: _LoadedList, owners: Sequence[DocumentLocation]
+    ) -> bool:
         """Whether the list is written and announced; else another write came first."""
         now_ms = self._services.now_ms()
-        changes = [place.subject.change(body.hash, now_ms) for place in owners[:1]]
+        changes = [place.document_ref.change(body.hash, now_ms) for place in owners[:1]]
         try:
-            await self._services.outbox.put(key, body.stored(now_ms), held.expect, changes, held.hash)
+            await self._services.outbox.put(
+                key, body.stored(now_ms), loaded.precondition, changes, loaded.hash
+            )
         except EtagMismatch:
             return False
         return True
 
-    def _tell_dropped(self, key: str, folded: Folded) -> None:
+    def _log_dropped(self, key: str, folded: FoldResult) -> None:
         for projection in dict.fromkeys(folded.dropped):
             count = folded.dropped.count(projection)
             log.error(
@@ -255,17 +275,17 @@ async def for_each(keys: Collection[str], do: Callable[[str], Awaitable[object]]
         for key in waiting:
             await do(key)
 
-    doing = [do_on() for _ in range(min(_LISTS_AT_ONCE, len(keys)))]
+    doing = [do_on() for _ in range(min(_MAX_CONCURRENT_LISTS, len(keys)))]
     for outcome in await asyncio.gather(*doing, return_exceptions=True):
         if outcome is not None:
             raise outcome
 
 
-def _of_params(place: Place) -> WriteEvent:
+def _event_of_params(place: DocumentLocation) -> WriteEvent:
     """All that the template of a list needs of a write."""
-    subject: Subject = place.subject
+    subject: DocumentRef = place.document_ref
     return WriteEvent(place.name, subject.params, "", 0, namespace=place.namespace)
 
 
-def _named(event: WriteEvent) -> str:
+def _describe(event: WriteEvent) -> str:
     return f"{event.collection} {dict(event.params)}"

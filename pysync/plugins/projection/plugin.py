@@ -6,80 +6,80 @@ from functools import cached_property
 
 from pysync.config import Config, ConfigError, Problem
 from pysync.errors import Unavailable
-from pysync.plugins import Services
-from pysync.plugins.projection.follower import Follower
-from pysync.plugins.projection.spec import ProjectionSpec, declared
+from pysync.plugins import PluginContext
+from pysync.plugins.projection.follower import ProjectionWorker
+from pysync.plugins.projection.spec import ProjectionSpec, spec_from_config
 
 
-class Projections:
+class ProjectionsPlugin:
     """Keeps the lists of several projections: a plugin. Each name names another checkpoint."""
 
     def __init__(self, name: str, projections: Sequence[ProjectionSpec]) -> None:
         self.name = name
         self.projections = tuple(projections)
-        self._follower: Follower | None = None
+        self._worker: ProjectionWorker | None = None
 
     @asynccontextmanager
-    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+    async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
         """Follow the change log while the service runs."""
-        self._follower = follower = Follower(self.name, self.projections, services)
+        self._worker = follower = ProjectionWorker(self.name, self.projections, services)
         try:
             yield
         finally:
-            self._follower = None
+            self._worker = None
             await follower.close()
 
-    async def reached(self, place: str) -> None:
-        """Return when the lists hold what was announced up to the id `place`. Raises Unavailable."""
-        if self._follower is None:
+    async def wait_until_folded(self, change_id: str) -> None:
+        """Return when the lists hold what was announced up to the id `change_id`. Raises Unavailable."""
+        if self._worker is None:
             raise Unavailable
-        await self._follower.reached(place)
+        await self._worker.wait_until_folded(change_id)
 
 
 class Projection(ProjectionSpec):
     """One projection that is a plugin by itself: `create_app(..., plugins=[Projection(...)])`."""
 
     @cached_property
-    def keeper(self) -> Projections:
+    def plugin(self) -> ProjectionsPlugin:
         """The keeper of its lists, if the plugin keeps them by itself."""
-        return Projections(self.name, [self])
+        return ProjectionsPlugin(self.name, [self])
 
     @asynccontextmanager
-    async def lifespan(self, services: Services) -> AsyncIterator[None]:
+    async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
         """Keep the list while the service runs."""
-        async with self.keeper.lifespan(services):
+        async with self.plugin.lifespan(services):
             yield
 
 
-def projections_of(config: Config) -> Sequence[Projections]:
+def projections_of(config: Config) -> Sequence[ProjectionsPlugin]:
     """The plugin that keeps the lists which the configuration declares; none where it declares none. Raises
     ConfigError with all that is wrong with the code that it names."""
     made, problems = [], []
     for at, said in enumerate(config.projections):
         try:
-            made.append(declared(said))
+            made.append(spec_from_config(said))
         except ValueError as error:
             problems.append(Problem(f"projections[{at}]", str(error)))
     if problems:
         raise ConfigError(problems)
-    return (Projections("projections", made),) if made else ()
+    return (ProjectionsPlugin("projections", made),) if made else ()
 
 
 def projections_in(plugins: Iterable[object]) -> list[ProjectionSpec]:
     """The projections among some plugins."""
     found: list[ProjectionSpec] = []
     for plugin in plugins:
-        if isinstance(plugin, Projections):
+        if isinstance(plugin, ProjectionsPlugin):
             found += plugin.projections
         elif isinstance(plugin, Projection):
             found.append(plugin)
     return found
 
 
-def keepers_in(plugins: Iterable[object]) -> list[Projections]:
+def projections_plugins_in(plugins: Iterable[object]) -> list[ProjectionsPlugin]:
     """Those among some plugins who keep lists."""
     return [
-        plugin if isinstance(plugin, Projections) else plugin.keeper
+        plugin if isinstance(plugin, ProjectionsPlugin) else plugin.plugin
         for plugin in plugins
-        if isinstance(plugin, Projections | Projection)
+        if isinstance(plugin, ProjectionsPlugin | Projection)
     ]

@@ -5,34 +5,36 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pysync.changelog import ChangeLog, read_change
+from pysync.changelog import ChangeLog, parse_change
 from pysync.config import key_templates
 from pysync.errors import DocumentCorrupt
-from pysync.plugins.projection.fold import Change, Touched, without_others
-from pysync.plugins.projection.lists import Lists, Outcome, Part, for_each
+from pysync.plugins.projection.fold import ChangedSource, ListTransform, prune_entries
+from pysync.plugins.projection.lists import ListSource, ListWriteOutcome, ListWriter, for_each
 from pysync.plugins.projection.spec import ProjectionSpec
-from pysync.plugins.projection.targets import Place
+from pysync.plugins.projection.targets import DocumentLocation
 
 _PAGE: Final = 256
 """Sources that are read, and folded into a list, together."""
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _ListPlan:
     """What the sources say of one list: the parts that it is made of, when each was written last, and the ids
     of the entries that it has."""
 
-    parts: dict[tuple[ProjectionSpec, Place], tuple[int, Part]] = field(default_factory=dict)
+    sources: dict[tuple[ProjectionSpec, DocumentLocation], tuple[int, ListSource]] = field(
+        default_factory=dict
+    )
     ids: set[str] = field(default_factory=set)
     is_chosen: bool = False
 
-    def in_order(self) -> list[Part]:
-        return [part for _, part in sorted(self.parts.values(), key=lambda dated: dated[0])]
+    def in_order(self) -> list[ListSource]:
+        return [part for _, part in sorted(self.sources.values(), key=lambda dated: dated[0])]
 
 
 async def rebuild(
-    lists: Lists, chosen: Sequence[ProjectionSpec], changes: ChangeLog
-) -> tuple[str, dict[str, Outcome]]:
+    lists: ListWriter, chosen: Sequence[ProjectionSpec], changes: ChangeLog
+) -> tuple[str, dict[str, ListWriteOutcome]]:
     """Bring the lists of the `chosen` projections to what their sources say now. Entries that are there keep
     their places, others are appended in the order in which their sources were written, and entries that no
     projection of `lists` makes are taken away.
@@ -40,13 +42,13 @@ async def rebuild(
     Returns what became of each list, and an id of the change log: what was written while this ran may be
     missing until the changes after that id have been folded. Raises Unavailable.
     """
-    begun = await changes.newest()
+    begun = await changes.last_id()
     related = [one for one in lists.projections if any(_may_share(one, other) for other in chosen)]
-    wanted = await _wanted(lists, related, chosen)
+    wanted = await _list_plans(lists, related, chosen)
     for projection in chosen:
         async for key in _existing(lists, projection):
             wanted[key].is_chosen = True
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, ListWriteOutcome] = {}
 
     async def rebuild_one(key: str) -> None:
         outcome = await _rebuild_list(lists, key, wanted[key], related)
@@ -57,39 +59,39 @@ async def rebuild(
     return begun, outcomes
 
 
-async def catch_up(lists: Lists, changes: ChangeLog, after: str) -> bool:
+async def catch_up(lists: ListWriter, changes: ChangeLog, after: str) -> bool:
     """Fold all that was written after the id `after`; False where that is not known any more. Raises
     Unavailable."""
-    until = await changes.newest()
+    until = await changes.last_id()
     while after < until:
-        found = await changes.changes(after, _PAGE)
+        found = await changes.read(after, _PAGE)
         if found is None:
             return False
         if not found:
             break
-        await lists.fold([read_change(change) for _, change in found])
+        await lists.fold([parse_change(change) for _, change in found])
         after = found[-1][0]
     return True
 
 
-async def _wanted(
-    lists: Lists, related: Sequence[ProjectionSpec], chosen: Sequence[ProjectionSpec]
-) -> defaultdict[str, _Wanted]:
+async def _list_plans(
+    lists: ListWriter, related: Sequence[ProjectionSpec], chosen: Sequence[ProjectionSpec]
+) -> defaultdict[str, _ListPlan]:
     """What all sources say, by list."""
-    wanted: defaultdict[str, _Wanted] = defaultdict(_Wanted)
+    wanted: defaultdict[str, _ListPlan] = defaultdict(_ListPlan)
     async for some in _pages(_sources(lists, related)):
         async for one, event in lists.sources.events(some):
-            readers = [other for other in related if other.reads(one.place.namespace, one.place.name)]
+            readers = [other for other in related if other.reads(one.location.namespace, one.location.name)]
             if isinstance(event, DocumentCorrupt):
-                lists.unreadable(readers, one.place)
+                lists.report_corrupt(readers, one.location)
                 continue
             for projection in readers:
-                key = lists.list_of(projection, event)
+                key = lists.target_key(projection, event)
                 if key is None:
                     continue
-                step = lists.step(projection, event)
+                step = lists.entry_change(projection, event)
                 list_ = wanted[key]
-                list_.parts[projection, one.place] = (event.timestamp, (projection, one))
+                list_.sources[projection, one.location] = (event.timestamp, (projection, one))
                 list_.is_chosen |= projection in chosen
                 if step is not None and step.entry is not None:
                     list_.ids.add(step.id)
@@ -97,40 +99,42 @@ async def _wanted(
 
 
 async def _rebuild_list(
-    lists: Lists, key: str, wanted: _Wanted, related: Sequence[ProjectionSpec]
-) -> Outcome | None:
+    lists: ListWriter, key: str, wanted: _ListPlan, related: Sequence[ProjectionSpec]
+) -> ListWriteOutcome | None:
     """Fold a list's sources, a page at a time, as they are then; last take away what none of them makes. None
     where it is no list."""
     parts = wanted.in_order()
     folded = [
-        await lists.fold_list(key, parts[start : start + _PAGE], heals=True)
+        await lists.fold_list(key, parts[start : start + _PAGE], repair=True)
         for start in range(0, len(parts), _PAGE)
     ]
 
-    async def prune() -> Change:
-        return without_others(wanted.ids)
+    async def prune() -> ListTransform:
+        return prune_entries(wanted.ids)
 
-    if any(lists.keys.forgets(projection) and _may_keep(projection, key) for projection in related):
-        return Outcome(*_sums(folded))
-    pruned = await lists.write(key, related, prune, heals=True)
+    if any(
+        lists.keys.has_unstored_sources(projection) and _may_target(projection, key) for projection in related
+    ):
+        return ListWriteOutcome(*_sums(folded))
+    pruned = await lists.write(key, related, prune, repair=True)
     if pruned is None:
         return None
-    return Outcome(*_sums([*folded, pruned]))
+    return ListWriteOutcome(*_sums([*folded, pruned]))
 
 
-def _sums(outcomes: Sequence[Outcome | None]) -> tuple[int, int]:
+def _sums(outcomes: Sequence[ListWriteOutcome | None]) -> tuple[int, int]:
     """Return the number of entries of the list after the last of these, and the number of changes that all of
     them made."""
     known = [one for one in outcomes if one is not None]
     return known[-1].entries if known else 0, sum(one.changed for one in known)
 
 
-def _may_keep(projection: ProjectionSpec, key: str) -> bool:
+def _may_target(projection: ProjectionSpec, key: str) -> bool:
     target = projection.target
     return not isinstance(target, str) or key_templates.matches(target, key)
 
 
-async def _sources(lists: Lists, projections: Sequence[ProjectionSpec]) -> AsyncIterator[Touched]:
+async def _sources(lists: ListWriter, projections: Sequence[ProjectionSpec]) -> AsyncIterator[ChangedSource]:
     """Every document and log that the projections read."""
     collections = {
         (namespace, collection.name): collection
@@ -139,12 +143,12 @@ async def _sources(lists: Lists, projections: Sequence[ProjectionSpec]) -> Async
     }
     for (namespace, _), collection in collections.items():
         async for key in lists.stored(*lists.keys.stored_at(collection)):
-            place = lists.keys.place(namespace, collection, key)
+            place = lists.keys.location_at(namespace, collection, key)
             if place is not None:
-                yield Touched(place)
+                yield ChangedSource(place)
 
 
-async def _existing(lists: Lists, projection: ProjectionSpec) -> AsyncIterator[str]:
+async def _existing(lists: ListWriter, projection: ProjectionSpec) -> AsyncIterator[str]:
     """The lists that a template may have made. Of those that a function names only the ones that sources name
     still are known."""
     target = projection.target
@@ -154,8 +158,8 @@ async def _existing(lists: Lists, projection: ProjectionSpec) -> AsyncIterator[s
                 yield key
 
 
-async def _pages(sources: AsyncIterator[Touched]) -> AsyncIterator[list[Touched]]:
-    page: list[Touched] = []
+async def _pages(sources: AsyncIterator[ChangedSource]) -> AsyncIterator[list[ChangedSource]]:
+    page: list[ChangedSource] = []
     async for source in sources:
         page.append(source)
         if len(page) == _PAGE:

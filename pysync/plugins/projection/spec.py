@@ -10,9 +10,9 @@ import orjson
 
 from pysync import _core, config
 from pysync.config import key_templates
-from pysync.config.plugin_validation import OBJECT_OF_MODULE, projection_name
+from pysync.config.plugin_validation import OBJECT_REFERENCE, projection_name
 from pysync.model import WriteEvent
-from pysync.plugins.loader import resolved
+from pysync.plugins.loader import import_object
 
 MAX_RETRIES: Final = 8
 
@@ -22,7 +22,7 @@ Project = Callable[[WriteEvent], Mapping[str, Any] | None]
 """`{"id", "value"}` puts an entry, `{"id", "remove": True}` takes it away, None does neither."""
 
 
-class Step(NamedTuple):
+class EntryChange(NamedTuple):
     """What a write does to a list: `entry` is what the list is to hold under `id`, None: nothing."""
 
     id: str
@@ -61,20 +61,20 @@ class ProjectionSpec:
         self.max_retries = max_retries
         self.wait = wait
         if isinstance(target, str):
-            for fault in key_templates.faults(target):
+            for fault in key_templates.errors(target):
                 raise ValueError(f"projection {self.name}: target {fault}")
 
     def reads(self, namespace: str | None, collection: str) -> bool:
         """True if the collection is one of the sources."""
         return collection in self.sources or f"{namespace or ''}/{collection}" in self.sources
 
-    def list_of(self, event: WriteEvent) -> str | None:
+    def target_key(self, event: WriteEvent) -> str | None:
         """The key of the list that the write belongs to, whatever a target function returns for one."""
         if isinstance(self.target, str):
-            return filled(self.target, event.params)
+            return format_key(self.target, event.params)
         return self.target(event)
 
-    def step(self, event: WriteEvent) -> Step | None:
+    def entry_change(self, event: WriteEvent) -> EntryChange | None:
         """What the write does to its list. Raises what `project` does, and ValueError, TypeError or a
         PysyncError for a result that no list can hold."""
         result = self.project(event)
@@ -84,17 +84,17 @@ class ProjectionSpec:
         if not isinstance(id_, str):
             raise ValueError("project returned no id that is a string")
         if result.get("remove") is True:
-            return Step(id_, None)
+            return EntryChange(id_, None)
         value = result.get("value")
         if not isinstance(value, Mapping):
             raise ValueError("project returned no value that is an object")
         # As the list will hold it: with numbers and depth as documents have them, so that it can be compared.
         text = orjson.dumps({"id": id_, "value": value})
         held = _core.decode_push(b'{"data":{"items":[%b]}}' % text)
-        return Step(id_, orjson.loads(held.data)["items"][0])
+        return EntryChange(id_, orjson.loads(held.data)["items"][0])
 
 
-def filled(text: str, params: Mapping[str, str]) -> str:
+def format_key(text: str, params: Mapping[str, str]) -> str:
     """The text with each `{name}` replaced by that parameter. Raises KeyError."""
     return key_templates.PARAM.sub(lambda name: params[name[1]], text)
 
@@ -102,40 +102,42 @@ def filled(text: str, params: Mapping[str, str]) -> str:
 _MISSING: Final = object()
 
 
-def declared(said: config.Projection) -> ProjectionSpec:
+def spec_from_config(section: config.ProjectionConfig) -> ProjectionSpec:
     """The projection that a member of `projections` declares. Raises ValueError where it names code that is
     not there."""
-    target: str | Target = said.target
-    if OBJECT_OF_MODULE.fullmatch(said.target):
-        target = _function(said.target)
-    project = _mapping(said) if said.project is None else _function(said.project)
+    target: str | Target = section.target
+    if OBJECT_REFERENCE.fullmatch(section.target):
+        target = _function(section.target)
+    project = _mapping(section) if section.project is None else _function(section.project)
     return ProjectionSpec(
-        said.source,
+        section.source,
         target,
         project,
-        name=projection_name(said),
-        max_items=said.max_items,
-        max_retries=said.max_retries,
-        wait=said.wait,
+        name=projection_name(section),
+        max_items=section.max_items,
+        max_retries=section.max_retries,
+        wait=section.wait,
     )
 
 
 def _function(named: str) -> Callable[[WriteEvent], Any]:
-    function: Callable[[WriteEvent], Any] = resolved(named)
+    function: Callable[[WriteEvent], Any] = import_object(named)
     if not callable(function):
         raise ValueError(f"{named} is no function")
     return function
 
 
-def _mapping(said: config.Projection) -> Project:
+def _mapping(section: config.ProjectionConfig) -> Project:
     """`id`, `value` and `removeWhen` as a function."""
-    id_ = said.id or ""
-    members = {name: _steps(pointer) for name, pointer in said.value.items()}
-    removed = [(_steps(pointer), _canonical(value)) for pointer, value in said.remove_when.items()]
+    id_ = section.id or ""
+    members = {name: _pointer_segments(pointer) for name, pointer in section.value.items()}
+    removed = [
+        (_pointer_segments(pointer), _canonical(value)) for pointer, value in section.remove_when.items()
+    ]
 
     def project(event: WriteEvent) -> Mapping[str, Any]:
         data = event.body
-        entry_id = filled(id_, event.params)
+        entry_id = format_key(id_, event.params)
         if removed and all(
             (found := _at(data, steps)) is not _MISSING and _canonical(found) == value
             for steps, value in removed
@@ -150,7 +152,7 @@ def _mapping(said: config.Projection) -> Project:
     return project
 
 
-def _steps(pointer: str) -> list[str]:
+def _pointer_segments(pointer: str) -> list[str]:
     """The steps of a JSON pointer; `/` alone takes none: it is the whole."""
     if pointer == "/":
         return []

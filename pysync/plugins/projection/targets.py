@@ -5,19 +5,19 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
-from pysync.changelog import Subject
+from pysync.changelog import DocumentRef
 from pysync.config import Collection, Config, key_templates
-from pysync.config.derived import document_path, holds_documents, owner
+from pysync.config.derived import accepts_json, collection_for_key, key_template
 from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.store import JSON_TYPE
 
-Kind = Literal["document", "log", "file", "nothing"]
+StoredKind = Literal["document", "log", "file", "nothing"]
 """The stored object of a write."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DocumentLocation:
     """The stored object of a collection at a key."""
 
     namespace: str | None
@@ -25,15 +25,15 @@ class Place:
     key: str
     params: dict[str, str] = field(compare=False)
     collection: Collection = field(compare=False, repr=False)
-    kind: Kind = field(compare=False)
+    kind: StoredKind = field(compare=False)
 
     @property
-    def subject(self) -> Subject:
+    def document_ref(self) -> DocumentRef:
         """What a write of the server's own to it is of."""
-        return Subject(self.name, self.params, self.namespace, key=self.key)
+        return DocumentRef(self.name, self.params, self.namespace, key=self.key)
 
 
-class Keys:
+class KeyResolver:
     """The keys of one configuration's collections."""
 
     def __init__(self, config: Config) -> None:
@@ -52,41 +52,49 @@ class Keys:
     def stored_at(self, collection: Collection) -> tuple[str, str]:
         """The template of the keys at which a collection has what it stores, and what follows it."""
         batches = self._batches.get(collection.name)
-        return (document_path(collection), "") if batches is None else (batches, SUFFIX)
+        return (key_template(collection), "") if batches is None else (batches, SUFFIX)
 
-    def written(self, subject: Subject) -> Place | None:
-        """Where a write of `subject` went; None where the configuration has changed since."""
+    def locate(self, subject: DocumentRef) -> DocumentLocation | None:
+        """Where a write of `document_ref` went; None where the configuration has changed since."""
         collection = self._by_name.get((subject.namespace, subject.collection))
         if collection is None or set(key_templates.params(collection.storage_path)) != set(subject.params):
             return None
         path, suffix = self.stored_at(collection)
         key = key_templates.document_key(path.split("/"), subject.params) + suffix
         kind = self._kind(collection)
-        return Place(subject.namespace, subject.collection, key, dict(subject.params), collection, kind)
+        return DocumentLocation(
+            subject.namespace, subject.collection, key, dict(subject.params), collection, kind
+        )
 
-    def shared(self, subject: Subject, reads: Callable[[str | None, str], bool]) -> list[Place]:
+    def locate_all(
+        self, subject: DocumentRef, reads: Callable[[str | None, str], bool]
+    ) -> list[DocumentLocation]:
         """The collections that the written key is among and that are read, that of the writer first."""
         own = (
-            self.written(subject) if not subject.key or reads(subject.namespace, subject.collection) else None
+            self.locate(subject) if not subject.key or reads(subject.namespace, subject.collection) else None
         )
         key = subject.key or (own.key if own is not None else "")
         found = [own] if own is not None and reads(own.namespace, own.name) else []
         for suffix, index in self._index.items():
             for (namespace, collection), _ in index.find(key.removesuffix(suffix)):
-                place = self.place(namespace, collection, key) if reads(namespace, collection.name) else None
+                place = (
+                    self.location_at(namespace, collection, key)
+                    if reads(namespace, collection.name)
+                    else None
+                )
                 if place is not None and place != own:
                     found.append(place)
         return found
 
-    def owners(self, key: str) -> list[Place]:
+    def owners(self, key: str) -> list[DocumentLocation]:
         """The collection of each namespace that the key belongs to, at this key."""
         return [
-            self._place(namespace, found, key)
+            self._location(namespace, found, key)
             for namespace, collections in self._by_namespace
-            if (found := owner(collections, key)) is not None
+            if (found := collection_for_key(collections, key)) is not None
         ]
 
-    def refusal(self, projection: ProjectionSpec, key: object) -> str | None:
+    def why_not_allowed(self, projection: ProjectionSpec, key: object) -> str | None:
         """Why the projection may keep no list at `key`, None where it may."""
         if not isinstance(key, str) or not _is_key(key):
             return "is no key"
@@ -105,7 +113,7 @@ class Keys:
             if projection.reads(namespace, name):
                 yield namespace, collection
 
-    def place(self, namespace: str | None, collection: Collection, key: str) -> Place | None:
+    def location_at(self, namespace: str | None, collection: Collection, key: str) -> DocumentLocation | None:
         """The document of the collection at `key`, None where that is another's, or nobody's."""
         path, suffix = self.stored_at(collection)
         bare = key.removesuffix(suffix)
@@ -117,39 +125,42 @@ class Keys:
             return None
         for own, collections in self._by_namespace:
             if own == namespace and not suffix:
-                found = owner(collections, key)
-                if found is None or key_templates.shape(document_path(found)) != key_templates.shape(path):
+                found = collection_for_key(collections, key)
+                if found is None or key_templates.normalized(key_template(found)) != key_templates.normalized(
+                    path
+                ):
                     return None
-        return self._place(namespace, collection, key)
+        return self._location(namespace, collection, key)
 
     def is_list(self, target: str, key: str) -> bool:
         """Whether a template of lists stands for `key`, and for no other collection's keys there."""
         return key_templates.matches(target, key) and all(
-            owner(collections, key) is owner(collections, target) for _, collections in self._by_namespace
+            collection_for_key(collections, key) is collection_for_key(collections, target)
+            for _, collections in self._by_namespace
         )
 
-    def forgets(self, projection: ProjectionSpec) -> bool:
+    def has_unstored_sources(self, projection: ProjectionSpec) -> bool:
         """True if the list has entries of writes that are stored nowhere, so that nobody can tell which
         entries are left over."""
         return any(self._kind(collection) == "nothing" for _, collection in self.sources(projection))
 
-    def _kind(self, collection: Collection) -> Kind:
+    def _kind(self, collection: Collection) -> StoredKind:
         if collection.append_only is not None:
             return "nothing" if collection.append_only.persist is False else "log"
-        is_file = collection.name in self._batches or not holds_documents(collection)
+        is_file = collection.name in self._batches or not accepts_json(collection)
         return "file" if is_file else "document"
 
-    def _place(self, namespace: str | None, collection: Collection, key: str) -> Place:
+    def _location(self, namespace: str | None, collection: Collection, key: str) -> DocumentLocation:
         path, suffix = self.stored_at(collection)
         params = {
             name[1]: segment
             for part, segment in zip(path.split("/"), key.removesuffix(suffix).split("/"), strict=True)
             if (name := key_templates.PARAM.fullmatch(part))
         }
-        return Place(namespace, collection.name, key, params, collection, self._kind(collection))
+        return DocumentLocation(namespace, collection.name, key, params, collection, self._kind(collection))
 
 
-def folder(path: str) -> str:
+def literal_prefix(path: str) -> str:
     """What all keys of a template are below, or the key of one without parameters."""
     return "/".join(takewhile(lambda part: not part.startswith("{"), path.split("/")))
 
@@ -158,7 +169,7 @@ def _is_key(key: str) -> bool:
     return (
         bool(key)
         and not key_templates.params(key)
-        and not any(key_templates.faults(key))
+        and not any(key_templates.errors(key))
         and len(key.encode()) <= key_templates.MAX_KEY_BYTES
         and max(map(len, key.split("/"))) <= key_templates.MAX_PARAMETER_BYTES
     )

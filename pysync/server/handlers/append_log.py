@@ -8,8 +8,8 @@ from aiohttp import web
 
 from pysync import _core, protocol
 from pysync.auth import field_permissions
-from pysync.auth.authentication import Access
-from pysync.engine.append_log import Bounds, LogRules, Logs, Tail
+from pysync.auth.authentication import Authenticator
+from pysync.engine.append_log import AppendLogs, LogRange, LogSettings, LogSlice
 from pysync.engine.keyed_versions import KeyedVersions
 from pysync.errors import (
     AppendProofMissing,
@@ -21,14 +21,21 @@ from pysync.errors import (
     InvalidLimit,
     PullBoundRequired,
 )
-from pysync.model import Caller, Written
-from pysync.server.authorization import Callers
-from pysync.server.request_body import apply, aside, check_author, check_sealed, receive, request_key
-from pysync.server.responses import NO_STORE, Answer, HeadAnswer, version_matches
+from pysync.model import Caller, WriteResult
+from pysync.server.authorization import RequestAuthenticator
+from pysync.server.request_body import (
+    check_sealed,
+    idempotency_key,
+    in_thread_if_large,
+    read_authenticated_body,
+    validate,
+    verify_author_proof,
+)
+from pysync.server.responses import NO_STORE, HeadResponse, Response, etag_matches
 from pysync.server.router import Match
-from pysync.server.streaming import streamed
+from pysync.server.streaming import streaming_response
 
-STRIP_IN_THREAD_ABOVE = 64 * 1024
+REDACT_IN_THREAD_ABOVE = 64 * 1024
 MAX_BOUND = 2**63 - 1
 """Nothing lies beyond it: neither so late a time nor so many elements."""
 
@@ -39,109 +46,130 @@ class LogHandlers:
     """The routes of one append-only collection, whose logs follow `rules`."""
 
     def __init__(
-        self, rules: LogRules, logs: Logs, access: Access, callers: Callers, versions: KeyedVersions
+        self,
+        rules: LogSettings,
+        logs: AppendLogs,
+        access: Authenticator,
+        callers: RequestAuthenticator,
+        versions: KeyedVersions,
     ) -> None:
-        self._rules = rules
+        self._settings = rules
         self._logs = logs
         self._versions = versions
         self._access = access
         self._callers = callers
 
-    async def append(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def append(self, request: web.BaseRequest, match: Match) -> Response:
         """`POST {ns}/push/<key>`: one element at the log's end."""
-        caller, element = await self._received(request, match)
-        written = await self._made(request, match, caller, element)
-        told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written)
-        return Answer(200, protocol.written_body(told, written.timestamp_ms), NO_STORE)
+        caller, element = await self._authorize(request, match)
+        written = await self._append(request, match, caller, element)
+        told = await self._versions.version_for_caller(
+            match.policy, caller, match.identity, match.key, written
+        )
+        return Response(200, protocol.write_response_body(told, written.timestamp_ms), NO_STORE)
 
-    async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def pull(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET {ns}/pull/<key>`: the elements within the bounds of the query."""
-        signer, caller = await self._callers.reader(request, match)
-        return await self._read(request, match, signer, caller)
+        signer, caller = await self._callers.authorize_read(request, match)
+        return await self._respond(request, match, signer, caller)
 
-    async def _received(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.Append]:
+    async def _authorize(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.Append]:
         """Who appends, with its roles for this log, and what: allowed and checked."""
-        rule = match.rule
+        rule = match.policy
         permissions = rule.collection.field_permissions
-        caller, text = await receive(request, match, self._access, self._callers)
-        element = await aside(len(text), _core.decode_append, text)
-        if self._rules.require_author_signature:
+        caller, text = await read_authenticated_body(request, match, self._access, self._callers)
+        element = await in_thread_if_large(len(text), _core.decode_append, text)
+        if self._settings.require_author_signature:
             if element.author_pubkey is None:
                 raise AppendProofMissing
-            await aside(len(text), check_author, "append", element, caller, match.key)
+            await in_thread_if_large(len(text), verify_author_proof, "append", element, caller, match.key)
         if permissions:
-            field_permissions.check_appended(permissions, rule.roles_of(caller, match.identity), element.data)
+            field_permissions.check_append(
+                permissions, rule.effective_roles(caller, match.identity), element.data
+            )
         if match.route.keyrings is not None:
             await check_sealed(match, element.data)
-        if match.route.check is not None:
-            await apply(match.route.check, element.data)
+        if match.route.validator is not None:
+            await validate(match.route.validator, element.data)
         return caller, element
 
-    async def _made(
+    async def _append(
         self, request: web.BaseRequest, match: Match, caller: Caller, element: _core.Append
-    ) -> Written:
+    ) -> WriteResult:
         """Make an append that is allowed and checked."""
-        subject = match.subject(caller)
-        once = request_key(request, caller, match.key)
+        subject = match.document_ref(caller)
+        once = idempotency_key(request, caller, match.key)
         if once is None:
-            return await self._logs.append(match.key, element, self._rules, subject)
-        return await self._logs.append_once(match.key, element, self._rules, once, subject)
+            return await self._logs.append(match.key, element, self._settings, subject)
+        return await self._logs.append_idempotent(match.key, element, self._settings, once, subject)
 
-    async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
+    async def _respond(
+        self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller
+    ) -> Response:
         """The answer to a pull that is allowed."""
-        rule = match.rule
+        rule = match.policy
         now_ms = self._logs.now_ms()
         query = request.query if "?" in request.raw_path else {}
-        tail = await self._logs.read(match.key, bounds(query, self._rules, now_ms), self._rules)
+        tail = await self._logs.read(
+            match.key, parse_log_range(query, self._settings, now_ms), self._settings
+        )
         if not tail.hash:
-            return Answer(200, self._pulled(tail, b"", now_ms), match.route.read_headers)
+            return Response(200, self._render(tail, b"", now_ms), match.route.read_headers)
         permissions = rule.collection.field_permissions
         hidden: frozenset[str] = frozenset()
         if permissions:
-            hidden = field_permissions.hidden(permissions, rule.roles_of(caller, match.identity))
-        version = tail.hash = await self._versions.told(match.key, tail.hash, tail.newest_ms, hidden)
+            hidden = field_permissions.hidden_fields(
+                permissions, rule.effective_roles(caller, match.identity)
+            )
+        version = tail.hash = await self._versions.load_and_compute(
+            match.key, tail.hash, tail.newest_ms, hidden
+        )
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
-        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
-            return Answer(304, b"", headers)
+        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
+            return Response(304, b"", headers)
         if request.method == "HEAD":
-            return HeadAnswer(headers)
+            return HeadResponse(headers)
         if await tail.is_long():
-            return await streamed(request, self._pieces(tail, hidden, now_ms), headers)
+            return await streaming_response(request, self._stream(tail, hidden, now_ms), headers)
         text = await tail.text()
         if hidden:
-            text = await stripped(text, hidden)
-        return Answer(200, self._pulled(tail, text, now_ms, hidden), headers)
+            text = await redact_in_thread(text, hidden)
+        return Response(200, self._render(tail, text, now_ms, hidden), headers)
 
-    def _pulled(self, tail: Tail, text: bytes, now_ms: int, hidden: frozenset[str] = frozenset()) -> bytes:
+    def _render(
+        self, tail: LogSlice, text: bytes, now_ms: int, hidden: frozenset[str] = frozenset()
+    ) -> bytes:
         """The answer with the elements of `tail`, whose text is `text`."""
-        before, after = self._answer_frame(tail, now_ms, hidden)
+        before, after = self._response_envelope(tail, now_ms, hidden)
         return b"".join((before, text, after, _end(tail)))
 
-    async def _pieces(self, tail: Tail, hidden: frozenset[str], now_ms: int) -> AsyncGenerator[bytes, None]:
+    async def _stream(
+        self, tail: LogSlice, hidden: frozenset[str], now_ms: int
+    ) -> AsyncGenerator[bytes, None]:
         """The same, piece by piece."""
-        before, after = self._answer_frame(tail, now_ms, hidden)
+        before, after = self._response_envelope(tail, now_ms, hidden)
         comma = b""
         async for chunk in tail.chunks():
             if hidden:
-                yield before + comma + await stripped(chunk.removeprefix(b","), hidden)
+                yield before + comma + await redact_in_thread(chunk.removeprefix(b","), hidden)
                 comma = b","
             else:
                 yield before + chunk if before else chunk
             before = b""
         yield before + after + _end(tail)
 
-    def _answer_frame(self, tail: Tail, now_ms: int, hidden: frozenset[str]) -> tuple[bytes, bytes]:
+    def _response_envelope(self, tail: LogSlice, now_ms: int, hidden: frozenset[str]) -> tuple[bytes, bytes]:
         """The text of an answer before and after the elements, without its end."""
-        before, after = visible_frame(tail, self._rules.field, hidden)
+        before, after = visible_envelope(tail, self._settings.field, hidden)
         return b'{"data":' + before, b'%b,"hash":"%b","timestamp":%d' % (after, tail.hash.encode(), now_ms)
 
 
-def _end(tail: Tail) -> bytes:
+def _end(tail: LogSlice) -> bytes:
     """The end of an answer, after the elements of `tail`: before these it is not known."""
     return b',"hasMore":true}' if tail.has_more else b"}"
 
 
-def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
+def parse_log_range(query: Mapping[str, str], rules: LogSettings, now_ms: int) -> LogRange:
     """Parse the bounds of a pull, as far as `rules` allow them: at most `maxPullLimit` elements, the newest
     if a number is asked for, else the oldest, so that a client that continues from the last one misses none.
     A log that stores nothing needs no bounds. With `forceFullFetch` a checkpoint alone asks for the whole
@@ -152,7 +180,7 @@ def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
         PullBoundRequired, FullWithBounds, FullNotAllowed, CheckpointTooOld.
     """
     if not rules.persist:
-        return Bounds()
+        return LogRange()
     since = _bound(query.get("checkpoint", query.get("since")), InvalidCheckpoint)
     limit = _bound(query.get("limit"), _invalid_limit)
     last = _bound(query.get("last"), InvalidLast)
@@ -163,15 +191,15 @@ def bounds(query: Mapping[str, str], rules: LogRules, now_ms: int) -> Bounds:
             raise PullBoundRequired
         if not rules.allow_full:
             raise FullNotAllowed
-        return Bounds()
+        return LogRange()
     if is_full:
         raise FullWithBounds
     if newest is None and rules.force_full:
-        return Bounds(oldest=rules.max_pull_limit)
-    rules.check_age(since, now_ms)
+        return LogRange(oldest=rules.max_pull_limit)
+    rules.check_checkpoint_age(since, now_ms)
     if newest is None:
-        return Bounds(since, oldest=rules.max_pull_limit)
-    return Bounds(since, newest if rules.max_pull_limit is None else min(newest, rules.max_pull_limit))
+        return LogRange(since, oldest=rules.max_pull_limit)
+    return LogRange(since, newest if rules.max_pull_limit is None else min(newest, rules.max_pull_limit))
 
 
 def _bound(text: str | None, refused: Callable[[], BadRequest]) -> int | None:
@@ -186,18 +214,18 @@ def _invalid_limit() -> BadRequest:
     return InvalidLimit("Invalid limit")
 
 
-def visible_frame(tail: Tail, field: str, hidden: frozenset[str]) -> tuple[bytes, bytes]:
+def visible_envelope(tail: LogSlice, field: str, hidden: frozenset[str]) -> tuple[bytes, bytes]:
     """What stands before and after the elements in the text of `data`, without the hidden members that
     Starfish kept beside them."""
-    before, after = tail.frame(field)
+    before, after = tail.envelope(field)
     if not hidden:
         return before, after
-    visible = field_permissions.without(before + after, hidden - {field})
+    visible = field_permissions.redact(before + after, hidden - {field})
     return visible.removesuffix(after), after
 
 
-async def stripped(elements: bytes, hidden: frozenset[str]) -> bytes:
+async def redact_in_thread(elements: bytes, hidden: frozenset[str]) -> bytes:
     """The elements without their hidden members, made beside the event loop where there are many."""
-    if len(elements) > STRIP_IN_THREAD_ABOVE:
-        return await asyncio.to_thread(field_permissions.without_in_each, elements, hidden)
-    return field_permissions.without_in_each(elements, hidden)
+    if len(elements) > REDACT_IN_THREAD_ABOVE:
+        return await asyncio.to_thread(field_permissions.redact_elements, elements, hidden)
+    return field_permissions.redact_elements(elements, hidden)

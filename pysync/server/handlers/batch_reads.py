@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from pysync.auth.policy import Rule
-from pysync.engine.append_log import Bounds, LogRules, Logs, Tail
+from pysync.auth.policy import AccessPolicy
+from pysync.engine.append_log import AppendLogs, LogRange, LogSettings, LogSlice
 from pysync.engine.keyed_versions import KeyedVersions
 from pysync.errors import (
     BatchTooLarge,
@@ -19,14 +19,14 @@ from pysync.errors import (
     PullBoundRequired,
     StoreUnavailable,
 )
-from pysync.server.handlers.append_log import stripped, visible_frame
-from pysync.store import READS_AT_ONCE, NotModified, ObjectInfo, Store
+from pysync.server.handlers.append_log import redact_in_thread, visible_envelope
+from pysync.store import MAX_CONCURRENT_READS, NotModified, ObjectInfo, Store
 
-Read = Callable[[], Awaitable[None]]
+ReadTask = Callable[[], Awaitable[None]]
 """A read that keeps what it finds, and its own failure, to itself."""
 
 
-Outcome = bytes | str | None
+ReadOutcome = bytes | str | None
 """What the store holds: bytes, None for nothing, or the text of the error that kept it from saying."""
 
 RUN_BYTES = 1024 * 1024
@@ -48,7 +48,7 @@ class Budget:
         self._max_bytes = max_bytes
         self._foreseen = 0
         self._counted: set[str] = set()
-        self._is_weighed = False
+        self._is_checked = False
 
     def foresee(self, size: int) -> None:
         """Add the bytes that logs are going to send. Raises BatchTooLarge."""
@@ -64,39 +64,39 @@ class Budget:
             found = None  # whoever reads them will see
         return {} if found is None else dict(zip(keys, found, strict=True))
 
-    def weigh(self, found: Mapping[str, ObjectInfo | None], sent: int = 0) -> None:
+    def check_sizes(self, found: Mapping[str, ObjectInfo | None], sent: int = 0) -> None:
         """Count the documents `found`, of which none was read, beside what is `sent` and not counted yet.
         Raises BatchTooLarge."""
         times = self._times
         sizes = sum(info.size * times[key] for key, info in found.items() if info is not None)
         self._check(self.sent + sent + self._foreseen + sizes)
 
-    def send(self, size: int, times: int = 1) -> bool:
+    def count_log_bytes(self, size: int, times: int = 1) -> bool:
         """Count bytes of a log that were read, and that the answer sends so many times. Returns True if it is
         time to yield to others. Raises BatchTooLarge."""
         self.sent += size * times
         self._check(self.sent)
         return size > RUN_BYTES // 4
 
-    def count(self, found: Mapping[str, Outcome]) -> None:
-        """Count the documents of one `read_each`, once all are read. Raises BatchTooLarge."""
+    def count(self, found: Mapping[str, ReadOutcome]) -> None:
+        """Count the documents of one `read_many`, once all are read. Raises BatchTooLarge."""
         self.sent += self._size(found)
         self._counted |= found.keys()
         self._check(self.sent)
 
-    async def pause(self, found: Mapping[str, Outcome]) -> None:
-        """Yield to others after a run of documents; `found` are those that one `read_each` has read so far.
+    async def pause(self, found: Mapping[str, ReadOutcome]) -> None:
+        """Yield to others after a run of documents; `found` are those that one `read_many` has read so far.
         The first time, check the sizes of the documents that are not read yet. Raises BatchTooLarge."""
         self.run = 0
         sent = self._size(found)
         self._check(self.sent + sent)
-        if not self._is_weighed:
-            self._is_weighed = True
+        if not self._is_checked:
+            self._is_checked = True
             left = [key for key in self._times if key not in found and key not in self._counted]
-            self.weigh(await self.infos(left), sent)
+            self.check_sizes(await self.infos(left), sent)
         await asyncio.sleep(0)
 
-    def _size(self, found: Mapping[str, Outcome]) -> int:
+    def _size(self, found: Mapping[str, ReadOutcome]) -> int:
         times = self._times
         return sum([len(body) * times[key] for key, body in found.items() if body.__class__ is bytes])
 
@@ -105,32 +105,32 @@ class Budget:
             raise BatchTooLarge
 
 
-async def read_each(
+async def read_many(
     store: Store,
     keys: Collection[str],
-    beside: Collection[Read] = (),
+    extra_reads: Collection[ReadTask] = (),
     budget: Budget | None = None,
     *,
-    at_once: int = READS_AT_ONCE,
-) -> dict[str, Outcome]:
-    """Return the object at each of `keys`, which are distinct; the reads `beside` are made with them. A
+    at_once: int = MAX_CONCURRENT_READS,
+) -> dict[str, ReadOutcome]:
+    """Return the object at each of `keys`, which are distinct; the reads `extra_reads` are made with them. A
     failing read fails alone. Raises BatchTooLarge if the reads exceed the budget.
 
-    Up to `at_once` reads run concurrently if the store waits for a network; otherwise tasks would only cost
-    time.
+    Up to `concurrency` reads run concurrently if the store waits for a network; otherwise tasks would only
+    cost time.
     """
-    found: dict[str, Outcome] = {}
-    waiting, others = iter(keys), iter(beside)
-    count = len(keys) + len(beside)
-    if not store.reads_wait or count < 2:
-        await _read_on(store, waiting, found, others, budget)
+    found: dict[str, ReadOutcome] = {}
+    waiting, others = iter(keys), iter(extra_reads)
+    count = len(keys) + len(extra_reads)
+    if not store.is_remote or count < 2:
+        await _read_worker(store, waiting, found, others, budget)
         if budget is not None:
             budget.count(found)
         return found
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(at_once, count)):
-                group.create_task(_read_on(store, waiting, found, others, budget))
+                group.create_task(_read_worker(store, waiting, found, others, budget))
     except ExceptionGroup as failed:
         if failed.subgroup(BatchTooLarge) is None:
             raise
@@ -140,18 +140,18 @@ async def read_each(
     return found
 
 
-async def _read_on(
+async def _read_worker(
     store: Store,
     waiting: Iterator[str],
-    found: dict[str, Outcome],
-    others: Iterator[Read],
+    found: dict[str, ReadOutcome],
+    others: Iterator[ReadTask],
     budget: Budget | None,
 ) -> None:
     for key in waiting:
         try:
             object_ = await store.get(key)
         except StoreUnavailable as error:
-            found[key] = error.text
+            found[key] = error.default_message
         else:
             if object_ is None or isinstance(object_, NotModified):
                 found[key] = None
@@ -166,62 +166,62 @@ async def _read_on(
         await read()
 
 
-Told = tuple[str, bytes, bool] | str
+LogReadOutcome = tuple[str, bytes, bool] | str
 """The outcome of reading a log: its hash, the text of `data` and whether elements were left out, or the text
 of an error."""
 
 
-def max_elements(rule: Rule) -> int | None:
+def max_elements(rule: AccessPolicy) -> int | None:
     """What a read of this collection returns at most, as the planner wants it: None where it is no log, 0
     for as many as are asked for."""
     log = rule.collection.append_only
     return None if log is None else log.max_pull_limit or 0
 
 
-_NOTHING = Bounds()
+_NOTHING = LogRange()
 
 
-class Asked(NamedTuple):
+class LogReadRequest(NamedTuple):
     """A read of a log: its place among the told, the row of its collection, the members of data that are
     hidden, and how often the answer sends it."""
 
-    at: int
+    position: int
     row: int
     key: str
-    bounds: Bounds
+    bounds: LogRange
     hidden: frozenset[str]
     times: int
 
 
 class LogReads:
-    """The reads of one log in a batch. Their outcomes are put among the `told`."""
+    """The reads of one log in a batch. Their outcomes are put among the `outcomes`."""
 
     def __init__(
         self,
-        logs: Logs,
-        rules: LogRules,
-        asked: Sequence[Asked],
-        told: list[Told],
+        logs: AppendLogs,
+        rules: LogSettings,
+        requests: Sequence[LogReadRequest],
+        outcomes: list[LogReadOutcome],
         budget: Budget,
         versions: KeyedVersions,
     ) -> None:
         self._logs = logs
         self._versions = versions
-        self._rules = rules
-        self._asked = asked
-        self._told = told
+        self._settings = rules
+        self._requests = requests
+        self._outcomes = outcomes
         self._budget = budget
-        self._open: list[tuple[Asked, Tail]] = []
+        self._open: list[tuple[LogReadRequest, LogSlice]] = []
 
     async def open(self) -> None:
         """Read the head, and tell its hash."""
         admitted = []
-        for each in self._asked:
-            refusal = self._refusal(each.bounds)
+        for each in self._requests:
+            refusal = self._error_for(each.bounds)
             if refusal is None:
                 admitted.append(each)
             else:
-                self._told[each.at] = refusal
+                self._outcomes[each.position] = refusal
         if not admitted:
             return
         try:
@@ -229,15 +229,17 @@ class LogReads:
                 replace(each.bounds, since=None) if self._is_forced(each.bounds) else each.bounds
                 for each in admitted
             ]
-            tails = await self._logs.read_each(admitted[0].key, bounds, self._rules)
+            tails = await self._logs.read_many(admitted[0].key, bounds, self._settings)
             for each, tail in zip(admitted, tails, strict=True):
-                tail.hash = await self._versions.told(each.key, tail.hash, tail.newest_ms, each.hidden)
+                tail.hash = await self._versions.load_and_compute(
+                    each.key, tail.hash, tail.newest_ms, each.hidden
+                )
         except (DocumentCorrupt, StoreUnavailable) as error:
             for each in admitted:
-                self._told[each.at] = error.text
+                self._outcomes[each.position] = error.default_message
             return
         for each, tail in zip(admitted, tails, strict=True):
-            self._told[each.at] = tail.hash, b"", False
+            self._outcomes[each.position] = tail.hash, b"", False
             self._open.append((each, tail))
 
     async def begin(self) -> None:
@@ -250,11 +252,11 @@ class LogReads:
                 segmented.append((each, tail))
                 continue
             text = tail.head_text()
-            self._budget.send(len(text), each.times)
+            self._budget.count_log_bytes(len(text), each.times)
             if each.hidden:
-                text = await stripped(text, each.hidden)
-            before, after = visible_frame(tail, self._rules.field, each.hidden)
-            self._told[each.at] = tail.hash, before + text + after, tail.has_more
+                text = await redact_in_thread(text, each.hidden)
+            before, after = visible_envelope(tail, self._settings.field, each.hidden)
+            self._outcomes[each.position] = tail.hash, before + text + after, tail.has_more
         self._open = segmented
 
     @property
@@ -267,43 +269,43 @@ class LogReads:
         for each, tail in self._open:
             if tail.has_segments:
                 with suppress(DocumentCorrupt, StoreUnavailable):  # to be met again
-                    self._budget.foresee(each.times * await tail.least_bytes())
+                    self._budget.foresee(each.times * await tail.min_bytes())
 
     async def read(self) -> None:
         """Tell the elements too. Raises BatchTooLarge."""
         for each, tail in self._open:
             try:
                 text = await self._text(each, tail)
-                self._told[each.at] = tail.hash, text, tail.has_more
+                self._outcomes[each.position] = tail.hash, text, tail.has_more
             except (DocumentCorrupt, StoreUnavailable) as error:
-                self._told[each.at] = error.text
+                self._outcomes[each.position] = error.default_message
         self._open = []
 
-    def _refusal(self, bounds: Bounds) -> str | None:
-        if not self._rules.persist:
+    def _error_for(self, bounds: LogRange) -> str | None:
+        if not self._settings.persist:
             return None
         if bounds == _NOTHING:
-            return PullBoundRequired.text
-        if self._rules.max_checkpoint_age_ms is not None and not self._is_forced(bounds):
+            return PullBoundRequired.default_message
+        if self._settings.max_checkpoint_age_ms is not None and not self._is_forced(bounds):
             try:
-                self._rules.check_age(bounds.since, self._logs.now_ms())
+                self._settings.check_checkpoint_age(bounds.since, self._logs.now_ms())
             except CheckpointTooOld as error:
-                return error.text
+                return error.default_message
         return None
 
-    def _is_forced(self, bounds: Bounds) -> bool:
+    def _is_forced(self, bounds: LogRange) -> bool:
         """True if a checkpoint alone asks for the whole log."""
-        return self._rules.force_full and bounds.newest is None
+        return self._settings.force_full and bounds.newest is None
 
-    async def _text(self, each: Asked, tail: Tail) -> bytes:
+    async def _text(self, each: LogReadRequest, tail: LogSlice) -> bytes:
         """The text of `data`, without what is hidden."""
-        before, after = visible_frame(tail, self._rules.field, each.hidden)
+        before, after = visible_envelope(tail, self._settings.field, each.hidden)
         pieces = [before]
         async for chunk in tail.chunks():
-            is_due = self._budget.send(len(chunk), each.times)
+            is_due = self._budget.count_log_bytes(len(chunk), each.times)
             if each.hidden:
                 comma = b"," if len(pieces) > 1 else b""
-                chunk = comma + await stripped(chunk.removeprefix(b","), each.hidden)
+                chunk = comma + await redact_in_thread(chunk.removeprefix(b","), each.hidden)
             pieces.append(chunk)
             if is_due:
                 await asyncio.sleep(0)
@@ -311,25 +313,28 @@ class LogReads:
         return b"".join(pieces)
 
 
-class Tails:
+class BatchLogReader:
     """The logs of one namespace, as batches read them; `rules` are those of pulling its collections."""
 
-    def __init__(self, logs: Logs, rules: Sequence[Rule], versions: KeyedVersions) -> None:
+    def __init__(self, logs: AppendLogs, rules: Sequence[AccessPolicy], versions: KeyedVersions) -> None:
         self._logs = logs
         self._versions = versions
         self._rules = [
-            None if rule.collection.append_only is None else LogRules.of(rule.collection) for rule in rules
+            None if rule.collection.append_only is None else LogSettings.from_collection(rule.collection)
+            for rule in rules
         ]
 
-    def logs(self, asked: Sequence[Asked], told: list[Told], budget: Budget) -> list[LogReads]:
+    def logs(
+        self, requests: Sequence[LogReadRequest], outcomes: list[LogReadOutcome], budget: Budget
+    ) -> list[LogReads]:
         """The reads of each log that is asked for, whose collections hold it. A log that stores nothing asks
         for no bounds."""
-        by_log: dict[tuple[int, str], list[Asked]] = {}
-        for each in asked:
+        by_log: dict[tuple[int, str], list[LogReadRequest]] = {}
+        for each in requests:
             by_log.setdefault((each.row, each.key), []).append(each)
         found = []
         for (row, _), group in by_log.items():
             rules = self._rules[row]
             assert rules is not None, "the plan's tails are of logs"
-            found.append(LogReads(self._logs, rules, group, told, budget, self._versions))
+            found.append(LogReads(self._logs, rules, group, outcomes, budget, self._versions))
         return found

@@ -12,15 +12,15 @@ from aiohttp import web
 
 from pysync import _core, protocol
 from pysync.auth import field_permissions
-from pysync.auth.authentication import Access
-from pysync.auth.policy import Rule
-from pysync.engine.documents import Documents, Known
+from pysync.auth.authentication import Authenticator
+from pysync.auth.policy import AccessPolicy
+from pysync.engine.documents import CachedVersion, Documents
 from pysync.engine.keyed_versions import KeyedVersions
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins.hooks import Hooks
-from pysync.server.authorization import Callers, Roles, request_of
-from pysync.server.responses import Answer, HeadAnswer, json_answer, version_matches, wants_body
+from pysync.server.authorization import RequestAuthenticator, RoleResolver, plugin_request
+from pysync.server.responses import HeadResponse, Response, etag_matches, json_response, wants_body
 from pysync.server.router import Match
 
 
@@ -36,48 +36,50 @@ class Member:
 
 
 class Bundle:
-    """The members that a bundle has in the configuration: `rules` are those of their pulls, in its order."""
+    """The members that a bundle has in the configuration: `policies` are those of their pulls, in its
+    order."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.rules = tuple(rules)
-        self.gate = replace(
+    def __init__(self, rules: Sequence[AccessPolicy]) -> None:
+        self.policies = tuple(rules)
+        self.policy = replace(
             rules[0],
-            examines=any(rule.examines for rule in rules),
-            by_space=any(rule.by_space for rule in rules),
-            by_plugin=False,
-            admits_anonymous=True,
+            needs_credentials=any(rule.needs_credentials for rule in rules),
+            uses_space_roles=any(rule.uses_space_roles for rule in rules),
+            uses_plugin_roles=False,
+            allows_anonymous=True,
             roles=frozenset(),
         )
         """What a bundle asks of whoever reads any of it: credentials that hold, if any are examined. It
         admits nobody to a document, and has the rate limit of the first member. Plugins are asked for the
         roles of each member."""
-        self.others = self.rules[1:]
+        self.extra_policies = self.policies[1:]
         """The rules of the other members, whose rate limits count too."""
 
-    def readable(
+    def authorized_members(
         self, readers: Sequence[Caller | None], identity: str | None, path: str
-    ) -> list[tuple[Rule, Caller]]:
+    ) -> list[tuple[AccessPolicy, Caller]]:
         """The members below `path`, whose `{identity}` is `identity`, that their readers may read: perhaps
-        none. `readers` is who asks, with the roles that count for each of `rules`, None where it is refused
-        that one."""
+        none. `readers` is who asks, with the roles that count for each of `policies`, None where it is
+        refused that one."""
         return [
             (rule, reader)
-            for rule, reader in zip(self.rules, readers, strict=True)
+            for rule, reader in zip(self.policies, readers, strict=True)
             if reader is not None
-            and rule.owns(key := f"{path}/{rule.collection.name}")
-            and rule.answers(reader, identity, key)
+            and rule.owns_key(key := f"{path}/{rule.collection.name}")
+            and rule.would_serve(reader, identity, key)
         ]
 
     async def pull(
         self,
         documents: Documents,
-        readable: Sequence[tuple[Rule, Caller]],
+        readable: Sequence[tuple[AccessPolicy, Caller]],
         identity: str | None,
         path: str,
         *,
         whole: bool = True,
     ) -> list[Member]:
-        """The members that `readable` found; `whole`: with their data, also where their versions are known.
+        """The members that `authorized_members` found; `whole`: with their data, also where their versions
+        are known.
 
         Raises:
             DocumentCorrupt: one of them does not read as a document.
@@ -86,27 +88,29 @@ class Bundle:
         found = await asyncio.gather(
             *(
                 # A member with hidden fields has to be rewritten for the reader, from its data.
-                (documents.pull if whole or rule.collection.field_permissions else documents.look)(
+                (documents.pull if whole or rule.collection.field_permissions else documents.get_version)(
                     f"{path}/{rule.collection.name}", rule.collection.ttl_ms
                 )
                 for rule, _ in readable
             )
         )
         return [
-            await _as_read(rule, document, rule.roles_of(reader, identity), path, documents.versions)
+            await _redacted_member(
+                rule, document, rule.effective_roles(reader, identity), path, documents.versions
+            )
             for (rule, reader), document in zip(readable, found, strict=True)
         ]
 
 
-def version(members: Sequence[Member]) -> str:
+def bundle_etag(members: Sequence[Member]) -> str:
     """A text that tells two readings of a bundle apart wherever they differ."""
     told = [[member.name, member.hash, *sorted(member.hidden)] for member in members]
     return _core.content_hash(orjson.dumps(told))
 
 
-async def _as_read(
-    rule: Rule,
-    document: _core.Document | Known | None,
+async def _redacted_member(
+    rule: AccessPolicy,
+    document: _core.Document | CachedVersion | None,
     roles: frozenset[str],
     path: str,
     versions: KeyedVersions,
@@ -114,24 +118,24 @@ async def _as_read(
     name = rule.collection.name
     if document is None:
         return Member(name, b"{}", "", frozenset())
-    if isinstance(document, Known):
+    if isinstance(document, CachedVersion):
         return Member(name, None, document.hash, frozenset())
-    hidden = field_permissions.hidden(rule.collection.field_permissions, roles)
-    data = field_permissions.without(document.data, hidden) if hidden else document.data
-    version = await versions.told(f"{path}/{name}", document.hash, document.ts_ms, hidden)
+    hidden = field_permissions.hidden_fields(rule.collection.field_permissions, roles)
+    data = field_permissions.redact(document.data, hidden) if hidden else document.data
+    version = await versions.load_and_compute(f"{path}/{name}", document.hash, document.ts_ms, hidden)
     return Member(name, data, version, hidden)
 
 
-class BundlePull:
+class BundleHandler:
     """The pull route of one bundle."""
 
     def __init__(
         self,
         bundle: Bundle,
         documents: Documents,
-        access: Access,
-        callers: Callers,
-        roles: Roles,
+        access: Authenticator,
+        callers: RequestAuthenticator,
+        roles: RoleResolver,
         hooks: Hooks,
     ) -> None:
         self._bundle = bundle
@@ -140,54 +144,56 @@ class BundlePull:
         self._callers = callers
         self._roles = roles
         self._hooks = hooks
-        self._asks = hooks.authorizes or hooks.pulls
+        self._has_hooks = hooks.has_authorize_hooks or hooks.has_pull_hooks
 
-    async def pull(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def pull(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET {ns}/pull/<path>`: `{"collections": {name: {"data", "hash"}}, "timestamp"}`."""
         bundle = self._bundle
-        credentials = self._access.present(bundle.gate, request.headers)
-        verified = await self._callers.verified(request, credentials, b"", bundle.gate, *bundle.others)
-        if self._hooks.pulls:
-            await self._access.consume(verified)  # before plugins are told, which may act on it
+        credentials = self._access.credentials_for(bundle.policy, request.headers)
+        verified = await self._callers.authenticate(
+            request, credentials, b"", bundle.policy, *bundle.extra_policies
+        )
+        if self._hooks.has_pull_hooks:
+            await self._access.consume_nonce(verified)  # before plugins are told, which may act on it
         caller = verified.caller
-        if bundle.gate.by_request:
-            caller = await self._roles.enriched(bundle.gate, caller, match.params, match.key)
-        readers: list[Caller | None] = [caller] * len(bundle.rules)
-        if self._asks:
-            readers = [await self._reader(rule, caller, match) for rule in bundle.rules]
-        readable = bundle.readable(readers, match.identity, match.key)
-        if readable and not self._hooks.pulls:
-            await self._access.consume(verified)
+        if bundle.policy.uses_dynamic_roles:
+            caller = await self._roles.enrich(bundle.policy, caller, match.params, match.key)
+        readers: list[Caller | None] = [caller] * len(bundle.policies)
+        if self._has_hooks:
+            readers = [await self._reader(rule, caller, match) for rule in bundle.policies]
+        readable = bundle.authorized_members(readers, match.identity, match.key)
+        if readable and not self._hooks.has_pull_hooks:
+            await self._access.consume_nonce(verified)
         members = await bundle.pull(
             self._documents, readable, match.identity, match.key, whole=wants_body(request)
         )
-        etag = version(members)
+        etag = bundle_etag(members)
         headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
-        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), etag):
-            return Answer(304, b"", headers)
+        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), etag):
+            return Response(304, b"", headers)
         if request.method == "HEAD":
-            return HeadAnswer(headers)
+            return HeadResponse(headers)
         if any(member.data is None for member in members):
             members = await bundle.pull(self._documents, readable, match.identity, match.key)
-            headers = f'{match.route.read_headers}ETag: "{version(members)}"\r\n'
+            headers = f'{match.route.read_headers}ETag: "{bundle_etag(members)}"\r\n'
         collections = {
             member.name: {"data": orjson.Fragment(member.data or b"{}"), "hash": member.hash}
             for member in members
         }
         answer = {"collections": collections, "timestamp": self._documents.now_ms()}
-        return json_answer(200, answer, headers)
+        return json_response(200, answer, headers)
 
-    async def _reader(self, rule: Rule, caller: Caller, match: Match) -> Caller | None:
+    async def _reader(self, rule: AccessPolicy, caller: Caller, match: Match) -> Caller | None:
         """`caller`, with what plugins say, as the reader of a member; None where a pull of it alone would be
         refused, or answered by a plugin."""
         key = f"{match.key}/{rule.collection.name}"
         params = match.params
-        if not rule.examines:
+        if not rule.needs_credentials:
             caller = ANONYMOUS
         try:
-            caller = await self._roles.by_plugins(rule, caller, params, key)
-            if self._hooks.pulls and rule.answers(caller, match.identity, key):
-                await self._hooks.leave(request_of(rule, caller, params, key))
+            caller = await self._roles.add_plugin_roles(rule, caller, params, key)
+            if self._hooks.has_pull_hooks and rule.would_serve(caller, match.identity, key):
+                await self._hooks.veto_nested_read(plugin_request(rule, caller, params, key))
         except PysyncError as error:
             if error.status >= 500:
                 raise

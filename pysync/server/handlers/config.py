@@ -9,27 +9,27 @@ import orjson
 from aiohttp import web
 
 from pysync import protocol
-from pysync.auth.authentication import Access
-from pysync.auth.policy import Rule
-from pysync.auth.spaces import MEMBER, OWNER, with_roles
+from pysync.auth.authentication import Authenticator
+from pysync.auth.policy import AccessPolicy
+from pysync.auth.spaces import MEMBER, OWNER, add_roles
 from pysync.config import AppendOnly, Collection, Config
 from pysync.config.schema import wire_name
 from pysync.errors import PysyncError
 from pysync.model import ANONYMOUS, Caller
-from pysync.server.responses import Answer, version_matches
+from pysync.server.responses import Response, etag_matches
 from pysync.server.router import Match
 
-_NOBODY = Caller(roles=frozenset())
+_NO_CALLER = Caller(roles=frozenset())
 
 
-class _Shown(NamedTuple):
+class _Entry(NamedTuple):
     """A collection as JSON text, and its rule."""
 
     text: bytes
-    rule: Rule
+    policy: AccessPolicy
 
 
-class _Page(NamedTuple):
+class _RenderedManifest(NamedTuple):
     """A manifest, ready to be sent."""
 
     body: bytes
@@ -41,40 +41,40 @@ class Manifest:
     """The manifest of one namespace, or with None of the root collections and every namespace. The server's
     `configEndpoint` says whether it is filtered by the caller's roles."""
 
-    def __init__(self, config: Config, access: Access, namespace: str | None = None) -> None:
+    def __init__(self, config: Config, access: Authenticator, namespace: str | None = None) -> None:
         endpoint = config.config_endpoint
         self._filtered = endpoint is not None and endpoint.auth == "role-filtered"
         self._access = access
-        self._of_somebody = frozenset({"self", OWNER, MEMBER} if config.auth.spaces else {"self"})
-        self._collections = _shown(config, namespace)
+        self._identity_roles = frozenset({"self", OWNER, MEMBER} if config.auth.spaces else {"self"})
+        self._collections = _entries(config, namespace)
         inner = config.namespaces if namespace is None else ()
-        self._namespaces = {name: _shown(config, name) for name in inner}
-        self._common = self._page(ANONYMOUS if self._filtered else None)
+        self._namespaces = {name: _entries(config, name) for name in inner}
+        self._common = self._render(ANONYMOUS if self._filtered else None)
 
-    async def serve(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def serve(self, request: web.BaseRequest, match: Match) -> Response:
         """`{"collections": [...], "namespaces": {name: {"collections": [...]}}}`, the latter where there are
         any. What credentials that do not hold are shown is nothing, and no error."""
         page = self._common
         if self._filtered and protocol.HEADER_AUTHORIZATION in request.headers:
-            page = self._page(await self._caller(request))
-        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), page.version):
-            return Answer(304, b"", page.headers)
-        return Answer(200, page.body, page.headers)
+            page = self._render(await self._caller(request))
+        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), page.version):
+            return Response(304, b"", page.headers)
+        return Response(200, page.body, page.headers)
 
     async def _caller(self, request: web.BaseRequest) -> Caller:
         """The caller. Whoever has an identity also has a path of their own, and may belong to spaces."""
         try:
-            caller = await self._access.introduced(request.headers)
+            caller = await self._access.identify_unverified(request.headers)
         except PysyncError:
-            return _NOBODY
-        return with_roles(caller, self._of_somebody) if caller.identity else caller
+            return _NO_CALLER
+        return add_roles(caller, self._identity_roles) if caller.identity else caller
 
-    def _page(self, caller: Caller | None) -> _Page:
+    def _render(self, caller: Caller | None) -> _RenderedManifest:
         """Return the collections that `caller` is shown; None: all."""
-        body = b'{"collections":' + _listed(self._collections, caller)
+        body = b'{"collections":' + _json_list(self._collections, caller)
         if self._namespaces:
             spaces = (
-                orjson.dumps(name) + b':{"collections":' + _listed(collections, caller) + b"}"
+                orjson.dumps(name) + b':{"collections":' + _json_list(collections, caller) + b"}"
                 for name, collections in self._namespaces.items()
             )
             body += b',"namespaces":{' + b",".join(spaces) + b"}"
@@ -82,23 +82,23 @@ class Manifest:
         version = hashlib.sha256(body).hexdigest()
         control = "private, no-cache" if self._filtered else "no-cache"
         headers = f'Cache-Control: {control}\r\nVary: Authorization\r\nETag: "{version}"\r\n'
-        return _Page(body, version, headers)
+        return _RenderedManifest(body, version, headers)
 
 
-def _listed(collections: Iterable[_Shown], caller: Caller | None) -> bytes:
-    texts = [shown.text for shown in collections if caller is None or _opens(shown.rule, caller)]
+def _json_list(collections: Iterable[_Entry], caller: Caller | None) -> bytes:
+    texts = [shown.text for shown in collections if caller is None or _is_visible(shown.policy, caller)]
     return b"[" + b",".join(texts) + b"]"
 
 
-def _opens(rule: Rule, caller: Caller) -> bool:
+def _is_visible(rule: AccessPolicy, caller: Caller) -> bool:
     found = rule.collection
-    return not rule.held(caller).isdisjoint(found.read_roles + found.write_roles)
+    return not rule.trusted_roles(caller).isdisjoint(found.read_roles + found.write_roles)
 
 
-def _shown(config: Config, namespace: str | None) -> list[_Shown]:
+def _entries(config: Config, namespace: str | None) -> list[_Entry]:
     collections = config.collections if namespace is None else config.namespaces[namespace].collections
     return [
-        _Shown(orjson.dumps(client_info(found)), Rule.of(config, namespace, found, "pull"))
+        _Entry(orjson.dumps(client_info(found)), AccessPolicy.from_config(config, namespace, found, "pull"))
         for found in collections
     ]
 

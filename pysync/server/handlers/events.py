@@ -9,44 +9,44 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion
 
 from pysync import _core, protocol
-from pysync.auth.authentication import NOBODY, Access
-from pysync.auth.policy import Rule
+from pysync.auth.authentication import NO_CREDENTIALS, Authenticator
+from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import is_parameter, params
 from pysync.engine.subscriptions import Topic
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
-from pysync.server.authorization import Callers
+from pysync.server.authorization import RequestAuthenticator
 from pysync.server.connection import Connection
-from pysync.server.responses import Answer
+from pysync.server.responses import Response
 from pysync.server.router import Match
-from pysync.server.sse import Subscriber, Subscribers
-from pysync.server.stream_authorization import Hearing, topic_of
+from pysync.server.sse import SSEConnection, SSEHub
+from pysync.server.stream_authorization import StreamAuthorizer, topic_of
 
 HEADERS = "Cache-Control: no-store\r\nX-Accel-Buffering: no\r\nVary: Authorization\r\n"
-_MAX_PLACE_CHARS = 100
+_MAX_EVENT_ID_CHARS = 100
 
-Wanted = Mapping[Topic, Mapping[str, str]]
+RequestedTopics = Mapping[Topic, Mapping[str, str]]
 
 
-class Stream:
+class EventStreamHandler:
     """The change stream of one namespace. `rules` are those of pulling its collections."""
 
     def __init__(
         self,
-        rules: Sequence[Rule],
-        access: Access,
-        callers: Callers,
-        hearing: Hearing,
-        subscribers: Subscribers,
+        rules: Sequence[AccessPolicy],
+        access: Authenticator,
+        callers: RequestAuthenticator,
+        hearing: StreamAuthorizer,
+        subscribers: SSEHub,
     ) -> None:
-        self._rules = {rule.collection.name: rule for rule in rules}
+        self._policies = {rule.collection.name: rule for rule in rules}
         # What a stream as a whole asks: credentials that hold, where any collection looks at them.
-        self._gate = replace(rules[0], limit=None)
+        self._policy = replace(rules[0], limit=None)
         self._access = access
         self._callers = callers
-        self._hearing = hearing
-        self._subscribers = subscribers
+        self._authorizer = hearing
+        self._hub = subscribers
 
-    async def open(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def open(self, request: web.BaseRequest, match: Match) -> Response:
         """Begin a stream. It counts as a pull of each collection that it tells of.
 
         Raises:
@@ -55,39 +55,39 @@ class Stream:
             Forbidden: the caller may read none of the collections.
             RateLimited, Unavailable.
         """
-        named, wanted = self._wanted(request.query)
-        examines = any(rule.examines for rule in named)
-        credentials = self._access.credentials(request.headers) if examines else NOBODY
-        verified = await self._callers.verified(request, credentials, b"", self._gate)
-        if verified.proof is not None and self._access.has_expired(verified.proof):
+        named, wanted = self._parse_topics(request.query)
+        examines = any(rule.needs_credentials for rule in named)
+        credentials = self._access.parse_credentials(request.headers) if examines else NO_CREDENTIALS
+        verified = await self._callers.authenticate(request, credentials, b"", self._policy)
+        if verified.certificate is not None and self._access.has_expired(verified.certificate):
             raise Unauthorized("expired: a stream would end at once")
-        grant = self._hearing.grant(wanted, verified.caller)
-        if not grant.interest:
-            if credentials is NOBODY:
+        grant = self._authorizer.grant(wanted, verified.caller)
+        if not grant.filter:
+            if credentials is NO_CREDENTIALS:
                 raise Unauthorized("no credentials")
             raise Forbidden(reason="roles: none of the collections")
-        told = [rule for rule in named if topic_of(rule) in grant.interest]
-        await self._callers.meter(request, verified.caller, told)
-        await self._access.consume(verified)
-        start = await self._subscribers.feed.begin(_last_event_id(request))
-        account = verified.caller.identity or self._callers.address(request)
-        subscriber = Subscriber(self._subscribers, grant, verified.caller, verified.proof, start, account)
-        return StreamAnswer(lambda connection, head: subscriber.begin(connection, head, start))
+        told = [rule for rule in named if topic_of(rule) in grant.filter]
+        await self._callers.enforce_rate_limits(request, verified.caller, told)
+        await self._access.consume_nonce(verified)
+        start = await self._hub.dispatcher.resolve_start(_last_event_id(request))
+        account = verified.caller.identity or self._callers.client_ip(request)
+        subscriber = SSEConnection(self._hub, grant, verified.caller, verified.certificate, start, account)
+        return EventStreamResponse(lambda connection, head: subscriber.begin(connection, head, start))
 
-    def _wanted(self, query: Mapping[str, str]) -> tuple[list[Rule], Wanted]:
+    def _parse_topics(self, query: Mapping[str, str]) -> tuple[list[AccessPolicy], RequestedTopics]:
         """The collections that a query is about, and which parameters are wanted of each."""
         sets = _param_sets(query.get("params"))
         text = query.get("collections")
-        names = self._rules if text is None else dict.fromkeys(filter(None, text.split(",")))
+        names = self._policies if text is None else dict.fromkeys(filter(None, text.split(",")))
         if not names:
             raise MissingCollections
-        if not sets.keys() <= names.keys() or not names.keys() <= self._rules.keys():
+        if not sets.keys() <= names.keys() or not names.keys() <= self._policies.keys():
             raise UnknownCollection
-        rules = [self._rules[name] for name in names]
+        rules = [self._policies[name] for name in names]
         return rules, {topic_of(rule): _values(rule, sets.get(rule.collection.name, {})) for rule in rules}
 
 
-class StreamAnswer(Answer):
+class EventStreamResponse(Response):
     """The head of a stream, whose body ends with the connection: so one text of an event serves all. `begin`
     takes the connection over, and the head as the first of what is to be written."""
 
@@ -125,7 +125,7 @@ def _last_event_id(request: web.BaseRequest) -> str:
     """Where the client stopped, `""` for one that begins. A browser that comes back by itself says it in the
     header, and has in its query what it said at first."""
     place = request.headers.get(protocol.HEADER_LAST_EVENT_ID) or request.query.get("lastEventId", "")
-    return place if len(place) <= _MAX_PLACE_CHARS and place.isascii() and place.isprintable() else "?"
+    return place if len(place) <= _MAX_EVENT_ID_CHARS and place.isascii() and place.isprintable() else "?"
 
 
 def _param_sets(text: str | None) -> Mapping[str, object]:
@@ -140,7 +140,7 @@ def _param_sets(text: str | None) -> Mapping[str, object]:
     return sets
 
 
-def _values(rule: Rule, param_set: object) -> Mapping[str, str]:
+def _values(rule: AccessPolicy, param_set: object) -> Mapping[str, str]:
     """The values that a param-set asks for. Raises InvalidParams for any that no document has."""
     if not isinstance(param_set, dict) or not param_set.keys() <= set(params(rule.collection.storage_path)):
         raise InvalidParams

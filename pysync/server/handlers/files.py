@@ -9,33 +9,33 @@ from aiohttp import web
 
 from pysync import protocol
 from pysync.config.key_templates import document_key
-from pysync.engine.files import FileRules, Files
+from pysync.engine.files import Files, FileSettings
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
-from pysync.model import Caller, Written
-from pysync.server.handlers.documents import Handlers
-from pysync.server.request_body import check_declared, media_type, read_body, stream_body
-from pysync.server.responses import NO_STORE, Answer, version_matches
+from pysync.model import Caller, WriteResult
+from pysync.server.handlers.documents import DocumentHandlers
+from pysync.server.request_body import check_body_headers, media_type, read_body, stream_body
+from pysync.server.responses import NO_STORE, Response, etag_matches
 from pysync.server.router import Match
-from pysync.server.streaming import SentFile, StreamedAnswer
-from pysync.store import JSON_TYPE, File, FileStat
-from pysync.store.local.disk import Outgoing
+from pysync.server.streaming import SendfileResponse, StreamingResponse
+from pysync.store import JSON_TYPE, FileStat, OpenFile
+from pysync.store.local.disk import FileReader
 
 MAX_CONTENT_TYPE: Final = 255
-SENT_FROM: Final = 65_536
+SENDFILE_MIN_BYTES: Final = 65_536
 """How many bytes are better sent by the kernel out of the file than read and written."""
-OPAQUE_TYPE: Final = "application/octet-stream"
-_LOOKS: Final = 2
+OCTET_STREAM: Final = "application/octet-stream"
+_LOOKUP_ATTEMPTS: Final = 2
 """How often file and document are looked for by turns: one may take the other's place meanwhile."""
-_SAFE: Final = "X-Content-Type-Options: nosniff\r\nContent-Security-Policy: sandbox\r\n"
+_SECURITY_HEADERS: Final = "X-Content-Type-Options: nosniff\r\nContent-Security-Policy: sandbox\r\n"
 """A file is whatever somebody pushed, and pages may be served from the same origin: it is no page of it."""
 
 _is_media_type = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+/[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
 _range = re.compile(r"bytes=([0-9]*)-([0-9]*)", re.IGNORECASE).fullmatch
-_FAR: Final = 2**53
+_MAX_OFFSET: Final = 2**53
 """No file reaches so far."""
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes that a request asks for: [start, end), as `Store.open` takes them."""
 
     start: int
@@ -54,64 +54,66 @@ class Upload(NamedTuple):
     content_type: str
 
 
-class FileHandlers(Handlers):
+class FileHandlers(DocumentHandlers):
     """The routes of collections that have files, and perhaps documents too."""
 
     def __init__(self, files: Files, *parts: Any) -> None:
         super().__init__(*parts)
         self._files = files
 
-    async def push(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def push(self, request: web.BaseRequest, match: Match) -> Response:
         """`POST {ns}/push/<key>`: a file, or a document where the collection has both."""
         if is_document(request, match):
             return await super().push(request, match)
-        async with self._uploaded(request, match) as upload:
-            written = await self._kept(match, upload)
-        return Answer(200, protocol.written_body(written.hash, written.timestamp_ms), NO_STORE)
+        async with self._begin_upload(request, match) as upload:
+            written = await self._store_file(match, upload)
+        return Response(200, protocol.write_response_body(written.hash, written.timestamp_ms), NO_STORE)
 
-    async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
-        rules = rules_of(match)
+    async def _respond(
+        self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller
+    ) -> Response:
+        rules = file_settings(match)
         document = None
-        for _ in range(_LOOKS):
-            answer = await self._file(request, match, rules)
+        for _ in range(_LOOKUP_ATTEMPTS):
+            answer = await self._try_file(request, match, rules)
             if answer is not None:
                 return answer
             if not rules.documents:
                 break
-            document = await self._found(request, match)
+            document = await self._load(request, match)
             if document is not None:
                 break
-        return await self._document(request, match, signer, caller, document)
+        return await self._document_response(request, match, signer, caller, document)
 
     @asynccontextmanager
-    async def _uploaded(self, request: web.BaseRequest, match: Match) -> AsyncIterator[Upload]:
+    async def _begin_upload(self, request: web.BaseRequest, match: Match) -> AsyncIterator[Upload]:
         """The file that is pushed, once its sender is admitted and allowed: before it is read, because the
         signature covers an empty body. It covers what is sent as JSON, which is therefore held whole.
 
-        Raises UnsupportedMediaType, and what `Access.present`, `check_declared` and `Callers.writer` do.
+        Raises UnsupportedMediaType, and what `Access.present`, `check_body_headers` and `Callers.writer` do.
         """
-        rule, rules = match.rule, rules_of(match)
-        credentials = self._access.present(rule, request.headers)
+        rule, rules = match.policy, file_settings(match)
+        credentials = self._access.credentials_for(rule, request.headers)
         sent_as = media_type(request)
-        if not (_is_media_type(sent_as) and rules.admits(sent_as)):
+        if not (_is_media_type(sent_as) and rules.accepts(sent_as)):
             allowed = (JSON_TYPE, *rules.types) if rules.documents else rules.types
             raise UnsupportedMediaType(f"Content-Type must be {', '.join(allowed)}")
         max_bytes = rule.collection.max_body_bytes
-        check_declared(request, max_bytes)
+        check_body_headers(request, max_bytes)
         signed = await read_body(request, max_bytes) if sent_as == JSON_TYPE else b""
-        _, caller = await self._callers.allowed(request, match, credentials, signed)
-        chunks = _whole(signed) if sent_as == JSON_TYPE else stream_body(request, max_bytes)
+        _, caller = await self._callers.authorize(request, match, credentials, signed)
+        chunks = _single_chunk(signed) if sent_as == JSON_TYPE else stream_body(request, max_bytes)
         async with aclosing(chunks):
-            yield Upload(caller, chunks, rules.content_type or clean(request.headers["Content-Type"]))
+            yield Upload(caller, chunks, rules.content_type or sanitize(request.headers["Content-Type"]))
 
-    async def _kept(self, match: Match, upload: Upload) -> Written:
+    async def _store_file(self, match: Match, upload: Upload) -> WriteResult:
         """Store a file that is allowed."""
-        subject = match.subject(upload.caller)
+        subject = match.document_ref(upload.caller)
         return await self._files.push(match.key, upload.chunks, upload.content_type, subject)
 
-    async def _file(self, request: web.BaseRequest, match: Match, rules: FileRules) -> Answer | None:
+    async def _try_file(self, request: web.BaseRequest, match: Match, rules: FileSettings) -> Response | None:
         """The answer that the file makes; None where there is none. Raises RangeNotSatisfiable."""
-        key, ttl_ms = file_key(match, rules), match.rule.collection.ttl_ms
+        key, ttl_ms = file_key(match, rules), match.policy.collection.ttl_ms
         headers = request.headers
         is_head = request.method == "HEAD"
         condition = headers.get(protocol.HEADER_IF_NONE_MATCH)
@@ -119,49 +121,49 @@ class FileHandlers(Handlers):
             stat = await self._files.stat(key, ttl_ms)
             if stat is None:
                 return None
-            if version_matches(condition, stat.sha256):
-                return Answer(304, b"", f'{match.route.read_headers}ETag: "{stat.sha256}"\r\n')
+            if etag_matches(condition, stat.sha256):
+                return Response(304, b"", f'{match.route.read_headers}ETag: "{stat.sha256}"\r\n')
             if is_head:
-                lines, content_type = _told(match, rules, stat)
-                return StreamedAnswer(b"", None, lines, content_type=content_type, size=stat.size)
+                lines, content_type = _file_headers(match, rules, stat)
+                return StreamingResponse(b"", None, lines, content_type=content_type, size=stat.size)
         asked = headers.get(protocol.HEADER_RANGE)
-        span = None if asked is None else span_of(asked)
+        span = None if asked is None else parse_range(asked)
         if span is None:
             file = await self._files.open(key, ttl_ms=ttl_ms)
-            return None if file is None else await _sent(match, rules, file)
+            return None if file is None else await _file_response(match, rules, file)
         file = await self._files.open(key, span.start, span.end, ttl_ms)
         if file is None:
             return None
         if headers.get(protocol.HEADER_IF_RANGE, f'"{file.sha256}"') != f'"{file.sha256}"':
             await file.chunks.aclose()
             file = await self._files.open(key, ttl_ms=ttl_ms)
-            return None if file is None else await _sent(match, rules, file)
+            return None if file is None else await _file_response(match, rules, file)
         if not span.is_satisfiable(file.size):
             await file.chunks.aclose()
             raise RangeNotSatisfiable(file.size)
-        return await _sent(match, rules, file, is_part=file.size > 0)
+        return await _file_response(match, rules, file, is_partial=file.size > 0)
 
 
 def is_document(request: web.BaseRequest, match: Match) -> bool:
     """Whether what is pushed is a document."""
-    return rules_of(match).documents and media_type(request) == JSON_TYPE
+    return file_settings(match).documents and media_type(request) == JSON_TYPE
 
 
-def rules_of(match: Match) -> FileRules:
+def file_settings(match: Match) -> FileSettings:
     """How the collection of a route to `FileHandlers` has files."""
     rules = match.route.files
     assert rules is not None, "only routes of such collections lead here"
     return rules
 
 
-def file_key(match: Match, rules: FileRules) -> str:
+def file_key(match: Match, rules: FileSettings) -> str:
     """The key of the file that a path names."""
     if rules.template is None:
         return match.key
     return document_key(rules.template, match.params) + rules.suffix
 
 
-def span_of(text: str) -> Span | None:
+def parse_range(text: str) -> ByteRange | None:
     """Parse a Range header, however many digits its numbers have. None if it is not one valid range of bytes:
     then the whole file is sent (RFC 9110, section 14.2)."""
     found = _range(text.strip())
@@ -172,54 +174,56 @@ def span_of(text: str) -> Span | None:
     if not first:
         if not last:
             return None
-        return Span(_FAR, None) if last == "0" else Span(-_number(last), None)
+        return ByteRange(_MAX_OFFSET, None) if last == "0" else ByteRange(-_number(last), None)
     if not last:
-        return Span(_number(first), None)
+        return ByteRange(_number(first), None)
     if (len(last), last) < (len(first), first):
         return None
-    return Span(_number(first), _number(last) + 1)
+    return ByteRange(_number(first), _number(last) + 1)
 
 
-def clean(content_type: str) -> str:
+def sanitize(content_type: str) -> str:
     """A Content-Type that fits in a header."""
     return "".join(sign for sign in content_type if " " <= sign <= "~").strip()[:MAX_CONTENT_TYPE]
 
 
 def _number(digits: str) -> int:
     """The number; of one that is far too large, one that is far."""
-    return _FAR if len(digits) > len(str(_FAR)) else min(int(digits), _FAR)
+    return _MAX_OFFSET if len(digits) > len(str(_MAX_OFFSET)) else min(int(digits), _MAX_OFFSET)
 
 
-async def _sent(match: Match, rules: FileRules, file: File, *, is_part: bool = False) -> Answer:
+async def _file_response(
+    match: Match, rules: FileSettings, file: OpenFile, *, is_partial: bool = False
+) -> Response:
     """The answer with what was opened of a file: all of it, or a part. The first bytes are awaited here, so
     that what fails at once is refused like anything else."""
-    lines, content_type = _told(match, rules, file)
+    lines, content_type = _file_headers(match, rules, file)
     status, size, chunks = 200, file.end - file.start, file.chunks
-    if is_part:
+    if is_partial:
         status = 206
         lines += f"Content-Range: bytes {file.start}-{file.end - 1}/{file.size}\r\n"
     try:
-        if size >= SENT_FROM and isinstance(chunks, Outgoing):
-            await chunks.fetch()
-            return SentFile(chunks, lines, status=status, content_type=content_type, size=size)
+        if size >= SENDFILE_MIN_BYTES and isinstance(chunks, FileReader):
+            await chunks.ensure_cached()
+            return SendfileResponse(chunks, lines, status=status, content_type=content_type, size=size)
         first = await anext(aiter(chunks), b"")
     except BaseException:
         await file.chunks.aclose()
         raise
     if len(first) == size:
         await file.chunks.aclose()
-        return Answer(status, first, lines, content_type=content_type)
-    return StreamedAnswer(first, file.chunks, lines, status=status, content_type=content_type, size=size)
+        return Response(status, first, lines, content_type=content_type)
+    return StreamingResponse(first, file.chunks, lines, status=status, content_type=content_type, size=size)
 
 
-def _told(match: Match, rules: FileRules, stat: FileStat) -> tuple[str, str]:
+def _file_headers(match: Match, rules: FileSettings, stat: FileStat) -> tuple[str, str]:
     """The header lines of an answer with a file, and its content type."""
     content_type = rules.content_type or stat.content_type
     if not (content_type.isascii() and content_type.isprintable()):
-        content_type = OPAQUE_TYPE  # some other program's
-    lines = f'{match.route.read_headers}ETag: "{stat.sha256}"\r\nAccept-Ranges: bytes\r\n{_SAFE}'
+        content_type = OCTET_STREAM  # some other program's
+    lines = f'{match.route.read_headers}ETag: "{stat.sha256}"\r\nAccept-Ranges: bytes\r\n{_SECURITY_HEADERS}'
     return lines, content_type
 
 
-async def _whole(body: bytes) -> AsyncGenerator[bytes, None]:
+async def _single_chunk(body: bytes) -> AsyncGenerator[bytes, None]:
     yield body

@@ -13,113 +13,113 @@ from aiohttp import web
 from pysync import _core
 from pysync.config.key_templates import are_parameters, document_key, is_parameter
 from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
-from pysync.plugins import StoredFiles
-from pysync.server.authorization import Callers
-from pysync.server.responses import Answer, json_answer
+from pysync.plugins import FileBackedCollection
+from pysync.server.authorization import RequestAuthenticator
+from pysync.server.responses import Response, json_response
 from pysync.server.router import Match
 from pysync.store import Store
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
-MOST_DENIED = 5_000
+MAX_DENIED = 5_000
 """Number of names that one request looks at if the certificate denies some."""
 
 
-class Page(NamedTuple):
+class ListPage(NamedTuple):
     """Names in code-point order, and whether there are more after the last."""
 
     items: list[str]
     has_more: bool
 
 
-async def page(
+async def list_page(
     store: Store,
     prefix: str,
     after: str | None,
     limit: int,
-    admitted: Callable[[list[str]], list[str]],
-    most: int | None = None,
-) -> Page:
-    """The first `limit` names directly under `prefix` that are greater than `after` and `admitted`.
+    filter_names: Callable[[list[str]], list[str]],
+    max_scanned: int | None = None,
+) -> ListPage:
+    """The first `limit` names directly under `prefix` that are greater than `after` and `filter_names`.
 
     The store is asked for a page and one name more, again only where names were not admitted; so the cost
-    follows the page, wherever it lies. No document is read: one that has outlived its `ttlMs` is listed
-    until it is swept. Where `most` names have been looked at and some were admitted, the page ends early.
+    follows the page, wherever it lies. No document is read: one that has outlived its `ttlMs` is listed until
+    it is swept. Where `max_scanned` names have been looked at and some were admitted, the page ends early.
 
     Raises:
-        Forbidden: none of `most` names was admitted.
+        Forbidden: none of `max_scanned` names was admitted.
         StoreUnavailable: nobody can tell.
     """
     items: list[str] = []
     size, met = limit + 1, 0
     while len(items) <= limit:
         names = await store.list(prefix, after, size)
-        items += admitted(names)
+        items += filter_names(names)
         if len(names) < size:
             break
         after = names[-1]
-        if most is not None and len(items) <= limit:
+        if max_scanned is not None and len(items) <= limit:
             met += len(names)
-            if met >= most:
+            if met >= max_scanned:
                 if not items:
                     raise Forbidden
-                return Page(items, has_more=True)
+                return ListPage(items, has_more=True)
             size = MAX_LIMIT + 1
             await asyncio.sleep(0)
-    return Page(items[:limit], len(items) > limit)
+    return ListPage(items[:limit], len(items) > limit)
 
 
 _is_limit = re.compile(r"[1-9][0-9]*").fullmatch
 _LIMIT_DIGITS = len(str(MAX_LIMIT))
 
 
-class Lists:
+class ListHandler:
     """The list routes of one service."""
 
-    def __init__(self, store: Store, callers: Callers) -> None:
+    def __init__(self, store: Store, callers: RequestAuthenticator) -> None:
         self._store = store
         self._callers = callers
 
-    async def list(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def list(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
-        rule = match.rule
-        limit, after, scope = await self._asked(request, match)
+        rule = match.policy
+        limit, after, scope = await self._parse(request, match)
         prefix = f"{match.key}/" if match.key else ""
 
         def admitted(names: list[str]) -> list[str]:
-            if rule.rivals or not are_parameters(names):
-                names = [name for name in names if is_parameter(name) and rule.owns(prefix + name)]
+            if rule.shadowing_templates or not are_parameters(names):
+                names = [name for name in names if is_parameter(name) and rule.owns_key(prefix + name)]
             return names if scope is None else scope.undenied(prefix, names)
 
-        most = None if scope is None else MOST_DENIED
-        items, has_more = await page(self._store, match.key, after, limit, admitted, most)
-        return json_answer(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
+        most = None if scope is None else MAX_DENIED
+        items, has_more = await list_page(self._store, match.key, after, limit, admitted, most)
+        return json_response(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
 
-    async def _asked(
+    async def _parse(
         self, request: web.BaseRequest, match: Match
     ) -> tuple[int, str | None, _core.Scope | None]:
         """The limit of a list that is allowed, the name that it is to begin after, and the caller's scope if
         that denies any names."""
-        _, caller = await self._callers.reader(request, match)
+        _, caller = await self._callers.authorize_read(request, match)
         scope = caller.scope if caller.scope is not None and caller.scope.has_denies else None
         if "?" not in request.raw_path:
             return DEFAULT_LIMIT, None, scope
         return _limit(request.query.get("limit")), _after(request.query.get("after")), scope
 
 
-class StoredLists(Lists):
+class PluginFileListHandler(ListHandler):
     """The list routes of a collection whose files a plugin keeps."""
 
-    def __init__(self, files: StoredFiles, *parts: Any) -> None:
+    def __init__(self, files: FileBackedCollection, *parts: Any) -> None:
         super().__init__(*parts)
         self._suffix = files.suffix
         self._folder = tuple(files.template.split("/")[:-1])
-        self._hidden_from = files.hidden_from
+        self._visible_before = files.visible_before
 
-    async def list(self, request: web.BaseRequest, match: Match) -> Answer:
-        """`Lists.list`: the names of the files, without their suffix."""
-        limit, after, scope = await self._asked(request, match)
-        suffix, hidden = self._suffix, [self._hidden_from()]
+    async def list(self, request: web.BaseRequest, match: Match) -> Response:
+        """`ListHandler.list`: the names of the files, without their suffix."""
+        limit, after, scope = await self._parse(request, match)
+        suffix, hidden = self._suffix, [self._visible_before()]
 
         def admitted(names: list[str]) -> list[str]:
             bare = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
@@ -127,14 +127,14 @@ class StoredLists(Lists):
             return bare if scope is None else scope.undenied(f"{match.key}/", bare)
 
         folder = document_key(self._folder, match.params)
-        most = None if scope is None else MOST_DENIED
+        most = None if scope is None else MAX_DENIED
         after = after and after + suffix
-        items, has_more = await page(self._store, folder, after, limit, admitted, most)
-        hidden.append(self._hidden_from())  # what has begun meanwhile may be missing, too
+        items, has_more = await list_page(self._store, folder, after, limit, admitted, most)
+        hidden.append(self._visible_before())  # what has begun meanwhile may be missing, too
         end = min((name for name in hidden if name is not None), default=None)
         if end is not None and items and items[-1] >= end:
             items, has_more = [name for name in items if name < end], False
-        return json_answer(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
+        return json_response(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
 
 
 def _limit(text: str | None) -> int:

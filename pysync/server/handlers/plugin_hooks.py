@@ -10,19 +10,19 @@ from aiohttp import web
 from pysync import _core, protocol
 from pysync.engine.keyed_versions import KeyedVersions
 from pysync.engine.outbox import Outbox
-from pysync.model import Caller, WriteEvent, Written
-from pysync.plugins import Push, Pushed, Reply, Request
+from pysync.model import Caller, WriteEvent, WriteResult
+from pysync.plugins import PluginPush, PluginRequest, PullResponse, PushResponse
 from pysync.plugins.hooks import Hooks
-from pysync.server.authorization import request_of
+from pysync.server.authorization import plugin_request
 from pysync.server.handlers.append_log import LogHandlers
-from pysync.server.handlers.documents import Handlers
+from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.files import FileHandlers, is_document
-from pysync.server.request_body import request_key
-from pysync.server.responses import NO_STORE, Answer, version_matches
+from pysync.server.request_body import idempotency_key
+from pysync.server.responses import NO_STORE, Response, etag_matches
 from pysync.server.router import Match
 
 
-class Plugs:
+class PluginDispatch:
     """What plugins do to the requests of one service."""
 
     def __init__(self, hooks: Hooks, outbox: Outbox, versions: KeyedVersions) -> None:
@@ -30,10 +30,12 @@ class Plugs:
         self._versions = versions
         self._outbox = outbox
 
-    async def pull(self, request: web.BaseRequest, match: Match, caller: Caller) -> Answer | None:
+    async def pull(self, request: web.BaseRequest, match: Match, caller: Caller) -> Response | None:
         """What a plugin answers to a pull that is allowed; None leaves it to the store."""
-        reply = await self._hooks.pulled(request_of(match.rule, caller, match.params, match.key))
-        return None if reply is None else _answer(request, match, reply)
+        reply = await self._hooks.run_pull_hooks(
+            plugin_request(match.policy, caller, match.params, match.key)
+        )
+        return None if reply is None else _plugin_response(request, match, reply)
 
     async def push(
         self,
@@ -41,128 +43,138 @@ class Plugs:
         match: Match,
         caller: Caller,
         body: _core.PushBody | _core.Append,
-        make: Callable[[], Awaitable[Written]],
-    ) -> Answer:
+        make: Callable[[], Awaitable[WriteResult]],
+    ) -> Response:
         """Answer a push that is allowed and checked: a plugin takes it, or else `make` stores it. Those who
         want to know are told before it is answered."""
-        about = request_of(match.rule, caller, match.params, match.key)
-        once = request_key(request, caller, match.key)
+        about = plugin_request(match.policy, caller, match.params, match.key)
+        once = idempotency_key(request, caller, match.key)
         data = body.data
-        pushed = await self._hooks.pushed(_push(about, body, data, once))
+        pushed = await self._hooks.run_push_hooks(_push(about, body, data, once))
         params = about.params
         if pushed is None:
             written = await make()
-            told = await self._versions.told_to(match.rule, caller, match.identity, match.key, written)
-            text = protocol.written_body(told, written.timestamp_ms)
+            told = await self._versions.version_for_caller(
+                match.policy, caller, match.identity, match.key, written
+            )
+            text = protocol.write_response_body(told, written.timestamp_ms)
         else:
             written = pushed.written
-            text = _pushed_body(pushed)
+            text = _response_body(pushed)
             params = params if pushed.params is None else pushed.params
             if not pushed.announced:
-                subject = match.subject(caller)._replace(params=params, key="")
+                subject = match.document_ref(caller)._replace(params=params, key="")
                 await self._outbox.announce([subject.change(written.hash, written.timestamp_ms)])
-        await self.tell(match, caller, written, params, data)
-        return Answer(200, text, NO_STORE)
+        await self.after_write(match, caller, written, params, data)
+        return Response(200, text, NO_STORE)
 
-    async def tell(
+    async def after_write(
         self,
         match: Match,
         caller: Caller,
-        written: Written,
+        written: WriteResult,
         params: Mapping[str, str],
         text: bytes | None,
     ) -> None:
         """Tell those who want to know of a push that was made. `text` is the pushed `data`; None: a file."""
-        await self._hooks.written(
+        await self._hooks.run_after_write(
             WriteEvent(
-                match.rule.collection.name,
+                match.policy.collection.name,
                 params,
                 written.hash,
                 written.timestamp_ms,
                 text,
                 caller.identity or None,
-                match.rule.namespace,
+                match.policy.namespace,
             )
         )
 
 
-class PluggedHandlers(Handlers):
+class PluggedHandlers(DocumentHandlers):
     """`Handlers` of documents, except that plugins are asked, and told."""
 
-    def __init__(self, plugs: Plugs, *parts: Any) -> None:
+    def __init__(self, plugs: PluginDispatch, *parts: Any) -> None:
         super().__init__(*parts)
         self._plugs = plugs
 
-    async def push(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def push(self, request: web.BaseRequest, match: Match) -> Response:
         """`Handlers.push`."""
-        caller, body = await self._received(request, match)
+        caller, body = await self._authorize(request, match)
         return await self._plugs.push(
-            request, match, caller, body, lambda: self._made(request, match, caller, body)
+            request, match, caller, body, lambda: self._store(request, match, caller, body)
         )
 
-    async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
+    async def _respond(
+        self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller
+    ) -> Response:
         answer = await self._plugs.pull(request, match, caller)
-        return await super()._read(request, match, signer, caller) if answer is None else answer
+        return await super()._respond(request, match, signer, caller) if answer is None else answer
 
 
 class PluggedLogs(LogHandlers):
     """`LogHandlers`, except that plugins are asked, and told."""
 
-    def __init__(self, plugs: Plugs, *parts: Any) -> None:
+    def __init__(self, plugs: PluginDispatch, *parts: Any) -> None:
         super().__init__(*parts)
         self._plugs = plugs
 
-    async def append(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def append(self, request: web.BaseRequest, match: Match) -> Response:
         """`LogHandlers.append`."""
-        caller, element = await self._received(request, match)
+        caller, element = await self._authorize(request, match)
         return await self._plugs.push(
-            request, match, caller, element, lambda: self._made(request, match, caller, element)
+            request, match, caller, element, lambda: self._append(request, match, caller, element)
         )
 
-    async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
+    async def _respond(
+        self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller
+    ) -> Response:
         answer = await self._plugs.pull(request, match, caller)
-        return await super()._read(request, match, signer, caller) if answer is None else answer
+        return await super()._respond(request, match, signer, caller) if answer is None else answer
 
 
 class PluggedFiles(FileHandlers):
     """`FileHandlers`, except that plugins are asked, and told: of files they are told only."""
 
-    def __init__(self, plugs: Plugs, *parts: Any) -> None:
+    def __init__(self, plugs: PluginDispatch, *parts: Any) -> None:
         super().__init__(*parts)
         self._plugs = plugs
 
-    async def push(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def push(self, request: web.BaseRequest, match: Match) -> Response:
         """`FileHandlers.push`."""
         if is_document(request, match):
-            caller, body = await self._received(request, match)
+            caller, body = await self._authorize(request, match)
             return await self._plugs.push(
-                request, match, caller, body, lambda: self._made(request, match, caller, body)
+                request, match, caller, body, lambda: self._store(request, match, caller, body)
             )
-        async with self._uploaded(request, match) as upload:
-            written = await self._kept(match, upload)
-        await self._plugs.tell(match, upload.caller, written, match.params, None)
-        return Answer(200, protocol.written_body(written.hash, written.timestamp_ms), NO_STORE)
+        async with self._begin_upload(request, match) as upload:
+            written = await self._store_file(match, upload)
+        await self._plugs.after_write(match, upload.caller, written, match.params, None)
+        return Response(200, protocol.write_response_body(written.hash, written.timestamp_ms), NO_STORE)
 
-    async def _read(self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller) -> Answer:
+    async def _respond(
+        self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller
+    ) -> Response:
         answer = await self._plugs.pull(request, match, caller)
-        return await super()._read(request, match, signer, caller) if answer is None else answer
+        return await super()._respond(request, match, signer, caller) if answer is None else answer
 
 
-def _push(about: Request, body: _core.PushBody | _core.Append, data: bytes, once: str | None) -> Push:
+def _push(
+    about: PluginRequest, body: _core.PushBody | _core.Append, data: bytes, once: str | None
+) -> PluginPush:
     if isinstance(body, _core.PushBody):
-        return Push(about, data, body.hash, body.base_hash, once)
-    return Push(about, data, _core.content_hash(body.canonical), None, once)
+        return PluginPush(about, data, body.hash, body.base_hash, once)
+    return PluginPush(about, data, _core.content_hash(body.canonical), None, once)
 
 
-def _pushed_body(pushed: Pushed) -> bytes:
+def _response_body(pushed: PushResponse) -> bytes:
     own = {"hash": pushed.written.hash, "timestamp": pushed.written.timestamp_ms}
     return orjson.dumps({**pushed.extras, **own})
 
 
-def _answer(request: web.BaseRequest, match: Match, reply: Reply) -> Answer:
+def _plugin_response(request: web.BaseRequest, match: Match, reply: PullResponse) -> Response:
     headers = match.route.read_headers
     if reply.version is not None:
         headers += f'ETag: "{reply.version}"\r\n'
-        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), reply.version):
-            return Answer(304, b"", headers)
-    return Answer(200, reply.body, headers, content_type=reply.content_type)
+        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), reply.version):
+            return Response(304, b"", headers)
+    return Response(200, reply.body, headers, content_type=reply.content_type)

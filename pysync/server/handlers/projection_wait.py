@@ -10,54 +10,54 @@ from aiohttp import web
 from pysync.config import Collection, Config, key_templates
 from pysync.engine.outbox import Outbox
 from pysync.errors import Unavailable
-from pysync.plugins.projection import Projections, keepers_in
-from pysync.plugins.projection.targets import Keys
-from pysync.server.responses import Answer
+from pysync.plugins.projection import ProjectionsPlugin, projections_plugins_in
+from pysync.plugins.projection.targets import KeyResolver
+from pysync.server.responses import Response
 from pysync.server.router import Handler, Match
 
-WAIT_S: Final = 5.0
+MAX_WAIT_S: Final = 5.0
 """Seconds for which an answer waits for lists."""
-_BEHIND: Final = b',"projected":false}'
+_NOT_PROJECTED: Final = b',"projected":false}'
 
 
-class ListWaits:
+class ProjectionWaiter:
     """The lists of a service that its pushes wait for; `plugins` keep them."""
 
     def __init__(self, config: Config, plugins: Iterable[object], outbox: Outbox) -> None:
         self._outbox = outbox
-        self._keys = keys = Keys(config)
-        self._awaited: list[tuple[str, Projections]] = []
-        for keeper in keepers_in(plugins):
+        self._keys = keys = KeyResolver(config)
+        self._awaited: list[tuple[str, ProjectionsPlugin]] = []
+        for keeper in projections_plugins_in(plugins):
             for projection in keeper.projections:
                 for _, collection in keys.sources(projection) if projection.wait else ():
                     self._awaited.append((keys.stored_at(collection)[0], keeper))
 
-    def answering(self, collection: Collection, push: Handler) -> Handler:
+    def wrap_push(self, collection: Collection, push: Handler) -> Handler:
         """Wrap `push`, the handler of pushes to a collection, so that its answers wait if a projection with
         `wait` reads what is written there."""
         path = self._keys.stored_at(collection)[0]
         keepers = list(
-            dict.fromkeys(keeper for source, keeper in self._awaited if key_templates.meet(path, source))
+            dict.fromkeys(keeper for source, keeper in self._awaited if key_templates.overlap(path, source))
         )
         if not keepers:
             return push
 
-        async def answer(request: web.BaseRequest, match: Match) -> Answer:
+        async def answer(request: web.BaseRequest, match: Match) -> Response:
             answer = await push(request, match)
-            if answer.status == 200 and not await self._are_kept(keepers):
-                answer.content = answer.content[:-1] + _BEHIND
+            if answer.status == 200 and not await self._wait_until_folded(keepers):
+                answer.content = answer.content[:-1] + _NOT_PROJECTED
             return answer
 
         return answer
 
-    async def _are_kept(self, keepers: list[Projections]) -> bool:
+    async def _wait_until_folded(self, plugins: list[ProjectionsPlugin]) -> bool:
         """Wait until the lists hold all that was written until now; False if that takes longer than
-        `WAIT_S`."""
+        `MAX_WAIT_S`."""
         try:
-            async with asyncio.timeout(WAIT_S):
-                place = await self._outbox.log.newest()
-                for keeper in keepers:
-                    await keeper.reached(place)
+            async with asyncio.timeout(MAX_WAIT_S):
+                place = await self._outbox.log.last_id()
+                for keeper in plugins:
+                    await keeper.wait_until_folded(place)
         except (TimeoutError, Unavailable):
             return False
-        return self._outbox.is_settled
+        return self._outbox.is_flushed

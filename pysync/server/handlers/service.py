@@ -18,7 +18,7 @@ from pysync.config.key_templates import is_parameter
 from pysync.coordinator import Coordinator
 from pysync.errors import NotFound, Unavailable
 from pysync.server.metrics import Metrics
-from pysync.server.responses import NO_STORE, Answer, json_answer, version_matches
+from pysync.server.responses import NO_STORE, Response, etag_matches, json_response
 from pysync.server.router import Match
 from pysync.store import Store
 
@@ -59,15 +59,15 @@ class Examples:
         """The last segments of the paths that are served; `""` is the index."""
         return ["", *self._names] if INDEX in self._names else self._names
 
-    async def serve(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def serve(self, request: web.BaseRequest, match: Match) -> Response:
         """The file that the route names. Raises NotFound for one that is gone, too large, or a link now."""
         name = match.route.template[-1] or INDEX
         content = await asyncio.to_thread(_read, self._folder / name)
         version = hashlib.sha256(content).hexdigest()
         headers = f'{_HEADERS}ETag: "{version}"\r\n'
-        if version_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
-            return Answer(304, b"", headers)
-        return Answer(200, content, headers, content_type=media_type(name))
+        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
+            return Response(304, b"", headers)
+        return Response(200, content, headers, content_type=media_type(name))
 
 
 def file_names(folder: str) -> list[str]:
@@ -94,7 +94,7 @@ def _is_served(entry: "os.DirEntry[str]") -> bool:
 
 def _read(path: Path) -> bytes:
     try:
-        with open(path, "rb", opener=_open_plainly) as file:
+        with open(path, "rb", opener=_open_nofollow) as file:
             content = file.read(MAX_BYTES + 1)
     except OSError:
         raise NotFound from None
@@ -103,7 +103,7 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _open_plainly(path: str, flags: int) -> int:
+def _open_nofollow(path: str, flags: int) -> int:
     """Not what a link names, and without waiting for who writes to a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
@@ -119,7 +119,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 log = logging.getLogger("pysync.server")
 
 
-class Ops:
+class ServiceHandlers:
     """The operators' routes. `draining` is set when the service is about to stop."""
 
     def __init__(
@@ -133,19 +133,19 @@ class Ops:
         self._probed_at = 0.0
         self.draining = False
 
-    async def health(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def health(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET /health`: the process answers."""
-        return json_answer(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
+        return json_response(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
 
-    async def ready(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def ready(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET /health/ready`: what requests read and write can be, and the service is not stopping."""
         if self.draining:
             raise Unavailable("Draining")
-        if (error := await self._probed()) is not None:
+        if (error := await self._cached_probe()) is not None:
             raise error.with_traceback(None)
-        return json_answer(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
+        return json_response(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
 
-    async def _probed(self) -> Unavailable | None:
+    async def _cached_probe(self) -> Unavailable | None:
         """The outcome of the last probe. At most one probe runs; it is not cancelled, since a flush cannot
         be."""
         loop = asyncio.get_running_loop()
@@ -167,10 +167,10 @@ class Ops:
             return Unavailable()
         return None
 
-    async def metrics(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def metrics(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET /metrics`, in Prometheus' text format."""
-        return Answer(200, self._metrics.exposition(), NO_STORE, content_type=METRICS_TYPE)
+        return Response(200, self._metrics.render(), NO_STORE, content_type=METRICS_TYPE)
 
-    async def version(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def version(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET /version`."""
-        return json_answer(200, {"name": "pysync", "version": __version__, "protocol": "3.0"}, NO_STORE)
+        return json_response(200, {"name": "pysync", "version": __version__, "protocol": "3.0"}, NO_STORE)

@@ -11,7 +11,7 @@ import orjson
 from aiohttp import web
 
 from pysync import __version__
-from pysync.auth.policy import Rule
+from pysync.auth.policy import AccessPolicy
 from pysync.config import Config
 from pysync.server.openapi.components import (
     HEADERS,
@@ -19,12 +19,12 @@ from pysync.server.openapi.components import (
     SCHEMAS,
     Json,
     component,
-    refusals,
+    error_responses,
     security_schemes,
 )
 from pysync.server.openapi.operations import ACTIONS, Service, credentials, metered, schema_name
-from pysync.server.responses import Answer
-from pysync.server.router import Match, Route, RouteTable
+from pysync.server.responses import Response
+from pysync.server.router import Match, Route, Router
 
 REVALIDATED = "Cache-Control: no-cache\r\n"
 _ALWAYS = frozenset({400, 408, 500})
@@ -34,18 +34,18 @@ _ALWAYS = frozenset({400, 408, 500})
 class OpenApi:
     """`GET /openapi.json`. The document is made and encoded when it is first asked for."""
 
-    def __init__(self, config: Config, routes: RouteTable) -> None:
+    def __init__(self, config: Config, routes: Router) -> None:
         self._config = config
         self._routes = routes
         self._text = b""
 
-    async def serve(self, request: web.BaseRequest, match: Match) -> Answer:
+    async def serve(self, request: web.BaseRequest, match: Match) -> Response:
         """The document as JSON."""
         self._text = self._text or orjson.dumps(describe(self._config, self._routes))
-        return Answer(200, self._text, REVALIDATED)
+        return Response(200, self._text, REVALIDATED)
 
 
-def describe(config: Config, routes: RouteTable) -> Json:
+def describe(config: Config, routes: Router) -> Json:
     """The OpenAPI 3.1 document of a service with these `routes`: every one of them, and nothing else.
 
     HEAD is left out, which is answered wherever GET is, and so are aliases.
@@ -57,9 +57,9 @@ def describe(config: Config, routes: RouteTable) -> Json:
     for method, route in ordered:
         paths.setdefault("/" + "/".join(route.template), {})[method.lower()] = _operation(service, route)
     schemas = {
-        schema_name(route): _rebased(route.rule.collection.object_schema, schema_name(route))
+        schema_name(route): _rebased(route.policy.collection.object_schema, schema_name(route))
         for route in service.routes
-        if route.rule is not None and route.check is not None
+        if route.policy is not None and route.validator is not None
     }
     return {
         "openapi": "3.1.0",
@@ -74,7 +74,7 @@ def describe(config: Config, routes: RouteTable) -> Json:
             "schemas": SCHEMAS | schemas,
             "parameters": PARAMETERS,
             "headers": HEADERS,
-            "responses": refusals(),
+            "responses": error_responses(),
             "securitySchemes": security_schemes(config.auth.admin_token is not None),
         },
     }
@@ -84,14 +84,14 @@ def _operation(service: Service, route: Route) -> Json:
     """The operation object of a route."""
     config = service.config
     described = ACTIONS[route.action](service, route)
-    refused = _ALWAYS | described.refused
+    refused = _ALWAYS | described.error_statuses
     if config.server.public_hosts:
         refused |= {421}
     security = described.security or [{}]
-    if route.rule is not None:
-        refused |= _refused_by(route.rule)
-        security = _security(config, route.rule)
-    answers = described.answers | {
+    if route.policy is not None:
+        refused |= _error_statuses(route.policy)
+        security = _security(config, route.policy)
+    answers = described.responses | {
         str(status): component("responses", f"Refused{status}") for status in refused
     }
     parameters = [
@@ -114,22 +114,22 @@ def _operation(service: Service, route: Route) -> Json:
 
 def _operation_id(route: Route) -> str:
     """A name of its own for each operation: the path, with the collection in place of the key."""
-    if route.rule is None:
+    if route.policy is None:
         return "/".join(route.template)
-    bundle = route.rule.collection.bundle
-    name = f"bundle:{bundle}" if route.action == "bundle" else route.rule.collection.name
+    bundle = route.policy.collection.bundle
+    name = f"bundle:{bundle}" if route.action == "bundle" else route.policy.collection.name
     return "/".join((*route.template[: route.key_from], name))
 
 
-def _refused_by(rule: Rule) -> frozenset[int]:
-    refused = {401, 403, 503} if rule.examines else set()
+def _error_statuses(rule: AccessPolicy) -> frozenset[int]:
+    refused = {401, 403, 503} if rule.needs_credentials else set()
     return frozenset(refused) | metered([rule])
 
 
-def _security(config: Config, rule: Rule) -> list[Json]:
+def _security(config: Config, rule: AccessPolicy) -> list[Json]:
     """The ways to present oneself, any one of which will do; the empty one is not to."""
-    ways: list[Json] = [{}] if rule.admits_anonymous else []
-    return ways + credentials(config) if rule.examines else [{}]
+    ways: list[Json] = [{}] if rule.allows_anonymous else []
+    return ways + credentials(config) if rule.needs_credentials else [{}]
 
 
 def _rebased(schema: Any, name: str) -> Any:

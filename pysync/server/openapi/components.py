@@ -19,15 +19,15 @@ def json_content(schema: Json) -> Json:
     return {JSON_TYPE: {"schema": schema}}
 
 
-def answer(description: str, schema: Json) -> Json:
+def response(description: str, schema: Json) -> Json:
     """An answer with a JSON body."""
     return {"description": description, "content": json_content(schema)}
 
 
-def array(items: Json, at_most: int | None = None) -> Json:
+def array(items: Json, max_items: int | None = None) -> Json:
     """An array of `items`."""
     array = {"type": "array", "items": items}
-    return array if at_most is None else array | {"maxItems": at_most}
+    return array if max_items is None else array | {"maxItems": max_items}
 
 
 def map_of(values: Json, names: list[str] | None = None) -> Json:
@@ -45,22 +45,22 @@ def object_of(members: Json, required: list[str] | None = None) -> Json:
     }
 
 
-def refusals() -> Json:
+def error_responses() -> Json:
     """An answer for every status that the table of errors knows, with the codes that it may carry."""
     codes: dict[int, list[str]] = {}
-    for code, kind in errors.table().items():
+    for code, kind in errors.errors_by_code().items():
         codes.setdefault(kind.status, []).append(code)
-    return {f"Refused{status}": _refusal(status, found) for status, found in sorted(codes.items())}
+    return {f"Refused{status}": _error_response(status, found) for status, found in sorted(codes.items())}
 
 
-def _refusal(status: int, codes: list[str]) -> Json:
+def _error_response(status: int, codes: list[str]) -> Json:
     body = {"allOf": [component("schemas", "Error"), {"properties": {"code": {"enum": codes}}}]}
-    refusal = answer(HTTPStatus(status).phrase, body)
-    headers = {name: component("headers", name.replace("-", "")) for name in _REFUSAL_HEADERS.get(status, ())}
+    refusal = response(HTTPStatus(status).phrase, body)
+    headers = {name: component("headers", name.replace("-", "")) for name in _ERROR_HEADERS.get(status, ())}
     return refusal | {"headers": headers} if headers else refusal
 
 
-_REFUSAL_HEADERS = {
+_ERROR_HEADERS = {
     401: ("WWW-Authenticate",),
     405: ("Allow",),
     416: ("Content-Range",),
@@ -179,7 +179,7 @@ SCHEMAS: Json = {
     "Error": object_of(
         {
             "error": _TEXT,
-            "code": {"enum": list(errors.table())},
+            "code": {"enum": list(errors.errors_by_code())},
             "currentHash": {"type": "string", "description": "Of 409 hash_mismatch."},
             "limit": {"type": "integer", "description": "Of 409 append_limit_exceeded."},
             "path": {"type": "string", "description": "Of 400 schema_violation: a JSON pointer into data."},

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pysync.auth.policy import Rule
+from pysync.auth.policy import AccessPolicy
 from pysync.config import Collection, Config, key_templates
-from pysync.engine.files import FileRules
+from pysync.engine.files import FileSettings
 from pysync.server.handlers.service import media_type
-from pysync.server.openapi.components import Json, answer, array, component, json_content, map_of, object_of
+from pysync.server.openapi.components import Json, array, component, json_content, map_of, object_of, response
 from pysync.server.router import Route
 
 _STORE = frozenset({503})
@@ -19,13 +19,13 @@ _PROOF = ("authorPubkey", "authorSignature")
 
 
 class Operation(NamedTuple):
-    """What one action has of its own. `answers` are those that are no refusal, by status; `refused` are the
-    statuses that it may refuse with beyond those of its rule and of every operation; `body` is what it takes,
-    by media type."""
+    """What one action has of its own. `responses` are those that are no refusal, by status; `error_statuses`
+    are the statuses that it may refuse with beyond those of its rule and of every operation; `body` is what
+    it takes, by media type."""
 
     summary: str
-    answers: Json
-    refused: frozenset[int] = frozenset()
+    responses: Json
+    error_statuses: frozenset[int] = frozenset()
     parameters: tuple[Json, ...] = ()
     body: Json | None = None
     security: list[Json] | None = None
@@ -52,8 +52,8 @@ def _pull(service: Service, route: Route) -> Operation:
     if route.files is not None:
         return _pull_file(route, route.files)
     return Operation(
-        f"Read a document of {_named(route)}",
-        _cached(component("schemas", "Document")),
+        f"Read a document of {_display_name(route)}",
+        _cacheable_responses(component("schemas", "Document")),
         _STORE,
         (component("parameters", "withKeyring"), component("parameters", "ifNoneMatch")),
     )
@@ -69,16 +69,16 @@ def _pull_log(route: Route, field: str) -> Operation:
     has_more = {"hasMore": component("schemas", "HasMore")}
     bounds = ("checkpoint", "since", "newest", "last", "full", "ifNoneMatch")
     return Operation(
-        f"Read the elements of a log of {_named(route)} that are within the bounds",
-        _cached(object_of(members | has_more, required=list(members))),
+        f"Read the elements of a log of {_display_name(route)} that are within the bounds",
+        _cacheable_responses(object_of(members | has_more, required=list(members))),
         _STORE,
         tuple(component("parameters", name) for name in bounds),
     )
 
 
-def _pull_file(route: Route, files: FileRules) -> Operation:
+def _pull_file(route: Route, files: FileSettings) -> Operation:
     """A file, or where there is none what a document is answered as."""
-    pulled = _cached(component("schemas", "Document"))
+    pulled = _cacheable_responses(component("schemas", "Document"))
     types = [files.content_type] if files.content_type else [*files.types] or ["*/*"]
     content = dict.fromkeys(types, _FILE)
     pulled["200"]["content"] = content | pulled["200"]["content"]
@@ -87,7 +87,7 @@ def _pull_file(route: Route, files: FileRules) -> Operation:
     what = "a document or a file" if files.documents else "a file"
     names = ("ifNoneMatch", "range", "ifRange", *(("withKeyring",) if files.documents else ()))
     return Operation(
-        f"Read {what} of {_named(route)}",
+        f"Read {what} of {_display_name(route)}",
         pulled,
         _STORE | {416},
         tuple(component("parameters", name) for name in names),
@@ -98,22 +98,22 @@ def _push(service: Service, route: Route) -> Operation:
     if route.files is not None and route.files.types:
         return _push_file(route, route.files)
     return Operation(
-        f"Write a document of {_named(route)}, at most {_collection(route).max_body_bytes} bytes",
-        {"200": answer("Written.", component("schemas", "Written"))},
+        f"Write a document of {_display_name(route)}, at most {_collection(route).max_body_bytes} bytes",
+        {"200": response("Written.", component("schemas", "Written"))},
         _PUSH | _ONCE,
         (component("parameters", "idempotencyKey"),),
         json_content(_document(route)),
     )
 
 
-def _push_file(route: Route, files: FileRules) -> Operation:
+def _push_file(route: Route, files: FileSettings) -> Operation:
     content = dict.fromkeys(files.types, _FILE)
     if files.documents:
         content |= json_content(_document(route))
     what = "a document or a file" if files.documents else "a file"
     return Operation(
-        f"Write {what} of {_named(route)}, at most {_collection(route).max_body_bytes} bytes",
-        {"200": answer("Written.", component("schemas", "Written"))},
+        f"Write {what} of {_display_name(route)}, at most {_collection(route).max_body_bytes} bytes",
+        {"200": response("Written.", component("schemas", "Written"))},
         _PUSH | _ONCE if files.documents else _PUSH,
         (component("parameters", "idempotencyKey"),) if files.documents else (),
         content,
@@ -124,7 +124,7 @@ def _document(route: Route) -> Json:
     """The body of a push of a document."""
     body = object_of(
         {
-            "data": _pushed(route),
+            "data": _data_schema(route),
             "baseHash": {
                 "type": ["string", "null"],
                 "description": 'The hash that this write replaces; null: nothing is stored; "": nothing, or '
@@ -143,7 +143,7 @@ def _append(service: Service, route: Route) -> Operation:
     needs_proof = log is None or log.require_author_signature is not False
     body = object_of(
         {
-            "data": _pushed(route),
+            "data": _data_schema(route),
             "ts": {
                 "type": ["integer", "null"],
                 "minimum": 0,
@@ -155,18 +155,18 @@ def _append(service: Service, route: Route) -> Operation:
         required=["data", *_PROOF] if needs_proof else ["data"],
     )
     return Operation(
-        f"Append an element to a log of {_named(route)}, at most {collection.max_body_bytes} bytes",
-        {"200": answer("Appended.", component("schemas", "Written"))},
+        f"Append an element to a log of {_display_name(route)}, at most {collection.max_body_bytes} bytes",
+        {"200": response("Appended.", component("schemas", "Written"))},
         _PUSH | _ONCE,
         (component("parameters", "idempotencyKey"),),
         json_content(body),
     )
 
 
-def _pushed(route: Route) -> Json:
+def _data_schema(route: Route) -> Json:
     """The `data` that a write sends."""
     data: Json = {"type": "object"}
-    if route.check is None:
+    if route.validator is None:
         return data
     return {"allOf": [data, component("schemas", schema_name(route))]}
 
@@ -174,15 +174,15 @@ def _pushed(route: Route) -> Json:
 def _bundle(service: Service, route: Route) -> Operation:
     bundle, space = _collection(route).bundle, _namespace(service, route)
     members = [
-        Rule.of(service.config, space, collection, "pull")
+        AccessPolicy.from_config(service.config, space, collection, "pull")
         for collection in _collections(service, space)
         if collection.bundle == bundle and not collection.push_only
     ]
     found = map_of(component("schemas", "Member"), [rule.collection.name for rule in members])
     document = object_of({"collections": found, "timestamp": component("schemas", "Timestamp")})
     return Operation(
-        f"Read the bundle {_named(route)}, as far as the caller may",
-        _cached(document),
+        f"Read the bundle {_display_name(route)}, as far as the caller may",
+        _cacheable_responses(document),
         _STORE | metered(members),
         (component("parameters", "ifNoneMatch"),),
     )
@@ -192,17 +192,17 @@ def _batch(service: Service, route: Route) -> Operation:
     """Bad credentials are nobody's here, so that they are no reason to refuse."""
     config, space = service.config, _namespace(service, route)
     rules = [
-        other.rule
+        other.policy
         for other in service.routes
-        if other.action == "pull" and other.rule is not None and other.rule.namespace == space
+        if other.action == "pull" and other.policy is not None and other.policy.namespace == space
     ]
     most = config.max_collections_per_batch
     sets = {rule.collection.name: array(_param_set(rule.collection), most) for rule in rules}
     names = array({"type": "string", "enum": list(sets)} if sets else {"type": "string"}, most)
-    examined = any(rule.examines for rule in rules)
+    examined = any(rule.needs_credentials for rule in rules)
     return Operation(
         "Read many documents and logs",
-        _cached(object_of({"collections": map_of(array(component("schemas", "BatchEntry")))})),
+        _cacheable_responses(object_of({"collections": map_of(array(component("schemas", "BatchEntry")))})),
         (_STORE if examined else frozenset()) | metered(rules),
         (
             {
@@ -228,9 +228,12 @@ def _batch(service: Service, route: Route) -> Operation:
 
 def _events(service: Service, route: Route) -> Operation:
     config, space = service.config, _namespace(service, route)
-    rules = [Rule.of(config, space, collection, "pull") for collection in _collections(service, space)]
+    rules = [
+        AccessPolicy.from_config(config, space, collection, "pull")
+        for collection in _collections(service, space)
+    ]
     readable = [rule for rule in rules if not rule.collection.push_only]
-    is_open = bool(readable) and not any(rule.examines for rule in rules)
+    is_open = bool(readable) and not any(rule.needs_credentials for rule in rules)
     names = [rule.collection.name for rule in rules]
     value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
     sets = {
@@ -290,7 +293,7 @@ def _config(service: Service, route: Route) -> Operation:
         ways.append({"admin": []})
     return Operation(
         "Tell which collections there are" + (" for the caller" if filtered else ""),
-        _cached(object_of(manifest)),
+        _cacheable_responses(object_of(manifest)),
         parameters=(component("parameters", "ifNoneMatch"),),
         security=ways if filtered else None,
     )
@@ -299,8 +302,8 @@ def _config(service: Service, route: Route) -> Operation:
 def _list(service: Service, route: Route) -> Operation:
     page = object_of({"items": array(component("schemas", "PathParameter")), "hasMore": {"type": "boolean"}})
     return Operation(
-        f"List {_named(route)}: the values of `{_collection(route).storage_path.rpartition('/')[2]}`",
-        {"200": answer("A page, in code-point order.", page)},
+        f"List {_display_name(route)}: the values of `{_collection(route).storage_path.rpartition('/')[2]}`",
+        {"200": response("A page, in code-point order.", page)},
         _STORE,
         (component("parameters", "limit"), component("parameters", "after")),
     )
@@ -327,7 +330,7 @@ def _revoke(service: Service, route: Route) -> Operation:
     published = object_of({"ok": {"const": True}, "generation": {"type": "integer", "minimum": 0}})
     return Operation(
         "Publish a revocation list",
-        {"200": answer("Published.", published)},
+        {"200": response("Published.", published)},
         frozenset({403, 409, 413, 429, 503}),
         body=json_content(component("schemas", "RevocationList")),
     )
@@ -336,16 +339,18 @@ def _revoke(service: Service, route: Route) -> Operation:
 def _revocations(service: Service, route: Route) -> Operation:
     return Operation(
         "The revocation list that an issuer, by its user id, has published",
-        {"200": answer("The list.", component("schemas", "RevocationList"))},
+        {"200": response("The list.", component("schemas", "RevocationList"))},
         _STORE | {404},
     )
 
 
-def _alive(service: Service, route: Route) -> Operation:
+def _health(service: Service, route: Route) -> Operation:
     state = object_of({"ok": {"const": True}, "ts": component("schemas", "Timestamp")})
     if route.action == "health":
-        return Operation("Whether the process answers", {"200": answer("It does.", state)})
-    return Operation("Whether documents can be read and written", {"200": answer("They can.", state)}, _STORE)
+        return Operation("Whether the process answers", {"200": response("It does.", state)})
+    return Operation(
+        "Whether documents can be read and written", {"200": response("They can.", state)}, _STORE
+    )
 
 
 def _metrics(service: Service, route: Route) -> Operation:
@@ -357,25 +362,25 @@ def _metrics(service: Service, route: Route) -> Operation:
 
 def _version(service: Service, route: Route) -> Operation:
     version = object_of({name: {"type": "string"} for name in ("name", "version", "protocol")})
-    return Operation("Name and version of the service", {"200": answer("The version.", version)})
+    return Operation("Name and version of the service", {"200": response("The version.", version)})
 
 
 def _openapi(service: Service, route: Route) -> Operation:
-    return Operation("This document", {"200": answer("The document.", {"type": "object"})})
+    return Operation("This document", {"200": response("The document.", {"type": "object"})})
 
 
-def _cached(schema: Json) -> Json:
+def _cacheable_responses(schema: Json) -> Json:
     """The answers of a read that clients may keep."""
     headers = {"ETag": component("headers", "ETag"), "Cache-Control": component("headers", "CacheControl")}
     return {
-        "200": answer("Found, or nothing is stored.", schema) | {"headers": headers},
+        "200": response("Found, or nothing is stored.", schema) | {"headers": headers},
         "304": {"description": "Unchanged since the version that If-None-Match names.", "headers": headers},
     }
 
 
 def _collection(route: Route) -> Collection:
-    assert route.rule is not None, "only routes of a collection ask for it"
-    return route.rule.collection
+    assert route.policy is not None, "only routes of a collection ask for it"
+    return route.policy.collection
 
 
 def _namespace(service: Service, route: Route) -> str | None:
@@ -389,12 +394,12 @@ def _collections(service: Service, space: str | None) -> tuple[Collection, ...]:
     return service.config.collections if space is None else service.config.namespaces[space].collections
 
 
-def metered(rules: list[Rule]) -> frozenset[int]:
+def metered(rules: list[AccessPolicy]) -> frozenset[int]:
     """What limits on requests lead to: too many of them, or nobody to count them."""
     return frozenset({429, 503} if any(rule.limit is not None for rule in rules) else ())
 
 
-def _named(route: Route) -> str:
+def _display_name(route: Route) -> str:
     return f"`{route.collection}`"
 
 
@@ -418,8 +423,8 @@ ACTIONS: Mapping[str, Callable[[Service, Route], Operation]] = {
     "example": _example,
     "revoke": _revoke,
     "revocations": _revocations,
-    "health": _alive,
-    "ready": _alive,
+    "health": _health,
+    "ready": _health,
     "metrics": _metrics,
     "version": _version,
     "openapi": _openapi,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 from pysync.errors import KeyConflict, StoreUnavailable
-from pysync.sqlite.connection import create_folder, sync_folder
+from pysync.sqlite.connection import fsync_dir, make_private_dir
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,25 +28,25 @@ T = TypeVar("T")
 CHUNK_BYTES: Final = 262_144
 SEND_BYTES: Final = 1_048_576
 """What the kernel is asked to send at once."""
-INCOMING: Final = "~incoming"
+TEMP_FOLDER: Final = "~incoming"
 """Folder of files not yet at their keys. It lies in the tree, so that a rename never crosses file systems."""
 
-ABANDONED_S: Final = 86_400
+TEMP_MAX_AGE_S: Final = 86_400
 """An incomplete file untouched for a day belongs to a process that died."""
 
 _LONG_TO_HASH: Final = 131_072
 """Bytes that the disk may begin with while they are hashed: a megabyte takes about as long for either."""
 
-_PROBE_STRIDE: Final = 65_536
+_CACHE_SAMPLE_STRIDE: Final = 65_536
 """The kernel reads files ahead, and forgets them, in stretches about as long."""
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The result of `work` in a thread. A cancelled caller waits until the thread has let go of its files.
-    Errors as in `disk_errors`."""
+    Errors as in `translate_os_errors`."""
     running = asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
     try:
-        with disk_errors():
+        with translate_os_errors():
             return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait({running})
@@ -54,7 +54,7 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 @contextmanager
-def disk_errors() -> Iterator[None]:
+def translate_os_errors() -> Iterator[None]:
     """OSError becomes `StoreUnavailable`, or ValueError where a key is longer than the file system takes."""
     try:
         yield
@@ -64,7 +64,7 @@ def disk_errors() -> Iterator[None]:
         raise StoreUnavailable() from error
 
 
-class Stamp(NamedTuple):
+class FileFingerprint(NamedTuple):
     """What tells one content of a file from the next without reading it."""
 
     size: int
@@ -83,12 +83,12 @@ class FileTree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._incoming = root / INCOMING
+        self._temp_folder = root / TEMP_FOLDER
 
     def create(self) -> None:
         """Make the folder."""
-        create_folder(self._incoming)
-        sync_folder(self.root)
+        make_private_dir(self._temp_folder)
+        fsync_dir(self.root)
 
     def entries(self) -> list[Path]:
         """The entries of the folder, if it exists, without the one that every new file system has."""
@@ -99,20 +99,20 @@ class FileTree:
 
     def check(self) -> None:
         """Raise StoreUnavailable where the folder itself is gone, as that of a disk that is not mounted."""
-        if not self._incoming.is_dir():
+        if not self._temp_folder.is_dir():
             raise StoreUnavailable(f"{self.root} is not there: is its disk mounted?")
 
     def clear(self, named: Container[str]) -> None:
         """Remove what dead processes left half written, but nothing of a name in `named`."""
-        oldest = time.time() - ABANDONED_S
-        for path in self._incoming.iterdir():
+        oldest = time.time() - TEMP_MAX_AGE_S
+        for path in self._temp_folder.iterdir():
             with suppress(FileNotFoundError):
                 if path.name not in named and path.lstat().st_mtime < oldest:
                     path.unlink()
 
     def path(self, key: str) -> str:
         """Where the file of a (valid) key lies. Raises ValueError for the one reserved segment."""
-        if key.partition("/")[0] == INCOMING:
+        if key.partition("/")[0] == TEMP_FOLDER:
             raise ValueError(f"reserved key {key!r}")
         return f"{self.root}/{key}"
 
@@ -128,31 +128,31 @@ class FileTree:
             if stat.S_ISLNK(found.st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
-    def stamp(self, key: str) -> Stamp | None:
+    def fingerprint(self, key: str) -> FileFingerprint | None:
         """That of the file of a key; None where there is none. Raises OSError."""
         try:
-            return Stamp.of(self.path(key))
+            return FileFingerprint.of(self.path(key))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def incoming(self, name: str) -> "Incoming":
+    def temp_file(self, name: str) -> "TempFile":
         """A new file, not yet at a key, under a name that no other has or had. Nothing is on disk before its
         first `append`."""
-        return Incoming(self._incoming, name)
+        return TempFile(self._temp_folder, name)
 
     def probe(self, name: str) -> None:
-        """Write and remove a byte, under a name as `incoming` takes it."""
-        incoming = self.incoming(name)
+        """Write and remove a byte, under a name as `temp_file` takes it."""
+        incoming = self.temp_file(name)
         try:
             incoming.finish([b"\0"])
         finally:
             incoming.discard()
 
-    def flush_incoming(self) -> None:
+    def flush_temp_folder(self) -> None:
         """Make the names of incoming files survive the loss of power."""
-        sync_folder(self._incoming)
+        fsync_dir(self._temp_folder)
 
-    def make_room(self, key: str) -> None:
+    def make_parents(self, key: str) -> None:
         """Make the folders that lead to a key, so that a file can be moved there. Raises KeyConflict where
         another file lies above or below. The caller keeps other writers out."""
         path = self.path(key)
@@ -174,7 +174,7 @@ class FileTree:
 
     def move(self, name: str, key: str) -> None:
         """Rename the finished incoming file to its key, unless somebody has. The folders are not flushed."""
-        source, path = f"{self._incoming}/{name}", self.path(key)
+        source, path = f"{self._temp_folder}/{name}", self.path(key)
         while True:
             try:
                 self.check_folders(key)
@@ -187,9 +187,9 @@ class FileTree:
                     raise
                 self._create_folders(path)  # they were empty, and another's removal took them
 
-    def take(self, name: str, path: Path) -> None:
+    def move_out(self, name: str, path: Path) -> None:
         """Rename the finished incoming file to a place outside the tree. Raises OSError."""
-        os.rename(self._incoming / name, path)
+        os.rename(self._temp_folder / name, path)
 
     def remove(self, key: str) -> None:
         """Unlink the file of a key, if there is one, and the folders it leaves empty, unflushed. The caller
@@ -218,7 +218,7 @@ class FileTree:
     def flush(self, folder: str) -> None:
         """Make the names in a folder survive the loss of power, if it is there. Raises OSError."""
         with suppress(FileNotFoundError, NotADirectoryError):
-            sync_folder(folder)
+            fsync_dir(folder)
 
     def _check_names(self, key: str) -> None:
         """Raise OSError for a key with a name that is too long: where its folder is there a look tells."""
@@ -240,22 +240,22 @@ class FileTree:
                     raise KeyConflict() from None
 
 
-class Incoming:
+class TempFile:
     """A file being written. Ends by `FileTree.move` or by `discard`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
-        self.is_given_away = False
+        self.is_committed = False
         """Whether somebody else may count on the file: then it is not to be discarded."""
         self._path = f"{folder}/{self.name}"
         self._fd: int | None = None
         self._hash = hashlib.sha256()
 
-    def append(self, pieces: list[bytes]) -> None:
+    def append(self, chunks: list[bytes]) -> None:
         """Write the pieces, joined. The disk begins with many of them while they are hashed."""
         if self._fd is None:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        data = b"".join(pieces)
+        data = b"".join(chunks)
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(self._fd, rest) :]
@@ -263,12 +263,12 @@ class Incoming:
             start_flush(self._fd)
         self._hash.update(data)
 
-    def finish(self, last: list[bytes]) -> tuple[str, Stamp]:
+    def finish(self, last: list[bytes]) -> tuple[str, FileFingerprint]:
         """Append the last pieces and flush it all to disk; returns the sha256 (hex) and stamp."""
         self.append(last)
         assert self._fd is not None
         os.fsync(self._fd)
-        stamp = Stamp.of(self._fd)
+        stamp = FileFingerprint.of(self._fd)
         self._close()
         return self._hash.hexdigest(), stamp
 
@@ -284,7 +284,7 @@ class Incoming:
             self._fd = None
 
 
-class Outgoing:
+class FileReader:
     """A finished file being read: an asynchronous iterator over the bytes of a range.
 
     It holds the file that it opened, whatever is written at the key meanwhile. Exhaust it or `aclose` it.
@@ -296,14 +296,14 @@ class Outgoing:
         self._file: BinaryIO | None = None
         self._at = self._end = 0
 
-    def open(self) -> Stamp | None:
+    def open(self) -> FileFingerprint | None:
         """Open what lies at the path now; None where there is no file. Raises OSError."""
         self.close()
         try:
             self._file = open(self._path, "rb", buffering=0, opener=self._open)  # noqa: SIM115 - closed by close
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Stamp.of(self._file.fileno())
+        return FileFingerprint.of(self._file.fileno())
 
     def _open(self, path: str, flags: int) -> int:
         return os.open(path, flags | self._flags)
@@ -335,8 +335,8 @@ class Outgoing:
             self.close()
             raise StopAsyncIteration
         fd, at, wanted = self._next(CHUNK_BYTES)
-        if _is_in_memory(fd, at, wanted):
-            with disk_errors():
+        if _is_cached(fd, at, wanted):
+            with translate_os_errors():
                 chunk = os.pread(fd, wanted, at)
         else:
             chunk = await in_thread(os.pread, fd, wanted, at)
@@ -345,11 +345,11 @@ class Outgoing:
         self._at += len(chunk)
         return chunk
 
-    async def fetch(self) -> None:
+    async def ensure_cached(self) -> None:
         """Have what `send` sends next in memory, so that it does not wait for the disk. Raises
         StoreUnavailable."""
         fd, at, wanted = self._next(SEND_BYTES)
-        if not _is_in_memory(fd, at, wanted):
+        if not _is_cached(fd, at, wanted):
             await in_thread(os.pread, fd, wanted, at)
 
     def send(self, connection: int) -> int:
@@ -365,10 +365,10 @@ class Outgoing:
         self._at += sent
         return sent
 
-    def _next(self, most: int) -> tuple[int, int, int]:
-        """The file, and the place and number of the next bytes, at most `most`."""
+    def _next(self, max_bytes: int) -> tuple[int, int, int]:
+        """The file, and the place and number of the next bytes, at most `max_bytes`."""
         assert self._file is not None
-        return self._file.fileno(), self._at, min(most, self._end - self._at)
+        return self._file.fileno(), self._at, min(max_bytes, self._end - self._at)
 
     async def aclose(self) -> None:
         self.close()
@@ -379,12 +379,12 @@ class Outgoing:
             self._file = None
 
 
-def _is_in_memory(fd: int, start: int, size: int) -> bool:
+def _is_cached(fd: int, start: int, size: int) -> bool:
     """Whether these bytes of a file can be read without waiting for the disk, as far as samples tell. A read
     that only takes what is there could tell for sure, but into a buffer that costs as much as the read."""
     byte = bytearray(1)
     try:
-        for at in (*range(start, start + size - 1, _PROBE_STRIDE), start + size - 1):
+        for at in (*range(start, start + size - 1, _CACHE_SAMPLE_STRIDE), start + size - 1):
             os.preadv(fd, [byte], at, os.RWF_NOWAIT)
     except OSError:
         return False  # it would wait, or the file system cannot tell

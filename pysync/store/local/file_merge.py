@@ -5,14 +5,14 @@
 
 1. A transaction checks what is to be merged and writes a row of `merge`: from here on triggers note in `came`
    which files come, change and go.
-2. The new folder gets the merged file, and hard links to all files that stay.
-3. A transaction, which keeps writers out, links what came since, has the folders change places and writes the
+2. The new folder gets the merged file, and hard links to all files that stay. 3. A transaction, which keeps
+writers out, links what came since, has the folders change places and writes the
    rows: it takes as long as that takes, whatever the size of the folder.
 
 A crash leaves the row of `merge`. Where the merged file still lies in the folder beside, nothing has happened
-yet, and `Merges.settle` removes what there is. Else the folders have changed places, and who finds that in a
-transaction writes the rows: `Merges.settle`, or `look` for a reader who misses a file. The old folder is kept
-for a moment, for those who are just reading its names.
+yet, and `FolderSwapMerger.recover` removes what there is. Else the folders have changed places, and who finds
+that in a transaction writes the rows: `FolderSwapMerger.recover`, or `find_stale_row` for a reader who misses
+a file. The old folder is kept for a moment, for those who are just reading its names.
 
 Two folders that change places in one step: whoever looks sees one or the other, and never none.
 """
@@ -33,31 +33,31 @@ from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
-from pysync.sqlite.connection import GroupCommit, create_folder, sync_folder
-from pysync.store.base import EtagMismatch, MergeRefused
+from pysync.sqlite.connection import GroupCommit, fsync_dir, make_private_dir
+from pysync.store.base import EtagMismatch, MergeRejected
 from pysync.store.local import tables
-from pysync.store.local.disk import FileTree, Incoming, Stamp, disk_errors, in_thread
-from pysync.store.local.rename_journal import Arrivals
+from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors
+from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import PUT_FILE, FileRow
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
-_CANNOT: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV)
+_UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV)
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Give each of two folders the other's name. Raises MergeRefused where kernel or file system cannot,
+def swap_folders(one: Path, other: Path) -> None:
+    """Give each of two folders the other's name. Raises MergeRejected where kernel or file system cannot,
     OSError where something else is wrong."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
-        raise MergeRefused("this system's C library has no renameat2") from None
+        raise MergeRejected("this system's C library has no renameat2") from None
     if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return
     number = ctypes.get_errno()
     error = OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
-    if number in _CANNOT:
-        raise MergeRefused(f"the file system of {other} cannot exchange two folders in one step") from error
+    if number in _UNSUPPORTED:
+        raise MergeRejected(f"the file system of {other} cannot exchange two folders in one step") from error
     raise error
 
 
@@ -66,20 +66,20 @@ GRACE_S: Final = 1.0
 
 _LOCK: Final = "lock"
 _MERGES: Final = "SELECT id, parent, name, file, merged FROM merge"
-_AS_SAID = """
+_COUNT_UNCHANGED = """
     SELECT count(*) FROM json_each(?) AS said
     JOIN object AS o ON o.parent = ? AND o.name = said.key AND o.sha256 = said.value"""
 _FILES_BELOW = "SELECT 1 FROM object WHERE parent > ? AND parent < ? AND sha256 IS NOT NULL LIMIT 1"
 _AT_KEY = "SELECT 1 FROM object WHERE parent = ? AND name = ?"
-_ARRIVING = "SELECT key FROM arriving WHERE key > ? AND key < ?"
-_CAME = """
+_PENDING_RENAMES = "SELECT key FROM arriving WHERE key > ? AND key < ?"
+_TOUCHED = """
     SELECT c.name, o.sha256 IS NOT NULL FROM came AS c
     LEFT JOIN object AS o ON o.parent = c.parent AND o.name = c.name WHERE c.parent = ?"""
 _DELETE_MERGED = """
     DELETE FROM object WHERE parent = ? AND (name, sha256) IN (SELECT key, value FROM json_each(?))"""
 
 
-class Plan(NamedTuple):
+class MergePlan(NamedTuple):
     """One merge: `values` are what the row of the merged file holds, but its stamp; `merged` are the names of
     what it stands for, and their sha256."""
 
@@ -104,217 +104,219 @@ class Plan(NamedTuple):
         return (self.id, self.parent, self.name, values, merged)
 
 
-class Merges:
+class FolderSwapMerger:
     """The merges of one embedded store. `read` asks its database, from the event loop."""
 
     def __init__(
-        self, files: FileTree, arrivals: Arrivals, writer: GroupCommit, read: Callable[..., Sequence[Any]]
+        self, files: FileTree, renames: RenameJournal, writer: GroupCommit, read: Callable[..., Sequence[Any]]
     ) -> None:
         self._folder = _folder(files)
         self._files = files
-        self._arrivals = arrivals
+        self._renames = renames
         self._writer = writer
         self._read = read
-        self._turn = asyncio.Lock()
+        self._merge_lock = asyncio.Lock()
         self._replaced_at = 0.0
 
-    async def merge(self, incoming: Incoming, plan: Plan) -> None:
+    async def merge(self, temp_file: TempFile, plan: MergePlan) -> None:
         """Have what has come in take the place of what `plan` says. Raises as `Store.merge`. Once begun it
         comes to an end, also where its caller is cancelled."""
-        merging = asyncio.ensure_future(self._merge(incoming, plan))
+        merging = asyncio.ensure_future(self._merge(temp_file, plan))
         try:
             await asyncio.shield(merging)
         except asyncio.CancelledError:
             await asyncio.wait({merging})
             raise
 
-    async def settle(self) -> None:
+    async def recover(self) -> None:
         """Finish what processes that died left half done, and remove what is not needed any more."""
         if not self._read(_MERGES + " LIMIT 1") and not self._folder.exists():
             return
-        async with self._alone() as is_alone:
+        async with self._exclusive() as is_alone:
             if is_alone:
-                await self._settle()
+                await self._recover()
                 await self._sweep()
 
     async def close(self) -> None:
         """Remove the old folders of this store's merges."""
         if self._replaced_at:
             await asyncio.sleep(self._replaced_at + GRACE_S - time.monotonic())
-            async with self._alone() as is_alone:
+            async with self._exclusive() as is_alone:
                 if is_alone:
                     await self._sweep()
 
-    async def _merge(self, incoming: Incoming, plan: Plan) -> None:
-        async with self._alone() as is_alone:
+    async def _merge(self, temp_file: TempFile, plan: MergePlan) -> None:
+        async with self._exclusive() as is_alone:
             if not is_alone:
-                raise MergeRefused("another process merges files of this store")
-            await self._settle()
+                raise MergeRejected("another process merges files of this store")
+            await self._recover()
             await self._sweep()
             try:
-                await self._writer.submit(_begin, self._arrivals, plan)
-                await in_thread(_build, self._files, incoming, plan)
-                await self._writer.submit(_finish, self._arrivals, self._files, plan)
+                await self._writer.submit(_begin, self._renames, plan)
+                await in_thread(_build, self._files, temp_file, plan)
+                await self._writer.submit(_finish, self._renames, self._files, plan)
             finally:
                 # Of a merge that is done there is no row any more.
-                await self._settle()
+                await self._recover()
             self._replaced_at = time.monotonic()
 
     @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[bool]:
+    async def _exclusive(self) -> AsyncIterator[bool]:
         """Whether nobody else merges or settles meanwhile."""
-        async with self._turn:
-            lock = await in_thread(_locked, self._folder)
+        async with self._merge_lock:
+            lock = await in_thread(_try_lock, self._folder)
             try:
                 yield lock is not None
             finally:
                 if lock is not None:
                     os.close(lock)
 
-    async def _settle(self) -> None:
+    async def _recover(self) -> None:
         for row in self._read(_MERGES):
-            plan = Plan.of(row)
-            await self._writer.submit(_settle, self._files, plan)
+            plan = MergePlan.of(row)
+            await self._writer.submit(_recover_merge, self._files, plan)
 
     async def _sweep(self) -> None:
         await in_thread(_sweep, self._folder)
 
 
-def new_plan(parent: str, name: str, values: tuple[str, str, int, str], merged: Mapping[str, str]) -> Plan:
+def new_plan(
+    parent: str, name: str, values: tuple[str, str, int, str], merged: Mapping[str, str]
+) -> MergePlan:
     """`merged` is by key."""
     names = {key.rpartition("/")[2]: sha256 for key, sha256 in merged.items()}
-    return Plan(secrets.token_hex(16), parent, name, values, names)
+    return MergePlan(secrets.token_hex(16), parent, name, values, names)
 
 
-def look(
-    cursor: sqlite3.Cursor, arrivals: Arrivals, files: FileTree, key: str
-) -> tuple[FileRow, Stamp | None] | None:
-    """`writes.look`, which finds no file missing because of a merge."""
+def find_stale_row(
+    cursor: sqlite3.Cursor, renames: RenameJournal, files: FileTree, key: str
+) -> tuple[FileRow, FileFingerprint | None] | None:
+    """`writes.find_stale_row`, which finds no file missing because of a merge."""
     for row in cursor.execute(_MERGES).fetchall():
-        plan = Plan.of(row)
-        with disk_errors():
-            if _is_exchanged(cursor, files, plan):
+        plan = MergePlan.of(row)
+        with translate_os_errors():
+            if _is_swapped(cursor, files, plan):
                 _write_rows(cursor, files, plan)
-    return tables.look(cursor, arrivals, files, key)
+    return tables.find_stale_row(cursor, renames, files, key)
 
 
-def _begin(cursor: sqlite3.Cursor, arrivals: Arrivals, plan: Plan) -> None:
+def _begin(cursor: sqlite3.Cursor, renames: RenameJournal, plan: MergePlan) -> None:
     """Check that files may be merged, and note from here on what happens in their folder."""
     _check_folder(cursor, plan)
     # Of all that is not noted, the files have come or gone, or are still arriving when it ends.
-    arrivals.settle(cursor)
+    renames.recover(cursor)
     cursor.execute("DELETE FROM came")
     cursor.execute("INSERT INTO merge VALUES(?, ?, ?, ?, ?)", plan.row)
 
 
-def _check_folder(cursor: sqlite3.Cursor, plan: Plan) -> None:
-    (as_said,) = cursor.execute(_AS_SAID, (plan.row[-1], plan.parent)).fetchone()
+def _check_folder(cursor: sqlite3.Cursor, plan: MergePlan) -> None:
+    (as_said,) = cursor.execute(_COUNT_UNCHANGED, (plan.row[-1], plan.parent)).fetchone()
     at_key = cursor.execute(_AT_KEY, (plan.parent, plan.name)).fetchone()
     if as_said != len(plan.merged) or at_key is not None:
         raise EtagMismatch
-    if cursor.execute(_FILES_BELOW, _below(plan.parent)).fetchone():
-        raise _holds_folders(plan)
+    if cursor.execute(_FILES_BELOW, _key_range(plan.parent)).fetchone():
+        raise _subfolder_error(plan)
 
 
-def _build(files: FileTree, incoming: Incoming, plan: Plan) -> None:
+def _build(files: FileTree, temp_file: TempFile, plan: MergePlan) -> None:
     """Make the new folder: the merged file, and links to all that stays. The merged file comes first, as
     where it lies tells what a crash has left."""
     source, folder = Path(files.path(plan.parent)), _folder(files) / plan.id
     files.check_folders(plan.key)
     folder.mkdir(mode=0o700)
-    _take(files, incoming, folder / plan.name)
+    _move_in(files, temp_file, folder / plan.name)
     with os.scandir(source) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                raise _holds_folders(plan)
+                raise _subfolder_error(plan)
             if entry.name not in plan.merged:
                 _link(source / entry.name, folder / entry.name)
     os.chmod(folder, source.stat().st_mode & 0o7777)
-    sync_folder(folder)
-    sync_folder(folder.parent)
+    fsync_dir(folder)
+    fsync_dir(folder.parent)
 
 
-def _finish(cursor: sqlite3.Cursor, arrivals: Arrivals, files: FileTree, plan: Plan) -> None:
+def _finish(cursor: sqlite3.Cursor, renames: RenameJournal, files: FileTree, plan: MergePlan) -> None:
     """Have the folders change places, and write the rows. Where it fails nothing has changed."""
-    below = _below(plan.parent)
+    below = _key_range(plan.parent)
     # Of what is written in this very transaction the file follows when the folders have changed places.
-    came: dict[str, int] = dict(cursor.execute(_CAME, (plan.parent,)).fetchall())
-    came.update((key.removeprefix(below[0]), 1) for (key,) in cursor.execute(_ARRIVING, below))
+    came: dict[str, int] = dict(cursor.execute(_TOUCHED, (plan.parent,)).fetchall())
+    came.update((key.removeprefix(below[0]), 1) for (key,) in cursor.execute(_PENDING_RENAMES, below))
     if plan.name in came or not came.keys().isdisjoint(plan.merged):
         raise EtagMismatch
     is_below = cursor.execute("SELECT 1 FROM came WHERE parent > ? AND parent < ?", below).fetchone()
     if is_below or any("/" in name for name in came):
-        raise _holds_folders(plan)
-    arrivals.settle(cursor)
+        raise _subfolder_error(plan)
+    renames.recover(cursor)
     source, folder = Path(files.path(plan.parent)), _folder(files) / plan.id
-    with disk_errors():
+    with translate_os_errors():
         for name, is_there in came.items():
             (folder / name).unlink(missing_ok=True)
             if is_there:
                 _link(source / name, folder / name)
         if came:
-            sync_folder(folder)
-        exchange(folder, source)
+            fsync_dir(folder)
+        swap_folders(folder, source)
         try:
-            sync_folder(folder.parent)
-            sync_folder(source.parent)
+            fsync_dir(folder.parent)
+            fsync_dir(source.parent)
             _write_rows(cursor, files, plan)
         except BaseException:
-            exchange(folder, source)
+            swap_folders(folder, source)
             raise
 
 
-def _settle(cursor: sqlite3.Cursor, files: FileTree, plan: Plan) -> None:
+def _recover_merge(cursor: sqlite3.Cursor, files: FileTree, plan: MergePlan) -> None:
     """End a merge whose process is dead or has failed: finish it where the folders have changed places, else
     forget it."""
-    with disk_errors():
-        if _is_exchanged(cursor, files, plan):
+    with translate_os_errors():
+        if _is_swapped(cursor, files, plan):
             _write_rows(cursor, files, plan)
         else:
-            _forget(cursor, plan)
+            _delete_plan(cursor, plan)
             shutil.rmtree(_folder(files) / plan.id, ignore_errors=True)
 
 
-def _is_exchanged(cursor: sqlite3.Cursor, files: FileTree, plan: Plan) -> bool:
+def _is_swapped(cursor: sqlite3.Cursor, files: FileTree, plan: MergePlan) -> bool:
     """Whether the folders of a merge have changed places though its rows are not written."""
     if (_folder(files) / plan.id / plan.name).exists() or not os.path.exists(files.path(plan.key)):
         return False
     return cursor.execute(_AT_KEY, (plan.parent, plan.name)).fetchone() is None
 
 
-def _write_rows(cursor: sqlite3.Cursor, files: FileTree, plan: Plan) -> None:
+def _write_rows(cursor: sqlite3.Cursor, files: FileTree, plan: MergePlan) -> None:
     """Have the rows say what lies in the new folder."""
-    stamp = Stamp.of(files.path(plan.key))
+    stamp = FileFingerprint.of(files.path(plan.key))
     cursor.execute(_DELETE_MERGED, (plan.parent, plan.row[-1]))
     cursor.execute(PUT_FILE, (plan.parent, plan.name, *plan.values, *stamp))
-    _forget(cursor, plan)
+    _delete_plan(cursor, plan)
 
 
-def _forget(cursor: sqlite3.Cursor, plan: Plan) -> None:
+def _delete_plan(cursor: sqlite3.Cursor, plan: MergePlan) -> None:
     cursor.execute("DELETE FROM merge WHERE id = ?", (plan.id,))
     cursor.execute("DELETE FROM came")
 
 
-def _below(parent: str) -> tuple[str, str]:
+def _key_range(parent: str) -> tuple[str, str]:
     """Between which texts lie the keys below it."""
     return parent + "/", parent + "0"
 
 
-def _holds_folders(plan: Plan) -> MergeRefused:
-    return MergeRefused(f"{plan.parent} holds folders beside the files")
+def _subfolder_error(plan: MergePlan) -> MergeRejected:
+    return MergeRejected(f"{plan.parent} holds folders beside the files")
 
 
 def _folder(files: FileTree) -> Path:
     return files.root.with_name("merging")
 
 
-def _take(files: FileTree, incoming: Incoming, path: Path) -> None:
+def _move_in(files: FileTree, temp_file: TempFile, path: Path) -> None:
     """Move the file that has come in."""
     try:
-        files.take(incoming.name, path)
+        files.move_out(temp_file.name, path)
     except OSError as error:
         if error.errno == errno.EXDEV:
-            raise MergeRefused(f"{files.root} and {path.parent} lie in different file systems") from error
+            raise MergeRejected(f"{files.root} and {path.parent} lie in different file systems") from error
         raise
 
 
@@ -326,9 +328,9 @@ def _link(path: Path, target: Path) -> None:
         return
 
 
-def _locked(folder: Path) -> int | None:
+def _try_lock(folder: Path) -> int | None:
     """The lock of those who merge in a store; None while another has it."""
-    create_folder(folder)
+    make_private_dir(folder)
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

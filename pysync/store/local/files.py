@@ -10,10 +10,17 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync.sqlite.connection import GroupCommit
-from pysync.store.base import ROTTEN, DamagedFile, File, FileStat, Pace, split_key, within
+from pysync.store.base import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Pace, clamp_range, split_key
 from pysync.store.local import file_merge, tables
-from pysync.store.local.disk import FileTree, Incoming, Outgoing, Stamp, disk_errors, in_thread
-from pysync.store.local.rename_journal import Arrivals
+from pysync.store.local.disk import (
+    FileFingerprint,
+    FileReader,
+    FileTree,
+    TempFile,
+    in_thread,
+    translate_os_errors,
+)
+from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import GET_FILE, FileRow, file_row
 
 log = logging.getLogger(__name__)
@@ -21,41 +28,41 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-PART_BYTES: Final = 1_048_576
+WRITE_CHUNK_BYTES: Final = 1_048_576
 """How much of a file that comes in is gathered before a thread takes it to the disk: most files at once."""
-LOST: Final = "the file is lost: push it again, or copy it from a backup"
-RECENT_ROWS: Final = 1_024
+LOST_REASON: Final = "the file is lost: push it again, or copy it from a backup"
+CACHED_ROWS: Final = 1_024
 """Rows that are kept while nobody writes."""
 
 
-class Flushed(NamedTuple):
+class StagedFile(NamedTuple):
     """A file that has come in whole, and survives the loss of power once a row names it."""
 
-    incoming: Incoming
+    temp_file: TempFile
     sha256: str
-    stamp: Stamp
+    fingerprint: FileFingerprint
 
 
-def _placed(
+def _commit(
     cursor: sqlite3.Cursor,
-    write: Callable[[sqlite3.Cursor, Arrivals, Incoming, tuple[Any, ...], *Ts], T],
-    arrivals: Arrivals,
-    incoming: Incoming,
+    write: Callable[[sqlite3.Cursor, RenameJournal, TempFile, tuple[Any, ...], *Ts], T],
+    renames: RenameJournal,
+    temp_file: TempFile,
     row: tuple[Any, ...],
     *args: *Ts,
 ) -> T:
     """The result of `write`. What came in goes where it is refused: who sent it may have left meanwhile."""
     try:
-        return write(cursor, arrivals, incoming, row, *args)
+        return write(cursor, renames, temp_file, row, *args)
     except sqlite3.Error:
         raise  # the group is undone, and `rename_journal` knows what becomes of the file
     except Exception:
-        incoming.discard()
+        temp_file.discard()
         raise
 
 
 @contextmanager
-def _told_of_links(key: str) -> Iterator[None]:
+def _log_symlinks(key: str) -> Iterator[None]:
     """Log a symbolic link that was met on the way to a file."""
     try:
         yield
@@ -74,7 +81,7 @@ class LocalFiles:
     def __init__(
         self,
         tree: FileTree,
-        arrivals: Arrivals,
+        renames: RenameJournal,
         writer: GroupCommit,
         read: Callable[..., Sequence[Any]],
         version: Callable[[], int],
@@ -82,18 +89,18 @@ class LocalFiles:
         now_ms: Callable[[], int],
     ) -> None:
         self._tree = tree
-        self._arrivals = arrivals
+        self._renames = renames
         self._writer = writer
         self._read = read
         self._version = version
-        self._recent: dict[str, FileRow | None] = {}
-        self._recent_at = -1
+        self._row_cache: dict[str, FileRow | None] = {}
+        self._row_cache_version = -1
         self._new_etag = new_etag
         self._now_ms = now_ms
 
-    async def settle(self) -> None:
+    async def recover(self) -> None:
         """Finish what processes that were killed left half done. Raises StoreUnavailable."""
-        await self._writer.submit(self._arrivals.settle)
+        await self._writer.submit(self._renames.recover)
         named = {name for (name,) in self._read("SELECT name FROM arriving")}
         await in_thread(self._tree.clear, named)
 
@@ -101,7 +108,7 @@ class LocalFiles:
         """Raises StoreUnavailable where nothing can be written."""
         await in_thread(self._tree.probe, self._new_etag())
 
-    def check(self, key: str) -> None:
+    def check_key(self, key: str) -> None:
         """Raise ValueError for a key that no file can have."""
         split_key(key)
         self._tree.path(key)
@@ -110,9 +117,9 @@ class LocalFiles:
         row = self._row(key)
         if row is None:
             return None
-        with disk_errors():
-            stamp = self._tree.stamp(key)
-        if stamp == row.stamp and not row.is_damaged:
+        with translate_os_errors():
+            stamp = self._tree.fingerprint(key)
+        if stamp == row.fingerprint and not row.is_damaged:
             return FileStat(stamp.size, row.sha256, row.content_type, row.modified_ms, etag=row.etag)
         file = await self.open(key, 0, 0)
         if file is None:
@@ -120,32 +127,32 @@ class LocalFiles:
         await file.chunks.aclose()
         return file.stat
 
-    async def open(self, key: str, start: int, end: int | None) -> File | None:
+    async def open(self, key: str, start: int, end: int | None) -> OpenFile | None:
         if (row := self._row(key)) is None:
             return None
-        outgoing = Outgoing(self._tree.path(key))
+        outgoing = FileReader(self._tree.path(key))
         try:
-            found = await self._found(key, row, outgoing)
+            found = await self._reconcile(key, row, outgoing)
             if found is not None and found.is_damaged:
-                raise DamagedFile(ROTTEN, found.etag)
+                raise DamagedFile(DAMAGED_REASON, found.etag)
         except BaseException:
             outgoing.close()
             raise
         if found is None:
             outgoing.close()
             return None
-        size = found.stamp.size
-        begin, finish = within(size, start, end)
+        size = found.fingerprint.size
+        begin, finish = clamp_range(size, start, end)
         outgoing.select(begin, finish)
         etag, content_type, modified_ms, sha256, *_ = found
-        return File(size, sha256, content_type, modified_ms, begin, finish, outgoing, etag=etag)
+        return OpenFile(size, sha256, content_type, modified_ms, begin, finish, outgoing, etag=etag)
 
     async def verify(self, key: str, pace: Pace) -> FileStat | None:
         if (row := self._row(key)) is None:
             return None
-        outgoing = Outgoing(self._tree.path(key))
+        outgoing = FileReader(self._tree.path(key))
         try:
-            found = await self._found(key, row, outgoing)
+            found = await self._reconcile(key, row, outgoing)
             if found is None:
                 return None
             digest, at = hashlib.sha256(), 0
@@ -156,88 +163,91 @@ class LocalFiles:
             outgoing.close()
         is_damaged = digest.hexdigest() != found.sha256
         if is_damaged != found.is_damaged:
-            await self._writer.submit(tables.mark_file, key, found.etag, is_damaged)
+            await self._writer.submit(tables.set_file_damaged, key, found.etag, is_damaged)
         if is_damaged:
             why = f"its sha256 is {digest.hexdigest()} and should be {found.sha256}"
             raise DamagedFile(why, found.etag)
         return FileStat(at, found.sha256, found.content_type, found.modified_ms, etag=found.etag)
 
     @asynccontextmanager
-    async def incoming(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[Flushed]:
+    async def stage(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[StagedFile]:
         """The chunks, flushed to disk beside the files. Leaving discards what has not been placed."""
-        incoming = self._tree.incoming(self._new_etag())
+        incoming = self._tree.temp_file(self._new_etag())
         try:
             pieces, size = list[bytes](), 0
             async for chunk in chunks:
-                if pieces and size + len(chunk) > PART_BYTES:
+                if pieces and size + len(chunk) > WRITE_CHUNK_BYTES:
                     await in_thread(incoming.append, pieces)
                     pieces, size = [], 0
                 pieces.append(chunk)
                 size += len(chunk)
             sha256, stamp = await in_thread(incoming.finish, pieces)
-            yield Flushed(incoming, sha256, stamp)
+            yield StagedFile(incoming, sha256, stamp)
         finally:
-            if not incoming.is_given_away:
+            if not incoming.is_committed:
                 await in_thread(incoming.discard)
 
-    async def place(
+    async def commit(
         self,
-        flushed: Flushed,
-        write: Callable[[sqlite3.Cursor, Arrivals, Incoming, tuple[Any, ...], *Ts], T],
+        staged: StagedFile,
+        write: Callable[[sqlite3.Cursor, RenameJournal, TempFile, tuple[Any, ...], *Ts], T],
         content_type: str,
         *args: *Ts,
     ) -> T:
         """The result of one of the functions `writes.place_...`, which writes the row of what came in."""
-        row = (flushed.incoming.name, content_type, self._now_ms(), flushed.sha256, *flushed.stamp)
+        row = (staged.temp_file.name, content_type, self._now_ms(), staged.sha256, *staged.fingerprint)
         try:
-            return await self._writer.submit(_placed, write, self._arrivals, flushed.incoming, row, *args)
+            return await self._writer.submit(_commit, write, self._renames, staged.temp_file, row, *args)
         except asyncio.CancelledError:
-            flushed.incoming.is_given_away = True  # the write goes on
+            staged.temp_file.is_committed = True  # the write goes on
             raise
 
     async def unlink(self, key: str) -> None:
         """Remove the doomed file at `key`."""
-        await self._writer.submit(self._arrivals.unlink, key)
+        await self._writer.submit(self._renames.unlink, key)
 
     def _row(self, key: str) -> FileRow | None:
         """The row of a file, None where there is none; looked up once while the database stays as it is."""
         version = self._version()
-        if version != self._recent_at or len(self._recent) >= RECENT_ROWS:
-            self._recent.clear()
-            self._recent_at = version
+        if version != self._row_cache_version or len(self._row_cache) >= CACHED_ROWS:
+            self._row_cache.clear()
+            self._row_cache_version = version
         try:
-            return self._recent[key]
+            return self._row_cache[key]
         except KeyError:
-            row = self._recent[key] = file_row(self._read(GET_FILE, *split_key(key)))
+            row = self._row_cache[key] = file_row(self._read(GET_FILE, *split_key(key)))
             return row
 
-    async def _found(self, key: str, row: FileRow | None, outgoing: Outgoing) -> FileRow | None:
-        """The row, beginning with `row`, of the file that `outgoing` now holds open; None where it is gone.
+    async def _reconcile(self, key: str, row: FileRow | None, reader: FileReader) -> FileRow | None:
+        """The row, beginning with `row`, of the file that `reader` now holds open; None where it is gone.
         A row that fits no file is corrected: whoever restores files gives them other stamps."""
         while row is not None:
-            with disk_errors(), _told_of_links(key):
-                if outgoing.open() == row.stamp:
+            with translate_os_errors(), _log_symlinks(key):
+                if reader.open() == row.fingerprint:
                     return row
                 self._tree.check_folders(key)
             # Written or deleted this very moment; or the one who did it was killed, or works slowly.
-            unfitting = await self._writer.submit(file_merge.look, self._arrivals, self._tree, key)
+            unfitting = await self._writer.submit(file_merge.find_stale_row, self._renames, self._tree, key)
             if unfitting is not None:
                 row, stamp = unfitting
                 if stamp is None:
                     self._tree.check()
-                    raise DamagedFile(LOST, row.etag)
-                with disk_errors(), _told_of_links(key):
-                    is_same = outgoing.open() == stamp
+                    raise DamagedFile(LOST_REASON, row.etag)
+                with translate_os_errors(), _log_symlinks(key):
+                    is_same = reader.open() == stamp
                 if is_same:
-                    return await self._correct(key, row, stamp, outgoing)
+                    return await self._rehash(key, row, stamp, reader)
             row = self._row(key)
         return None
 
-    async def _correct(self, key: str, row: FileRow, stamp: Stamp, outgoing: Outgoing) -> FileRow:
-        sha256 = await in_thread(outgoing.sha256)
+    async def _rehash(
+        self, key: str, row: FileRow, fingerprint: FileFingerprint, reader: FileReader
+    ) -> FileRow:
+        sha256 = await in_thread(reader.sha256)
         if sha256 != row.sha256:
             was, is_ = row.sha256, sha256
             log.warning("the file of %r was replaced on disk: its sha256 was %s and is %s now", key, was, is_)
-        fitting = row._replace(etag=self._new_etag(), sha256=sha256, stamp=stamp, is_damaged=False)
-        await self._writer.submit(tables.correct_file, key, fitting, row.etag)
+        etag = self._new_etag()
+        fitting = row._replace(etag=etag, sha256=sha256, fingerprint=fingerprint, is_damaged=False)
+        await self._writer.submit(tables.update_file, key, fitting, row.etag)
         return fitting

@@ -28,20 +28,27 @@ import orjson
 from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
-from pysync.sqlite.connection import Database, GroupCommit, TurnReader, create_folder, open_database, refusal
+from pysync.sqlite.connection import (
+    Database,
+    GroupCommit,
+    SnapshotReader,
+    as_unavailable,
+    make_private_dir,
+    open_database,
+)
 from pysync.store.base import (
     ANY,
     JSON_TYPE,
     NOT_MODIFIED,
-    Expect,
-    File,
     FileStat,
-    Listed,
+    ListEntry,
     NotModified,
-    Object,
     ObjectInfo,
+    OnReceived,
+    OpenFile,
     Pace,
-    Received,
+    Precondition,
+    StoredObject,
     check_mergeable,
     no_pace,
     split_key,
@@ -49,9 +56,9 @@ from pysync.store.base import (
 from pysync.store.local import tables
 from pysync.store.local.changes import LocalChanges
 from pysync.store.local.disk import FileTree
-from pysync.store.local.file_merge import Merges, new_plan
+from pysync.store.local.file_merge import FolderSwapMerger, new_plan
 from pysync.store.local.files import LocalFiles
-from pysync.store.local.rename_journal import Arrivals
+from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import SCHEMA
 
 log = logging.getLogger(__name__)
@@ -73,51 +80,51 @@ _WALK = """
     SELECT parent, name, etag, modified_ms FROM object
     WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
 
-FEW: Final = 4
-"""Keys that are got one by one: a query for many costs as much as some of one, and looks past `Recent`."""
+SINGLE_GET_MAX: Final = 4
+"""Keys that are got one by one: a query for many costs as much as some of one, and looks past `ReadCache`."""
 
-RECENT_BYTES: Final = 4 * 1024 * 1024
-RECENT_OBJECT_BYTES: Final = 64 * 1024
+CACHE_BYTES: Final = 4 * 1024 * 1024
+CACHE_OBJECT_BYTES: Final = 64 * 1024
 
 _ABOVE_ALL_TEXT: Final = b""
 """SQLite orders every blob after every text."""
 
 
-class Recent:
+class ReadCache:
     """The documents read since the last commit, of this process or another. What is small and read often is
     then found without asking SQLite."""
 
     def __init__(self) -> None:
         self._version = -1
-        self._objects: dict[str, Object] = {}
+        self._objects: dict[str, StoredObject] = {}
         self._bytes = 0
 
-    def get(self, key: str, version: int) -> Object | None:
+    def get(self, key: str, version: int) -> StoredObject | None:
         """The document at `key`, if it was kept while the database was at `version`."""
         if version != self._version:
-            self._forget()
+            self._clear()
             self._version = version
         return self._objects.get(key)
 
-    def keep(self, key: str, found: Object) -> None:
+    def put(self, key: str, found: StoredObject) -> None:
         """Keep what was read at the version that the last `get` named."""
-        if len(found.body) <= RECENT_OBJECT_BYTES:
-            if self._bytes + len(found.body) > RECENT_BYTES:
-                self._forget()
+        if len(found.body) <= CACHE_OBJECT_BYTES:
+            if self._bytes + len(found.body) > CACHE_BYTES:
+                self._clear()
             self._objects[key] = found
             self._bytes += len(found.body)
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._objects.clear()
         self._bytes = 0
 
 
 class LocalStore:
-    """A `Store` in a folder. Make one with `at`."""
+    """A `Store` in a folder. Make one with `open_folder`."""
 
-    reads_wait: ClassVar[bool] = False
+    is_remote: ClassVar[bool] = False
     # A row that stays within its page of 4096 bytes is one page to write.
-    light_put_bytes: ClassVar[int] = 3_930
+    cheap_put_bytes: ClassVar[int] = 3_930
 
     def __init__(
         self,
@@ -130,20 +137,20 @@ class LocalStore:
         self._numbers = itertools.count()
         self._now_ms = now_ms
         self._database = database.file
-        self._reader = TurnReader(database)
-        self._recent = Recent()
-        self._arrivals = Arrivals(tree)
-        self._writer = GroupCommit(database, StoreUnavailable, self._arrivals)
+        self._reader = SnapshotReader(database)
+        self._cache = ReadCache()
+        self._renames = RenameJournal(tree)
+        self._writer = GroupCommit(database, StoreUnavailable, self._renames)
         self._files = LocalFiles(
-            tree, self._arrivals, self._writer, self._read, self._version, self._new_etag, now_ms
+            tree, self._renames, self._writer, self._read, self._version, self._new_etag, now_ms
         )
-        self._merges = Merges(tree, self._arrivals, self._writer, self._read)
+        self._merger = FolderSwapMerger(tree, self._renames, self._writer, self._read)
         self.change_log = LocalChanges(
-            self._reader, self._writer, self._files, self._arrivals, self._row, now_ms, retention
+            self._reader, self._writer, self._files, self._renames, self._document_row, now_ms, retention
         )
 
     @classmethod
-    async def at(
+    async def open_folder(
         cls,
         folder: str | Path,
         now_ms: Callable[[], int] = wall_clock_ms,
@@ -157,15 +164,15 @@ class LocalStore:
             raise StoreUnavailable(f"cannot open the store in {folder}: {error}") from error
         store = cls(database, tree, now_ms, retention)
         try:
-            await store._merges.settle()
-            await store._files.settle()
+            await store._merger.recover()
+            await store._files.recover()
         except BaseException:
             await store.close()
             raise
         return store
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
-        known = self._recent.get(key, self._version())
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        known = self._cache.get(key, self._version())
         if known is not None:
             return NOT_MODIFIED if known.etag == if_none_match else known
         parent, name = split_key(key)
@@ -177,28 +184,28 @@ class LocalStore:
             return None
         if etag == if_none_match:
             return NOT_MODIFIED
-        found = Object(body, etag, content_type, modified_ms)
-        self._recent.keep(key, found)
+        found = StoredObject(body, etag, content_type, modified_ms)
+        self._cache.put(key, found)
         return found
 
-    async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
-        if len(keys) <= FEW:
+    async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+        if len(keys) <= SINGLE_GET_MAX:
             each = [await self.get(key) for key in keys]
             return [None if isinstance(found, NotModified) else found for found in each]
-        found: dict[str, Object] = {}
+        found: dict[str, StoredObject] = {}
         for parent, those in _by_parent(keys).items():
             prefix = f"{parent}/" if parent else ""
             for name, etag, content_type, modified_ms, body in self._read(
                 _GET_MANY, parent, orjson.dumps(those).decode()
             ):
-                found[prefix + name] = Object(body, etag, content_type, modified_ms)
+                found[prefix + name] = StoredObject(body, etag, content_type, modified_ms)
         return [found.get(key) for key in keys]
 
     async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
         found: dict[str, ObjectInfo] = {}
         version, unknown = self._version(), []
         for key in keys:
-            known = self._recent.get(key, version)
+            known = self._cache.get(key, version)
             if known is None:
                 unknown.append(key)
             else:
@@ -214,18 +221,20 @@ class LocalStore:
                 found[prefix + name] = ObjectInfo(etag, size)
         return [found.get(key) for key in keys]
 
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
-        etag, row = self._row(key, body, content_type)
-        if await self._writer.submit(tables.put, self._arrivals, row, expect):
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+    ) -> str:
+        etag, row = self._document_row(key, body, content_type)
+        if await self._writer.submit(tables.put, self._renames, row, expect):
             await self._files.unlink(key)
         return etag
 
-    async def delete(self, key: str, expect: Expect = ANY) -> None:
+    async def delete(self, key: str, expect: Precondition = ANY) -> None:
         parent, name = split_key(key)
-        if await self._writer.submit(tables.delete, self._arrivals, parent, name, expect):
+        if await self._writer.submit(tables.delete, self._renames, parent, name, expect):
             await self._files.unlink(key)
 
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         return await self._files.open(key, start, end)
 
     async def stat(self, key: str) -> FileStat | None:
@@ -239,35 +248,35 @@ class LocalStore:
         key: str,
         chunks: AsyncIterable[bytes],
         content_type: str,
-        received: Received | None = None,
+        received: OnReceived | None = None,
     ) -> str:
-        self._files.check(key)
-        async with self._files.incoming(chunks) as flushed:
+        self._files.check_key(key)
+        async with self._files.stage(chunks) as flushed:
             if received is not None:
                 await received(flushed.sha256)
-            await self._files.place(flushed, tables.place_file, content_type, key)
+            await self._files.commit(flushed, tables.insert_file, content_type, key)
         return flushed.sha256
 
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
         parent = check_mergeable(key, merged)
-        self._files.check(key)
-        async with self._files.incoming(chunks) as flushed:
+        self._files.check_key(key)
+        async with self._files.stage(chunks) as flushed:
             values = (self._new_etag(), content_type, self._now_ms(), flushed.sha256)
             plan = new_plan(parent, split_key(key)[1], values, merged)
-            await self._merges.merge(flushed.incoming, plan)
+            await self._merger.merge(flushed.temp_file, plan)
         return flushed.sha256
 
-    async def settle_merges(self) -> None:
-        await self._merges.settle()
+    async def recover_merges(self) -> None:
+        await self._merger.recover()
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         if prefix:
             split_key(prefix)
         return [name for (name,) in self._read(LIST_NAMES, prefix, after or "", limit)]
 
-    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
         if prefix:
             split_key(prefix)
             # Sorting by parent, `prefix` itself and what is below it are two ranges: "p-x" lies between.
@@ -278,7 +287,7 @@ class LocalStore:
             name = ""
             while rows := self._read(_WALK, parent, name, end):
                 for parent, name, etag, modified_ms in rows:
-                    yield Listed(f"{parent}/{name}" if parent else name, etag, modified_ms)
+                    yield ListEntry(f"{parent}/{name}" if parent else name, etag, modified_ms)
                 await asyncio.sleep(0)
 
     async def probe(self) -> None:
@@ -288,11 +297,11 @@ class LocalStore:
         if not self._read("SELECT 1 FROM probe WHERE id = 1"):
             raise StoreUnavailable()
         self._read(LIST_NAMES, "", "", 1)
-        await self.change_log.newest()
+        await self.change_log.last_id()
         await self._files.probe()
 
     async def close(self) -> None:
-        await self._merges.close()
+        await self._merger.close()
         await self._writer.close()
         self._reader.close()
 
@@ -301,7 +310,7 @@ class LocalStore:
         module's: processes that were forked would share it."""
         return f"{self._name}{next(self._numbers):x}"
 
-    def _row(self, key: str, body: bytes, content_type: str) -> tuple[str, tuple[Any, ...]]:
+    def _document_row(self, key: str, body: bytes, content_type: str) -> tuple[str, tuple[Any, ...]]:
         """A new etag for the document, and what `writes.put` writes."""
         parent, name = split_key(key)
         etag = self._new_etag()
@@ -311,13 +320,13 @@ class LocalStore:
         try:
             return self._reader.version()
         except sqlite3.Error as error:
-            raise refusal(error, StoreUnavailable) from error
+            raise as_unavailable(error, StoreUnavailable) from error
 
     def _read(self, statement: str, *args: Any) -> Sequence[Any]:
         try:
             return self._reader.rows(statement, args)
         except sqlite3.Error as error:
-            raise refusal(error, StoreUnavailable) from error
+            raise as_unavailable(error, StoreUnavailable) from error
 
 
 def _by_parent(keys: Sequence[str]) -> dict[str, list[str]]:
@@ -331,7 +340,7 @@ def _by_parent(keys: Sequence[str]) -> dict[str, list[str]]:
 
 def _prepare(folder: Path) -> tuple[Database, FileTree]:
     folder = folder.absolute()
-    create_folder(folder, may_be_link=True)
+    make_private_dir(folder, may_be_link=True)
     files = FileTree(folder / "files")
     # The database is made before any of these. Its lock exists earlier, but is empty until then.
     traces = [*files.entries(), folder / "pysync.db-wal", folder / "merging"]

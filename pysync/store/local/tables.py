@@ -4,14 +4,22 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from pysync.clock import Tick
+from pysync.clock import HybridTimestamp
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import changelog
-from pysync.sqlite.changelog import Rows, append
+from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.connection import Schema
-from pysync.store.base import ANY, AlreadyWritten, Etag, Expect, Namesakes, check_expectation, split_key
-from pysync.store.local.disk import FileTree, Incoming, Stamp, disk_errors
-from pysync.store.local.rename_journal import Arrivals
+from pysync.store.base import (
+    ANY,
+    Etag,
+    ExistingFileFilter,
+    FileAlreadyExists,
+    Precondition,
+    check_precondition,
+    split_key,
+)
+from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
+from pysync.store.local.rename_journal import RenameJournal
 
 # A document's row has a body; a file's has sha256 and the stamp. The body comes last: the columns before it
 # are then read without its overflow pages. `arriving` and `doomed` are the notes of `Arrivals`,
@@ -61,7 +69,7 @@ SCHEMA: Final = Schema(
         WHEN OLD.sha256 IS NOT NULL AND EXISTS(SELECT 1 FROM merge)
         BEGIN INSERT OR REPLACE INTO came VALUES(OLD.parent, OLD.name); END
     """,
-        changelog.BY_ORIGIN,
+        changelog.ADD_ORIGIN_SQL,
     )
 )
 
@@ -90,40 +98,40 @@ PUT_FILE: Final = """
     INSERT OR REPLACE INTO object(
         parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode)
     VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_CORRECT_FILE = """
+_UPDATE_FILE = """
     UPDATE object SET etag = ?, sha256 = ?, size = ?, mtime_ns = ?, inode = ?
     WHERE parent = ? AND name = ? AND etag = ?"""
-_MARK_FILE = """
+_SET_FILE_DAMAGED = """
     UPDATE object SET inode = CASE WHEN ? THEN -abs(inode) ELSE abs(inode) END
     WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NOT NULL"""
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
-_NAMESAKE = """
+_FIND_EXISTING = """
     SELECT name, sha256 FROM object
     WHERE parent = ? AND name > ? AND substr(name, ?) = ? AND sha256 IS NOT NULL LIMIT 1"""
 _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 
 
 class FileRow(NamedTuple):
-    """The metadata of a file. `stamp` identifies the file on disk that it describes. `is_damaged`: the file
-    was read, and its hash was not `sha256`. The table marks such a row by a negative inode."""
+    """The metadata of a file. `fingerprint` identifies the file on disk that it describes. `is_damaged`: the
+    file was read, and its hash was not `sha256`. The table marks such a row by a negative inode."""
 
     etag: str
     content_type: str
     modified_ms: int
     sha256: str
-    stamp: Stamp
+    fingerprint: FileFingerprint
     is_damaged: bool = False
 
 
 def file_row(rows: Sequence[Any]) -> FileRow | None:
     """What `GET_FILE` found."""
     for etag, content_type, modified_ms, sha256, size, mtime_ns, inode in rows:
-        stamp = Stamp(size, mtime_ns, abs(inode))
+        stamp = FileFingerprint(size, mtime_ns, abs(inode))
         return FileRow(etag, content_type, modified_ms, sha256, stamp, is_damaged=inode < 0)
     return None
 
 
-def put(cursor: sqlite3.Cursor, arrivals: Arrivals, row: tuple[Any, ...], expect: Expect) -> bool:
+def put(cursor: sqlite3.Cursor, renames: RenameJournal, row: tuple[Any, ...], expect: Precondition) -> bool:
     """Store a document, `row` being etag, content type, time, body, parent and name; True where it took the
     place of a file, which is then doomed."""
     if isinstance(expect, Etag):
@@ -134,102 +142,108 @@ def put(cursor: sqlite3.Cursor, arrivals: Arrivals, row: tuple[Any, ...], expect
         return False
     parent, name = row[-2:]
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
-    check_expectation(expect, found and found[0])
-    arrivals.doom(cursor, f"{parent}/{name}" if parent else name)
+    check_precondition(expect, found and found[0])
+    renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
     cursor.execute(_PUT_OVER_FILE, row)
     return True
 
 
-def put_changed(
-    cursor: sqlite3.Cursor, arrivals: Arrivals, row: tuple[Any, ...], expect: Expect, rows: Rows
+def put_with_changes(
+    cursor: sqlite3.Cursor,
+    renames: RenameJournal,
+    row: tuple[Any, ...],
+    expect: Precondition,
+    rows: ChangeRows,
 ) -> tuple[bool, int]:
     """`put`, and the changes; the id of the last of them too."""
-    return put(cursor, arrivals, row, expect), append(cursor, rows)
+    return put(cursor, renames, row, expect), insert_changes(cursor, rows)
 
 
-def delete(cursor: sqlite3.Cursor, arrivals: Arrivals, parent: str, name: str, expect: Expect) -> bool:
+def delete(
+    cursor: sqlite3.Cursor, renames: RenameJournal, parent: str, name: str, expect: Precondition
+) -> bool:
     """Remove what is at a key; True where it was a file, which is then doomed."""
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
     if found is None:
         return False
     etag, is_file = found
-    check_expectation(expect, etag)
+    check_precondition(expect, etag)
     if is_file:
-        arrivals.doom(cursor, f"{parent}/{name}" if parent else name)
+        renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
     cursor.execute(_DELETE, (parent, name))
     return bool(is_file)
 
 
-def place_file(
-    cursor: sqlite3.Cursor, arrivals: Arrivals, incoming: Incoming, row: tuple[Any, ...], key: str
+def insert_file(
+    cursor: sqlite3.Cursor, renames: RenameJournal, temp_file: TempFile, row: tuple[Any, ...], key: str
 ) -> None:
     """Have what has come in moved to its place, and write its row in that of another there: `row` is etag,
     content type, time, sha256 and stamp."""
     parent, name = split_key(key)
-    arrivals.gather(cursor, incoming, key)
+    renames.stage_rename(cursor, temp_file, key)
     cursor.execute(PUT_FILE, (parent, name, *row))
 
 
-def place_changed(
+def insert_file_with_changes(
     cursor: sqlite3.Cursor,
-    arrivals: Arrivals,
-    incoming: Incoming,
+    renames: RenameJournal,
+    temp_file: TempFile,
     row: tuple[Any, ...],
     key: str,
-    rows: Rows,
+    rows: ChangeRows,
 ) -> int:
-    """`place_file`, and the changes; the id of the last of them."""
-    place_file(cursor, arrivals, incoming, row, key)
-    return append(cursor, rows)
+    """`insert_file`, and the changes; the id of the last of them."""
+    insert_file(cursor, renames, temp_file, row, key)
+    return insert_changes(cursor, rows)
 
 
-def place_next(
+def insert_next_file(
     cursor: sqlite3.Cursor,
-    arrivals: Arrivals,
-    incoming: Incoming,
+    renames: RenameJournal,
+    temp_file: TempFile,
     row: tuple[Any, ...],
-    key_of: Callable[[Tick], str],
+    key_of: Callable[[HybridTimestamp], str],
     clock: Callable[[], int],
-    rows_of: Callable[[Tick], Rows],
-    unless: Namesakes | None = None,
-) -> tuple[Tick, int]:
-    """`place_changed` at the next tick, and that. Raises AlreadyWritten."""
+    rows_of: Callable[[HybridTimestamp], ChangeRows],
+    unless: ExistingFileFilter | None = None,
+) -> tuple[HybridTimestamp, int]:
+    """`insert_file_with_changes` at the next tick, and that. Raises FileAlreadyExists."""
     if unless is not None:
         found = cursor.execute(
-            _NAMESAKE, (unless.folder, unless.after, -len(unless.ending), unless.ending)
+            _FIND_EXISTING, (unless.folder, unless.after, -len(unless.suffix), unless.suffix)
         ).fetchone()
         if found is not None:
-            raise AlreadyWritten(*found)
-    tick = Tick(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
-    last = place_changed(cursor, arrivals, incoming, row, key_of(tick), rows_of(tick))
+            raise FileAlreadyExists(*found)
+    tick = HybridTimestamp(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
+    last = insert_file_with_changes(cursor, renames, temp_file, row, key_of(tick), rows_of(tick))
     cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
     return tick, last
 
 
-def look(
-    cursor: sqlite3.Cursor, arrivals: Arrivals, files: FileTree, key: str
-) -> tuple[FileRow, Stamp | None] | None:
+def find_stale_row(
+    cursor: sqlite3.Cursor, renames: RenameJournal, files: FileTree, key: str
+) -> tuple[FileRow, FileFingerprint | None] | None:
     """The row of a file that does not fit what lies at its key though nothing is on its way there, and the
     stamp of that; None where all is well. Raises StoreUnavailable where the disk does not let it arrive."""
-    arrivals.settle(cursor)
+    renames.recover(cursor)
     row = file_row(cursor.execute(GET_FILE, split_key(key)).fetchall())
-    if row is None or arrivals.is_gathered(key):
+    if row is None or renames.is_staged(key):
         return None
-    if arrivals.is_held_up(cursor, key):
+    if renames.is_stuck(cursor, key):
         raise StoreUnavailable()
-    with disk_errors():
-        stamp = files.stamp(key)
-    return None if stamp == row.stamp else (row, stamp)
+    with translate_os_errors():
+        stamp = files.fingerprint(key)
+    return None if stamp == row.fingerprint else (row, stamp)
 
 
-def correct_file(cursor: sqlite3.Cursor, key: str, row: FileRow, before: str) -> None:
+def update_file(cursor: sqlite3.Cursor, key: str, row: FileRow, before: str) -> None:
     """Make a file's row fit what lies on disk, unless another write has."""
-    cursor.execute(_CORRECT_FILE, (row.etag, row.sha256, *row.stamp, *split_key(key), before))
+    cursor.execute(_UPDATE_FILE, (row.etag, row.sha256, *row.fingerprint, *split_key(key), before))
 
 
-def mark_file(cursor: sqlite3.Cursor, key: str, etag: str, is_damaged: bool) -> None:
+def set_file_damaged(cursor: sqlite3.Cursor, key: str, etag: str, is_damaged: bool) -> None:
     """Note whether the file at `key` is damaged, if it is still that version."""
-    cursor.execute(_MARK_FILE, (is_damaged, *split_key(key), etag))
+    cursor.execute(_SET_FILE_DAMAGED, (is_damaged, *split_key(key), etag))
 
 
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:

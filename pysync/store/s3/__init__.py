@@ -15,8 +15,8 @@ Each object lies at its own key below the URL's prefix, a document with 65 bytes
 (`versions` says why).
 """
 
-from pysync.store.s3.http import Patience
+from pysync.store.s3.http import RetryPolicy
 from pysync.store.s3.store import S3Store
-from pysync.store.s3.versions import Bucket
+from pysync.store.s3.versions import BucketCapabilities
 
-__all__ = ["Bucket", "Patience", "S3Store"]
+__all__ = ["BucketCapabilities", "RetryPolicy", "S3Store"]

@@ -3,17 +3,17 @@
 from collections import OrderedDict
 from typing import Final
 
-from pysync.store.base import Object
-from pysync.store.s3.versions import Base
+from pysync.store.base import StoredObject
+from pysync.store.s3.versions import ExpectedVersion
 
 MAX_VERSIONS: Final = 16_384
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_OBJECT_BYTES: Final = 1024 * 1024
-_BESIDE_BYTES: Final = 512
+_OVERHEAD_BYTES: Final = 512
 """What an object costs beside its body, about."""
 
 
-class Recent:
+class VersionCache:
     """Bodies, so that a read of what has not changed costs no body, and the lineages of versions, which the
     next write names."""
 
@@ -26,25 +26,25 @@ class Recent:
         self._max_versions = max_versions
         self._max_bytes = max_bytes
         self._max_object_bytes = max_object_bytes
-        self._objects: OrderedDict[str, Object] = OrderedDict()
+        self._objects: OrderedDict[str, StoredObject] = OrderedDict()
         self._lineages: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self.bytes = 0
 
-    def object(self, key: str) -> Object | None:
+    def get(self, key: str) -> StoredObject | None:
         """The version of `key` that was met last, while it is kept."""
         found = self._objects.get(key)
         if found is not None:
             self._objects.move_to_end(key)
         return found
 
-    def base(self, key: str, etag: str) -> Base:
+    def expected_version(self, key: str, etag: str) -> ExpectedVersion:
         """The version `etag` of `key`, as what a write replaces."""
         known, ids = self._lineages.get(key, ("", ""))
-        return Base(etag, tuple(ids.split()) if known == etag else ())
+        return ExpectedVersion(etag, tuple(ids.split()) if known == etag else ())
 
-    def keep(self, key: str, found: Object, ids: tuple[str, ...]) -> None:
+    def put(self, key: str, found: StoredObject, ids: tuple[str, ...]) -> None:
         """Remember a document that was read or written."""
-        self.forget(key)
+        self.evict(key)
         if ids:
             self._lineages[key] = found.etag, " ".join(ids)
             if len(self._lineages) > self._max_versions:
@@ -55,12 +55,12 @@ class Recent:
             while self.bytes > self._max_bytes:
                 self.bytes -= _size(self._objects.popitem(last=False)[1])
 
-    def forget(self, key: str) -> None:
+    def evict(self, key: str) -> None:
         self._lineages.pop(key, None)
         dropped = self._objects.pop(key, None)
         if dropped is not None:
             self.bytes -= _size(dropped)
 
 
-def _size(found: Object) -> int:
-    return len(found.body) + _BESIDE_BYTES
+def _size(found: StoredObject) -> int:
+    return len(found.body) + _OVERHEAD_BYTES

@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import ANY, Etag, EtagMismatch, Expect, Object, check_expectation
-from pysync.store.s3.cache import Recent
-from pysync.store.s3.http import Answer, Broken, Call, Refused, Requests
+from pysync.store.base import ANY, Etag, EtagMismatch, Precondition, StoredObject, check_precondition
+from pysync.store.s3.cache import VersionCache
+from pysync.store.s3.http import S3ConnectionError, S3Error, S3Request, S3RequestSender, S3Response
 from pysync.store.s3.versions import (
     LINEAGE,
-    NOTHING,
+    NO_VERSION,
     SHA256,
     TOMBSTONE,
     TOMBSTONE_TYPE,
-    Base,
-    Bucket,
+    BucketCapabilities,
+    ExpectedVersion,
     Lineage,
-    Verdict,
     Version,
-    decide,
-    plain_etag,
+    WriteOutcome,
+    resolve_outcome,
+    unquote_etag,
 )
-from pysync.write_ids import marked, new_mark
+from pysync.write_ids import new_write_id, with_write_id
 
 _LOCKS: Final = 256
 
 
 @dataclass(slots=True)
-class Write:
+class PendingWrite:
     """One write of a document, tombstone or small file, however often it is tried. `sent` is the body as it
     is stored, `sha256` a file's."""
 
@@ -43,46 +43,52 @@ class Write:
     modified_ms: int
     sha256: str | None = None
 
-    def lineage(self, base: Base | None) -> Lineage:
+    def lineage(self, base: ExpectedVersion | None) -> Lineage:
         """What it names as replaced; nothing where it does not matter what it replaces (None)."""
         return Lineage(self.modified_ms, (self.id, *(base.replaced if base else ())))
 
-    def call(self, base: Base | None, condition: Mapping[str, str]) -> Call:
+    def request(self, base: ExpectedVersion | None, condition: Mapping[str, str]) -> S3Request:
         headers = {
             "Content-Type": self.content_type,
             LINEAGE: self.lineage(base).header(),
             **({} if self.sha256 is None else {SHA256: self.sha256}),
             **condition,
         }
-        return Call("PUT", self.key, headers, self.sent)
+        return S3Request("PUT", self.key, headers, self.sent)
 
 
-class Writes:
+class ConditionalWriter:
     """The writes to one bucket of what is put whole. Where the bucket does not honour conditions, they hold
     within this object: whoever writes to a key waits for the others."""
 
-    def __init__(self, requests: Requests, recent: Recent, bucket: Bucket, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        requests: S3RequestSender,
+        cache: VersionCache,
+        bucket: BucketCapabilities,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._requests = requests
-        self._recent = recent
+        self._cache = cache
         self._bucket = bucket
         self._now_ms = now_ms
         self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
 
-    async def put(self, key: str, body: bytes, content_type: str, expect: Expect) -> str:
+    async def put(self, key: str, body: bytes, content_type: str, expect: Precondition) -> str:
         """As `Store.put`."""
-        id_ = new_mark()
-        write = Write(id_, key, body, marked(body, id_), content_type, self._now_ms())
+        id_ = new_write_id()
+        write = PendingWrite(id_, key, body, with_write_id(body, id_), content_type, self._now_ms())
         if not self._bucket.is_conditional:
-            return await self._put_alone(write, expect)
+            return await self._put_locked(write, expect)
         if expect == ANY:
             return await self._put_any(write)
-        base = self._recent.base(key, expect.value) if isinstance(expect, Etag) else NOTHING
-        return await self._swap(write, base)
+        base = self._cache.expected_version(key, expect.value) if isinstance(expect, Etag) else NO_VERSION
+        return await self._compare_and_swap(write, base)
 
     async def put_file(self, key: str, body: bytes, content_type: str, sha256: str) -> None:
         """Put a file over whatever is there, once: on the condition that this is still there, so that an
         attempt that comes late cannot bring the file back over what came after it."""
-        write = Write(new_mark(), key, b"", body, content_type, self._now_ms(), sha256)
+        write = PendingWrite(new_write_id(), key, b"", body, content_type, self._now_ms(), sha256)
         if not self._bucket.is_conditional:
             async with self._lock(key):
                 await self._put_any(write)
@@ -90,26 +96,28 @@ class Writes:
         while True:
             found = await self.find(key)
             with contextlib.suppress(EtagMismatch):
-                await self._swap(write, NOTHING if found is None else Base(found.etag, found.ids))
+                await self._compare_and_swap(
+                    write, NO_VERSION if found is None else ExpectedVersion(found.etag, found.ids)
+                )
                 return
 
-    async def delete(self, key: str, expect: Expect) -> None:
+    async def delete(self, key: str, expect: Precondition) -> None:
         """As `Store.delete`."""
         if not self._bucket.is_conditional:
-            await self._delete_alone(key, expect)
+            await self._delete_locked(key, expect)
         elif expect == ANY:
             await self._delete_any(key)
-        elif isinstance(expect, Etag) and self._bucket.deletes:
+        elif isinstance(expect, Etag) and self._bucket.delete_if_match:
             await self._delete_version(key, expect.value)
         else:
-            found = await self._present(key)
+            found = await self._find_live(key)
             if found is not None:
-                check_expectation(expect, found.etag)
-                await self._bury(key, found)
-        self._recent.forget(key)
+                check_precondition(expect, found.etag)
+                await self._put_tombstone(key, found)
+        self._cache.evict(key)
 
     @asynccontextmanager
-    async def alone(self, key: str) -> AsyncIterator[None]:
+    async def exclusive(self, key: str) -> AsyncIterator[None]:
         """For a write without a condition: where conditions hold in this process only, the others wait."""
         if self._bucket.is_conditional:
             yield
@@ -119,39 +127,39 @@ class Writes:
 
     async def find(self, key: str) -> Version | None:
         """What is stored at `key`, a tombstone too, without its body."""
-        answer = await self._requests.send(Call("HEAD", key), 404)
+        answer = await self._requests.send(S3Request("HEAD", key), 404)
         return None if answer.status == 404 else Version.of(answer.headers)
 
-    async def _swap(self, write: Write, base: Base) -> str:
+    async def _compare_and_swap(self, write: PendingWrite, base: ExpectedVersion) -> str:
         """The etag of `write`, over `base` and nothing else. Raises EtagMismatch where something else is
         there, StoreUnavailable where it cannot be told whether it was stored."""
-        attempts = self._requests.attempts()
+        attempts = self._requests.retry_state()
         maybe_stored = False
         while True:
-            trouble: Broken | Refused
+            trouble: S3ConnectionError | S3Error
             try:
-                answer = await self._requests.once(write.call(base, self._condition(base)))
+                answer = await self._requests.send_once(write.request(base, self._condition(base)))
                 if answer.status == 200 and "ETag" in answer.headers:
-                    return self._stored(write, base, answer)
-                if answer.is_mismatch and not maybe_stored:
+                    return self._cache_response(write, base, answer)
+                if answer.is_precondition_failed and not maybe_stored:
                     tombstone = await self._tombstone_in_place_of(write.key, base)
                     if tombstone is not None:
                         base = tombstone
                         continue
-                trouble = Refused(answer)
-            except Broken as broken:
+                trouble = S3Error(answer)
+            except S3ConnectionError as broken:
                 trouble = broken
-            maybe_stored = maybe_stored or trouble.may_have_acted
-            if maybe_stored and (trouble.may_have_acted or trouble.is_mismatch):
-                etag = await self._outcome(write, base, trouble)
+            maybe_stored = maybe_stored or trouble.may_have_executed
+            if maybe_stored and (trouble.may_have_executed or trouble.is_precondition_failed):
+                etag = await self._resolve_outcome(write, base, trouble)
                 if etag is not None:
                     return etag
-            elif not (trouble.is_passing or trouble.is_mismatch):
+            elif not (trouble.is_transient or trouble.is_precondition_failed):
                 raise StoreUnavailable from trouble
-            if not await attempts.again():
+            if not await attempts.next_attempt():
                 raise StoreUnavailable from trouble
 
-    async def _tombstone_in_place_of(self, key: str, base: Base) -> Base | None:
+    async def _tombstone_in_place_of(self, key: str, base: ExpectedVersion) -> ExpectedVersion | None:
         """After a refusal: the tombstone that stands where nothing was expected, None where the refused write
         is worth another try. Raises EtagMismatch where it is not."""
         if base.etag is not None:
@@ -161,73 +169,76 @@ class Writes:
             return None
         if not found.is_tombstone:
             raise EtagMismatch
-        return Base(found.etag, found.ids)
+        return ExpectedVersion(found.etag, found.ids)
 
-    async def _outcome(self, write: Write, base: Base, trouble: Broken | Refused) -> str | None:
-        """The etag of `write` after `trouble`, None where it is to be tried again. Raises as `_swap`."""
+    async def _resolve_outcome(
+        self, write: PendingWrite, base: ExpectedVersion, error: S3ConnectionError | S3Error
+    ) -> str | None:
+        """The etag of `write` after `error`, None where it is to be tried again. Raises as
+        `_compare_and_swap`."""
         found = await self.find(write.key)
-        verdict = decide(write.id, base, found)
-        if verdict is Verdict.STORED:
+        verdict = resolve_outcome(write.id, base, found)
+        if verdict is WriteOutcome.STORED:
             assert found is not None
-            return self._keep(write, base, found.etag)
-        if verdict is Verdict.REPLACED:
+            return self._cache_written(write, base, found.etag)
+        if verdict is WriteOutcome.REPLACED:
             return f"replaced-{write.id}"
-        if verdict is Verdict.NOT_STORED:
+        if verdict is WriteOutcome.NOT_STORED:
             raise EtagMismatch
-        if verdict is Verdict.UNKNOWN:
-            raise StoreUnavailable from trouble
+        if verdict is WriteOutcome.UNKNOWN:
+            raise StoreUnavailable from error
         return None
 
-    async def _put_any(self, write: Write) -> str:
-        return self._stored(write, None, await self._requests.send(write.call(None, {})))
+    async def _put_any(self, write: PendingWrite) -> str:
+        return self._cache_response(write, None, await self._requests.send(write.request(None, {})))
 
-    async def _put_alone(self, write: Write, expect: Expect) -> str:
+    async def _put_locked(self, write: PendingWrite, expect: Precondition) -> str:
         async with self._lock(write.key):
             if expect != ANY:
-                found = await self._present(write.key)
-                check_expectation(expect, found and found.etag)
+                found = await self._find_live(write.key)
+                check_precondition(expect, found and found.etag)
             return await self._put_any(write)
 
-    async def _delete_alone(self, key: str, expect: Expect) -> None:
+    async def _delete_locked(self, key: str, expect: Precondition) -> None:
         async with self._lock(key):
-            found = await self._present(key)
+            found = await self._find_live(key)
             if found is not None:
-                check_expectation(expect, found.etag)
+                check_precondition(expect, found.etag)
                 await self._delete_any(key)
 
     async def _delete_any(self, key: str) -> None:
-        await self._requests.send(Call("DELETE", key), 204, 404)
+        await self._requests.send(S3Request("DELETE", key), 204, 404)
 
     async def _delete_version(self, key: str, etag: str) -> None:
         condition = {"If-Match": self._bucket.condition(etag)}
-        answer = await self._requests.send(Call("DELETE", key, condition), 204, 404, 412)
-        if answer.status == 412 and await self._present(key) is not None:
+        answer = await self._requests.send(S3Request("DELETE", key, condition), 204, 404, 412)
+        if answer.status == 412 and await self._find_live(key) is not None:
             raise EtagMismatch
 
-    async def _bury(self, key: str, found: Version) -> None:
+    async def _put_tombstone(self, key: str, found: Version) -> None:
         """Put a tombstone in the place of `found`, as that can be done on a condition."""
-        write = Write(new_mark(), key, TOMBSTONE, TOMBSTONE, TOMBSTONE_TYPE, self._now_ms())
-        await self._swap(write, Base(found.etag, found.ids))
+        write = PendingWrite(new_write_id(), key, TOMBSTONE, TOMBSTONE, TOMBSTONE_TYPE, self._now_ms())
+        await self._compare_and_swap(write, ExpectedVersion(found.etag, found.ids))
 
-    async def _present(self, key: str) -> Version | None:
+    async def _find_live(self, key: str) -> Version | None:
         found = await self.find(key)
         return None if found is None or found.is_tombstone else found
 
-    def _condition(self, base: Base) -> dict[str, str]:
+    def _condition(self, base: ExpectedVersion) -> dict[str, str]:
         if base.etag is None:
             return {"If-None-Match": "*"}
         return {"If-Match": self._bucket.condition(base.etag)}
 
-    def _stored(self, write: Write, base: Base | None, answer: Answer) -> str:
-        return self._keep(write, base, plain_etag(answer.headers["ETag"]))
+    def _cache_response(self, write: PendingWrite, base: ExpectedVersion | None, response: S3Response) -> str:
+        return self._cache_written(write, base, unquote_etag(response.headers["ETag"]))
 
-    def _keep(self, write: Write, base: Base | None, etag: str) -> str:
+    def _cache_written(self, write: PendingWrite, base: ExpectedVersion | None, etag: str) -> str:
         """Remember what is now stored, unless it is a file; returns its etag."""
         if write.sha256 is not None:
-            self._recent.forget(write.key)
+            self._cache.evict(write.key)
             return etag
-        found = Object(write.body, etag, write.content_type, write.modified_ms)
-        self._recent.keep(write.key, found, write.lineage(base).ids)
+        found = StoredObject(write.body, etag, write.content_type, write.modified_ms)
+        self._cache.put(write.key, found, write.lineage(base).ids)
         return etag
 
     def _lock(self, key: str) -> asyncio.Lock:

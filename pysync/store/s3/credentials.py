@@ -16,11 +16,11 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import create_loader
 
-from pysync.config import S3Place, StoreConfig
+from pysync.config import S3Location, StoreConfig
 from pysync.errors import StoreUnavailable
 
 
-class Request:
+class SignableRequest:
     """What the signer asks of a request. `url` is percent-encoded as it goes on the wire; `sha256` (hex) is
     the body's, for one that is too long to be held."""
 
@@ -37,9 +37,9 @@ class Request:
         self.context: dict[str, Any] = {} if sha256 is None else {"sha256": sha256}
 
 
-class Signer(S3SigV4Auth):  # type: ignore[misc]
+class SigV4Signer(S3SigV4Auth):  # type: ignore[misc]
     """Signs requests with one set of credentials: all their headers, and the body too, as that is what holds
-    an upload to its bytes. `add_auth` completes the headers of a `Request`.
+    an upload to its bytes. `add_auth` completes the headers of a `SignableRequest`.
 
     What botocore derives for each request from credentials and date is kept for the day, and headers are gone
     through once: 40 µs a request instead of 240.
@@ -50,7 +50,7 @@ class Signer(S3SigV4Auth):  # type: ignore[misc]
         self._day = ""
         self._key = b""
 
-    def headers_to_sign(self, request: Request) -> dict[str, str]:
+    def headers_to_sign(self, request: SignableRequest) -> dict[str, str]:
         context = request.context
         if "signed" not in context:
             signed = {name.lower(): value for name, value in request.headers.items()}
@@ -65,11 +65,11 @@ class Signer(S3SigV4Auth):  # type: ignore[misc]
     def signed_headers(self, headers_to_sign: dict[str, str]) -> str:
         return ";".join(headers_to_sign)
 
-    def payload(self, request: Request) -> str:
+    def payload(self, request: SignableRequest) -> str:
         known: str | None = request.context.get("sha256")
         return super().payload(request) if known is None else known
 
-    def signature(self, string_to_sign: str, request: Request) -> str:
+    def signature(self, string_to_sign: str, request: SignableRequest) -> str:
         day = request.context["timestamp"][:8]
         if day != self._day:
             key = f"AWS4{self.credentials.secret_key}".encode()
@@ -90,12 +90,12 @@ NO_CREDENTIALS = (
     "no S3 credentials: set store.accessKeyId and store.secretAccessKey, or AWS_ACCESS_KEY_ID and "
     "AWS_SECRET_ACCESS_KEY in the environment (or a profile in ~/.aws), or give the machine a role"
 )
-_LISTINGS_AT_ONCE = 16
+_MAX_CONCURRENT_LISTINGS = 16
 _DESCRIPTIONS = create_loader()
 """What botocore reads of AWS's services: once, and not for each account."""
 
 
-class Account:
+class S3Client:
     """The access to one bucket. `client` is aiobotocore's, for what is rare; `base` is the URL of the bucket,
     without a slash at its end. Make one with `open`, and close it."""
 
@@ -103,12 +103,12 @@ class Account:
         self._session = session
         self._region = region
         self._static = static
-        self._signer: Signer | None = None
+        self._signer: SigV4Signer | None = None
         self.client = client
         self.base = ""
 
     @classmethod
-    async def open(cls, config: StoreConfig, place: S3Place) -> Self:
+    async def open(cls, config: StoreConfig, place: S3Location) -> Self:
         """Raises ValueError for an endpoint that is no URL, StoreUnavailable where there are no
         credentials."""
         session = get_session()
@@ -117,7 +117,7 @@ class Account:
         static = None
         if config.access_key_id is not None and config.secret_access_key is not None:
             static = ReadOnlyCredentials(config.access_key_id, config.secret_access_key, None)
-        with asking():
+        with translate_errors():
             client = await session.create_client(
                 "s3",
                 region_name=region,
@@ -129,7 +129,7 @@ class Account:
         account = cls(session, client, region, static)
         try:
             await account.signer()
-            with asking():
+            with translate_errors():
                 url = await client.generate_presigned_url("get_object", {"Bucket": place.bucket, "Key": "x"})
             account.base = url.partition("?")[0].removesuffix("/x")
         except BaseException:
@@ -137,7 +137,7 @@ class Account:
             raise
         return account
 
-    async def signer(self) -> Signer:
+    async def signer(self) -> SigV4Signer:
         """The signer of the credentials as they are now: those of a role change every few hours. Raises
         StoreUnavailable where there are none, or only expired ones."""
         frozen = self._static
@@ -150,7 +150,7 @@ class Account:
             if not frozen:
                 raise StoreUnavailable(NO_CREDENTIALS)
         if self._signer is None or self._signer.credentials != frozen:
-            self._signer = Signer(frozen, self._region)
+            self._signer = SigV4Signer(frozen, self._region)
         return self._signer
 
     async def close(self) -> None:
@@ -158,7 +158,7 @@ class Account:
 
 
 @contextmanager
-def asking() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Whatever aiobotocore raises becomes StoreUnavailable; a ValueError stays one."""
     try:
         yield
@@ -166,12 +166,12 @@ def asking() -> Iterator[None]:
         raise StoreUnavailable from error
 
 
-def _client_config(config: StoreConfig, place: S3Place) -> AioConfig:
+def _client_config(config: StoreConfig, place: S3Location) -> AioConfig:
     timeout_s = config.timeout_ms / 1000
     return AioConfig(
         connect_timeout=timeout_s,
         read_timeout=timeout_s,
-        max_pool_connections=min(_LISTINGS_AT_ONCE, config.max_connections),
+        max_pool_connections=min(_MAX_CONCURRENT_LISTINGS, config.max_connections),
         retries={"mode": "standard", "total_max_attempts": 5},
         signature_version="s3v4",
         # Left to itself botocore takes "path" for every endpoint of ours, and AWS's address without a region.

@@ -15,23 +15,32 @@ from typing import Final, Protocol
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import ABSENT, JSON_TYPE, Etag, EtagMismatch, Expect, FileStat, NotModified, Object
+from pysync.store.base import (
+    ABSENT,
+    JSON_TYPE,
+    Etag,
+    EtagMismatch,
+    FileStat,
+    NotModified,
+    Precondition,
+    StoredObject,
+)
 
 KEY: Final = "_pysync/damaged"
 READ_EVERY_S: Final = 60.0
-MOST: Final = 1_000
+MAX_ENTRIES: Final = 1_000
 """Maximum number of listed files. If more are damaged, the oldest findings are dropped."""
 _ATTEMPTS: Final = 8
 
 log = logging.getLogger(__name__)
 
 
-class _Objects(Protocol):
+class _ObjectStore(Protocol):
     """The verbs of a store that are used."""
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None: ...
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None: ...
     async def put(
-        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = "any"
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = "any"
     ) -> str: ...
 
 
@@ -39,7 +48,7 @@ class DamagedFiles:
     """The list of damaged files, kept in `objects`. A version is identified by its etag and the sha256 that
     it carries."""
 
-    def __init__(self, objects: _Objects, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, objects: _ObjectStore, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._objects = objects
         self._clock_s = clock_s
         self._files: dict[str, list[str]] = {}
@@ -49,17 +58,17 @@ class DamagedFiles:
         """Read the list. Raises StoreUnavailable."""
         await self._read()
 
-    async def holds(self, key: str, stat: FileStat) -> bool:
+    async def contains(self, key: str, stat: FileStat) -> bool:
         """Return True if this version of the file at `key` was found damaged, a minute ago or earlier."""
         if self._read_at is None or self._clock_s() - self._read_at >= READ_EVERY_S:
             with suppress(StoreUnavailable):
                 await self._read()
         return self._files.get(key) == [stat.etag, stat.sha256]
 
-    async def note(self, key: str, stat: FileStat, *, is_damaged: bool) -> None:
+    async def record(self, key: str, stat: FileStat, *, is_damaged: bool) -> None:
         """Record for every process whether this version of the file at `key` is damaged."""
         version = [stat.etag, stat.sha256]
-        if await self.holds(key, stat) == is_damaged:
+        if await self.contains(key, stat) == is_damaged:
             return
         for _ in range(_ATTEMPTS):
             etag = await self._read()
@@ -68,7 +77,7 @@ class DamagedFiles:
             files = {other: found for other, found in self._files.items() if other != key}
             if is_damaged:
                 files[key] = version
-            files = dict(list(files.items())[-MOST:])
+            files = dict(list(files.items())[-MAX_ENTRIES:])
             body = orjson.dumps({"files": files})
             with suppress(EtagMismatch):
                 await self._objects.put(KEY, body, expect=ABSENT if etag is None else Etag(etag))
@@ -81,7 +90,7 @@ class DamagedFiles:
         found = await self._objects.get(KEY)
         self._read_at = self._clock_s()
         self._files = {}
-        if not isinstance(found, Object):
+        if not isinstance(found, StoredObject):
             return None
         with suppress(ValueError, KeyError, TypeError):
             self._files = dict(orjson.loads(found.body)["files"])

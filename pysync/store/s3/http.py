@@ -18,62 +18,62 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
-from pysync.store.s3.credentials import Account, Request
+from pysync.store.s3.credentials import S3Client, SignableRequest
 
-SLOWEST_BYTES_PER_S: Final = 262_144
+MIN_BYTES_PER_S: Final = 262_144
 """A long body may take as long as it does at this rate, beside the time that any request may take."""
 READ_BYTES: Final = 262_144
-_AT_ONCE_BYTES: Final = 1_048_576
+_MAX_WRITE_BYTES: Final = 1_048_576
 """aiohttp wants a body beyond that as a stream."""
 
-_PASSING_STATUSES: Final = frozenset({429, 500, 502, 503, 504})
-_PASSING_CODES: Final = frozenset(
+_TRANSIENT_STATUSES: Final = frozenset({429, 500, 502, 503, 504})
+_TRANSIENT_CODES: Final = frozenset(
     {
         "SlowDown", "ServiceUnavailable", "InternalError", "Throttling", "ThrottlingException",
         "RequestLimitExceeded", "RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch",
         "OperationAborted", "ConditionalRequestConflict",
     }
 )  # fmt: skip
-_UNDONE_CODES: Final = _PASSING_CODES - {"InternalError", "ServiceUnavailable"}
+_NOT_EXECUTED_CODES: Final = _TRANSIENT_CODES - {"InternalError", "ServiceUnavailable"}
 """With these S3 says that it has done nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a request is tried: `tries` times at most, none begun later than `within_s` after the first.
-    Between two it sleeps for a random time of up to 0.1 s, 0.2 s, 0.4 s, ..., so that clients who were
+class RetryPolicy:
+    """How long a request is tried: `max_attempts` times at most, none begun later than `deadline_s` after the
+    first. Between two it sleeps for a random time of up to 0.1 s, 0.2 s, 0.4 s, ..., so that clients who were
     refused together do not come back together."""
 
-    tries: int = 5
-    within_s: float = 10.0
+    max_attempts: int = 5
+    deadline_s: float = 10.0
     random: Callable[[], float] = random.random
     clock_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
-class Attempts:
+class RetryState:
     """The tries of one request, the first of which is under way."""
 
-    __slots__ = ("_begun_s", "_count", "_patience")
+    __slots__ = ("_begun_s", "_count", "_policy")
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._begun_s = patience.clock_s()
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._begun_s = policy.clock_s()
         self._count = 1
 
-    async def again(self) -> bool:
+    async def next_attempt(self) -> bool:
         """True when it is time for another, after a pause; False where enough have failed."""
-        patience = self._patience
+        patience = self._policy
         pause_s = patience.random() * 0.1 * 2 ** (self._count - 1)
-        left_s = patience.within_s - (patience.clock_s() - self._begun_s)
-        if self._count == patience.tries or pause_s > left_s:
+        left_s = patience.deadline_s - (patience.clock_s() - self._begun_s)
+        if self._count == patience.max_attempts or pause_s > left_s:
             return False
         self._count += 1
         await patience.sleep(pause_s)
         return True
 
 
-class Answer(NamedTuple):
+class S3Response(NamedTuple):
     """An answer, read."""
 
     status: int
@@ -87,50 +87,50 @@ class Answer(NamedTuple):
         return found[1].decode() if found else ""
 
     @property
-    def is_passing(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether the same request may be answered otherwise in a moment."""
-        return self.status in _PASSING_STATUSES or (self.status >= 400 and self.code in _PASSING_CODES)
+        return self.status in _TRANSIENT_STATUSES or (self.status >= 400 and self.code in _TRANSIENT_CODES)
 
     @property
-    def may_have_acted(self) -> bool:
+    def may_have_executed(self) -> bool:
         """Whether what was asked for may have been done."""
-        return self.status < 300 or (self.status >= 500 and self.code not in _UNDONE_CODES)
+        return self.status < 300 or (self.status >= 500 and self.code not in _NOT_EXECUTED_CODES)
 
     @property
-    def is_mismatch(self) -> bool:
+    def is_precondition_failed(self) -> bool:
         """Whether a condition was not met. AWS says 404 where `If-Match` finds nothing."""
         return self.status == 412 or (self.status == 404 and self.code == "NoSuchKey")
 
 
-class Refused(Exception):
+class S3Error(Exception):
     """S3 answered with an error that the caller has no use for."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(f"S3 answered {answer.status} {answer.code}".rstrip())
-        self.answer = answer
-        self.is_passing = answer.is_passing
-        self.is_mismatch = answer.is_mismatch
-        self.may_have_acted = answer.may_have_acted
+    def __init__(self, response: S3Response) -> None:
+        super().__init__(f"S3 answered {response.status} {response.code}".rstrip())
+        self.response = response
+        self.is_transient = response.is_transient
+        self.is_precondition_failed = response.is_precondition_failed
+        self.may_have_executed = response.may_have_executed
 
 
-class Broken(Exception):
+class S3ConnectionError(Exception):
     """No answer came."""
 
-    is_passing = True
-    is_mismatch = False
+    is_transient = True
+    is_precondition_failed = False
 
     def __init__(self, cause: BaseException, was_sent: bool) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")
-        self.may_have_acted = was_sent
+        self.may_have_executed = was_sent
 
 
-class _Resent(aiohttp.ClientError):
+class _ResendPrevented(aiohttp.ClientError):
     """Keeps aiohttp from sending a request twice by itself: of a write that may have been done already the
     caller must know."""
 
 
 @dataclass(slots=True)
-class Upload:
+class StreamedBody:
     """A body that is read as it is sent: `chunks()` begins it anew for each try. `sha256` is hex."""
 
     size: int
@@ -139,27 +139,27 @@ class Upload:
 
 
 @dataclass(slots=True)
-class Call:
+class S3Request:
     """One request: `key` below the prefix, headers that are signed, and a body. `query` is percent-encoded.
-    `is_wanted` says by the headers of a good answer whether its body is to be read."""
+    `wants_body` says by the headers of a good answer whether its body is to be read."""
 
     method: str
     key: str
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes | Upload = b""
+    body: bytes | StreamedBody = b""
     query: str = ""
-    is_wanted: Callable[[Mapping[str, str]], bool] | None = None
+    wants_body: Callable[[Mapping[str, str]], bool] | None = None
 
 
-class Requests:
+class S3RequestSender:
     """Sends calls to the bucket of `account`, keys being below `root` (`""`, or with a slash at its end)."""
 
     def __init__(
-        self, account: Account, root: str, timeout_ms: int, max_connections: int, patience: Patience
+        self, account: S3Client, root: str, timeout_ms: int, max_connections: int, retry_policy: RetryPolicy
     ) -> None:
         self.root = root
         self._account = account
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._timeout_s = timeout_ms / 1000
         self._timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         self._stream_timeout = aiohttp.ClientTimeout(
@@ -171,62 +171,62 @@ class Requests:
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             auto_decompress=False,
             read_bufsize=READ_BYTES,
-            middlewares=(_once,),
+            middlewares=(_forbid_resend,),
         )
 
-    def attempts(self) -> Attempts:
-        return Attempts(self._patience)
+    def retry_state(self) -> RetryState:
+        return RetryState(self._retry_policy)
 
-    async def send(self, call: Call, *expected: int) -> Answer:
-        """The answer to `call`, tried again where that can help: 200, or a status that is `expected`; 404
+    async def send(self, request: S3Request, *expected: int) -> S3Response:
+        """The answer to `request`, tried again where that can help: 200, or a status that is `expected`; 404
         means that there is no such object. Raises StoreUnavailable for anything else."""
-        attempts = self.attempts()
+        attempts = self.retry_state()
         while True:
             try:
-                return _expected(call, await self.once(call), expected)
-            except (Broken, Refused) as error:
-                if not error.is_passing or not await attempts.again():
+                return _check_status(request, await self.send_once(request), expected)
+            except (S3ConnectionError, S3Error) as error:
+                if not error.is_transient or not await attempts.next_attempt():
                     raise StoreUnavailable from error
 
-    async def stream(self, call: Call, *expected: int) -> ClientResponse | Answer:
+    async def stream(self, request: S3Request, *expected: int) -> ClientResponse | S3Response:
         """As `send`; the answer of status 200 or 206 comes with its body not read, and the caller closes
         it."""
-        attempts = self.attempts()
+        attempts = self.retry_state()
         while True:
             try:
-                response = await self._begin(call, self._stream_timeout)
+                response = await self._begin(request, self._stream_timeout)
                 if response.status in (200, 206):
                     return response
-                return _expected(call, await _read(response, None), expected)
-            except (Broken, Refused) as error:
-                if not error.is_passing or not await attempts.again():
+                return _check_status(request, await _read(response, None), expected)
+            except (S3ConnectionError, S3Error) as error:
+                if not error.is_transient or not await attempts.next_attempt():
                     raise StoreUnavailable from error
 
-    async def once(self, call: Call) -> Answer:
-        """The answer to `call`, whatever it is, sent once. Raises Broken where none came."""
+    async def send_once(self, request: S3Request) -> S3Response:
+        """The answer to `request`, whatever it is, sent once. Raises Broken where none came."""
         within = self._timeout
-        size = call.body.size if isinstance(call.body, Upload) else len(call.body)
-        if size > SLOWEST_BYTES_PER_S:
-            within = aiohttp.ClientTimeout(total=self._timeout_s + size / SLOWEST_BYTES_PER_S)
-        return await _read(await self._begin(call, within), call.is_wanted)
+        size = request.body.size if isinstance(request.body, StreamedBody) else len(request.body)
+        if size > MIN_BYTES_PER_S:
+            within = aiohttp.ClientTimeout(total=self._timeout_s + size / MIN_BYTES_PER_S)
+        return await _read(await self._begin(request, within), request.wants_body)
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _begin(self, call: Call, within: aiohttp.ClientTimeout) -> ClientResponse:
+    async def _begin(self, call: S3Request, within: aiohttp.ClientTimeout) -> ClientResponse:
         """The answer up to its body, which is still to be read or closed."""
         url = f"{self._account.base}/{quote(self.root + call.key, safe='/-_.~')}"
         if call.query:
             url = f"{url}?{call.query}"
         body: bytes | io.BytesIO | AsyncIterable[bytes]
-        if isinstance(call.body, Upload):
-            request = Request(call.method, url, call.headers, b"", call.body.sha256)
+        if isinstance(call.body, StreamedBody):
+            request = SignableRequest(call.method, url, call.headers, b"", call.body.sha256)
             body = call.body.chunks()
         else:
-            request = Request(call.method, url, call.headers, call.body)
-            body = call.body if len(call.body) <= _AT_ONCE_BYTES else io.BytesIO(call.body)
+            request = SignableRequest(call.method, url, call.headers, call.body)
+            body = call.body if len(call.body) <= _MAX_WRITE_BYTES else io.BytesIO(call.body)
         (await self._account.signer()).add_auth(request)
-        if isinstance(call.body, Upload):
+        if isinstance(call.body, StreamedBody):
             request.headers["Content-Length"] = str(call.body.size)
         try:
             return await self._session.request(
@@ -238,44 +238,46 @@ class Requests:
                 allow_redirects=False,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Broken(error, was_sent=False) from error
+            raise S3ConnectionError(error, was_sent=False) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Broken(error, was_sent=True) from error
+            raise S3ConnectionError(error, was_sent=True) from error
 
 
-async def _read(response: ClientResponse, is_wanted: Callable[[Mapping[str, str]], bool] | None) -> Answer:
+async def _read(
+    response: ClientResponse, wants_body: Callable[[Mapping[str, str]], bool] | None
+) -> S3Response:
     try:
         # A small body costs less to read than another connection does.
         if (
-            is_wanted is not None
+            wants_body is not None
             and response.status == 200
             and (response.content_length or 0) > READ_BYTES
-            and not is_wanted(response.headers)
+            and not wants_body(response.headers)
         ):
             response.close()
-            return Answer(response.status, response.headers, b"")
-        return Answer(response.status, response.headers, await response.read())
+            return S3Response(response.status, response.headers, b"")
+        return S3Response(response.status, response.headers, await response.read())
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise Broken(error, was_sent=True) from error
+        raise S3ConnectionError(error, was_sent=True) from error
     finally:
         response.release()
 
 
-def _expected(call: Call, answer: Answer, statuses: tuple[int, ...]) -> Answer:
-    if answer.status == 200:
-        return answer
+def _check_status(request: S3Request, response: S3Response, statuses: tuple[int, ...]) -> S3Response:
+    if response.status == 200:
+        return response
     # That an object is missing is S3's to say, and not any server's on the way; a HEAD has no body.
-    if answer.status not in statuses or (
-        answer.status == 404 and call.method != "HEAD" and answer.code != "NoSuchKey"
+    if response.status not in statuses or (
+        response.status == 404 and request.method != "HEAD" and response.code != "NoSuchKey"
     ):
-        raise Refused(answer)
-    return answer
+        raise S3Error(response)
+    return response
 
 
-async def _once(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+async def _forbid_resend(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
     try:
         return await handler(request)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
         raise  # nothing was sent, and aiohttp does not try again
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise _Resent(str(error)) from error
+        raise _ResendPrevented(str(error)) from error

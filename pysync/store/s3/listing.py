@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Final
 
-from pysync.store.base import Listed, split_key
-from pysync.store.s3.conditional_writes import Writes
-from pysync.store.s3.credentials import Account, asking
-from pysync.store.s3.versions import TOMBSTONE, plain_etag
+from pysync.store.base import ListEntry, split_key
+from pysync.store.s3.conditional_writes import ConditionalWriter
+from pysync.store.s3.credentials import S3Client, translate_errors
+from pysync.store.s3.versions import TOMBSTONE, unquote_etag
 
 PROBES: Final = "_pysync/probe"
 """What the store writes to try its bucket: this key, and those below it. No listing shows them."""
@@ -20,7 +20,7 @@ _TOMBSTONE_ETAG: Final = hashlib.md5(TOMBSTONE, usedforsecurity=False).hexdigest
 class Listings:
     """The keys of one bucket below `root` (`""`, or with a slash at its end)."""
 
-    def __init__(self, account: Account, bucket: str, root: str, writes: Writes) -> None:
+    def __init__(self, account: S3Client, bucket: str, root: str, writes: ConditionalWriter) -> None:
         self._account = account
         self._bucket = bucket
         self._root = root
@@ -36,22 +36,22 @@ class Listings:
         asked: dict[str, Any] = {"Delimiter": "/", "MaxKeys": min(_PAGE, 2 * limit)}
         if after:
             asked["StartAfter"] = self._root + below + after
-        async for key, _ in self._found(below, asked):
+        async for key, _ in self._entries(below, asked):
             names.append(key[len(below) :])
             if len(names) == limit:
                 break
         return names
 
-    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
         """As `Store.walk`."""
-        async for key, entry in self._found(prefix and prefix + "/", {}):
-            yield Listed(key, plain_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
+        async for key, entry in self._entries(prefix and prefix + "/", {}):
+            yield ListEntry(key, unquote_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
 
-    async def _found(self, below: str, asked: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async def _entries(self, below: str, asked: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Keys and entries of the objects that begin with `below` and are to be seen, page by page."""
         more: dict[str, Any] = {}
         while True:
-            with asking():
+            with translate_errors():
                 page = await self._account.client.list_objects_v2(
                     Bucket=self._bucket, Prefix=self._root + below, **asked, **more
                 )
@@ -66,7 +66,7 @@ class Listings:
     async def _is_tombstone(self, key: str, entry: dict[str, Any]) -> bool:
         if entry["Size"] != len(TOMBSTONE):
             return False
-        if plain_etag(entry["ETag"]) == _TOMBSTONE_ETAG:
+        if unquote_etag(entry["ETag"]) == _TOMBSTONE_ETAG:
             return True
         # Where the server encrypts, an etag is no MD5.
         found = await self._writes.find(key)
@@ -82,7 +82,7 @@ def _is_key(key: str) -> bool:
     return key != PROBES and not key.startswith(PROBES + "/")
 
 
-def _modified_ms(said: datetime) -> int:
+def _modified_ms(text: datetime) -> int:
     """Whole seconds are rounded up: who deletes what is old must not come early."""
-    modified_ms = round(said.timestamp() * 1000)
+    modified_ms = round(text.timestamp() * 1000)
     return modified_ms if modified_ms % 1000 else modified_ms + 999

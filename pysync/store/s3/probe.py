@@ -9,25 +9,27 @@ from email.utils import parsedate_to_datetime
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
-from pysync.config import S3Place
+from pysync.config import S3Location
 from pysync.errors import StoreUnavailable
-from pysync.store.s3.credentials import Account, asking
-from pysync.store.s3.http import Answer, Broken, Call, Refused, Requests
+from pysync.store.s3.credentials import S3Client, translate_errors
+from pysync.store.s3.http import S3ConnectionError, S3Error, S3Request, S3RequestSender, S3Response
 from pysync.store.s3.listing import PROBES
-from pysync.store.s3.versions import Bucket, plain_etag
-from pysync.write_ids import new_mark
+from pysync.store.s3.versions import BucketCapabilities, unquote_etag
+from pysync.write_ids import new_write_id
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-TOO_SKEWED_MS: Final = 60_000
+MAX_SKEW_MS: Final = 60_000
 """S3 refuses signatures that are a quarter of an hour off."""
 
 _OTHER_ETAG: Final = "0" * 32
 _REGION: Final = re.compile(rb"<Region>([\w-]+)</Region>|expecting '([\w-]+)'")
-_NEEDED: Final = "s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload"
-_TEXTS: Final = {
+_REQUIRED_PERMISSIONS: Final = (
+    "s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload"
+)
+_HINTS: Final = {
     "NoSuchBucket": "there is no such bucket: create it, or correct store.url",
     "InvalidAccessKeyId": "the access key is not known there: correct store.accessKeyId or AWS_ACCESS_KEY_ID",
     "SignatureDoesNotMatch": (
@@ -35,23 +37,25 @@ _TEXTS: Final = {
     ),
     "ExpiredToken": "the credentials have expired: renew them",
     "InvalidToken": "the session token is not valid: renew the credentials",
-    "AccessDenied": f"the credentials do not allow what is needed: {_NEEDED}",
+    "AccessDenied": f"the credentials do not allow what is needed: {_REQUIRED_PERMISSIONS}",
 }
 
 
-async def examine(account: Account, requests: Requests, place: S3Place, shared: bool) -> Bucket:
+async def probe_bucket(
+    account: S3Client, requests: S3RequestSender, location: S3Location, shared: bool
+) -> BucketCapabilities:
     """What the server of the bucket keeps, asked with objects that are removed again.
 
     Raises StoreUnavailable where the bucket cannot be used, ValueError where it is `shared` and cannot be;
     both say in a sentence what is to be done."""
-    name = f"s3://{place.bucket} at {urlsplit(account.base).hostname}"
+    name = f"s3://{location.bucket} at {urlsplit(account.base).hostname}"
     try:
         bucket = await _Probe(requests, account.base).run()
-    except (Broken, Refused) as error:
-        raise StoreUnavailable(f"{name}: {_told(error)}") from error
+    except (S3ConnectionError, S3Error) as error:
+        raise StoreUnavailable(f"{name}: {_describe(error)}") from error
     try:
-        with asking():
-            await account.client.list_objects_v2(Bucket=place.bucket, Prefix=requests.root, MaxKeys=1)
+        with translate_errors():
+            await account.client.list_objects_v2(Bucket=location.bucket, Prefix=requests.root, MaxKeys=1)
     except StoreUnavailable as error:
         raise StoreUnavailable(f"{name}: its keys cannot be listed: {error.__cause__}") from error
     _warn(bucket, name, shared)
@@ -62,94 +66,94 @@ class _Probe:
     """One run, on a key of its own. Raises Broken and Refused. A step whose outcome is lost is taken again,
     so none relies on what the one before it has left."""
 
-    def __init__(self, requests: Requests, url: str) -> None:
+    def __init__(self, requests: S3RequestSender, url: str) -> None:
         self._requests = requests
         self._url = url
-        self._key = f"{PROBES}/{new_mark()}"
+        self._key = f"{PROBES}/{new_write_id()}"
         self._puts = 0
 
-    async def run(self) -> Bucket:
-        first = await self._retried(self._put)
+    async def run(self) -> BucketCapabilities:
+        first = await self._retry(self._put)
         if first.status != 200 or "ETag" not in first.headers:
-            raise Refused(first)
+            raise S3Error(first)
         try:
-            creates = await self._is_refused("If-None-Match", "*")
-            quoted = await self._replaces('"')
-            plain = not quoted and await self._replaces("")
-            deletes = (quoted or plain) and await self._deletes('"' if quoted else "")
+            creates = await self._is_rejected("If-None-Match", "*")
+            quoted = await self._honours_if_match('"')
+            plain = not quoted and await self._honours_if_match("")
+            deletes = (quoted or plain) and await self._honours_delete_if_match('"' if quoted else "")
         finally:
             with contextlib.suppress(StoreUnavailable):
-                await self._requests.send(Call("DELETE", self._key), 204, 404)
-        return Bucket(
+                await self._requests.send(S3Request("DELETE", self._key), 204, 404)
+        return BucketCapabilities(
             url=self._url,
-            creates=creates,
-            replaces=quoted or plain,
-            deletes=deletes,
-            quotes=not plain,
+            if_none_match=creates,
+            if_match=quoted or plain,
+            delete_if_match=deletes,
+            quoted_etags=not plain,
             skew_ms=_skew_ms(first),
         )
 
-    async def _replaces(self, quote: str) -> bool:
+    async def _honours_if_match(self, quote: str) -> bool:
         """Whether `If-Match`, with etags in `quote`, lets pass the right one and nothing else."""
 
         async def is_passed() -> bool:
-            etag = plain_etag((await self._put()).headers.get("ETag", ""))
+            etag = unquote_etag((await self._put()).headers.get("ETag", ""))
             return (await self._put("If-Match", f"{quote}{etag}{quote}")).status == 200
 
-        return await self._retried(is_passed) and await self._is_refused(
+        return await self._retry(is_passed) and await self._is_rejected(
             "If-Match", f"{quote}{_OTHER_ETAG}{quote}"
         )
 
-    async def _deletes(self, quote: str) -> bool:
+    async def _honours_delete_if_match(self, quote: str) -> bool:
         condition = {"If-Match": f"{quote}{_OTHER_ETAG}{quote}"}
-        answer = await self._retried(lambda: self._ask(Call("DELETE", self._key, condition)))
+        answer = await self._retry(lambda: self._send(S3Request("DELETE", self._key, condition)))
         return answer.status == 412
 
-    async def _is_refused(self, name: str, value: str) -> bool:
-        return (await self._retried(lambda: self._put(name, value))).status == 412
+    async def _is_rejected(self, name: str, value: str) -> bool:
+        return (await self._retry(lambda: self._put(name, value))).status == 412
 
-    async def _put(self, name: str = "Content-Type", value: str = "text/plain") -> Answer:
+    async def _put(self, name: str = "Content-Type", value: str = "text/plain") -> S3Response:
         self._puts += 1
         headers = {"Content-Type": "text/plain", name: value}
-        return await self._ask(Call("PUT", self._key, headers, b"%d\n" % self._puts))
+        return await self._send(S3Request("PUT", self._key, headers, b"%d\n" % self._puts))
 
-    async def _ask(self, call: Call) -> Answer:
-        answer = await self._requests.once(call)
-        if answer.is_passing:
-            raise Refused(answer)
+    async def _send(self, call: S3Request) -> S3Response:
+        answer = await self._requests.send_once(call)
+        if answer.is_transient:
+            raise S3Error(answer)
         return answer
 
-    async def _retried(self, step: Callable[[], Awaitable[T]]) -> T:
-        attempts = self._requests.attempts()
+    async def _retry(self, step: Callable[[], Awaitable[T]]) -> T:
+        attempts = self._requests.retry_state()
         while True:
             try:
                 return await step()
-            except (Broken, Refused) as error:
-                if not error.is_passing or not await attempts.again():
+            except (S3ConnectionError, S3Error) as error:
+                if not error.is_transient or not await attempts.next_attempt():
                     raise
 
 
-def _warn(bucket: Bucket, name: str, shared: bool) -> None:
+def _warn(bucket: BucketCapabilities, name: str, shared: bool) -> None:
     if not bucket.is_conditional:
-        ignored = " and ".join(bucket.ignored)
+        ignored = " and ".join(bucket.ignored_conditions)
         if shared:
             raise ValueError(f"store: {name} ignores {ignored}: it cannot be served by more than one process")
         log.warning("%s ignores %s: no other process may serve it beside this one", name, ignored)
-    if abs(bucket.skew_ms) > TOO_SKEWED_MS:
-        log.warning("%s: %s", name, _skew_told(bucket.skew_ms))
+    if abs(bucket.skew_ms) > MAX_SKEW_MS:
+        log.warning("%s: %s", name, _describe_skew(bucket.skew_ms))
 
 
-def _told(error: Broken | Refused) -> str:
+def _describe(error: S3ConnectionError | S3Error) -> str:
     """What went wrong, and what to do."""
-    if isinstance(error, Broken):
+    if isinstance(error, S3ConnectionError):
         return f"it cannot be reached: {error}"
-    answer = error.answer
+    answer = error.response
     if answer.code == "RequestTimeTooSkewed":
-        return _skew_told(_skew_ms(answer))
+        return _describe_skew(_skew_ms(answer))
     region = answer.headers.get("x-amz-bucket-region") or _named_region(answer.body)
     if answer.status in (301, 307, 400) and region:
         return f"the bucket is in another region: set store.region to {region}"
-    return _TEXTS.get(answer.code, str(error))
+    return _HINTS.get(answer.code, str(error))
 
 
 def _named_region(body: bytes) -> str:
@@ -157,11 +161,11 @@ def _named_region(body: bytes) -> str:
     return (found[1] or found[2]).decode() if found else ""
 
 
-def _skew_ms(answer: Answer) -> int:
-    said = answer.headers.get("Date")
+def _skew_ms(response: S3Response) -> int:
+    said = response.headers.get("Date")
     return 0 if said is None else round((time.time() - parsedate_to_datetime(said).timestamp()) * 1000)
 
 
-def _skew_told(skew_ms: int) -> str:
+def _describe_skew(skew_ms: int) -> str:
     side = "ahead of" if skew_ms > 0 else "behind"
     return f"this machine's clock is {abs(skew_ms) // 1000} s {side} the server's: set it"

@@ -7,134 +7,138 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import ClassVar, Self
 
 from pysync.clock import wall_clock_ms
-from pysync.config import StoreConfig, s3_place
+from pysync.config import StoreConfig, s3_location
 from pysync.errors import StoreUnavailable
 from pysync.store import merge_journal
 from pysync.store.base import (
     ANY,
+    DAMAGED_REASON,
     JSON_TYPE,
     NOT_MODIFIED,
-    ROTTEN,
     DamagedFile,
-    Expect,
-    File,
     FileStat,
-    Listed,
+    ListEntry,
     NotModified,
-    Object,
     ObjectInfo,
+    OnReceived,
+    OpenFile,
     Pace,
-    Received,
-    get_each,
+    Precondition,
+    StoredObject,
+    get_many_concurrently,
     no_pace,
     split_key,
 )
-from pysync.store.s3.cache import Recent
-from pysync.store.s3.conditional_writes import Writes
-from pysync.store.s3.credentials import Account
+from pysync.store.s3.cache import VersionCache
+from pysync.store.s3.conditional_writes import ConditionalWriter
+from pysync.store.s3.credentials import S3Client
 from pysync.store.s3.damaged_files import DamagedFiles
-from pysync.store.s3.http import Call, Patience, Requests
+from pysync.store.s3.http import RetryPolicy, S3Request, S3RequestSender
 from pysync.store.s3.listing import PROBES, Listings
-from pysync.store.s3.probe import examine
+from pysync.store.s3.probe import probe_bucket
 from pysync.store.s3.transfers import Downloads, Uploads
-from pysync.store.s3.versions import Bucket, Version
-from pysync.write_ids import unmarked
+from pysync.store.s3.versions import BucketCapabilities, Version
+from pysync.write_ids import strip_write_id
 
 
 class S3Store:
-    """A `Store` in a bucket of S3, or of a server that speaks it. Make one with `at`. `bucket` says what the
-    probe at start found."""
+    """A `Store` in a bucket of S3, or of a server that speaks it. Make one with `connect`. `bucket` says what
+    the probe at start found."""
 
     change_log: ClassVar[None] = None
-    reads_wait: ClassVar[bool] = True
+    is_remote: ClassVar[bool] = True
     # To hash and send as much costs about what else there is to a request.
-    light_put_bytes: ClassVar[int] = 32_768
+    cheap_put_bytes: ClassVar[int] = 32_768
 
     def __init__(
         self,
-        account: Account,
-        requests: Requests,
+        account: S3Client,
+        requests: S3RequestSender,
         name: str,
-        bucket: Bucket,
+        bucket: BucketCapabilities,
         now_ms: Callable[[], int],
     ) -> None:
         self.bucket = bucket
         self._now_ms = now_ms
         self._account = account
         self._requests = requests
-        self._recent = Recent()
-        self._writes = Writes(requests, self._recent, bucket, now_ms)
+        self._cache = VersionCache()
+        self._writes = ConditionalWriter(requests, self._cache, bucket, now_ms)
         self._listings = Listings(account, name, requests.root, self._writes)
         self._uploads = Uploads(account, name, requests, self._writes, now_ms)
         self._downloads = Downloads(requests, bucket)
         self._damaged = DamagedFiles(self)
-        self._under_way = UnderWay()
+        self._in_flight = InFlight()
 
     @classmethod
-    async def at(
+    async def connect(
         cls,
         config: StoreConfig,
         now_ms: Callable[[], int] = wall_clock_ms,
         *,
         shared: bool = False,
-        patience: Patience | None = None,
+        retry_policy: RetryPolicy | None = None,
     ) -> Self:
         """The store that `config` names, its bucket examined. `shared` as in `open_store`.
 
         Raises ValueError for a URL that says what none may, or a bucket that several processes cannot share,
         StoreUnavailable where the bucket cannot be used; both say what is to be done.
         """
-        place = s3_place(config)
+        place = s3_location(config)
         async with AsyncExitStack() as opened:
-            account = await Account.open(config, place)
+            account = await S3Client.open(config, place)
             opened.push_async_callback(account.close)
             root = f"{place.prefix}/" if place.prefix else ""
-            requests = Requests(
-                account, root, config.timeout_ms, config.max_connections, patience or Patience()
+            requests = S3RequestSender(
+                account, root, config.timeout_ms, config.max_connections, retry_policy or RetryPolicy()
             )
             opened.push_async_callback(requests.close)
-            bucket = await examine(account, requests, place, shared)
+            bucket = await probe_bucket(account, requests, place, shared)
             store = cls(account, requests, place.bucket, bucket, now_ms)
             await store._damaged.load()
             opened.pop_all()
         return store
 
-    async def get(self, key: str, if_none_match: str | None = None) -> Object | NotModified | None:
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         split_key(key)
-        kept = self._recent.object(key)
+        kept = self._cache.get(key)
         known = if_none_match if kept is None else kept.etag
         condition = {} if known is None else {"If-None-Match": self.bucket.condition(known)}
-        with self._under_way.read():
-            answer = await self._requests.send(Call("GET", key, condition, is_wanted=_is_document), 304, 404)
+        with self._in_flight.read():
+            answer = await self._requests.send(
+                S3Request("GET", key, condition, wants_body=_is_document), 304, 404
+            )
         if answer.status == 304:
             return NOT_MODIFIED if kept is None or kept.etag == if_none_match else kept
         version = None if answer.status == 404 else Version.of(answer.headers)
         if version is None or not version.is_document:
-            self._recent.forget(key)
+            self._cache.evict(key)
             return None
-        body = unmarked(answer.body)
-        found = Object(body, version.etag, version.content_type, version.modified_ms)
-        self._recent.keep(key, found, version.ids)
+        body = strip_write_id(answer.body)
+        found = StoredObject(body, version.etag, version.content_type, version.modified_ms)
+        self._cache.put(key, found, version.ids)
         return NOT_MODIFIED if version.etag == if_none_match else found
 
-    async def get_many(self, keys: Sequence[str]) -> builtins.list[Object | None]:
-        return await get_each(self, keys)
+    async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+        return await get_many_concurrently(self, keys)
 
     async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
         return None
 
-    async def put(self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Expect = ANY) -> str:
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+    ) -> str:
         split_key(key)
-        with self._under_way.write():
+        with self._in_flight.write():
             return await self._writes.put(key, bytes(body), content_type, expect)
 
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> File | None:
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         split_key(key)
-        with self._under_way.read():
+        with self._in_flight.read():
             file = await self._downloads.open(key, start, end)
-            if file is not None and await self._damaged.holds(key, file):
+            if file is not None and await self._damaged.contains(key, file):
                 await file.chunks.aclose()
-                raise DamagedFile(ROTTEN, file.etag)
+                raise DamagedFile(DAMAGED_REASON, file.etag)
             return file
 
     async def stat(self, key: str) -> FileStat | None:
@@ -143,13 +147,13 @@ class S3Store:
 
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
         split_key(key)
-        with self._under_way.read():
+        with self._in_flight.read():
             found = await self._downloads.digest(key, pace)
         if found is None:
             return None
         stat, sha256 = found
         is_damaged = sha256 != stat.sha256
-        await self._damaged.note(key, stat, is_damaged=is_damaged)
+        await self._damaged.record(key, stat, is_damaged=is_damaged)
         if is_damaged:
             raise DamagedFile(f"its sha256 is {sha256} and should be {stat.sha256}", stat.etag)
         return stat
@@ -159,10 +163,10 @@ class S3Store:
         key: str,
         chunks: AsyncIterable[bytes],
         content_type: str,
-        received: Received | None = None,
+        received: OnReceived | None = None,
     ) -> str:
         split_key(key)
-        with self._under_way.write():
+        with self._in_flight.write():
             return await self._uploads.write(key, chunks, content_type, received)
 
     async def merge(
@@ -170,57 +174,57 @@ class S3Store:
     ) -> str:
         return await merge_journal.merge(self, key, chunks, content_type, merged, self._now_ms)
 
-    async def settle_merges(self) -> None:
-        await merge_journal.settle(self, self._now_ms)
+    async def recover_merges(self) -> None:
+        await merge_journal.recover(self, self._now_ms)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
         if prefix:
             split_key(prefix)
-        with self._under_way.read():
+        with self._in_flight.read():
             return await self._listings.names(prefix, after, limit)
 
-    async def walk(self, prefix: str) -> AsyncIterator[Listed]:
+    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
         if prefix:
             split_key(prefix)
-        with self._under_way.read():
+        with self._in_flight.read():
             async for listed in self._listings.walk(prefix):
                 yield listed
 
-    async def delete(self, key: str, expect: Expect = ANY) -> None:
+    async def delete(self, key: str, expect: Precondition = ANY) -> None:
         split_key(key)
-        with self._under_way.write():
+        with self._in_flight.write():
             await self._writes.delete(key, expect)
 
     async def probe(self) -> None:
-        with self._under_way.write():
-            await self._requests.send(Call("PUT", PROBES, {"Content-Type": "text/plain"}, b"ready\n"))
+        with self._in_flight.write():
+            await self._requests.send(S3Request("PUT", PROBES, {"Content-Type": "text/plain"}, b"ready\n"))
 
     async def close(self) -> None:
-        await self._under_way.end()
+        await self._in_flight.drain()
         await self._requests.close()
         await self._account.close()
 
 
-class UnderWay:
-    """Who uses the store. After `end`, nobody begins."""
+class InFlight:
+    """Who uses the store. After `drain`, nobody begins."""
 
     def __init__(self) -> None:
         self._writes = 0
-        self._has_ended = False
+        self._is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextmanager
     def read(self) -> Iterator[None]:
         """Raises StoreUnavailable after the end."""
-        if self._has_ended:
+        if self._is_closed:
             raise StoreUnavailable
         yield
 
     @contextmanager
     def write(self) -> Iterator[None]:
         """Likewise; the end waits for it."""
-        if self._has_ended:
+        if self._is_closed:
             raise StoreUnavailable
         self._writes += 1
         self._idle.clear()
@@ -231,9 +235,9 @@ class UnderWay:
             if not self._writes:
                 self._idle.set()
 
-    async def end(self) -> None:
+    async def drain(self) -> None:
         """Return when the writes under way are done."""
-        self._has_ended = True
+        self._is_closed = True
         await self._idle.wait()
 
 

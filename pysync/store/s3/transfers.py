@@ -19,22 +19,30 @@ import aiohttp
 from aiohttp import ClientResponse
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import File, FileStat, Pace, Received, within
+from pysync.store.base import FileStat, OnReceived, OpenFile, Pace, clamp_range
 from pysync.store.local.disk import in_thread
-from pysync.store.s3.conditional_writes import Writes
-from pysync.store.s3.credentials import Account, asking
-from pysync.store.s3.http import READ_BYTES, Answer, Attempts, Call, Refused, Requests, Upload
-from pysync.store.s3.versions import LINEAGE, SHA256, Bucket, Lineage, Version, plain_etag
-from pysync.write_ids import new_mark
+from pysync.store.s3.conditional_writes import ConditionalWriter
+from pysync.store.s3.credentials import S3Client, translate_errors
+from pysync.store.s3.http import (
+    READ_BYTES,
+    RetryState,
+    S3Error,
+    S3Request,
+    S3RequestSender,
+    S3Response,
+    StreamedBody,
+)
+from pysync.store.s3.versions import LINEAGE, SHA256, BucketCapabilities, Lineage, Version, unquote_etag
+from pysync.write_ids import new_write_id
 
 PART_BYTES: Final = 8 * 1024 * 1024
-WHOLE_BYTES: Final = 2 * 1024 * 1024
+SINGLE_PUT_BYTES: Final = 2 * 1024 * 1024
 """A larger file is sent in parts: then the request that makes it visible takes no longer than any other, and
-is made or never will be when `SETTLED_MS` of the outbox have passed since `received` was told."""
+is made or never will be when `INTENT_TIMEOUT_MS` of the outbox have passed since `received` was told."""
 _VISIBLE_WITHIN_S: Final = 25.0
 """From then on. What has not succeeded in that time is given up."""
-_PARTS_AT_ONCE: Final = 2
-_MOST_PARTS: Final = 10_000
+_MAX_CONCURRENT_PARTS: Final = 2
+_MAX_PARTS: Final = 10_000
 
 
 class Spool:
@@ -82,10 +90,10 @@ class Uploads:
 
     def __init__(
         self,
-        account: Account,
+        account: S3Client,
         bucket: str,
-        requests: Requests,
-        writes: Writes,
+        requests: S3RequestSender,
+        writes: ConditionalWriter,
         now_ms: Callable[[], int],
     ) -> None:
         self._account = account
@@ -99,7 +107,7 @@ class Uploads:
         key: str,
         chunks: AsyncIterable[bytes],
         content_type: str,
-        received: Received | None,
+        received: OnReceived | None,
     ) -> str:
         """As `Store.write`."""
         spool = Spool()
@@ -112,13 +120,13 @@ class Uploads:
                     gathered = bytearray()
             await in_thread(spool.append, gathered)
             sha256 = spool.sha256()
-            if spool.size > WHOLE_BYTES:
+            if spool.size > SINGLE_PUT_BYTES:
                 await self._send_parts(key, spool, content_type, sha256, received)
             else:
                 body = await in_thread(spool.read, 0, spool.size)
                 if received is not None:
                     await received(sha256)
-                with asking():
+                with translate_errors():
                     async with asyncio.timeout(_VISIBLE_WITHIN_S):
                         await self._writes.put_file(key, body, content_type, sha256)
         finally:
@@ -126,12 +134,12 @@ class Uploads:
         return sha256
 
     async def _send_parts(
-        self, key: str, spool: Spool, content_type: str, sha256: str, received: Received | None
+        self, key: str, spool: Spool, content_type: str, sha256: str, received: OnReceived | None
     ) -> None:
-        id_ = new_mark()
+        id_ = new_write_id()
         at: dict[str, Any] = {"Bucket": self._bucket, "Key": self._requests.root + key}
         metadata = {LINEAGE: Lineage(self._now_ms(), (id_,)).header(), SHA256: sha256}
-        with asking():
+        with translate_errors():
             begun = await self._account.client.create_multipart_upload(
                 **at,
                 ContentType=content_type,
@@ -139,18 +147,18 @@ class Uploads:
             )
         upload_id = begun["UploadId"]
         try:
-            etags = await self._each_part(key, spool, upload_id)
+            etags = await self._upload_parts(key, spool, upload_id)
             if received is not None:
                 await received(sha256)
-            async with self._writes.alone(key):
+            async with self._writes.exclusive(key):
                 await self._complete(key, at, upload_id, etags, id_)
         except BaseException:
             await asyncio.shield(self._abort(at, upload_id))
             raise
 
-    async def _each_part(self, key: str, spool: Spool, upload_id: str) -> list[str]:
+    async def _upload_parts(self, key: str, spool: Spool, upload_id: str) -> list[str]:
         """Send the parts, some at once; their etags in order."""
-        size = max(PART_BYTES, -(-spool.size // _MOST_PARTS))
+        size = max(PART_BYTES, -(-spool.size // _MAX_PARTS))
         starts = range(0, spool.size, size)
         etags = [""] * len(starts)
         waiting = iter(enumerate(starts))
@@ -158,12 +166,12 @@ class Uploads:
         async def send_on() -> None:
             for at, start in waiting:
                 end = min(start + size, spool.size)
-                part = _upload(spool, start, end, await in_thread(spool.sha256_of, start, end))
+                part = _streamed_body(spool, start, end, await in_thread(spool.sha256_of, start, end))
                 query = f"partNumber={at + 1}&uploadId={quote(upload_id, safe='-_.~')}"
-                answer = await self._requests.send(Call("PUT", key, {}, part, query))
+                answer = await self._requests.send(S3Request("PUT", key, {}, part, query))
                 etags[at] = answer.headers["ETag"]
 
-        senders = [asyncio.ensure_future(send_on()) for _ in range(_PARTS_AT_ONCE)]
+        senders = [asyncio.ensure_future(send_on()) for _ in range(_MAX_CONCURRENT_PARTS)]
         try:
             await asyncio.gather(*senders)
         finally:
@@ -176,7 +184,7 @@ class Uploads:
     ) -> None:
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
         try:
-            with asking():
+            with translate_errors():
                 async with asyncio.timeout(_VISIBLE_WITHIN_S):
                     await self._account.client.complete_multipart_upload(
                         **at, UploadId=upload_id, MultipartUpload={"Parts": parts}
@@ -190,38 +198,38 @@ class Uploads:
     async def _abort(self, at: dict[str, Any], upload_id: str) -> None:
         """Have the server let go of the parts; where it does not, its own rules for abandoned uploads
         will."""
-        with contextlib.suppress(StoreUnavailable), asking():
+        with contextlib.suppress(StoreUnavailable), translate_errors():
             await self._account.client.abort_multipart_upload(**at, UploadId=upload_id)
 
 
-def _upload(spool: Spool, start: int, end: int, sha256: str) -> Upload:
+def _streamed_body(spool: Spool, start: int, end: int, sha256: str) -> StreamedBody:
     async def chunks() -> AsyncIterator[bytes]:
         for at in range(start, end, READ_BYTES):
             yield await in_thread(spool.read, at, min(READ_BYTES, end - at))
 
-    return Upload(end - start, sha256, chunks)
+    return StreamedBody(end - start, sha256, chunks)
 
 
-MAX_HASHES: Final = 1_024
+HASH_CACHE_SIZE: Final = 1_024
 """Hashes remembered of files that others wrote, which do not carry them."""
 
 
 class Downloads:
     """Opens the files of one bucket."""
 
-    def __init__(self, requests: Requests, bucket: Bucket) -> None:
+    def __init__(self, requests: S3RequestSender, bucket: BucketCapabilities) -> None:
         self._requests = requests
         self._bucket = bucket
         self._hashes: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    async def open(self, key: str, start: int, end: int | None) -> File | None:
+    async def open(self, key: str, start: int, end: int | None) -> OpenFile | None:
         """As `Store.open`, whatever is known of the file."""
         if end is not None and end <= start >= 0:
-            return await self._opened_empty(key)
+            return await self._open_empty(key)
         ranged = {"Range": _range(start, end)} if start or end is not None else {}
-        got = await self._requests.stream(Call("GET", key, ranged), 404, 416)
-        if isinstance(got, Answer):
-            return None if got.status == 404 else await self._opened_empty(key)
+        got = await self._requests.stream(S3Request("GET", key, ranged), 404, 416)
+        if isinstance(got, S3Response):
+            return None if got.status == 404 else await self._open_empty(key)
         try:
             version = Version.of(got.headers)
             if not version.is_file:
@@ -229,9 +237,9 @@ class Downloads:
                 return None
             size = _size(got)
             if ranged and got.status != 206 and size:  # of an empty object some answer all
-                raise StoreUnavailable from Refused(Answer(got.status, got.headers, b""))
-            begin, finish = within(size, start, end)
-            chunks = Download(self._requests, key, version.etag, self._bucket, begin, finish)
+                raise StoreUnavailable from S3Error(S3Response(got.status, got.headers, b""))
+            begin, finish = clamp_range(size, start, end)
+            chunks = DownloadStream(self._requests, key, version.etag, self._bucket, begin, finish)
             chunks.response = got
             return await self._file(key, version, size, chunks, begin, finish)
         except BaseException:
@@ -253,21 +261,21 @@ class Downloads:
             await file.chunks.aclose()
         return file.stat, digest.hexdigest()
 
-    async def _opened_empty(self, key: str) -> File | None:
+    async def _open_empty(self, key: str) -> OpenFile | None:
         """The file at `key`, of which no bytes are wanted."""
-        answer = await self._requests.send(Call("HEAD", key), 404)
+        answer = await self._requests.send(S3Request("HEAD", key), 404)
         if answer.status == 404:
             return None
         version = Version.of(answer.headers)
         size = int(answer.headers["Content-Length"])
-        chunks = Download(self._requests, key, version.etag, self._bucket, size, size)
+        chunks = DownloadStream(self._requests, key, version.etag, self._bucket, size, size)
         return await self._file(key, version, size, chunks, size, size) if version.is_file else None
 
     async def _file(
-        self, key: str, version: Version, size: int, chunks: "Download", begin: int, finish: int
-    ) -> File:
+        self, key: str, version: Version, size: int, chunks: "DownloadStream", begin: int, finish: int
+    ) -> OpenFile:
         sha256 = version.sha256 or await self._hash(key, version.etag, size)
-        return File(
+        return OpenFile(
             size, sha256, version.content_type, version.modified_ms, begin, finish, chunks, etag=version.etag
         )
 
@@ -276,27 +284,29 @@ class Downloads:
         known = self._hashes.get((key, etag))
         if known is None:
             digest = hashlib.sha256()
-            async for chunk in Download(self._requests, key, etag, self._bucket, 0, size):
+            async for chunk in DownloadStream(self._requests, key, etag, self._bucket, 0, size):
                 digest.update(chunk)
             known = self._hashes[key, etag] = digest.hexdigest()
-            if len(self._hashes) > MAX_HASHES:
+            if len(self._hashes) > HASH_CACHE_SIZE:
                 self._hashes.popitem(last=False)
         return known
 
 
-class Download:
+class DownloadStream:
     """The bytes [at, end) of one version of a file, piece by piece; `response`, where there is one, begins
     with them. Exhaust it or `aclose` it. Raises StoreUnavailable where that version cannot be had any
     more."""
 
-    def __init__(self, requests: Requests, key: str, etag: str, bucket: Bucket, at: int, end: int) -> None:
+    def __init__(
+        self, requests: S3RequestSender, key: str, etag: str, bucket: BucketCapabilities, at: int, end: int
+    ) -> None:
         self.response: ClientResponse | None = None
         self._requests = requests
         self._key = key
         self._etag = etag
         self._condition = bucket.condition(etag)
         self._at, self._end = at, end
-        self._attempts: Attempts | None = None
+        self._attempts: RetryState | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -311,8 +321,8 @@ class Download:
                     raise aiohttp.ClientPayloadError("the answer is too short")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 await self.aclose()
-                self._attempts = self._attempts or self._requests.attempts()
-                if not await self._attempts.again():
+                self._attempts = self._attempts or self._requests.retry_state()
+                if not await self._attempts.next_attempt():
                     raise StoreUnavailable from error
             else:
                 self._attempts = None
@@ -329,12 +339,12 @@ class Download:
 
     async def _begin(self) -> ClientResponse:
         headers = {"Range": _range(self._at, self._end), "If-Match": self._condition}
-        got = await self._requests.stream(Call("GET", self._key, headers), 404, 412, 416)
-        if isinstance(got, Answer):
-            raise StoreUnavailable from Refused(got)
-        if got.status != 206 or plain_etag(got.headers.get("ETag", "")) != self._etag:
+        got = await self._requests.stream(S3Request("GET", self._key, headers), 404, 412, 416)
+        if isinstance(got, S3Response):
+            raise StoreUnavailable from S3Error(got)
+        if got.status != 206 or unquote_etag(got.headers.get("ETag", "")) != self._etag:
             got.close()
-            raise StoreUnavailable from Refused(Answer(got.status, got.headers, b""))
+            raise StoreUnavailable from S3Error(S3Response(got.status, got.headers, b""))
         return got
 
 

@@ -18,32 +18,32 @@ from pysync.store.base import JSON_TYPE
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """`url` is the bucket's. `creates` and `replaces`: `If-None-Match: *` and `If-Match` of a put are
-    honoured; `deletes`: `If-Match` of a delete is. `quotes`: etags go into conditions with their quotes.
-    `skew_ms`: how far this machine's clock is ahead of the server's, to a second."""
+class BucketCapabilities:
+    """`url` is the bucket's. `if_none_match` and `if_match`: `If-None-Match: *` and `If-Match` of a put are
+    honoured; `delete_if_match`: `If-Match` of a delete is. `quoted_etags`: etags go into conditions with
+    their quotes. `skew_ms`: how far this machine's clock is ahead of the server's, to a second."""
 
     url: str
-    creates: bool
-    replaces: bool
-    deletes: bool
-    quotes: bool
+    if_none_match: bool
+    if_match: bool
+    delete_if_match: bool
+    quoted_etags: bool
     skew_ms: int
 
     @property
     def is_conditional(self) -> bool:
         """Whether several processes may write to it."""
-        return self.creates and self.replaces
+        return self.if_none_match and self.if_match
 
     @property
-    def ignored(self) -> list[str]:
+    def ignored_conditions(self) -> list[str]:
         """The conditions of a put that its server ignores."""
-        kept = {"If-None-Match": self.creates, "If-Match": self.replaces}
+        kept = {"If-None-Match": self.if_none_match, "If-Match": self.if_match}
         return [name for name, is_kept in kept.items() if not is_kept]
 
     def condition(self, etag: str) -> str:
         """An etag as the value of If-Match and If-None-Match."""
-        return f'"{etag}"' if self.quotes else etag
+        return f'"{etag}"' if self.quoted_etags else etag
 
 
 LINEAGE: Final = "x-amz-meta-pysync"
@@ -54,7 +54,7 @@ SHA256: Final = "x-amz-meta-pysync-sha256"
 MAX_REPLACED: Final = 15
 """Ids of replaced versions that a version names. With more, a slower answer can still be told to be ours; S3
 takes 2 KB of metadata."""
-NOTHING_BEFORE: Final = "0"
+NO_WRITE_ID: Final = "0"
 """Stands in a lineage for there having been no object."""
 
 TOMBSTONE: Final = b"deleted by pysync\n"
@@ -92,7 +92,7 @@ class Version(NamedTuple):
     def of(cls, headers: Mapping[str, str]) -> Self:
         lineage = Lineage.of(headers)
         return cls(
-            plain_etag(headers.get("ETag", "")),
+            unquote_etag(headers.get("ETag", "")),
             () if lineage is None else lineage.ids,
             headers.get("Content-Type", ""),
             last_modified_ms(headers) if lineage is None else lineage.modified_ms,
@@ -115,7 +115,7 @@ class Version(NamedTuple):
         return not (self.is_document or self.is_tombstone)
 
 
-class Base(NamedTuple):
+class ExpectedVersion(NamedTuple):
     """What a conditional write replaces: the version with `etag`, nothing where that is None. `ids` of that
     version are empty where they are not known."""
 
@@ -128,10 +128,10 @@ class Base(NamedTuple):
         return self.ids[:MAX_REPLACED]
 
 
-NOTHING: Final = Base(None, (NOTHING_BEFORE,))
+NO_VERSION: Final = ExpectedVersion(None, (NO_WRITE_ID,))
 
 
-class Verdict(Enum):
+class WriteOutcome(Enum):
     """What became of a write whose answer is not known."""
 
     STORED = "it is what is stored"
@@ -141,21 +141,21 @@ class Verdict(Enum):
     UNKNOWN = "nobody can tell"
 
 
-def decide(id_: str, base: Base, found: Version | None) -> Verdict:
+def resolve_outcome(id_: str, base: ExpectedVersion, found: Version | None) -> WriteOutcome:
     """What became of the write `id_` over `base`, where `found` is stored now.
 
     A version occurs once, so whatever replaced `base` has shut out every other write over it, also one that
     is still on its way. The lineage of `found` reaches back without a gap."""
     if found is None:
-        return Verdict.NOT_YET if base.etag is None else Verdict.UNKNOWN
+        return WriteOutcome.NOT_YET if base.etag is None else WriteOutcome.UNKNOWN
     if id_ in found.ids:
-        return Verdict.STORED if found.ids[0] == id_ else Verdict.REPLACED
+        return WriteOutcome.STORED if found.ids[0] == id_ else WriteOutcome.REPLACED
     if found.etag == base.etag and (not base.ids or found.ids[:1] == base.ids[:1]):
-        return Verdict.NOT_YET
-    return Verdict.NOT_STORED if base.ids and base.ids[0] in found.ids else Verdict.UNKNOWN
+        return WriteOutcome.NOT_YET
+    return WriteOutcome.NOT_STORED if base.ids and base.ids[0] in found.ids else WriteOutcome.UNKNOWN
 
 
-def plain_etag(header: str) -> str:
+def unquote_etag(header: str) -> str:
     """An ETag without its quotes, and without the `W/` that some proxies put before it."""
     return header.removeprefix("W/").strip('"')
 

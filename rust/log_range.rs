@@ -10,13 +10,13 @@ const LATEST_MS: u64 = i64::MAX as u64;
 /// The elements with a time above `since`, of those the `newest` or else the `oldest`; all None: none were
 /// named, which stands for all.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Bounds {
+pub struct LogRange {
     pub since: Option<u64>,
     pub newest: Option<u64>,
     pub oldest: Option<u64>,
 }
 
-impl Bounds {
+impl LogRange {
     /// Those that an element of `appendParams` names, within what one read may return (None: any number);
     /// None where they are not usable.
     pub fn read(named: &Map<String, Value>, max_elements: Option<u64>) -> Option<Self> {

@@ -24,12 +24,12 @@ pub enum Found {
 }
 
 /// The outcome of reading a log: its hash and whether elements were left out, or the text of an error.
-pub type Told = Result<(String, bool), String>;
+pub type TailOutcome = Result<(String, bool), String>;
 
 /// What became of a plan's reads.
 pub struct Outcomes {
     pub reads: Vec<Found>,
-    pub tails: Vec<Told>,
+    pub tails: Vec<TailOutcome>,
 }
 
 impl Found {
@@ -189,8 +189,8 @@ impl Frame {
         self.text.push(b'}');
     }
 
-    fn log(&mut self, at: usize, told: &Told, now_ms: u64) {
-        match told {
+    fn log(&mut self, at: usize, outcome: &TailOutcome, now_ms: u64) {
+        match outcome {
             Err(text) => return self.error(text),
             Ok((hash, has_more)) => {
                 self.data(Gap::Tail(at));

@@ -308,10 +308,10 @@ async def test_a_push_whose_reply_was_lost_is_told_once_it_is_repeated(
     again = {"Idempotency-Key": "k"}
     lost = await browser.push("events/web/new", {"events": [{"event": "a"}]}, headers=again)
     assert lost.status == 503
-    assert await log.changes("", 10) == []
+    assert await log.read("", 10) == []
     batch_id = (await pushed(browser, {"event": "a"}, **again))["batchId"]
     assert await listed(browser) == [batch_id]
-    ((_, change),) = await log.changes("", 10)
+    ((_, change),) = await log.read("", 10)
     assert parse_change(change)[0].params == {"app": "web", "batchId": batch_id}
 
 

@@ -3,6 +3,7 @@
 #   make test    the whole test suite
 #   make check   linters, types, stubs, Rust tests
 #   make bench   the speed figures of benches/RESULTS.md
+#   make docs    the documentation as a static site, in target/site
 #   make build   .venv with the release extension and every dependency
 #   make lock    resolve the Python pins anew
 
@@ -18,7 +19,7 @@ BIN := .venv/bin
 STAMP := .venv/.built
 RUST := Makefile Cargo.toml Cargo.lock $(wildcard rust/*.rs)
 
-.PHONY: serve test check bench build lock clean
+.PHONY: serve test check bench docs build lock clean
 
 serve: build
 	$(BIN)/pysync serve --config deploy/example.json
@@ -39,19 +40,22 @@ check: build
 bench: build
 	$(BIN)/python benches/run.py
 
+docs: build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 build: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt $(RUST)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q maturin
 	rm -f pysync/_core*.so
-	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --extras dev
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --extras dev,docs
 	touch $(STAMP)
 
 lock:
 	rm -rf .venv && $(PYTHON) -m venv .venv
 	PIP_CONSTRAINT= $(BIN)/pip install -q maturin
-	PIP_CONSTRAINT= VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --extras dev
+	PIP_CONSTRAINT= VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --extras dev,docs
 	$(BIN)/pip freeze --exclude-editable | grep -v '^pysync' > constraints.txt
 	touch $(STAMP)
 

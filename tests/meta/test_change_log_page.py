@@ -1,0 +1,48 @@
+"""The worked example of docs/explanation/change-log.md is what the change log does."""
+
+import re
+import sqlite3
+from pathlib import Path
+
+from pysync.changelog import Change, Retention
+from pysync.errors import StoreUnavailable
+from pysync.sqlite.changelog import ADD_ORIGIN_SQL, TABLE, SqliteChangeLog, change_id
+from pysync.sqlite.connection import GroupCommit, Schema, SnapshotReader, open_database
+
+PAGE = Path(__file__).parent.parent.parent / "docs/explanation/change-log.md"
+
+
+def steps() -> list[tuple[int, list[int], int, dict[int, str]]]:
+    """Of each row of the table: the sentinel, the changes behind it, the newest id, the answer by cursor."""
+    found = []
+    for row in PAGE.read_text().split("## A worked example")[1].split("\n## ")[0].splitlines():
+        if match := re.fullmatch(r"\| .+ \| \[(\d+)\]([\d ]*) \| (\d+) \| (.+) \| (.+) \|", row):
+            sentinel, rest, newest, at_102, at_104 = match.groups()
+            found.append(
+                (int(sentinel), [int(id_) for id_ in rest.split()], int(newest), {102: at_102, 104: at_104})
+            )
+    return found
+
+
+async def test_change_log_answers_each_resume_as_the_page_says(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "log.db", Schema((TABLE, ADD_ORIGIN_SQL)), "NORMAL")
+    writer = GroupCommit(database, StoreUnavailable)
+    log = SqliteChangeLog(SnapshotReader(database), writer, StoreUnavailable, lambda: 0, Retention())
+
+    def rewrite(cursor: sqlite3.Cursor, ids: list[int]) -> None:
+        cursor.execute("DELETE FROM change")
+        cursor.executemany("INSERT INTO change VALUES(?, 0, x'', '', '')", [(id_,) for id_ in ids])
+
+    rows = steps()
+    assert len(rows) == 8
+    for sentinel, changes, newest, answers in rows:
+        await writer.submit(rewrite, [sentinel, *changes])
+        assert await log.last_id() == change_id(newest)
+        for cursor, said in answers.items():
+            after = await log.read(change_id(cursor), 100)
+            if said == "reset":
+                assert after is None
+            else:
+                expected = [] if said == "nothing yet" else [int(id_) for id_ in said.split(", ")]
+                assert after == [(change_id(id_), Change(b"")) for id_ in expected]
+    await writer.close()

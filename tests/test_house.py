@@ -1,4 +1,4 @@
-"""Imports point down, never up or sideways, and heavy dependencies have one home (docs/architecture.md)."""
+"""Imports point down (docs/explanation/architecture.md), and heavy dependencies have one home."""
 
 import ast
 import re
@@ -10,9 +10,9 @@ PACKAGE = ROOT / "pysync"
 
 
 def layers() -> dict[str, int]:
-    """Module or package below pysync -> its layer, 0 at the top, as docs/architecture.md draws it."""
-    page = (ROOT / "docs/architecture.md").read_text()
-    drawing = page.split("checks it.")[1].split("\n\n")[1]
+    """Module or package below pysync -> its layer, 0 at the top, as the architecture page draws it."""
+    page = (ROOT / "docs/explanation/architecture.md").read_text()
+    drawing = page.split("```text\n")[1].split("```")[0]
     return {
         name: level for level, line in enumerate(drawing.splitlines()) for name in re.findall(r"\w+", line)
     }

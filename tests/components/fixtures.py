@@ -107,5 +107,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for nodeid, component in missing.items():
             terminalreporter.write_line(f"{nodeid}: {component} is not installed")
         terminalreporter.write_line(
-            "tests/components/install installs them on Debian (see docs/architecture.md)."
+            "tests/components/install installs them on Debian (see docs/explanation/architecture.md)."
         )

@@ -6,7 +6,7 @@ import pytest
 from configurations import collection, config, faults, only
 
 from pysync.config import parse
-from pysync.config.key_templates import overlap
+from pysync.config.key_templates import KeyTemplate
 from pysync.config.lint import lint
 
 EVENTS = {"collection": "events", "storagePath": "lake/{app}/{batchId}"}
@@ -139,4 +139,5 @@ def test_members_of_bundles_are_others_and_the_collection_itself_is_not() -> Non
     ],
 )
 def test_templates_meet_where_a_key_has_the_shape_of_both(one: str, other: str, told: bool) -> None:
-    assert overlap(one, other) == overlap(other, one) == told
+    first, second = KeyTemplate(one), KeyTemplate(other)
+    assert first.overlaps(second) == second.overlaps(first) == told

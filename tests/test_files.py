@@ -15,6 +15,7 @@ from yarl import URL
 from pysync import plugins
 from pysync.changelog import parse_change
 from pysync.clock import wall_clock_ms
+from pysync.config.key_templates import KeyTemplate
 from pysync.engine.files import FileSettings
 from pysync.errors import StoreUnavailable
 from pysync.protocol import PARQUET_MIME_TYPES
@@ -380,7 +381,7 @@ async def test_a_batch_does_not_know_collections_of_files(browser: Browser) -> N
 
 
 def test_only_files_with_a_name_of_their_own_are_swept_for_a_template() -> None:
-    rules = FileSettings(template=("lake", "{app}", "{batchId}"), suffix=".parquet")
+    rules = FileSettings(template=KeyTemplate("lake/{app}/{batchId}"), suffix=".parquet")
     assert rules.matches_key("lake/web/1.parquet")
     for key in (
         "lake/web/.parquet",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pysync.config import Action, Collection, Config, RateRule, Restriction, Trust, effective_limit, trust_of
-from pysync.config.key_templates import matches, params, shadows
+from pysync.config.key_templates import KeyTemplate, params
 from pysync.errors import Forbidden
 from pysync.model import ANONYMOUS, Caller
 
@@ -40,7 +40,7 @@ class AccessPolicy:
     limit: RateRule | None
     trust: Trust | None = None
     """The issuers that this collection trusts; None: those that the server trusts."""
-    shadowing_templates: tuple[str, ...] = ()
+    shadowing_templates: tuple[KeyTemplate, ...] = ()
     """Templates of other collections in the namespace that win keys over this one's."""
     uses_dynamic_roles: bool = field(init=False)
     """Roles count that a caller holds for one request alone: of a space, or of plugins."""
@@ -102,7 +102,7 @@ class AccessPolicy:
     def owns_key(self, document_key: str) -> bool:
         """Whether the key, which has the shape of this collection's, is not another collection's. What routes
         lead to is owned; what is put together from a template need not be."""
-        return not any(matches(rival, document_key) for rival in self.shadowing_templates)
+        return not any(rival.matches(document_key) for rival in self.shadowing_templates)
 
     def authorize(self, caller: Caller, identity: str | None, document_key: str) -> None:
         """Raise Forbidden unless `allows`."""
@@ -166,26 +166,22 @@ class AccessPolicy:
         return not allowed
 
 
-def _shadowing_templates(config: Config, namespace: str | None, collection: Collection) -> tuple[str, ...]:
+def _shadowing_templates(
+    config: Config, namespace: str | None, collection: Collection
+) -> tuple[KeyTemplate, ...]:
     siblings = config.collections if namespace is None else config.namespaces[namespace].collections
-    own = _key_template(collection)
     return tuple(
         template
         for other in siblings
         if other is not collection and not other.push_only
-        for template in {other.storage_path, _key_template(other)}
-        if shadows(template, own)
+        for template in {other.path_template, other.key_template}
+        if template.shadows(collection.key_template)
     )
 
 
 def _own_trust(config: Config, namespace: str | None, collection: Collection) -> Trust | None:
     trust = trust_of(config, namespace, collection)
     return None if trust == trust_of(config) else trust
-
-
-def _key_template(collection: Collection) -> str:
-    path = collection.storage_path
-    return path if collection.bundle is None else f"{path}/{collection.name}"
 
 
 def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:

@@ -16,6 +16,7 @@ import orjson
 from pysync import _core
 from pysync.auth.policy import AccessPolicy
 from pysync.config import SpacesConfig as Settings
+from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
 from pysync.errors import (
     AuthorizationError,
@@ -64,15 +65,14 @@ class Spaces:
         self._store = store
         self._corruption = corruption or CorruptionReporter()
         self._param = "" if settings is None else settings.param
-        self._template = () if settings is None else tuple(settings.access_path.split("/"))
+        self._template = KeyTemplate.of("" if settings is None else settings.access_path)
         self._trusts_on_first_use = settings is not None and settings.trust_on_first_use
 
     def params(self, policy: AccessPolicy) -> list[str]:
         """The path parameters that decide on the roles of `policy`, where any do."""
         if not policy.uses_space_roles:
             return []
-        own = policy.collection.storage_path.split("/")
-        return [part[1:-1] for part in own if part.startswith("{") and part in self._template]
+        return [name for name in policy.collection.path_template.params if name in self._template.params]
 
     def access_document_key(self, params: Mapping[str, str]) -> str | None:
         """Where the access document of the space is that a path with `params` belongs to; None: to none."""
@@ -80,7 +80,7 @@ class Spaces:
         if space is None or not _is_space_id(space):
             return None
         try:
-            return "/".join(params[part[1:-1]] if part[0] == "{" else part for part in self._template)
+            return self._template.fill(params)
         except KeyError:
             return None
 

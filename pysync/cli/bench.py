@@ -183,7 +183,7 @@ class _Load:
         if self._free:
             values[self._free[-1]] += f"-{name}"
         values["identity"] = self._author.identity
-        return key_templates.document_key(self._key.split("/"), values)
+        return key_templates.KeyTemplate.of(self._key).fill(values)
 
     def _signed_request(
         self,

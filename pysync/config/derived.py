@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from pysync.config import key_templates
 from pysync.config.schema import Action, Collection, Config, RateLimit, RateRule, StoreConfig
 from pysync.protocol import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
 
@@ -205,21 +204,12 @@ def database_paths(config: Config) -> list[tuple[str, Path]]:
     return found
 
 
-def key_template(collection: Collection) -> str:
-    """The template of a collection's document keys."""
-    path = collection.storage_path
-    return path if collection.bundle is None else f"{path}/{collection.name}"
-
-
 def collection_for_key(collections: Iterable[Collection], key: str) -> Collection | None:
     """Which of the collections, all of one prefix, a key belongs to; a template stands for the keys that it
     makes. Literal segments win, and of two collections with the same keys the one that is pulled."""
     return min(
-        (collection for collection in collections if key_templates.matches(key_template(collection), key)),
-        key=lambda collection: (
-            [part.startswith("{") for part in key_template(collection).split("/")],
-            collection.push_only,
-        ),
+        (collection for collection in collections if collection.key_template.matches(key)),
+        key=lambda collection: (collection.key_template.open_segments, collection.push_only),
         default=None,
     )
 

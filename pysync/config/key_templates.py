@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -19,47 +21,83 @@ is_parameter = re.compile(r"(?!\.$)(?!.*\.\.)[A-Za-z0-9._:@-]{1,255}").fullmatch
 _PARAMETER_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@-"
 
 
+@dataclass(frozen=True, slots=True)
+class KeyTemplate:
+    """A key template, taken apart once; `KeyTemplate.of` keeps what it has parsed."""
+
+    text: str
+    segments: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    params: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    """The names of the parameters, in order."""
+    params_at: tuple[tuple[int, str], ...] = field(init=False, compare=False, repr=False)
+    """Which segments are parameters, and their names."""
+    open_segments: tuple[bool, ...] = field(init=False, compare=False, repr=False)
+    """For each segment True if it is a parameter. Of the templates that match a key the smallest wins it."""
+    shape: str = field(init=False, compare=False, repr=False)
+    """The template without its parameters' names: two templates of one shape match the same keys."""
+    prefix: str = field(init=False, compare=False, repr=False)
+    """The literal segments before the first parameter; the key itself if there is none."""
+
+    def __post_init__(self) -> None:
+        segments = tuple(self.text.split("/"))
+        names = [(at, found[1]) for at, part in enumerate(segments) if (found := PARAM.fullmatch(part))]
+        params_at = dict(names)
+        shape = ["{}" if at in params_at else part for at, part in enumerate(segments)]
+        set_ = object.__setattr__
+        set_(self, "segments", segments)
+        set_(self, "params", tuple(name for _, name in names))
+        set_(self, "params_at", tuple(names))
+        set_(self, "open_segments", tuple(at in params_at for at in range(len(segments))))
+        set_(self, "shape", "/".join(shape))
+        set_(self, "prefix", "/".join(segments[: names[0][0] if names else None]))
+
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def of(cls, text: str) -> "KeyTemplate":
+        """The template of this text, which need not be a good one."""
+        return cls(text)
+
+    @property
+    def ends_in_param(self) -> bool:
+        """True if the last segment is a parameter."""
+        return self.open_segments[-1]
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        """The key with these values of the parameters, unchecked. Raises KeyError if one is missing."""
+        return self.text.format_map(values)
+
+    def matches(self, key: str) -> bool:
+        """Return True if the key has the template's shape, whatever the values of its parameters."""
+        parts = key.split("/")
+        if len(parts) != len(self.segments):
+            return False
+        for at, name in self.params_at:
+            parts[at] = f"{{{name}}}"
+        return "/".join(parts) == self.text
+
+    def params_of(self, key: str) -> dict[str, str]:
+        """The values of the parameters in a key that the template matches."""
+        segments = key.split("/")
+        return {name: segments[at] for at, name in self.params_at}
+
+    def overlaps(self, other: "KeyTemplate") -> bool:
+        """Return True if a key can have the shape of both."""
+        return len(self.segments) == len(other.segments) and all(
+            is_open or other_is_open or part == other_part
+            for part, is_open, other_part, other_is_open in zip(
+                self.segments, self.open_segments, other.segments, other.open_segments, strict=True
+            )
+        )
+
+    def shadows(self, own: "KeyTemplate") -> bool:
+        """Return True if some keys have the shape of both templates and belong to this one: literal segments
+        win, the first difference decides."""
+        return self.overlaps(own) and self.open_segments < own.open_segments
+
+
 def params(template: str) -> tuple[str, ...]:
     """The names of the parameters, in order."""
-    return tuple(match[1] for segment in template.split("/") if (match := PARAM.fullmatch(segment)))
-
-
-def normalized(template: str) -> str:
-    """The template without its parameters' names: two templates of one shape match the same keys."""
-    return "/".join("{}" if PARAM.fullmatch(segment) else segment for segment in template.split("/"))
-
-
-def matches(template: str, key: str) -> bool:
-    """Whether the key has the template's shape, whatever the values of its parameters."""
-    parts, segments = template.split("/"), key.split("/")
-    return len(parts) == len(segments) and all(
-        part == segment or part.startswith("{") for part, segment in zip(parts, segments, strict=True)
-    )
-
-
-def overlap(one: str, other: str) -> bool:
-    """Whether a key can have the shape of both."""
-    pairs = zip(one.split("/"), other.split("/"), strict=False)
-    return one.count("/") == other.count("/") and all(
-        left == right or left.startswith("{") or right.startswith("{") for left, right in pairs
-    )
-
-
-def shadows(other: str, own: str) -> bool:
-    """Whether some keys have the shape of both templates and belong to `other`: literal segments win, the
-    first difference decides."""
-    if other.count("/") != own.count("/"):
-        return False
-    decided = False
-    for theirs, ours in zip(other.split("/"), own.split("/"), strict=True):
-        is_literal, is_own_literal = not theirs.startswith("{"), not ours.startswith("{")
-        if is_literal and is_own_literal and theirs != ours:
-            return False
-        if is_literal != is_own_literal and not decided:
-            if is_own_literal:
-                return False
-            decided = True
-    return decided
+    return KeyTemplate.of(template).params
 
 
 def errors(template: str) -> Iterator[str]:
@@ -90,11 +128,6 @@ def are_parameters(names: Sequence[str]) -> bool:
     return is_plain and longest <= MAX_PARAMETER_BYTES
 
 
-def document_key(segments: Sequence[str], values: Mapping[str, str]) -> str:
-    """The segments of a template with its parameters filled in, unchecked."""
-    return "/".join(values[part[1:-1]] if part.startswith("{") else part for part in segments)
-
-
 def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
     """The key of a document, or file: `template` with each parameter replaced by its value (service,
     Columnar file helpers). Raises ValueError with all that is wrong: with the template, with a value that is
@@ -110,7 +143,7 @@ def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
     ]
     if wrong:
         raise ValueError("; ".join(wrong))
-    key = document_key(template.split("/"), values)
+    key = KeyTemplate.of(template).fill(values)
     if len(key) > MAX_KEY_BYTES:
         raise ValueError(f"the key has {len(key)} bytes, more than {MAX_KEY_BYTES}")
     if key.partition("/")[0] == RESERVED:
@@ -125,18 +158,16 @@ class TemplateIndex(Generic[T]):
     def __init__(self) -> None:
         self._next: dict[str, TemplateIndex[T]] = {}
         self._any: TemplateIndex[T] | None = None
-        self._here: list[tuple[list[tuple[int, str]], T]] = []
+        self._here: list[tuple[KeyTemplate, T]] = []
 
-    def add(self, template: str, value: T) -> None:
-        node, names = self, list[tuple[int, str]]()
-        for at, segment in enumerate(template.split("/")):
-            parameter = PARAM.fullmatch(segment)
-            if parameter is not None:
-                names.append((at, parameter[1]))
+    def add(self, template: KeyTemplate, value: T) -> None:
+        node = self
+        for segment, is_open in zip(template.segments, template.open_segments, strict=True):
+            if is_open:
                 node._any = node = node._any or TemplateIndex()
             else:
                 node = node._next.setdefault(segment, TemplateIndex())
-        node._here.append((names, value))
+        node._here.append((template, value))
 
     def find(self, key: str) -> list[tuple[T, dict[str, str]]]:
         """Return the keys that these templates stand for, each with the values of its parameters, in no
@@ -151,8 +182,4 @@ class TemplateIndex(Generic[T]):
                 if node._any is not None:
                     found.append(node._any)
             nodes = found
-        return [
-            (value, {name: segments[at] for at, name in names})
-            for node in nodes
-            for names, value in node._here
-        ]
+        return [(value, template.params_of(key)) for node in nodes for template, value in node._here]

@@ -127,8 +127,7 @@ def _shared_keys(config: Config) -> Iterator[Problem]:
     holders: dict[str, Collection] = {}
     for _, path, collections in config.each_namespace():
         for at, collection in enumerate(collections):
-            below = "" if collection.bundle is None else f"/{collection.name}"
-            first = holders.setdefault(key_templates.normalized(collection.storage_path) + below, collection)
+            first = holders.setdefault(collection.key_template.shape, collection)
             if _storage_settings(first) != _storage_settings(collection):
                 members = "appendOnly, ttlMs, allowedMimeTypes"
                 message = f"its keys are also those of {first.name}, which keeps them otherwise: {members}"
@@ -178,7 +177,7 @@ class _Roles:
         self._collection = collection
         self._issuers = trust.issuers
         self._granted = {role for roles in trust.identity_roles.values() for role in roles}
-        self._params = key_templates.params(collection.storage_path)
+        self._params = collection.path_template.params
 
     def warnings_for(self, role: str) -> Iterator[str]:
         if not self._config.plugins and role not in self._granted:

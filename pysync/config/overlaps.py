@@ -4,8 +4,8 @@ keeps."""
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from pysync.config import key_templates
-from pysync.config.derived import key_template, trust_of
+from pysync.config.derived import trust_of
+from pysync.config.key_templates import KeyTemplate
 from pysync.config.plugin_validation import owners_of, projection_name, sources_of
 from pysync.config.problem import Problem
 from pysync.config.schema import Collection, Config, ProjectionConfig, Restriction
@@ -53,13 +53,16 @@ class _Allowed(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """A collection, where it is, and the segments of its keys."""
+    """A collection, and where it is."""
 
     namespace: str
     path: str
     collection: Collection
-    segments: list[str]
-    shape: str
+
+    @property
+    def keys(self) -> KeyTemplate:
+        """The template of its keys."""
+        return self.collection.key_template
 
     @property
     def name(self) -> str:
@@ -79,27 +82,26 @@ def takeovers(config: Config, path_of: Callable[[object], str]) -> Iterator[Prob
     writers. `path_of` returns where a collection was written."""
     sites = [site._replace(path=path_of(site.collection)) for site in _sites(config)]
     if config.auth.spaces is not None:
-        segments = config.auth.spaces.access_path.split("/")
-        writers = _writers(sites, segments)
-        keeper = _owning_site(sites, segments) or next(iter(writers), None)
+        keys = KeyTemplate.of(config.auth.spaces.access_path)
+        writers = _writers(sites, keys)
+        keeper = _owning_site(sites, keys) or next(iter(writers), None)
         if keeper is not None:
-            yield from _other_writers(config, writers, keeper, keeper.segments, _ACCESS_PATH)
-        yield from _server_writes(config, segments, _ACCESS_PATH)
+            yield from _other_writers(config, writers, keeper, keeper.keys, _ACCESS_PATH)
+        yield from _server_writes(config, keys, _ACCESS_PATH)
     for site in sites:
-        segments = _keyring_template(site)
-        if segments:
+        keyrings = _keyring_template(site)
+        if keyrings is not None:
             what = f"the keyrings of {site.name}"
-            keeper = _owning_site([one for one in sites if one.namespace == site.namespace], segments)
-            at = segments if keeper is None else keeper.segments
-            yield from _other_writers(config, _writers(sites, segments), keeper or site, at, what)
-            yield from _server_writes(config, segments, what)
+            keeper = _owning_site([one for one in sites if one.namespace == site.namespace], keyrings)
+            at = keyrings if keeper is None else keeper.keys
+            yield from _other_writers(config, _writers(sites, keyrings), keeper or site, at, what)
+            yield from _server_writes(config, keyrings, what)
 
 
 def replaceable_access_documents(config: Config) -> Iterator[Problem]:
     """Find a collection of access documents that callers other than the owners of spaces may replace."""
     if config.auth.spaces is not None:
-        segments = config.auth.spaces.access_path.split("/")
-        for site in _writers(_sites(config), segments):
+        for site in _writers(_sites(config), KeyTemplate.of(config.auth.spaces.access_path)):
             roles = [role for role in site.collection.write_roles if role in _NON_OWNER_ROLES]
             if roles:
                 message = f"{', '.join(roles)} may replace the access documents of spaces ({_ACCESS_PATH})"
@@ -111,7 +113,7 @@ def shared_between_namespaces(config: Config) -> Iterator[Problem]:
     sites = _sites(config)
     for at, site in enumerate(sites):
         for other in sites[:at]:
-            if other.namespace == site.namespace or not _overlap(other.segments, site.segments):
+            if other.namespace == site.namespace or not other.keys.overlaps(site.keys):
                 continue
             if all(_same_callers(config, other, site, action) for action in ("pull", "push")):
                 continue
@@ -127,8 +129,8 @@ def exposed_fields(config: Config) -> Iterator[Problem]:
     sites = _sites(config)
     for site in sites:
         for other in sites:
-            is_twin = site.shape == other.shape or site.namespace != other.namespace
-            if other is site or not is_twin or not _overlap(site.segments, other.segments):
+            is_twin = site.keys.shape == other.keys.shape or site.namespace != other.namespace
+            if other is site or not is_twin or not site.keys.overlaps(other.keys):
                 continue
             for name, permission in site.collection.field_permissions.items():
                 who = _exposed_to(other.collection, name, frozenset(permission.read_roles or ("public",)))
@@ -159,11 +161,11 @@ def exposed_by_projections(config: Config) -> Iterator[Problem]:
             source = at[namespace, found.name]
             kept = {"": _readers(config, source, list(at.values()))}
             kept |= {
-                f" ({member})": _allowed(config, source, "pull", source.segments, source.segments, roles)
+                f" ({member})": _allowed(config, source, "pull", source.keys, source.keys.segments, roles)
                 for member, roles in _restricted_members(projection, found)
             }
             for target in lists:
-                of_list = _allowed(config, target, "pull", target.segments, projection.target.split("/"))
+                of_list = _allowed(config, target, "pull", target.keys, projection.target.split("/"))
                 for member, readers in kept.items():
                     if not readers.include(of_list):
                         who, only = target.format_roles("pull"), _format_roles(readers)
@@ -187,45 +189,42 @@ def _restricted_members(
 
 def _sites(config: Config) -> list[_Site]:
     return [
-        _Site(namespace, f"{path}[{at}]", collection, key.split("/"), key_templates.normalized(key))
+        _Site(namespace, f"{path}[{at}]", collection)
         for namespace, path, collections in config.each_namespace()
         for at, collection in enumerate(collections)
-        for key in (key_template(collection),)
     ]
 
 
-def _owning_site(sites: Sequence[_Site], key: Sequence[str]) -> _Site | None:
+def _owning_site(sites: Sequence[_Site], key: KeyTemplate) -> _Site | None:
     """The collection whose keys are those of this template, and no others; first one that is pushed to."""
-    shape = key_templates.normalized("/".join(key))
-    own = [site for site in sites if site.shape == shape]
+    own = [site for site in sites if site.keys.shape == key.shape]
     return min(own, key=lambda site: site.collection.pull_only, default=None)
 
 
-def _writers(sites: Sequence[_Site], key: Sequence[str]) -> list[_Site]:
+def _writers(sites: Sequence[_Site], key: KeyTemplate) -> list[_Site]:
     """The collections through which a key of this template can be pushed."""
-    near = [site for site in sites if not site.collection.pull_only and _overlap(site.segments, key)]
+    near = [site for site in sites if not site.collection.pull_only and site.keys.overlaps(key)]
     return [site for site in near if not any(_shadows(other, site, key) for other in near)]
 
 
-def _shadows(other: _Site, site: _Site, key: Sequence[str]) -> bool:
+def _shadows(other: _Site, site: _Site, key: KeyTemplate) -> bool:
     """Return True if pushes to all keys that `site` and `key` share go to `other`, because literal segments
     win."""
     if other is site or other.namespace != site.namespace:
         return False
-    shared = [
-        mine if not mine.startswith("{") else theirs for mine, theirs in zip(site.segments, key, strict=True)
-    ]
-    covers = all(part == of or part.startswith("{") for part, of in zip(other.segments, shared, strict=True))
-    return covers and _parameters(other.segments) < _parameters(site.segments)
+    parts = zip(site.keys.segments, site.keys.open_segments, key.segments, strict=True)
+    shared = "/".join(theirs if is_open else mine for mine, is_open, theirs in parts)
+    return other.keys.matches(shared) and other.keys.open_segments < site.keys.open_segments
 
 
 def _other_writers(
-    config: Config, writers: Sequence[_Site], owning_site: _Site, at: Sequence[str], what: str
+    config: Config, writers: Sequence[_Site], owning_site: _Site, at: KeyTemplate, what: str
 ) -> Iterator[Problem]:
     """The writers who are not among those of `owning_site`, whose parameters stand in the key as in `at`."""
-    allowed = _allowed(config, owning_site, "push", at, range(len(at)))
+    places = range(len(at.segments))
+    allowed = _allowed(config, owning_site, "push", at, places)
     for site in writers:
-        own = _allowed(config, site, "push", site.segments, range(len(site.segments)))
+        own = _allowed(config, site, "push", site.keys, places)
         if site is not owning_site and not allowed.include(own):
             message = (
                 f"can match {what}: {site.format_roles('push')} could replace what {owning_site.name} keeps"
@@ -237,23 +236,23 @@ def _other_writers(
             )
 
 
-def _server_writes(config: Config, key: Sequence[str], what: str) -> Iterator[Problem]:
+def _server_writes(config: Config, key: KeyTemplate, what: str) -> Iterator[Problem]:
     """Find lists and files of events that would lie there."""
     for at, projection in enumerate(config.projections):
-        if _overlap(projection.target.split("/"), key):
+        if key.overlaps(KeyTemplate.of(projection.target)):
             yield Problem(f"projections[{at}].target", f"can match {what}, which no list may replace")
     for at, events in enumerate(config.events):
-        if _overlap(events.storage_path.split("/"), key):
+        if key.overlaps(KeyTemplate.of(events.storage_path)):
             yield Problem(f"events[{at}].storagePath", f"can match {what}, which no file may replace")
 
 
-def _keyring_template(site: _Site) -> list[str]:
-    """The template of the keyrings that the collection relies on: none where it holds plain documents."""
+def _keyring_template(site: _Site) -> KeyTemplate | None:
+    """The template of the keyrings that the collection relies on; None if it holds plain documents."""
     collection = site.collection
     if collection.keyring_path is not None:
-        return collection.keyring_path.split("/")
+        return KeyTemplate.of(collection.keyring_path)
     is_sealed = collection.encryption == "delegated" and collection.bundle is None
-    return [*site.segments, "_keyring"] if is_sealed else []
+    return KeyTemplate.of(f"{site.keys.text}/_keyring") if is_sealed else None
 
 
 def _readers(config: Config, source: _Site, sites: Sequence[_Site]) -> _Allowed:
@@ -262,15 +261,17 @@ def _readers(config: Config, source: _Site, sites: Sequence[_Site]) -> _Allowed:
     twins = [
         site
         for site in sites
-        if site.namespace == source.namespace and not site.collection.push_only and site.shape == source.shape
+        if site.namespace == source.namespace
+        and not site.collection.push_only
+        and site.keys.shape == source.keys.shape
     ]
     site = source if not source.collection.push_only or not twins else twins[0]
-    return _allowed(config, site, "pull", site.segments, source.segments)
+    return _allowed(config, site, "pull", site.keys, source.keys.segments)
 
 
 def _same_callers(config: Config, one: _Site, other: _Site, action: Literal["pull", "push"]) -> bool:
-    places = range(len(one.segments))
-    allowed = [_allowed(config, site, action, site.segments, places) for site in (one, other)]
+    places = range(len(one.keys.segments))
+    allowed = [_allowed(config, site, action, site.keys, places) for site in (one, other)]
     return allowed[0].include(allowed[1]) and allowed[1].include(allowed[0])
 
 
@@ -278,17 +279,17 @@ def _allowed(
     config: Config,
     site: _Site,
     action: Literal["pull", "push"],
-    segments: Sequence[str],
+    keys: KeyTemplate,
     positions: Sequence[object],
     roles: tuple[str, ...] | None = None,
 ) -> _Allowed:
     """The callers who may act on the collection, or of these the holders of `roles`. `positions` name the
-    segments of its keys, `segments`, so that the keys of two collections can be compared."""
+    segments of its keys, `keys`, so that the keys of two collections can be compared."""
     collection = site.collection
-    place = dict(zip(segments, positions, strict=False))
+    place = dict(zip(keys.segments, positions, strict=False))
     trust = trust_of(config, site.namespace, collection)
     spaces = config.auth.spaces
-    space = None if spaces is None else tuple(place.get(part) for part in _parameters_of(spaces.access_path))
+    space = spaces and tuple(place.get(f"{{{name}}}") for name in KeyTemplate.of(spaces.access_path).params)
 
     def holders(role: str) -> _Holders:
         on: object = None
@@ -314,21 +315,6 @@ def _allowed(
             one for one in (*inner, *collection.restrictions) if one.actions is None or action in one.actions
         ),
     )
-
-
-def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
-    return len(one) == len(other) and all(
-        left == right or left.startswith("{") or right.startswith("{")
-        for left, right in zip(one, other, strict=True)
-    )
-
-
-def _parameters(segments: Sequence[str]) -> list[bool]:
-    return [part.startswith("{") for part in segments]
-
-
-def _parameters_of(path: str) -> list[str]:
-    return [part for part in path.split("/") if part.startswith("{")]
 
 
 def _format_roles(allowed: _Allowed) -> str:

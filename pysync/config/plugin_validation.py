@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pysync.config import key_templates
-from pysync.config.derived import accepts_json, collection_for_key, key_template
+from pysync.config.derived import accepts_json, collection_for_key
+from pysync.config.key_templates import KeyTemplate
 from pysync.config.schema import Collection, Config, EventsConfig, ProjectionConfig
 from pysync.protocol import JSON_TYPE
 
@@ -30,7 +31,7 @@ def events_errors(plugin: EventsConfig, known: Mapping[str, list[Collection]]) -
 def path_errors(storage_path: str) -> Iterator[str]:
     """What keeps the text from being the template of files of events, nothing for a good one."""
     yield from key_templates.errors(storage_path)
-    if not key_templates.PARAM.fullmatch(_last(storage_path)):
+    if not KeyTemplate.of(storage_path).ends_in_param:
         yield "must end in a path parameter"
 
 
@@ -44,14 +45,15 @@ def duplicate_collections(plugins: Sequence[EventsConfig]) -> Iterator[tuple[Eve
 
 def overlapping_collections(plugin: EventsConfig, config: Config) -> Iterator[str]:
     """The names of what else has keys that the plugin's files may have."""
+    files = KeyTemplate.of(plugin.storage_path)
     for _, _, collections in config.each_namespace():
         for collection in collections:
             is_other = collection.name != plugin.collection
-            if is_other and key_templates.overlap(plugin.storage_path, key_template(collection)):
+            if is_other and files.overlaps(collection.key_template):
                 yield collection.name
     for other in config.events:
         is_other = other.collection != plugin.collection
-        if is_other and key_templates.overlap(plugin.storage_path, other.storage_path):
+        if is_other and files.overlaps(KeyTemplate.of(other.storage_path)):
             yield f"the events of {other.collection}"
 
 
@@ -67,17 +69,17 @@ def _collection_errors(collection: Collection) -> Iterator[FieldError]:
     ):
         if is_set:
             yield "collection", f"cannot have {member}"
-    if not key_templates.PARAM.fullmatch(_last(collection.storage_path)):
+    if not collection.path_template.ends_in_param:
         yield "collection", "its storagePath must end in a path parameter, which the server chooses"
 
 
 def _parameter_errors(plugin: EventsConfig, collection: Collection) -> Iterator[FieldError]:
-    id_ = _last(collection.storage_path)
-    own, theirs = key_templates.params(plugin.storage_path), key_templates.params(collection.storage_path)
-    if not (key_templates.PARAM.fullmatch(id_) and key_templates.PARAM.fullmatch(_last(plugin.storage_path))):
+    files, path = KeyTemplate.of(plugin.storage_path), collection.path_template
+    if not (files.ends_in_param and path.ends_in_param):
         return
-    if _last(plugin.storage_path) != id_:
-        yield "storagePath", f"must end in {id_}, as the collection's storagePath does"
+    own, theirs = files.params, path.params
+    if own[-1] != theirs[-1]:
+        yield "storagePath", f"must end in {{{theirs[-1]}}}, as the collection's storagePath does"
         own, theirs = own[:-1], theirs[:-1]
     for name in own:
         if name not in theirs:
@@ -88,10 +90,6 @@ def _parameter_errors(plugin: EventsConfig, collection: Collection) -> Iterator[
                 "storagePath",
                 f"must have the collection's parameters: without {{{name}}} batches are mixed",
             )
-
-
-def _last(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 OBJECT_REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -250,5 +248,5 @@ def _owner_names(projection: ProjectionConfig, config: Config) -> set[_Qualified
 
 def _unknown_params(member: str, text: str, sources: list[Collection]) -> Iterator[FieldError]:
     for name in dict.fromkeys(key_templates.PARAM.findall(text)):
-        if any(name not in key_templates.params(source.storage_path) for source in sources):
+        if any(name not in source.path_template.params for source in sources):
             yield member, f"{{{name}}} is not a path parameter of every source"

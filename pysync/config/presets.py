@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pysync.config import key_templates
+from pysync.config.key_templates import KeyTemplate
 from pysync.config.schema import Collection, RateLimit, option
 from pysync.protocol import PARQUET_MIME_TYPES
 
@@ -63,7 +63,7 @@ class ParquetPreset:
             allowed_mime_types=("application/octet-stream",) if is_sealed else PARQUET_MIME_TYPES,
             pull_only=self.write == "none",
             push_only=read == "none" and not self.is_inaccessible,
-            listable=bool(key_templates.params(self.storage_path.rpartition("/")[2])),
+            listable=KeyTemplate.of(self.storage_path).ends_in_param,
             rate_limit=self.rate_limit,
             cache_duration_ms=self.cache_duration_ms,
             trusted_issuers=self.trusted_issuers,

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pysync.config.key_templates import KeyTemplate
+
 Encryption = Literal["none", "delegated"]
 RateLimitKey = Literal["identity", "ip", "identity+ip"]
 Action = Literal["pull", "push", "list"]
@@ -185,6 +187,17 @@ class Collection:
     identity_roles: Mapping[str, tuple[str, ...]] | None = option(
         _ROLES_HERE.format("namespace's, else the "), None
     )
+
+    @property
+    def path_template(self) -> KeyTemplate:
+        """The template of its routes' paths: `storagePath`."""
+        return KeyTemplate.of(self.storage_path)
+
+    @property
+    def key_template(self) -> KeyTemplate:
+        """The template of its documents' keys: members of a bundle lie below its path."""
+        path = self.storage_path
+        return KeyTemplate.of(path if self.bundle is None else f"{path}/{self.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,7 @@ def _paths_do_not_collide(collections: tuple[Collection, ...], path_of: PathOf) 
     """No two collections on one route. What one only pushes another may only pull."""
     first: dict[tuple[Action, str], Collection] = {}
     for collection in collections:
-        path = key_templates.normalized(collection.storage_path)
+        path = collection.path_template.shape
         taken = [path] if collection.bundle is None else [path, f"{path}/{collection.name}"]
         for action, at in product(_actions(collection), taken):
             other = first.setdefault((action, at), collection)
@@ -203,10 +203,9 @@ def _append_only(collection: Collection) -> Iterator[FieldError]:
 def _listable(collection: Collection) -> Iterator[FieldError]:
     if not collection.listable:
         return
-    last = collection.storage_path.rpartition("/")[2]
-    if not key_templates.params(collection.storage_path):
+    if not collection.path_template.params:
         yield "listable", "listable requires at least one path parameter"
-    elif not key_templates.params(last):
+    elif not collection.path_template.ends_in_param:
         yield "listable", "listable requires the last storagePath segment to be a path parameter"
     if collection.append_only is not None and collection.append_only.persist is False:
         yield "listable", "listable cannot be used with appendOnly+persist=false"
@@ -219,7 +218,7 @@ def _keyring(collection: Collection) -> Iterator[FieldError]:
         return
     for message in key_templates.errors(collection.keyring_path):
         yield "keyringPath", message
-    known = key_templates.params(collection.storage_path)
+    known = collection.path_template.params
     for name in key_templates.params(collection.keyring_path):
         if name not in known:
             yield "keyringPath", f"{{{name}}} is not a parameter of storagePath"

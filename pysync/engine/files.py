@@ -7,7 +7,7 @@ from typing import Self
 from pysync.changelog import DocumentRef
 from pysync.config import Collection
 from pysync.config.derived import accepts_json, file_types, is_parquet, matches_media_type
-from pysync.config.key_templates import matches
+from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
 from pysync.engine.outbox import Outbox
 from pysync.model import WriteResult
@@ -27,7 +27,7 @@ class FileSettings:
     types: tuple[str, ...] = ()
     documents: bool = False
     content_type: str | None = None
-    template: tuple[str, ...] | None = None
+    template: KeyTemplate | None = None
     suffix: str = ""
 
     @classmethod
@@ -44,7 +44,7 @@ class FileSettings:
         return (
             self.template is not None
             and key.endswith(self.suffix)
-            and matches("/".join(self.template), bare)
+            and self.template.matches(bare)
             and not bare.endswith("/")
         )
 

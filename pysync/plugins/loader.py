@@ -209,12 +209,12 @@ def _incompatible_settings(files: FileBackedCollection, collection: Collection) 
     """What in a collection does not go with files that lie elsewhere."""
     if collection.append_only is not None or collection.bundle is not None:
         yield "is a log, or in a bundle"
-    names = templates.params(collection.storage_path)
-    for param in templates.params(files.template):
+    names, template = collection.path_template.params, templates.KeyTemplate.of(files.template)
+    for param in template.params:
         if param not in names:
             yield f"has no path parameter {{{param}}}"
-    head, _, last = files.template.rpartition("/")
-    if collection.listable and (last != f"{{{names[-1]}}}" or names[-1] in templates.params(head)):
+    is_last = template.ends_in_param and template.params[-1] == names[-1]
+    if collection.listable and not (is_last and template.params.count(names[-1]) == 1):
         yield f"is listable: the template must end in {{{names[-1]}}}"
 
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from itertools import takewhile
 from typing import Final
 
 import orjson
@@ -17,6 +16,7 @@ import orjson
 from pysync._core import PanicException
 from pysync.clock import is_stable
 from pysync.config import Collection, ScrubConfig
+from pysync.config.key_templates import KeyTemplate
 from pysync.coordinator import Coordinator
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.documents import Documents
@@ -73,10 +73,9 @@ class TtlSweeper:
 
     async def _sweep_route(self, method: str, route: Route, collection: Collection, ttl_ms: int) -> int:
         head = "/" + "/".join(route.template[: route.key_from])
-        template = route.template[route.key_from :]
-        is_kept = None
+        template, is_kept = route.template[route.key_from :], None
         if route.files is not None and route.files.template is not None:
-            template, is_kept = route.files.template, route.files.matches_key
+            template, is_kept = route.files.template.segments, route.files.matches_key
 
         def is_owned(key: str) -> bool:
             if is_kept is not None:
@@ -86,7 +85,7 @@ class TtlSweeper:
             except PysyncError:
                 return False
 
-        prefix = "/".join(takewhile(lambda part: not part.startswith("{"), template[:-1]))
+        prefix = KeyTemplate("/".join(template[:-1])).prefix
         if collection.append_only is not None:
             return await self._logs.delete_expired(prefix, is_owned, LogSettings.from_collection(collection))
         return await self._documents.delete_expired(prefix, is_owned, ttl_ms)

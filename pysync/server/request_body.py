@@ -17,7 +17,6 @@ from pysync import _core, protocol
 from pysync.auth import sealed
 from pysync.auth.authentication import Authenticator
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
-from pysync.config import key_templates
 from pysync.errors import (
     BadRequest,
     Forbidden,
@@ -236,7 +235,7 @@ async def check_sealed(match: Match, data: bytes) -> None:
     keyrings = match.route.keyrings
     if keyrings is None or match.key.rpartition("/")[2] == sealed.KEYRING:
         return
-    if not any(key_templates.matches(keyring, match.key) for keyring in keyrings):
+    if not any(keyring.matches(match.key) for keyring in keyrings):
         await validate(sealed.check_sealed, data)
 
 

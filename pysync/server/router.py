@@ -13,7 +13,7 @@ from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy
 from pysync.changelog import DocumentRef
-from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, is_parameter
+from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, KeyTemplate, is_parameter
 from pysync.engine.files import FileSettings
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller
@@ -40,7 +40,7 @@ class Route:
     """Header lines of every read: how it may be cached."""
     validator: Validator | None = None
     """What pushed data must satisfy."""
-    keyrings: tuple[str, ...] | None = None
+    keyrings: tuple[KeyTemplate, ...] | None = None
     """The templates of keyrings, which are exempt in a collection that takes sealed data alone."""
     files: FileSettings | None = None
     """How the collection has files; None where it has none."""

@@ -10,7 +10,7 @@ from pysync.auth.authentication import Authenticator
 from pysync.auth.policy import AccessPolicy
 from pysync.config import Action, Collection, Config
 from pysync.config.derived import accepts_json
-from pysync.config.key_templates import params
+from pysync.config.key_templates import KeyTemplate, params
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.documents import Documents
@@ -78,7 +78,7 @@ class RouteBuilder:
 
     def _add_collection(self, namespace: str | None, collection: Collection) -> None:
         path = collection.storage_path
-        key = path if collection.bundle is None else f"{path}/{collection.name}"
+        key = collection.key_template.text
         pull = (self.plugged if self.hooks.has_pull_hooks else self.handlers).pull
         push, pushes = (self.plugged if self.hooks.has_push_hooks else self.handlers).push, "push"
         if collection.append_only is not None:
@@ -92,7 +92,7 @@ class RouteBuilder:
             push = (self.plugged_files if self.hooks.has_push_hooks else self.files).push
         stored = self.hooks.stored_files.get(collection.name)
         if stored is not None:
-            files = FileSettings(template=tuple(stored.template.split("/")), suffix=stored.suffix)
+            files = FileSettings(template=KeyTemplate.of(stored.template), suffix=stored.suffix)
             push = (self.plugged if self.hooks.has_push_hooks else self.handlers).push
             listed = PluginFileListHandler(stored, self.store, self.callers).list
         if files is not None:
@@ -156,10 +156,10 @@ class RouteBuilder:
             )
             self.routes.add([method], route)
 
-    def _keyrings(self) -> tuple[str, ...]:
+    def _keyrings(self) -> tuple[KeyTemplate, ...]:
         """The templates of keyrings that do not lie below what they open."""
         everything = (found for _, _, collections in self.config.each_namespace() for found in collections)
-        return tuple(found.keyring_path for found in everything if found.keyring_path is not None)
+        return tuple(KeyTemplate.of(one.keyring_path) for one in everything if one.keyring_path is not None)
 
     def _add_bundles(self, namespace: str | None, collections: Sequence[Collection]) -> None:
         bundles: dict[str, list[AccessPolicy]] = {}
@@ -296,13 +296,11 @@ def key_owner_tables(config: Config, hooks: Hooks) -> list[Router]:
     for name, _, collections in config.each_namespace():
         table = Router()
         for collection in collections:
-            path = collection.storage_path
-            if collection.bundle is not None:
-                path += f"/{collection.name}"
+            key = collection.key_template
             rule = AccessPolicy.from_config(
                 config, name or None, collection, "pull", uses_plugin_roles=hooks.has_authorize_hooks
             )
-            table.add(["GET"], Route(_never_called, tuple(path.split("/")), params(path), policy=rule))
+            table.add(["GET"], Route(_never_called, key.segments, key.params, policy=rule))
         tables.append(table)
     return tables
 

@@ -7,7 +7,7 @@ names its key; the name that each collection has for it is found here when the c
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,8 +19,7 @@ from pysync.auth.certificate_cache import VerifiedCertificate
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, Membership, add_roles
 from pysync.changelog import DocumentRef, origin
-from pysync.config.derived import key_template
-from pysync.config.key_templates import TemplateIndex, document_key, overlap, params
+from pysync.config.key_templates import KeyTemplate, TemplateIndex
 from pysync.engine.keyed_versions import KeyedVersions
 from pysync.engine.subscriptions import (
     Authorize,
@@ -48,7 +47,7 @@ class _Reader(NamedTuple):
 
     policy: AccessPolicy
     topic: Topic
-    path: list[str] | None
+    path: KeyTemplate | None
     names: frozenset[str]
 
 
@@ -60,18 +59,18 @@ class KeyIndex:
         self, rules: Iterable[AccessPolicy], stored_files: Mapping[str, FileBackedCollection]
     ) -> None:
         self._readers: dict[str, TemplateIndex[_Reader]] = {}
-        self._stored_at: dict[Topic, tuple[str, str]] = {}
+        self._stored_at: dict[Topic, tuple[KeyTemplate, str]] = {}
         self._writers: dict[str, Topic] = {}
         self._cached: dict[frozenset[Topic], dict[str, bool]] = {}
         for rule in rules:
             topic, files = topic_of(rule), stored_files.get(rule.collection.name)
-            path = key_template(rule.collection)
-            template, suffix = (path, "") if files is None else (files.template, files.suffix)
+            path = rule.collection.key_template
+            template, suffix = (path, "") if files is None else (KeyTemplate.of(files.template), files.suffix)
             self._stored_at[topic] = template, suffix
             self._writers[origin(*topic)] = topic
             if not rule.collection.push_only:
-                pulled_at = None if files is None else path.split("/")
-                reader = _Reader(rule, topic, pulled_at, frozenset(params(path)))
+                pulled_at = None if files is None else path
+                reader = _Reader(rule, topic, pulled_at, frozenset(path.params))
                 self._readers.setdefault(suffix, TemplateIndex()).add(template, reader)
 
     def matches(self, subject: DocumentRef) -> list[KeyMatch]:
@@ -87,7 +86,7 @@ class KeyIndex:
                 namespace, _ = topic = reader.topic
                 own = values if topic != writer else subject.params
                 if own.keys() == reader.names and (namespace not in found or topic == writer):
-                    pulled = key if reader.path is None else document_key(reader.path, own)
+                    pulled = key if reader.path is None else reader.path.fill(own)
                     if not reader.policy.shadowing_templates or reader.policy.owns_key(pulled):
                         found[namespace] = KeyMatch(topic, own, pulled)
         return list(found.values())
@@ -106,17 +105,17 @@ class KeyIndex:
                 return True
             if origin not in known:
                 template = self._stored_at[writer][0]
-                known[origin] = any(overlap(template, self._stored_at[topic][0]) for topic in readers)
+                known[origin] = any(template.overlaps(self._stored_at[topic][0]) for topic in readers)
             return known[origin]
 
         return may_write
 
     def _key_of(self, subject: DocumentRef) -> str:
         """The key in the store of what a collection wrote at its path, `""` where there is no such one."""
-        template, suffix = self._stored_at.get((subject.namespace, subject.collection), ("", ""))
-        if not template or not subject.params.keys() >= set(params(template)):
+        template, suffix = self._stored_at.get((subject.namespace, subject.collection), (None, ""))
+        if template is None or not subject.params.keys() >= set(template.params):
             return ""
-        return document_key(template.split("/"), subject.params) + suffix
+        return template.fill(subject.params) + suffix
 
 
 def topic_of(rule: AccessPolicy) -> Topic:
@@ -172,9 +171,9 @@ class StreamAuthorizer:
         versions: KeyedVersions,
     ) -> None:
         self._rules = {topic_of(rule): rule for rule in rules}
-        self._templates = {topic: _template(rule) for topic, rule in self._rules.items()}
+        self._templates = {topic: rule.collection.key_template for topic, rule in self._rules.items()}
         self._names = {
-            topic: frozenset(params(rule.collection.storage_path)) for topic, rule in self._rules.items()
+            topic: frozenset(rule.collection.path_template.params) for topic, rule in self._rules.items()
         }
         self._versions = versions
         self._access = access
@@ -195,7 +194,7 @@ class StreamAuthorizer:
         return StreamGrant(interest, frozenset(asked))
 
     def _key(self, topic: Topic, values: Mapping[str, str]) -> str:
-        return document_key(self._templates[topic], dict(values))
+        return self._templates[topic].fill(values)
 
     def _static_grant(
         self, topic: Topic, values: Mapping[str, str], caller: Caller
@@ -366,12 +365,6 @@ class StreamAuthorizer:
 
 def _deny_all(listener: Subscriber, event: Event) -> Event | None:
     return None
-
-
-def _template(rule: AccessPolicy) -> Sequence[str]:
-    collection = rule.collection
-    template = collection.storage_path.split("/")
-    return template if collection.bundle is None else [*template, collection.name]
 
 
 def _identity(rule: AccessPolicy, values: Mapping[str, str]) -> str | None:

@@ -14,10 +14,9 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from pysync.config.key_templates import matches
+from pysync.config.key_templates import KeyTemplate
 from pysync.engine.files import is_expired
 from pysync.errors import StoreUnavailable, Unavailable
 from pysync.plugins.events.batch_ids import SUFFIX
@@ -32,9 +31,9 @@ batch_match = re.compile(rf"([0-9]{{13}})(-[0-9]{{6}}-)([0-9a-f]{{12}}){re.escap
 
 async def batch_keys(store: Store, storage_path: str) -> AsyncIterator[str]:
     """The keys of all files of batches below the template, in no promised order."""
-    literal = "/".join(takewhile(lambda part: not part.startswith("{"), storage_path.split("/")))
-    async for listed in store.walk(literal):
-        if batch_match(listed.key.rpartition("/")[2]) and matches(storage_path, listed.key):
+    template = KeyTemplate.of(storage_path)
+    async for listed in store.walk(template.prefix):
+        if batch_match(listed.key.rpartition("/")[2]) and template.matches(listed.key):
             yield listed.key
 
 

@@ -15,7 +15,7 @@ import orjson
 
 from pysync.changelog import DocumentRef
 from pysync.clock import HybridTimestamp
-from pysync.config.key_templates import MAX_KEY_BYTES, document_key
+from pysync.config.key_templates import MAX_KEY_BYTES, KeyTemplate
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, release_claim
 from pysync.errors import (
     IdempotencyKeyReused,
@@ -145,7 +145,8 @@ class EventIngestor:
         self._coordinator = services.coordinator
         self._sequencer = sequencer
         self._encoder = encoder
-        *self._folder, last = storage_path.split("/")
+        folder, _, last = storage_path.rpartition("/")
+        self._folder = KeyTemplate(folder)
         self._id_name = last[1:-1]
         self._tokens = tokens
 
@@ -202,7 +203,7 @@ class EventIngestor:
     def _batch(self, push: PluginPush, claim: IdempotencyRecord) -> PendingBatch:
         request = push.request
         subject = DocumentRef(request.collection, request.params, request.namespace, request.caller.identity)
-        folder = document_key(self._folder, request.params)
+        folder = self._folder.fill(request.params)
         return PendingBatch(folder, subject, claim.token, claim.received_ms, claim.tick, self._id_name)
 
 

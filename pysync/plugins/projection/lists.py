@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from pysync import _core
 from pysync.changelog import DocumentRef, ParsedChange
-from pysync.config import key_templates
+from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext
@@ -25,7 +25,7 @@ from pysync.plugins.projection.fold import (
     apply_entries,
 )
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
-from pysync.plugins.projection.targets import DocumentLocation, KeyResolver, literal_prefix
+from pysync.plugins.projection.targets import DocumentLocation, KeyResolver
 from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject
 
 _MAX_CONCURRENT_LISTS: Final = 16
@@ -117,18 +117,16 @@ class ListWriter:
         self._count("drops", projections)
         return None
 
-    async def stored(self, path: str, suffix: str = "") -> AsyncIterator[str]:
+    async def stored(self, template: KeyTemplate, suffix: str = "") -> AsyncIterator[str]:
         """The keys of this template, with `suffix` behind it, at which something is stored. Raises
         StoreUnavailable."""
-        if not key_templates.params(path):
-            if await self._services.store.get(path) is not None:
-                yield path
+        if not template.params:
+            if await self._services.store.get(template.text) is not None:
+                yield template.text
             return
-        async for listed in self._services.store.walk(literal_prefix(path)):
-            is_one = listed.key.endswith(suffix) and key_templates.matches(
-                path, listed.key.removesuffix(suffix)
-            )
-            if is_one and not listed.key.startswith(key_templates.RESERVED):
+        async for listed in self._services.store.walk(template.prefix):
+            is_one = listed.key.endswith(suffix) and template.matches(listed.key.removesuffix(suffix))
+            if is_one and not listed.key.startswith(RESERVED):
                 yield listed.key
 
     def target_key(self, projection: ProjectionSpec, event: WriteEvent) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pysync.changelog import ChangeLog, parse_change
-from pysync.config import key_templates
+from pysync.config.key_templates import KeyTemplate
 from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.fold import ChangedSource, ListTransform, prune_entries
 from pysync.plugins.projection.lists import ListSource, ListWriteOutcome, ListWriter, for_each
@@ -131,7 +131,7 @@ def _sums(outcomes: Sequence[ListWriteOutcome | None]) -> tuple[int, int]:
 
 def _may_target(projection: ProjectionSpec, key: str) -> bool:
     target = projection.target
-    return not isinstance(target, str) or key_templates.matches(target, key)
+    return not isinstance(target, str) or KeyTemplate.of(target).matches(key)
 
 
 async def _sources(lists: ListWriter, projections: Sequence[ProjectionSpec]) -> AsyncIterator[ChangedSource]:
@@ -153,7 +153,7 @@ async def _existing(lists: ListWriter, projection: ProjectionSpec) -> AsyncItera
     still are known."""
     target = projection.target
     if isinstance(target, str):
-        async for key in lists.stored(target):
+        async for key in lists.stored(KeyTemplate.of(target)):
             if lists.keys.is_list(target, key):
                 yield key
 
@@ -173,8 +173,4 @@ def _may_share(one: ProjectionSpec, other: ProjectionSpec) -> bool:
     """Whether both may have entries in one list."""
     if not isinstance(one.target, str) or not isinstance(other.target, str):
         return True
-    segments = one.target.split("/"), other.target.split("/")
-    return len(segments[0]) == len(segments[1]) and all(
-        part == same or key_templates.PARAM.fullmatch(part) or key_templates.PARAM.fullmatch(same)
-        for part, same in zip(*segments, strict=True)
-    )
+    return KeyTemplate.of(one.target).overlaps(KeyTemplate.of(other.target))

@@ -2,12 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Literal
 
 from pysync.changelog import DocumentRef
-from pysync.config import Collection, Config, key_templates
-from pysync.config.derived import accepts_json, collection_for_key, key_template
+from pysync.config import Collection, Config
+from pysync.config.derived import accepts_json, collection_for_key
+from pysync.config.key_templates import (
+    MAX_KEY_BYTES,
+    MAX_PARAMETER_BYTES,
+    RESERVED,
+    KeyTemplate,
+    TemplateIndex,
+    errors,
+)
 from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.store import JSON_TYPE
@@ -43,24 +50,24 @@ class KeyResolver:
             for namespace, collections in self._by_namespace
             for collection in collections
         }
-        self._batches = {events.collection: events.storage_path for events in config.events}
-        self._index: dict[str, key_templates.TemplateIndex[tuple[str | None, Collection]]] = {}
+        self._batches = {events.collection: KeyTemplate.of(events.storage_path) for events in config.events}
+        self._index: dict[str, TemplateIndex[tuple[str | None, Collection]]] = {}
         for (namespace, _), collection in self._by_name.items():
             path, suffix = self.stored_at(collection)
-            self._index.setdefault(suffix, key_templates.TemplateIndex()).add(path, (namespace, collection))
+            self._index.setdefault(suffix, TemplateIndex()).add(path, (namespace, collection))
 
-    def stored_at(self, collection: Collection) -> tuple[str, str]:
+    def stored_at(self, collection: Collection) -> tuple[KeyTemplate, str]:
         """The template of the keys at which a collection has what it stores, and what follows it."""
         batches = self._batches.get(collection.name)
-        return (key_template(collection), "") if batches is None else (batches, SUFFIX)
+        return (collection.key_template, "") if batches is None else (batches, SUFFIX)
 
     def locate(self, subject: DocumentRef) -> DocumentLocation | None:
         """Where a write of `document_ref` went; None where the configuration has changed since."""
         collection = self._by_name.get((subject.namespace, subject.collection))
-        if collection is None or set(key_templates.params(collection.storage_path)) != set(subject.params):
+        if collection is None or set(collection.path_template.params) != set(subject.params):
             return None
         path, suffix = self.stored_at(collection)
-        key = key_templates.document_key(path.split("/"), subject.params) + suffix
+        key = path.fill(subject.params) + suffix
         kind = self._kind(collection)
         return DocumentLocation(
             subject.namespace, subject.collection, key, dict(subject.params), collection, kind
@@ -117,24 +124,18 @@ class KeyResolver:
         """The document of the collection at `key`, None where that is another's, or nobody's."""
         path, suffix = self.stored_at(collection)
         bare = key.removesuffix(suffix)
-        if (
-            not key.endswith(suffix)
-            or key.startswith(key_templates.RESERVED)
-            or not key_templates.matches(path, bare)
-        ):
+        if not key.endswith(suffix) or key.startswith(RESERVED) or not path.matches(bare):
             return None
         for own, collections in self._by_namespace:
             if own == namespace and not suffix:
                 found = collection_for_key(collections, key)
-                if found is None or key_templates.normalized(key_template(found)) != key_templates.normalized(
-                    path
-                ):
+                if found is None or found.key_template.shape != path.shape:
                     return None
         return self._location(namespace, collection, key)
 
     def is_list(self, target: str, key: str) -> bool:
         """Whether a template of lists stands for `key`, and for no other collection's keys there."""
-        return key_templates.matches(target, key) and all(
+        return KeyTemplate.of(target).matches(key) and all(
             collection_for_key(collections, key) is collection_for_key(collections, target)
             for _, collections in self._by_namespace
         )
@@ -152,24 +153,15 @@ class KeyResolver:
 
     def _location(self, namespace: str | None, collection: Collection, key: str) -> DocumentLocation:
         path, suffix = self.stored_at(collection)
-        params = {
-            name[1]: segment
-            for part, segment in zip(path.split("/"), key.removesuffix(suffix).split("/"), strict=True)
-            if (name := key_templates.PARAM.fullmatch(part))
-        }
+        params = path.params_of(key.removesuffix(suffix))
         return DocumentLocation(namespace, collection.name, key, params, collection, self._kind(collection))
-
-
-def literal_prefix(path: str) -> str:
-    """What all keys of a template are below, or the key of one without parameters."""
-    return "/".join(takewhile(lambda part: not part.startswith("{"), path.split("/")))
 
 
 def _is_key(key: str) -> bool:
     return (
         bool(key)
-        and not key_templates.params(key)
-        and not any(key_templates.errors(key))
-        and len(key.encode()) <= key_templates.MAX_KEY_BYTES
-        and max(map(len, key.split("/"))) <= key_templates.MAX_PARAMETER_BYTES
+        and not KeyTemplate(key).params
+        and not any(errors(key))
+        and len(key.encode()) <= MAX_KEY_BYTES
+        and max(map(len, key.split("/"))) <= MAX_PARAMETER_BYTES
     )

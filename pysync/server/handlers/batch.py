@@ -17,7 +17,7 @@ from pysync.auth.authentication import ANONYMOUS_REQUEST, AuthenticatedRequest
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import add_roles
 from pysync.config import Config
-from pysync.config.key_templates import document_key, params
+from pysync.config.key_templates import params
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log import AppendLogs, LogRange
 from pysync.engine.documents import CachedVersion, Documents
@@ -356,7 +356,7 @@ class BatchHandler:
         if reader is None:
             return _UNKNOWN
         path_params = dict(zip(self._deciding_params[row], values, strict=True))
-        key = document_key(rule.collection.storage_path.split("/"), path_params)
+        key = rule.collection.path_template.fill(path_params)
         try:
             reader = await self._roles.add_plugin_roles(rule, reader, path_params, key)
             verdict = _decide(rule, reader, identity, key)

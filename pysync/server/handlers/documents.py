@@ -14,7 +14,7 @@ from pysync.auth import field_permissions
 from pysync.auth.authentication import Authenticator
 from pysync.auth.revocation import RevocationRegistry
 from pysync.config import Limit
-from pysync.config.key_templates import RESERVED, document_key
+from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.documents import CachedVersion, Documents
 from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound, PysyncError
 from pysync.model import ANONYMOUS, Caller, WriteResult
@@ -113,7 +113,7 @@ def _keyring_key(match: Match) -> str:
     template = match.policy.collection.keyring_path
     if template is None:
         return f"{match.key}/_keyring"
-    return document_key(template.split("/"), match.params)
+    return KeyTemplate.of(template).fill(match.params)
 
 
 MAX_REVOCATION_BYTES = 262_144

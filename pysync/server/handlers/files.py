@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 
 from pysync import protocol
-from pysync.config.key_templates import document_key
 from pysync.engine.files import Files, FileSettings
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
 from pysync.model import Caller, WriteResult
@@ -160,7 +159,7 @@ def file_key(match: Match, rules: FileSettings) -> str:
     """The key of the file that a path names."""
     if rules.template is None:
         return match.key
-    return document_key(rules.template, match.params) + rules.suffix
+    return rules.template.fill(match.params) + rules.suffix
 
 
 def parse_range(text: str) -> ByteRange | None:

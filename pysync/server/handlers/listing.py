@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from pysync import _core
-from pysync.config.key_templates import are_parameters, document_key, is_parameter
+from pysync.config.key_templates import KeyTemplate, are_parameters, is_parameter
 from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
 from pysync.plugins import FileBackedCollection
 from pysync.server.authorization import RequestAuthenticator
@@ -113,7 +113,7 @@ class PluginFileListHandler(ListHandler):
     def __init__(self, files: FileBackedCollection, *parts: Any) -> None:
         super().__init__(*parts)
         self._suffix = files.suffix
-        self._folder = tuple(files.template.split("/")[:-1])
+        self._folder = KeyTemplate(files.template.rpartition("/")[0])
         self._visible_before = files.visible_before
 
     async def list(self, request: web.BaseRequest, match: Match) -> Response:
@@ -126,7 +126,7 @@ class PluginFileListHandler(ListHandler):
             bare = [name for name in bare if is_parameter(name)]
             return bare if scope is None else scope.undenied(f"{match.key}/", bare)
 
-        folder = document_key(self._folder, match.params)
+        folder = self._folder.fill(match.params)
         most = None if scope is None else MAX_DENIED
         after = after and after + suffix
         items, has_more = await list_page(self._store, folder, after, limit, admitted, most)

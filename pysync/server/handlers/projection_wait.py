@@ -7,7 +7,8 @@ from typing import Final
 
 from aiohttp import web
 
-from pysync.config import Collection, Config, key_templates
+from pysync.config import Collection, Config
+from pysync.config.key_templates import KeyTemplate
 from pysync.engine.outbox import Outbox
 from pysync.errors import Unavailable
 from pysync.plugins.projection import ProjectionsPlugin, projections_plugins_in
@@ -26,7 +27,7 @@ class ProjectionWaiter:
     def __init__(self, config: Config, plugins: Iterable[object], outbox: Outbox) -> None:
         self._outbox = outbox
         self._keys = keys = KeyResolver(config)
-        self._awaited: list[tuple[str, ProjectionsPlugin]] = []
+        self._awaited: list[tuple[KeyTemplate, ProjectionsPlugin]] = []
         for keeper in projections_plugins_in(plugins):
             for projection in keeper.projections:
                 for _, collection in keys.sources(projection) if projection.wait else ():
@@ -36,9 +37,7 @@ class ProjectionWaiter:
         """Wrap `push`, the handler of pushes to a collection, so that its answers wait if a projection with
         `wait` reads what is written there."""
         path = self._keys.stored_at(collection)[0]
-        keepers = list(
-            dict.fromkeys(keeper for source, keeper in self._awaited if key_templates.overlap(path, source))
-        )
+        keepers = list(dict.fromkeys(keeper for source, keeper in self._awaited if path.overlaps(source)))
         if not keepers:
             return push
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pysync.auth.policy import AccessPolicy
-from pysync.config import Collection, Config, key_templates
+from pysync.config import Collection, Config
 from pysync.engine.files import FileSettings
 from pysync.server.handlers.service import media_type
 from pysync.server.openapi.components import Json, array, component, json_content, map_of, object_of, response
@@ -237,9 +237,7 @@ def _events(service: Service, route: Route) -> Operation:
     names = [rule.collection.name for rule in rules]
     value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
     sets = {
-        rule.collection.name: object_of(
-            dict.fromkeys(key_templates.params(rule.collection.storage_path), value), []
-        )
+        rule.collection.name: object_of(dict.fromkeys(rule.collection.path_template.params, value), [])
         for rule in rules
     }
     return Operation(
@@ -277,7 +275,7 @@ def _events(service: Service, route: Route) -> Operation:
 def _param_set(collection: Collection) -> Json:
     """What names one document of a batch: all parameters, but an `{identity}` that is the caller's."""
     value = {"anyOf": [component("schemas", "PathParameter"), {"type": "number"}]}
-    names = key_templates.params(collection.storage_path)
+    names = collection.path_template.params
     return object_of(dict.fromkeys(names, value), [name for name in names if name != "identity"])
 
 

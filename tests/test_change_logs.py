@@ -78,12 +78,12 @@ async def told(log: ChangeLog, after: str = "") -> list[Change]:
 
 async def test_a_write_and_its_changes_are_made_together(store: LocalStore) -> None:
     changes = [change("1"), change("2")]
-    etag = await store.change_log.put("a", b"one", ABSENT, changes)
+    etag = await store.put("a", b"one", expect=ABSENT, changes=changes)
     found = await store.get("a")
     assert isinstance(found, StoredObject)
     assert (found.body, found.etag, found.content_type) == (b"one", etag, "application/json")
     assert await told(store.change_log) == changes
-    await store.change_log.put("a", b"two", Etag(etag), [change("3")])
+    await store.put("a", b"two", expect=Etag(etag), changes=[change("3")])
     assert await told(store.change_log) == [*changes, change("3")]
 
 
@@ -91,8 +91,8 @@ async def test_a_refused_write_has_no_change_and_takes_none_from_its_neighbours(
     await store.put("taken", b"one")
     expects: list[Precondition] = [ABSENT, Etag("another"), ANY]
     outcomes = await asyncio.gather(
-        *(store.change_log.put("taken", b"two", expect, [change(f"{expect}")]) for expect in expects),
-        *(store.change_log.put(f"n/{n}", b"n", ABSENT, [change(f"{n}")]) for n in range(8)),
+        *(store.put("taken", b"two", expect=expect, changes=[change(f"{expect}")]) for expect in expects),
+        *(store.put(f"n/{n}", b"n", expect=ABSENT, changes=[change(f"{n}")]) for n in range(8)),
         return_exceptions=True,
     )
     assert [type(outcome) for outcome in outcomes] == [EtagMismatch] * 2 + [str] * 9
@@ -113,7 +113,7 @@ async def test_changes_of_a_document_are_told_in_the_order_of_its_versions(
                 count, expect = int(found.body), Etag(found.etag)
             with contextlib.suppress(EtagMismatch):
                 after = change(f"{count + 1}")
-                await through.change_log.put("a", b"%d" % (count + 1), expect, [after])
+                await through.put("a", b"%d" % (count + 1), expect=expect, changes=[after])
                 versions.append(after)
 
     await asyncio.gather(*(write_on(through) for through in (store, other) * 4))
@@ -122,33 +122,33 @@ async def test_changes_of_a_document_are_told_in_the_order_of_its_versions(
 
 async def test_a_document_in_the_place_of_a_file_is_a_write_like_any_other(store: LocalStore) -> None:
     await store.write("a", chunks_of(b"file"), "text/plain")
-    await store.change_log.put("a", b"document", ANY, [change("1")])
+    await store.put("a", b"document", expect=ANY, changes=[change("1")])
     assert await store.open("a") is None
     assert await told(store.change_log) == [change("1")]
 
 
 async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: LocalStore) -> None:
-    await store.change_log.put("a", b"1", ABSENT, [change("1")])
+    await store.put("a", b"1", expect=ABSENT, changes=[change("1")])
     place = await store.change_log.last_id()
     store._writer._connection.execute("PRAGMA max_page_count = 20")
     outcomes = await asyncio.gather(
-        *(store.change_log.put(f"n/{n}", bytes(50_000), ABSENT, [change(f"{n}")]) for n in range(4)),
+        *(store.put(f"n/{n}", bytes(50_000), expect=ABSENT, changes=[change(f"{n}")]) for n in range(4)),
         return_exceptions=True,
     )
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     assert await store.list("n", None, 10) == []
     assert await store.change_log.last_id() == place
     store._writer._connection.execute("PRAGMA max_page_count = 1000000")
-    await store.change_log.put("n/1", b"1", ABSENT, [change("2")])
+    await store.put("n/1", b"1", expect=ABSENT, changes=[change("2")])
     assert await told(store.change_log, place) == [change("2")]
 
 
 async def test_changes_and_the_place_of_a_follower_survive_a_restart(tmp_path: Path) -> None:
     first = await LocalStore.open_folder(tmp_path)
     empty = await first.change_log.last_id()
-    await first.change_log.put("a", b"1", ABSENT, [change("1")])
+    await first.put("a", b"1", expect=ABSENT, changes=[change("1")])
     place = await first.change_log.last_id()
-    await first.change_log.put("b", b"2", ABSENT, [change("2")])
+    await first.put("b", b"2", expect=ABSENT, changes=[change("2")])
     await first.close()
     second = await LocalStore.open_folder(tmp_path)
     assert await told(second.change_log, empty) == [change("1"), change("2")]
@@ -182,7 +182,7 @@ async def test_a_folder_of_the_version_before_opens_with_all_it_holds(tmp_path: 
         found = await store.get("notes/a")
         assert found == StoredObject(b"{}", "e1", "application/json", 5)
         assert await told(store.change_log) == []
-    await stores[0].change_log.put("notes/a", b"two", Etag("e1"), [change("1")])
+    await stores[0].put("notes/a", b"two", expect=Etag("e1"), changes=[change("1")])
     assert await told(stores[1].change_log) == [change("1")]
     for store in stores:
         await store.close()
@@ -219,7 +219,7 @@ async def test_who_waits_is_told_by_its_own_process_and_by_others(
         await writer.put("b", b"of no change")
         await asyncio.sleep(0)
         assert not waiting.done()
-        await writer.change_log.put("a", b"1", ANY, [change("1")])
+        await writer.put("a", b"1", expect=ANY, changes=[change("1")])
         await waiting
         assert await told(store.change_log, place) == [change("1")]
 
@@ -239,7 +239,7 @@ async def test_a_cancelled_write_is_told_all_the_same(
 ) -> None:
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
     place = await store.change_log.last_id()
-    writing = asyncio.ensure_future(store.change_log.put("a", b"1", ABSENT, [change("1")]))
+    writing = asyncio.ensure_future(store.put("a", b"1", expect=ABSENT, changes=[change("1")]))
     await asyncio.sleep(0)
     writing.cancel()
     await store.change_log.wait_for_change(place)
@@ -259,8 +259,8 @@ async def test_a_closed_log_is_unavailable(tmp_path: Path) -> None:
 async def test_what_is_configured_is_kept(tmp_path: Path) -> None:
     changes = {"maxCount": 2 * TRIM_EVERY, "maxAgeMs": 3_600_000}
     async with await create_app(parse({"store": f"file:{tmp_path}", "changes": changes})) as app:
-        log = app.store.change_log
-        assert log is not None
+        assert app.store.transactional is not None
+        log = app.store.transactional.change_log
         ids = [await log.append([change(f"{n}")]) for n in range(4 * TRIM_EVERY)]
         assert await log.read(ids[0], 1) is None
         assert await told(log, ids[2 * TRIM_EVERY])
@@ -328,7 +328,8 @@ from pysync.store.local import LocalStore
 
 async def write(store, lane):
     for n in itertools.count():
-        await store.change_log.put(f"lane{lane}/{n}", b"%d" % n * 300, ABSENT, [Change(b"%d/%d" % (lane, n))])
+        changes = [Change(b"%d/%d" % (lane, n))]
+        await store.put(f"lane{lane}/{n}", b"%d" % n * 300, expect=ABSENT, changes=changes)
         print(f"{lane}/{n}", flush=True)
 
 async def main(folder):

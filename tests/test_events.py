@@ -244,7 +244,7 @@ async def test_plugins_and_followers_are_told_of_the_id_that_was_given(
     (event,) = told.events
     params = {"app": "web", name: answer["batchId"]}
     assert (event.params, event.hash, event.timestamp) == (params, answer["hash"], answer["timestamp"])
-    log = store.change_log or coordinator
+    log = store.transactional.change_log if store.transactional else coordinator
     ((_, change),) = await log.read("", 10) or []
     subject, hash_, timestamp_ms = parse_change(change)
     assert (subject.collection, subject.params) == ("events", params)

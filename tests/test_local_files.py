@@ -343,7 +343,7 @@ async def test_a_group_that_is_undone_leaves_nothing_once_another_is_committed(
     large = [Change(bytes(99_999))]
     outcomes = await asyncio.gather(
         *(
-            store.change_log.write(f"f/{name}", chunks_of(b"new"), "text/plain", lambda sha256: large)
+            store.write(f"f/{name}", chunks_of(b"new"), "text/plain", changes_of=lambda sha256: large)
             for name in "abab"
         ),
         return_exceptions=True,
@@ -395,7 +395,7 @@ async def test_a_folder_of_the_schema_before_is_taken_over(folder: Path) -> None
     stat = await store.stat("f/a")
     assert stat is not None
     assert stat.modified_ms == 1
-    tick, _ = await store.change_log.write_ordered(
+    tick, _ = await store.write_ordered(
         lambda tick: f"f/{tick.ms}-{tick.counter}", chunks_of(b"next"), "text/plain", changed
     )
     await store.close()
@@ -515,12 +515,12 @@ async def replace(store, key):
 
 async def add(store, name):
     for n in itertools.count():
-        tick, sha256 = await store.change_log.write_ordered(
-            lambda tick: f"next/{tick.ms:013}-{tick.number:06}.parquet",
+        tick, sha256 = await store.write_ordered(
+            lambda tick: f"next/{tick.ms:013}-{tick.counter:06}.parquet",
             chunks_of(name.encode(), b"%d" % n), "text/plain",
             lambda tick, sha256: [Change(sha256.encode())],
         )
-        print(f"next/{tick.ms:013}-{tick.number:06}.parquet", sha256, flush=True)
+        print(f"next/{tick.ms:013}-{tick.counter:06}.parquet", sha256, flush=True)
 
 async def main(folder, name):
     store = await LocalStore.open_folder(folder)
@@ -629,8 +629,8 @@ from pysync.testing import FakeClock, chunks_of
 
 async def add(store, lane):
     for n in range(30):
-        await store.change_log.write_ordered(
-            lambda tick: f"e/{tick.ms:013}-{tick.number:06}-{lane}", chunks_of(b"1"), "text/plain",
+        await store.write_ordered(
+            lambda tick: f"e/{tick.ms:013}-{tick.counter:06}-{lane}", chunks_of(b"1"), "text/plain",
             lambda tick, sha256: [Change(sha256.encode())],
         )
 
@@ -672,7 +672,7 @@ async def test_ticks_go_on_when_the_clock_steps_back(folder: Path) -> None:
     ticks = []
     for clock.now_ms in (1_000_000, 1_000_000, 5, 1_000_001, 1_000_000):
         ticks.append(
-            await store.change_log.write_ordered(
+            await store.write_ordered(
                 lambda tick: f"e/{tick.ms}-{tick.counter}", chunks_of(b"1"), "text/plain", changed
             )
         )
@@ -696,7 +696,7 @@ async def test_a_file_without_a_place_takes_no_tick_and_leaves_nothing(
     await store.write("taken", chunks_of(b"1"), "text/plain")
     for key, refusal in (("taken/a", KeyConflict), ("~incoming/a", ValueError), ("a//b", ValueError)):
         with pytest.raises(refusal):
-            await store.change_log.write_ordered(partial(where, key), chunks_of(b"2"), "text/plain", changed)
+            await store.write_ordered(partial(where, key), chunks_of(b"2"), "text/plain", changed)
     assert await stored(store) == on_disk(folder) == {"taken": b"1"}
     assert list((folder / "files" / "~incoming").iterdir()) == []
     changes = await store.change_log.read("", 10)

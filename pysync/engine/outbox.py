@@ -45,8 +45,8 @@ class Outbox:
     def __init__(self, store: Store, coordinator: Coordinator) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._transactional_log = store.change_log
-        self.log: ChangeLog = coordinator if self._transactional_log is None else self._transactional_log
+        self._transactional = store.transactional
+        self.log: ChangeLog = coordinator if self._transactional is None else self._transactional.change_log
         self._last_announced: OrderedDict[str, Change] = OrderedDict()
         self._key_locks = [asyncio.Lock() for _ in range(_KEY_LOCKS)]
         self._flush_lock = asyncio.Lock()
@@ -61,10 +61,10 @@ class Outbox:
 
         Raises CoordinatorUnavailable where nobody could be told: nothing is written then.
         """
+        if self._transactional is not None:
+            return await self._transactional.put(key, body, expect=expect, changes=changes)
         if not changes:
             return await self._store.put(key, body, expect=expect)
-        if self._transactional_log is not None:
-            return await self._transactional_log.put(key, body, expect, changes)
         await self.flush_outcomes()
         earlier = await self._pending_predecessor(key, base, changes[-1])
         told = [*earlier.changes, *changes]
@@ -93,8 +93,8 @@ class Outbox:
         Where the store keeps no changes two writes of one key are told in their order unless they overlap on
         two nodes: nobody knows then which was the last.
         """
-        if self._transactional_log is not None:
-            return await self._transactional_log.write(key, chunks, content_type, changes_of)
+        if self._transactional is not None:
+            return await self._transactional.write(key, chunks, content_type, changes_of=changes_of)
         async with AsyncExitStack() as turn:
 
             async def changes_in_turn(sha256: str) -> list[Change]:
@@ -116,10 +116,8 @@ class Outbox:
         the files come to light in the order of their ticks, and FileAlreadyExists is raised where one of
         `unless` is there; else `Coordinator.tick` gives these, one may come to light after a later one, and
         nobody looks for others. Both functions may be called in another thread."""
-        if self._transactional_log is not None:
-            return await self._transactional_log.write_ordered(
-                key_of, chunks, content_type, changes_of, unless
-            )
+        if self._transactional is not None:
+            return await self._transactional.write_ordered(key_of, chunks, content_type, changes_of, unless)
         tick = await self._coordinator.next_timestamp()
 
         async def changes_then(sha256: str) -> Sequence[Change]:
@@ -134,13 +132,13 @@ class Outbox:
 
     async def reannounce(self, changes: Sequence[Change]) -> None:
         """Announce a write of an earlier attempt again, where that may not have come to it."""
-        if changes and self._transactional_log is None:
+        if changes and self._transactional is None:
             await self._coordinator.append(changes)
 
     @property
     def needs_recovery(self) -> bool:
         """Whether a write and its announcement can come apart."""
-        return self._transactional_log is None
+        return self._transactional is None
 
     @property
     def is_flushed(self) -> bool:

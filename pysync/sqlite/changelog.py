@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pysync.changelog import Change, ChangePage, OriginFilter, Retention
-from pysync.clock import is_stable
 from pysync.errors import Unavailable
 from pysync.sqlite.connection import GroupCommit, SnapshotReader, as_unavailable
 
@@ -81,9 +80,10 @@ _is_id = re.compile("[0-9]{17}").fullmatch
 
 
 class ChangeRows(NamedTuple):
-    """Changes as they are written: the time, text, identity and origin of each, and the bounds of the log."""
+    """The text, identity and origin of each change that is made at `now_ms`, and the bounds of the log."""
 
-    rows: list[tuple[int, bytes, str, str]]
+    now_ms: int
+    rows: Sequence[Change]
     retention: Retention
 
 
@@ -108,15 +108,15 @@ class SqliteChangeLog:
         self._arrival = asyncio.Event()
 
     def rows_of(self, changes: Sequence[Change]) -> ChangeRows:
-        """What `insert_changes` writes of changes (one at least) that are made now."""
+        """Return what `insert_changes` writes of changes that are made now."""
         now_ms = self._now_ms()
         retention = self._retention
-        if not is_stable(self._now_ms):
+        if not getattr(self._now_ms, "is_stable", True):  # as of this very reading of the clock
             retention = replace(retention, age_ms=now_ms)
-        return ChangeRows([(now_ms, *change) for change in changes], retention)
+        return ChangeRows(now_ms, changes, retention)
 
     def notify(self, last: int) -> None:
-        """Wake who waits: `last` is the id of a change that is committed."""
+        """Wake all waiting readers. `last` is the id of a committed change, or 0 for none."""
         if last > self._announced:
             self._announced = last
             self._arrival.set()
@@ -212,15 +212,17 @@ def _read(rows: Sequence[Any]) -> list[tuple[str, Change]]:
 
 
 def insert_changes(cursor: sqlite3.Cursor, rows: ChangeRows) -> int:
-    """Write changes, in the transaction of what they tell of. Returns the id of the last."""
-    several = rows.rows
-    if len(several) > 1:
-        cursor.executemany(_INSERT, several[:-1])
-    cursor.execute(_INSERT, several[-1])
+    """Write changes, in the transaction of the write that they announce. Returns the id of the last; 0 if
+    there are none."""
+    now_ms, changes, retention = rows
+    if not changes:
+        return 0
+    for change in changes:
+        cursor.execute(_INSERT, (now_ms, *change))
     last = cursor.lastrowid
     assert last is not None
-    if last % TRIM_EVERY < len(several):
-        _trim(cursor, last, max(TRIM_ROWS, 2 * len(several)), several[-1][0], rows.retention)
+    if last % TRIM_EVERY < len(changes):
+        _trim(cursor, last, max(TRIM_ROWS, 2 * len(changes)), now_ms, retention)
     return last
 
 

@@ -193,37 +193,6 @@ class ReadableStore(Protocol):
     async def close(self) -> None: ...
 
 
-class TransactionalChangeLog(ChangeLog, Protocol):
-    """The change log of a store that keeps one beside its objects."""
-
-    async def put(self, key: str, body: bytes, expect: Precondition, changes: Sequence[Change]) -> str:
-        """`Store.put` of a document, and its changes: both or neither."""
-
-    async def write(
-        self,
-        key: str,
-        chunks: AsyncIterable[bytes],
-        content_type: str,
-        changes_of: Callable[[str], Sequence[Change]],
-    ) -> str:
-        """`Store.write`, and the changes of the file that has this sha256: both or neither."""
-
-    async def write_ordered(
-        self,
-        key_of: Callable[[HybridTimestamp], str],
-        chunks: AsyncIterable[bytes],
-        content_type: str,
-        changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
-        unless: ExistingFileFilter | None = None,
-    ) -> tuple[HybridTimestamp, str]:
-        """`write` at a key that is made of a tick: later than that of every `write_ordered` before, in any
-        process, whatever the clock says. Who lists sees the files in the order of their ticks: none comes to
-        light after a later one. Both functions are called in another thread. Returns tick and sha256.
-
-        Raises FileAlreadyExists where one of `unless` is there: of several writes with the same ones, in any
-        processes, one is made."""
-
-
 class Store(Protocol):
     """Objects under keys: UTF-8, `/` between segments; `split_key` says which are valid. The same promise on
     every back end; `StoreContract` in `pysync.testing` is that promise as tests. Whatever goes wrong beside
@@ -239,9 +208,9 @@ class Store(Protocol):
     """How many bytes a `put` carries at about the price of none."""
 
     @property
-    def change_log(self) -> TransactionalChangeLog | None:
-        """The log that keeps changes together with the writes; None where there is none, and a coordinator's
-        log is told of them afterwards."""
+    def transactional(self) -> "TransactionalStore | None":
+        """This store, if it commits changes together with the writes that they announce. None if it keeps no
+        changes: a coordinator announces them then."""
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         """The object at `key`, None where there is none. Never stale: a `put` that returned is seen."""
@@ -321,6 +290,49 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Finish the writes under way and let go of everything. The store is not used afterwards."""
+
+
+class TransactionalStore(Store, Protocol):
+    """A `Store` that keeps a change log beside its objects. A write and its changes are committed together:
+    both, or neither."""
+
+    @property
+    def change_log(self) -> ChangeLog: ...
+
+    async def put(
+        self,
+        key: str,
+        body: bytes,
+        content_type: str = JSON_TYPE,
+        expect: Precondition = ANY,
+        changes: Sequence[Change] = (),
+    ) -> str:
+        """`Store.put`, with these changes."""
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        received: OnReceived | None = None,
+        changes_of: Callable[[str], Sequence[Change]] | None = None,
+    ) -> str:
+        """`Store.write`, with the changes of the file that has this sha256."""
+
+    async def write_ordered(
+        self,
+        key_of: Callable[[HybridTimestamp], str],
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
+        unless: ExistingFileFilter | None = None,
+    ) -> tuple[HybridTimestamp, str]:
+        """`write` at a key that is made of a timestamp: later than that of every `write_ordered` before, in
+        any process, whatever the clock says. A listing shows the files in the order of their timestamps: none
+        appears after a later one. Both functions are called in another thread. Returns timestamp and sha256.
+
+        Raises FileAlreadyExists if one of `unless` exists: of several writes with the same filter, in any
+        processes, one succeeds."""
 
 
 async def get_many_concurrently(

@@ -41,7 +41,7 @@ class _Stored:
 class MemoryStore:
     """A `Store` that forgets everything when it is dropped. Document keys and file keys never conflict."""
 
-    change_log: ClassVar[None] = None
+    transactional: ClassVar[None] = None
     is_remote: ClassVar[bool] = False
     cheap_put_bytes: ClassVar[int] = 4_096
 

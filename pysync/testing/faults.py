@@ -100,7 +100,7 @@ class FaultyStore:
     `calls` counts calls by verb; `max_concurrent_reads` is how many of get, open, list and walk overlapped.
     """
 
-    change_log: ClassVar[None] = None
+    transactional: ClassVar[None] = None
     is_remote: ClassVar[bool] = True
     cheap_put_bytes: ClassVar[int] = 4_096
 

@@ -77,7 +77,7 @@ class Events:
         """Take pushes while the service runs. Raises ValueError where it cannot."""
         for fault in self._errors(services):
             raise ValueError(fault)
-        places = ReservingSequencer if services.store.change_log is None else CommitTimeSequencer
+        places = ReservingSequencer if services.store.transactional is None else CommitTimeSequencer
         encoder = Encoder()
         try:
             await encoder.open()

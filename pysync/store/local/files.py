@@ -194,7 +194,7 @@ class LocalFiles:
         content_type: str,
         *args: *Ts,
     ) -> T:
-        """The result of one of the functions `writes.place_...`, which writes the row of what came in."""
+        """Return the result of `tables.insert_file` or its like, which writes the row of a staged file."""
         row = (staged.temp_file.name, content_type, self._now_ms(), staged.sha256, *staged.fingerprint)
         try:
             return await self._writer.submit(_commit, write, self._renames, staged.temp_file, row, *args)

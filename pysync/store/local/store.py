@@ -25,9 +25,10 @@ from typing import Any, ClassVar, Final, Self
 
 import orjson
 
-from pysync.changelog import Retention
-from pysync.clock import wall_clock_ms
+from pysync.changelog import Change, Retention
+from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import StoreUnavailable
+from pysync.sqlite.changelog import SqliteChangeLog
 from pysync.sqlite.connection import (
     Database,
     GroupCommit,
@@ -40,6 +41,7 @@ from pysync.store.base import (
     ANY,
     JSON_TYPE,
     NOT_MODIFIED,
+    ExistingFileFilter,
     FileStat,
     ListEntry,
     NotModified,
@@ -54,7 +56,6 @@ from pysync.store.base import (
     split_key,
 )
 from pysync.store.local import tables
-from pysync.store.local.changes import LocalChanges
 from pysync.store.local.disk import FileTree
 from pysync.store.local.file_merge import FolderSwapMerger, new_plan
 from pysync.store.local.files import LocalFiles
@@ -145,9 +146,11 @@ class LocalStore:
             tree, self._renames, self._writer, self._read, self._version, self._new_etag, now_ms
         )
         self._merger = FolderSwapMerger(tree, self._renames, self._writer, self._read)
-        self.change_log = LocalChanges(
-            self._reader, self._writer, self._files, self._renames, self._document_row, now_ms, retention
-        )
+        self.change_log = SqliteChangeLog(self._reader, self._writer, StoreUnavailable, now_ms, retention)
+
+    @property
+    def transactional(self) -> Self:
+        return self
 
     @classmethod
     async def open_folder(
@@ -222,10 +225,19 @@ class LocalStore:
         return [found.get(key) for key in keys]
 
     async def put(
-        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+        self,
+        key: str,
+        body: bytes,
+        content_type: str = JSON_TYPE,
+        expect: Precondition = ANY,
+        changes: Sequence[Change] = (),
     ) -> str:
-        etag, row = self._document_row(key, body, content_type)
-        if await self._writer.submit(tables.put, self._renames, row, expect):
+        parent, name = split_key(key)
+        etag, rows = self._new_etag(), self.change_log.rows_of(changes)
+        row = (etag, content_type, rows.now_ms, body, parent, name)
+        replaces_file, last = await self._writer.submit(tables.put, self._renames, row, expect, rows)
+        self.change_log.notify(last)
+        if replaces_file:
             await self._files.unlink(key)
         return etag
 
@@ -249,13 +261,37 @@ class LocalStore:
         chunks: AsyncIterable[bytes],
         content_type: str,
         received: OnReceived | None = None,
+        changes_of: Callable[[str], Sequence[Change]] | None = None,
     ) -> str:
         self._files.check_key(key)
-        async with self._files.stage(chunks) as flushed:
+        async with self._files.stage(chunks) as staged:
             if received is not None:
-                await received(flushed.sha256)
-            await self._files.commit(flushed, tables.insert_file, content_type, key)
-        return flushed.sha256
+                await received(staged.sha256)
+            rows = self.change_log.rows_of(() if changes_of is None else changes_of(staged.sha256))
+            last = await self._files.commit(staged, tables.insert_file, content_type, key, rows)
+        self.change_log.notify(last)
+        return staged.sha256
+
+    async def write_ordered(
+        self,
+        key_of: Callable[[HybridTimestamp], str],
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
+        unless: ExistingFileFilter | None = None,
+    ) -> tuple[HybridTimestamp, str]:
+        async with self._files.stage(chunks) as staged:
+            timestamp, last = await self._files.commit(
+                staged,
+                tables.insert_next_file,
+                content_type,
+                key_of,
+                self._now_ms,
+                lambda timestamp: self.change_log.rows_of(changes_of(timestamp, staged.sha256)),
+                unless,
+            )
+        self.change_log.notify(last)
+        return timestamp, staged.sha256
 
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
@@ -309,12 +345,6 @@ class LocalStore:
         """An etag that no other write has: this store by a random name, and a number of its own. Never the
         module's: processes that were forked would share it."""
         return f"{self._name}{next(self._numbers):x}"
-
-    def _document_row(self, key: str, body: bytes, content_type: str) -> tuple[str, tuple[Any, ...]]:
-        """A new etag for the document, and what `writes.put` writes."""
-        parent, name = split_key(key)
-        etag = self._new_etag()
-        return etag, (etag, content_type, self._now_ms(), body, parent, name)
 
     def _version(self) -> int:
         try:

@@ -131,32 +131,27 @@ def file_row(rows: Sequence[Any]) -> FileRow | None:
     return None
 
 
-def put(cursor: sqlite3.Cursor, renames: RenameJournal, row: tuple[Any, ...], expect: Precondition) -> bool:
-    """Store a document, `row` being etag, content type, time, body, parent and name; True where it took the
-    place of a file, which is then doomed."""
-    if isinstance(expect, Etag):
-        cursor.execute(_PUT_ETAG, (*row, expect.value))
-    else:
-        cursor.execute(_PUT_ANY if expect == ANY else _PUT_ABSENT, row)
-    if cursor.rowcount:
-        return False
-    parent, name = row[-2:]
-    found = cursor.execute(_CURRENT, (parent, name)).fetchone()
-    check_precondition(expect, found and found[0])
-    renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
-    cursor.execute(_PUT_OVER_FILE, row)
-    return True
-
-
-def put_with_changes(
+def put(
     cursor: sqlite3.Cursor,
     renames: RenameJournal,
     row: tuple[Any, ...],
     expect: Precondition,
-    rows: ChangeRows,
+    changes: ChangeRows,
 ) -> tuple[bool, int]:
-    """`put`, and the changes; the id of the last of them too."""
-    return put(cursor, renames, row, expect), insert_changes(cursor, rows)
+    """Store a document and its changes. `row` is etag, content type, time, body, parent and name. Returns
+    whether it replaced a file, which is then staged for deletion, and the id of the last change."""
+    if isinstance(expect, Etag):
+        cursor.execute(_PUT_ETAG, (*row, expect.value))
+    else:
+        cursor.execute(_PUT_ANY if expect == ANY else _PUT_ABSENT, row)
+    replaces_file = not cursor.rowcount
+    if replaces_file:
+        parent, name = row[-2:]
+        found = cursor.execute(_CURRENT, (parent, name)).fetchone()
+        check_precondition(expect, found and found[0])
+        renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
+        cursor.execute(_PUT_OVER_FILE, row)
+    return replaces_file, insert_changes(cursor, changes)
 
 
 def delete(
@@ -175,26 +170,19 @@ def delete(
 
 
 def insert_file(
-    cursor: sqlite3.Cursor, renames: RenameJournal, temp_file: TempFile, row: tuple[Any, ...], key: str
-) -> None:
-    """Have what has come in moved to its place, and write its row in that of another there: `row` is etag,
-    content type, time, sha256 and stamp."""
-    parent, name = split_key(key)
-    renames.stage_rename(cursor, temp_file, key)
-    cursor.execute(PUT_FILE, (parent, name, *row))
-
-
-def insert_file_with_changes(
     cursor: sqlite3.Cursor,
     renames: RenameJournal,
     temp_file: TempFile,
     row: tuple[Any, ...],
     key: str,
-    rows: ChangeRows,
+    changes: ChangeRows,
 ) -> int:
-    """`insert_file`, and the changes; the id of the last of them."""
-    insert_file(cursor, renames, temp_file, row, key)
-    return insert_changes(cursor, rows)
+    """Stage the rename of a file to `key`, and write its row and its changes. `row` is etag, content type,
+    time, sha256 and fingerprint. Returns the id of the last change."""
+    parent, name = split_key(key)
+    renames.stage_rename(cursor, temp_file, key)
+    cursor.execute(PUT_FILE, (parent, name, *row))
+    return insert_changes(cursor, changes)
 
 
 def insert_next_file(
@@ -207,7 +195,7 @@ def insert_next_file(
     rows_of: Callable[[HybridTimestamp], ChangeRows],
     unless: ExistingFileFilter | None = None,
 ) -> tuple[HybridTimestamp, int]:
-    """`insert_file_with_changes` at the next tick, and that. Raises FileAlreadyExists."""
+    """`insert_file` at the next timestamp, and that. Raises FileAlreadyExists."""
     if unless is not None:
         found = cursor.execute(
             _FIND_EXISTING, (unless.folder, unless.after, -len(unless.suffix), unless.suffix)
@@ -215,7 +203,7 @@ def insert_next_file(
         if found is not None:
             raise FileAlreadyExists(*found)
     tick = HybridTimestamp(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
-    last = insert_file_with_changes(cursor, renames, temp_file, row, key_of(tick), rows_of(tick))
+    last = insert_file(cursor, renames, temp_file, row, key_of(tick), rows_of(tick))
     cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
     return tick, last
 

@@ -45,7 +45,7 @@ class S3Store:
     """A `Store` in a bucket of S3, or of a server that speaks it. Make one with `connect`. `bucket` says what
     the probe at start found."""
 
-    change_log: ClassVar[None] = None
+    transactional: ClassVar[None] = None
     is_remote: ClassVar[bool] = True
     # To hash and send as much costs about what else there is to a request.
     cheap_put_bytes: ClassVar[int] = 32_768

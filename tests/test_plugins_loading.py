@@ -284,7 +284,7 @@ def test_all_that_is_wrong_with_all_plugins_is_told_at_once(folder: Path) -> Non
 SEEN = """
 import os
 
-from pysync.plugins import Reply
+from pysync.plugins import PullResponse
 
 class Seen:
     name = "seen"
@@ -293,7 +293,7 @@ class Seen:
         self.made_by = os.getpid()
 
     async def intercept_pull(self, request):
-        return Reply(b"%d %d" % (self.made_by, os.getpid()))
+        return PullResponse(b"%d %d" % (self.made_by, os.getpid()))
 """
 
 

@@ -138,7 +138,7 @@ class TestReceived:
 class TestASmallFile:
     """One that is put whole."""
 
-    @pytest.mark.parametrize("fault", ["cut", "lose_reply", "throttle"])
+    @pytest.mark.parametrize("fault", ["abort", "lose_reply", "throttle"])
     async def test_is_stored_though_the_network_loses_its_put(self, bucket: Proxied, fault: str) -> None:
         for n in range(3):
             getattr(bucket.proxy, fault)("PUT")

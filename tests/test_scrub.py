@@ -233,9 +233,9 @@ async def test_the_service_names_counts_and_refuses_what_its_scrub_finds(
         ],
     }
     browser = Browser(await start(members, store), session)
-    scrub = start.apps[0].scrub  # type: ignore[attr-defined]
+    scrub = start.apps[0].scrubber  # type: ignore[attr-defined]
     assert (await browser.pull("photos/a")).status == 200
-    await scrub.round()
+    await scrub.run_once()
     assert (await browser.pull("photos/a")).error == (500, "document_corrupt")
     metrics = (await browser.request("GET", "/metrics")).body.decode()
     assert 'pysync_corrupt_objects_total{found_by="scrub",kind="file"} 1.0' in metrics

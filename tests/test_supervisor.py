@@ -11,9 +11,9 @@ from pysync.server.supervisor import HEALTHY_S, Supervisor, WorkerContext, _Slot
 
 SCRIPT = """
 import os, select, signal, sys
-from pysync.server.supervisor import Post, Supervisor
+from pysync.server.supervisor import Supervisor, WorkerContext
 
-def work(post: Post) -> None:
+def work(post: WorkerContext) -> None:
     {work}
     post.ready()
     select.select([post.parent_fd], [], [])

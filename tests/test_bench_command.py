@@ -14,7 +14,7 @@ from configurations import ROOT
 from conftest import STRANGER, Browser, Start
 from shell import Shell
 
-from pysync.cli.parser import build_parser
+from pysync.cli.commands import build_parser
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 COLLECTIONS: list[dict[str, Any]] = [

@@ -198,7 +198,7 @@ def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
         (["tail", "log/a", "-n", "-1"], "-n must be 0 or more"),
         (["tail", "log/a", "-f", "--since", "-1"], "--since must be 0 or more"),
         (["cap", "revoke", "--key", "k", "--generation", "-1"], "--generation must be 0 or more"),
-        (["pull", "public/a", "--cap", "c.json"], "--cap needs --key"),
+        (["pull", "public/a", "--cap", "c.json"], "--cap needs --key, or $PYSYNC_KEY"),
         (["pull", "public/a", "--server", "http://"], "not the http or https address of a server: 'http://'"),
     ],
 )

@@ -86,7 +86,7 @@ async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(
     refused = (
         1,
         "",
-        "pysync: append requires authorPubkey and authorSignature: --key FILE proves who wrote it\n",
+        "pysync: append requires authorPubkey and authorSignature: sign the element with --key FILE\n",
     )
     assert await shell.ask("append", "diary/a", '{"n":1}', *server) == refused
     status, output, _ = await shell.ask(
@@ -98,9 +98,11 @@ async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(
     assert (status, told["ts"], told["authorPubkey"]) == (0, 7, me["edPub"])
     assert verify_author(APPEND_AUTHOR, "diary/a", b'{"n":1}', me["edPub"], told["authorSignature"])
     status, _, errors = await shell.ask("append", "diary/a", "{}", "--ts", "7", "--key", "me.json", *server)
-    told = "pysync: non_monotonic_timestamp: --ts is not later than the log's last element\n"
+    told = (
+        "pysync: non_monotonic_timestamp: --ts must be greater than the timestamp of the log's last element\n"
+    )
     assert (status, errors) == (1, told)
-    told = "pysync: pull_bound_required: this is a log; `pysync tail` reads it\n"
+    told = "pysync: pull_bound_required: this is a log; read it with `pysync tail`\n"
     assert await shell.ask("pull", "diary/a", *server) == (1, "", told)
     status, output, errors = await shell.ask("tail", "diary/a", *server)
     assert (status, output) == (1, "")
@@ -163,7 +165,7 @@ async def test_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
         assert [await next_time(process), await next_time(process)] == [1, 2]
         _, errors = await process.communicate()
     assert process.returncode == 4
-    assert errors == b"pysync: store_unavailable; trying again\npysync: Forbidden\n"
+    assert errors == b"pysync: store_unavailable; reconnecting\npysync: Forbidden\n"
 
 
 async def test_a_server_that_is_not_there_at_first_ends_following(shell: Shell, unused_tcp_port: int) -> None:

@@ -75,7 +75,7 @@ async def test_a_reset_is_a_line_and_a_server_that_goes_and_comes_back_is_told_o
         assert [told["id"] for told in found] == ["1", "8", "9"]
         process.send_signal(signal.SIGINT)
         _, errors = await process.communicate()
-        assert errors == b"pysync: the stream of changes ended; trying again\n"
+        assert errors == b"pysync: the stream of changes ended; reconnecting\n"
 
 
 async def test_it_ends_when_nobody_reads_even_if_nothing_comes() -> None:

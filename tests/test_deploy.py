@@ -17,7 +17,7 @@ from conftest import Start
 from shell import Shell
 
 from pysync import config
-from pysync.cli.parser import build_parser
+from pysync.cli.commands import build_parser
 from pysync.clock import BOOT_ID_PATH
 from pysync.config import Server
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from projected import Site
 
-from pysync.cli.parser import build_parser
+from pysync.cli.commands import build_parser
 from pysync.errors import errors_by_code
 
 ROOT = Path(__file__).parent.parent

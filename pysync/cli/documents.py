@@ -16,15 +16,17 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from pysync.cli.io import (
+    MissingDocument,
     parse_object,
     print_json,
     print_lines,
     read_bytes,
     read_object,
     run_until_reader_closes,
+    show_progress,
     warn_disconnected,
 )
 from pysync.cli.session import make_client, make_keyring
@@ -62,7 +64,7 @@ def pull_file(options: argparse.Namespace) -> int:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), options.out)
     told = asyncio.run(_pull_file(options))
     if told is None:
-        raise ValueError(f"no file is stored at {options.document}")
+        _raise_missing(options)
     if options.out != "-":
         print_json(told)
     return 0
@@ -75,7 +77,9 @@ async def _push_file(options: argparse.Namespace) -> PushResult:
 
             keyring = await make_keyring(options, client, options.seal).open()
             return await seal_and_push_blob(client, keyring, options.document, read_bytes(options.file))
-        return await client.push_blob(options.document, _source(options), options.type)
+        return await client.push_blob(
+            options.document, _source(options), options.type, on_progress=show_progress
+        )
 
 
 def _source(options: argparse.Namespace) -> UploadSource:
@@ -101,7 +105,7 @@ async def _pull_file(options: argparse.Namespace) -> dict[str, Any] | None:
         if options.out == "-":
             head = await _pull_to_output(options, client)
         else:
-            head = await client.pull_blob_to(options.document, Path(options.out))
+            head = await client.pull_blob_to(options.document, Path(options.out), show_progress)
     return None if head is None else {"hash": head.hash, "type": head.content_type, "size": head.size}
 
 
@@ -164,9 +168,17 @@ def pull(options: argparse.Namespace) -> int:
     if options.open is not None:
         raise ValueError("--open needs --out: only files are opened")
     pulled = asyncio.run(_pull(options))
+    if options.fail and not pulled.hash:
+        _raise_missing(options)
     answer = {"data": pulled.data, "hash": pulled.hash, "timestamp": pulled.timestamp_ms}
     print_json(pulled.data if options.data else answer)
     return 0
+
+
+def _raise_missing(options: argparse.Namespace) -> NoReturn:
+    kind = "document" if options.out is None else "file"
+    message = f"no {kind} is stored at {options.document}"
+    raise (MissingDocument if options.fail else ValueError)(message)
 
 
 def push(options: argparse.Namespace) -> int:

@@ -19,6 +19,10 @@ from pysync.auth.certificates import Certificate
 from pysync.auth.signing import IdentityKeys
 
 
+class MissingDocument(ValueError):
+    """`pull --fail` found nothing at the key."""
+
+
 def read_bytes(name: str) -> bytes:
     return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
 
@@ -119,7 +123,21 @@ async def run_until_reader_closes(work: Coroutine[None, None, None]) -> None:
 
 
 def warn_disconnected(error: Exception) -> None:
-    print(f"pysync: {error}; trying again", file=sys.stderr)
+    print(f"pysync: {error}; reconnecting", file=sys.stderr)
+
+
+def warn_retry(error: Exception, wait_s: float) -> None:
+    """Report on a terminal that a request failed and is repeated."""
+    if sys.stderr.isatty():
+        print(f"pysync: {error}; retrying in {wait_s:.1f} s", file=sys.stderr)
+
+
+def show_progress(done: int, size: int | None) -> None:
+    """Show on a terminal how much of a file is transferred."""
+    if sys.stderr.isatty():
+        of_all = "" if size is None else f" of {size / 1e6:.1f}"
+        end = "\n" if done == size else ""
+        print(f"\r{done / 1e6:.1f}{of_all} MB", end=end, file=sys.stderr, flush=True)
 
 
 async def _stdout_closed() -> None:

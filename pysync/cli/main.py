@@ -10,18 +10,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pysync.cli.parser import build_parser
+from pysync.cli.commands import build_parser
 
 _HINTS = {
     "append_limit_exceeded": "the log is full",
-    "append_proof_missing": "--key FILE proves who wrote it",
-    "checkpoint_too_old": "the log is not read from so far back; -n N asks for the newest",
-    "non_monotonic_timestamp": "--ts is not later than the log's last element",
-    "pull_bound_required": "this is a log; `pysync tail` reads it",
+    "append_proof_missing": "sign the element with --key FILE",
+    "checkpoint_too_old": "older than this log allows; use -n N to read the newest elements",
+    "non_monotonic_timestamp": "--ts must be greater than the timestamp of the log's last element",
+    "payload_too_large": "the server limits the size of what it stores here (maxBodyBytes)",
+    "pull_bound_required": "this is a log; read it with `pysync tail`",
 }
-"""What to do about a refusal, by its code."""
+"""What to do about an error, by its code."""
 
-OK, PROBLEM, CONFLICT, REJECTED, UNREACHABLE = 0, 1, 3, 4, 5  # 2 is argparse's
+OK, PROBLEM, CONFLICT, REJECTED, UNREACHABLE, MISSING = 0, 1, 3, 4, 5, 6  # 2 is argparse's
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,14 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _status(error: Exception) -> int:
-    """The exit status for an error that a caller may meet; raises every other again."""
+    """Return the exit status for an error that a user may cause; raise any other again."""
     from pysync.auth.certificates import CertificateError
+    from pysync.cli.io import MissingDocument
     from pysync.client import Unreachable
     from pysync.client.sealed.crypto import SealedError
     from pysync.config import ConfigError
     from pysync.errors import Conflict, Forbidden, PysyncError, RateLimited, Unauthorized, Unavailable
 
     match error:
+        case MissingDocument():
+            return MISSING
         case Conflict():
             return CONFLICT
         case Unauthorized() | Forbidden():
@@ -74,6 +78,8 @@ def _error_message(error: Exception) -> str:
         return REASONS.get(error.reason, error.reason)
     if isinstance(error, PysyncError) and error.code in _HINTS:
         return f"{error}: {_HINTS[error.code]}"
+    if isinstance(error, PysyncError) and (wait_s := error.headers.get("Retry-After")):
+        return f"{error}; try again in {wait_s} s"
     if isinstance(error, Conflict):
         at = error.current_hash or "nothing yet"
         return f"{error}: the document is at {at}; --base HASH or --force replaces it"

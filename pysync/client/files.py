@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +29,19 @@ UploadSource = bytes | Path | AsyncIterable[bytes]
 
 CHUNK_BYTES: Final = 1 << 18
 
+OnProgress = Callable[[int, int | None], None]
+"""Called with the number of bytes transferred so far and of all, None if that is unknown."""
+
+
+def _ignore(done: int, size: int | None) -> None:
+    pass
+
 
 class UploadBody:
     """One attempt to send a `source`. It may take any time, but not wait longer than `idle_s` for the server
     to take a chunk: `stall_timeout` is then over."""
 
-    def __init__(self, source: UploadSource, idle_s: float | None) -> None:
+    def __init__(self, source: UploadSource, idle_s: float | None, on_progress: OnProgress = _ignore) -> None:
         """Raises OSError where a file is not there, and ValueError for a pipe, or a device: nobody knows how
         much comes of it, nor whether it comes again. Of a file that grows, what there is now is sent."""
         size: int | None
@@ -51,6 +58,7 @@ class UploadBody:
         self.size = size
         """How many bytes it is; None where that is known only at its end."""
         self._chunks = chunks
+        self._on_progress = on_progress
         self._idle_s = idle_s
         self.stall_timeout = asyncio.timeout(None)
         """To send it within."""
@@ -58,12 +66,15 @@ class UploadBody:
         """What the source itself raised."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        sent = 0
         try:
             async for chunk in self._chunks:
                 if self._idle_s is not None:
                     self.stall_timeout.reschedule(asyncio.get_running_loop().time() + self._idle_s)
                 yield chunk
                 self.stall_timeout.reschedule(None)
+                sent += len(chunk)
+                self._on_progress(sent, self.size)
         except Exception as error:
             self.failure = error
             raise
@@ -235,7 +246,13 @@ class FileMethods(Transport):
     it is given or returns."""
 
     async def push_blob(
-        self, key: str, source: UploadSource, content_type: str, *, idempotency_key: str | None = None
+        self,
+        key: str,
+        source: UploadSource,
+        content_type: str,
+        *,
+        idempotency_key: str | None = None,
+        on_progress: OnProgress = _ignore,
     ) -> PushResult:
         """Store a file at `key`, whatever is there: the last write wins. `source` is its bytes, the path of a
         file, or chunks of bytes; a push of chunks, which can be had once, is not repeated when it fails.
@@ -251,7 +268,7 @@ class FileMethods(Transport):
         headers = self._write_headers(idempotency_key, content_type)
 
         async def attempt() -> PushResult:
-            return await self._upload(self._target("push", key), source, signed, headers)
+            return await self._upload(self._target("push", key), source, signed, headers, on_progress)
 
         if isinstance(source, bytes | Path):
             return await self._retry(attempt, RETRYABLE)
@@ -274,7 +291,7 @@ class FileMethods(Transport):
 
         return await self._retry(attempt, (FileChanged,))
 
-    async def pull_blob_to(self, key: str, path: Path) -> FileInfo | None:
+    async def pull_blob_to(self, key: str, path: Path, on_progress: OnProgress = _ignore) -> FileInfo | None:
         """Have the file at `key` written to `path`, in the place of what is there: all of it, or nothing.
         None where nothing is stored, and nothing is written. Raises OSError, and as `pull_blob`."""
 
@@ -288,6 +305,7 @@ class FileMethods(Transport):
                 with part.open("wb") as file:
                     async for chunk in stream.chunks:
                         await asyncio.to_thread(file.write, chunk)
+                        on_progress(file.tell(), stream.head.size)
             await asyncio.to_thread(os.replace, part, path)
             return stream.head
 
@@ -323,10 +341,15 @@ class FileMethods(Transport):
         return blob
 
     async def _upload(
-        self, target: str, source: UploadSource, signed: bytes, headers: dict[str, str]
+        self,
+        target: str,
+        source: UploadSource,
+        signed: bytes,
+        headers: dict[str, str],
+        on_progress: OnProgress,
     ) -> PushResult:
         idle_s = self._timeout.total
-        upload = UploadBody(source, idle_s)
+        upload = UploadBody(source, idle_s, on_progress)
         if upload.size is not None:
             headers = headers | {"Content-Length": str(upload.size)}
         limits = aiohttp.ClientTimeout(total=None, connect=idle_s, sock_read=idle_s)

@@ -77,11 +77,14 @@ class Transport:
         random: Callable[[int], bytes] = os.urandom,
         jitter: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        on_retry: Callable[[Exception, float], None] = lambda error, wait_s: None,
     ) -> None:
         """`base_url` is where `/pull` and `/push` begin; with a `namespace`, whose paths begin with `/v1/`,
         it holds the origin alone. `keys` without a `certificate` speak for themselves: the client makes them
         a device certificate, and a new one before that expires. A given `session` stays open when the client
-        closes. Raises ValueError for what can never work."""
+        closes. `on_retry` is called with the error and the seconds to wait before each repeated request.
+        Raises ValueError for what can never work."""
+        self._on_retry = on_retry
         if keys is None and certificate is not None:
             raise ValueError("a certificate needs keys")
         own_kem = getattr(keys, "kem_pub", "")
@@ -156,6 +159,7 @@ class Transport:
         wait_s = self._backoff.wait_s(failures, retry_after_s(error), self._jitter())
         if wait_s is None:
             raise error
+        self._on_retry(error, wait_s)
         await self._sleep(wait_s)
 
     async def _request_once(

@@ -5,6 +5,7 @@
 #   make bench   the speed figures of benches/RESULTS.md
 #   make docs    the documentation as a static site, in target/site
 #   make build   .venv with the release extension and every dependency
+#   make reference  write the generated pages of docs/reference/
 #   make lock    resolve the Python pins anew
 
 PYTHON ?= python3.11
@@ -19,7 +20,7 @@ BIN := .venv/bin
 STAMP := .venv/.built
 RUST := Makefile Cargo.toml Cargo.lock $(wildcard rust/*.rs)
 
-.PHONY: serve test check bench docs build lock clean
+.PHONY: serve test check bench docs build reference lock clean
 
 serve: build
 	$(BIN)/pysync serve --config deploy/example.json
@@ -44,6 +45,9 @@ docs: build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 build: $(STAMP)
+
+reference: build
+	$(BIN)/python -m tools.reference
 
 $(STAMP): pyproject.toml constraints.txt $(RUST)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -1,36 +1,8 @@
-"""Every refusal of pysync: the class is the code, the status and the text.
+"""Every error of pysync: the class is the code, the status and the message.
 
-    PysyncError
-    ├── BadRequest 400            ├── Unauthorized 401         ├── Conflict 409 (hash_mismatch)
-    │   ├── InvalidPathParameter  ├── Forbidden 403            ├── KeyConflict 409
-    │   ├── InvalidJson           │   ├── BadSignature         ├── StaleGeneration 409
-    │   ├── BodyTooDeep           │   └── TooManyIssuers       ├── NonMonotonicTimestamp 409
-    │   ├── BodyNotObject         ├── NotFound 404             ├── AppendLimitExceeded 409
-    │   ├── InvalidData           ├── MethodNotAllowed 405     ├── PayloadTooLarge 413
-    │   ├── InvalidBaseHash       ├── RequestTimeout 408       ├── UnsupportedMediaType 415
-    │   │                                                      ├── RangeNotSatisfiable 416
-    │   │                                                      ├── Misdirected 421, RateLimited 429
-    │   │                                                      └── IdempotencyKeyReused 422
-    │   ├── AuthorProofMissing    ├── DocumentCorrupt 500
-    │   ├── SchemaViolation       ├── AuthorizationError 500
-    │   ├── InvalidLimit          ├── InternalError 500
-    │   ├── InvalidAfter          └── Unavailable 503
-    │   ├── InvalidRevocation         ├── StoreUnavailable, CoordinatorUnavailable
-    │   ├── MissingCollections        └── RolesUnavailable
-    │   ├── UnknownCollection
-    │   ├── InvalidParams
-    │   ├── InvalidAppendParams
-    │   ├── TooManyCollections
-    │   ├── BatchAppendBudgetExceeded
-    │   ├── BatchKeyDenied
-    │   ├── AppendParamsNotSupported
-    │   ├── AppendProofMissing, InvalidTs, TsTooFarAhead
-    │   ├── InvalidCheckpoint, InvalidLast, CheckpointTooOld
-    │   ├── InvalidEvents
-    │   └── PullBoundRequired, FullWithBounds, FullNotAllowed
-
-One middleware turns them into answers (`wire.error_body`), and the client raises the same classes from
-those answers (`from_response`). Foreign exceptions are translated where they enter.
+One middleware turns them into responses (`protocol.error_body`), and the client raises the same classes from
+those responses (`from_response`). Errors of other libraries are translated where they enter.
+docs/reference/errors.md is generated from these docstrings: the first paragraph says what an error means.
 """
 
 from collections.abc import Mapping
@@ -38,13 +10,23 @@ from typing import ClassVar
 
 
 class PysyncError(Exception):
-    """Base of every refusal. `text` is what clients match on, `code` is stable, `extras` join the body."""
+    """Base of every error. Clients match on `message`, `code` is stable, and `extras` join the body."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     default_message: ClassVar[str] = "Internal error"
     reason: str = ""
     """The check that failed: for the operator's log, never for the caller."""
+
+    def __init_subclass__(
+        cls, *, status: int | None = None, code: str | None = None, message: str | None = None
+    ) -> None:
+        if status is not None:
+            cls.status = status
+        if code is not None:
+            cls.code = code
+        if message is not None:
+            cls.default_message = message
 
     def __init__(
         self,
@@ -61,180 +43,184 @@ class PysyncError(Exception):
         super().__init__(self.message)
 
 
-class BadRequest(PysyncError):
-    status, code, default_message = 400, "bad_request", "Bad request"
+class BadRequest(PysyncError, status=400, code="bad_request", message="Bad request"):
+    """The request is malformed: its body is incomplete or cannot be decoded, or a header is unusable."""
 
 
-class InvalidPathParameter(BadRequest):
-    code, default_message = "invalid_path_parameter", "Invalid path parameter"
+class InvalidPathParameter(BadRequest, code="invalid_path_parameter", message="Invalid path parameter"):
+    """A path parameter, or the whole key, is not one that a path may have."""
 
 
-class InvalidJson(BadRequest):
-    code, default_message = "invalid_json", "Invalid JSON body"
+class InvalidJson(BadRequest, code="invalid_json", message="Invalid JSON body"):
+    """The body is not JSON, or contains `NaN`, a lone surrogate or a number beyond a double."""
 
 
-class BodyTooDeep(BadRequest):
-    code, default_message = "body_too_deep", "Body nesting too deep"
+class BodyTooDeep(BadRequest, code="body_too_deep", message="Body nesting too deep"):
+    """Objects and arrays in the body nest more than 64 deep."""
 
 
-class BodyNotObject(BadRequest):
-    code, default_message = "body_not_object", "Body must be a JSON object"
+class BodyNotObject(BadRequest, code="body_not_object", message="Body must be a JSON object"):
+    """The body is JSON, but not an object."""
 
 
-class InvalidData(BadRequest):
-    code, default_message = "invalid_data", "Missing or invalid data"
+class InvalidData(BadRequest, code="invalid_data", message="Missing or invalid data"):
+    """`data` is missing, or not an object."""
 
 
-class InvalidBaseHash(BadRequest):
-    code, default_message = "invalid_base_hash", "baseHash must be a string or null"
+class InvalidBaseHash(BadRequest, code="invalid_base_hash", message="baseHash must be a string or null"):
+    """`baseHash` is neither a string nor null."""
 
 
-class AuthorProofMissing(BadRequest):
-    code, default_message = "author_proof_missing", "author proof requires authorPubkey and authorSignature"
+class AuthorProofMissing(
+    BadRequest, code="author_proof_missing", message="author proof requires authorPubkey and authorSignature"
+):
+    """A document carries only one of `authorPubkey` and `authorSignature`."""
 
 
-class SchemaViolation(BadRequest):
-    code, default_message = "schema_violation", "Schema validation failed"
+class SchemaViolation(BadRequest, code="schema_violation", message="Schema validation failed"):
+    """`data` does not satisfy the collection's `objectSchema`."""
 
 
-class InvalidLimit(BadRequest):
-    code, default_message = "invalid_limit", "Invalid limit parameter"
+class InvalidLimit(BadRequest, code="invalid_limit", message="Invalid limit parameter"):
+    """`limit` is not a number that a list or a log accepts."""
 
 
-class InvalidAfter(BadRequest):
-    code, default_message = "invalid_after", "Invalid after parameter"
+class InvalidAfter(BadRequest, code="invalid_after", message="Invalid after parameter"):
+    """`after` of a list is not a name that a path parameter may have."""
 
 
-class InvalidRevocation(BadRequest):
-    code, default_message = "invalid_revocation", "Invalid revocation list"
+class InvalidRevocation(BadRequest, code="invalid_revocation", message="Invalid revocation list"):
+    """The body is not a revocation list, or a stranger's list revokes nothing that is still valid."""
 
 
-class MissingCollections(BadRequest):
-    code, default_message = "missing_collections", "Missing required query parameter: collections"
+class MissingCollections(
+    BadRequest, code="missing_collections", message="Missing required query parameter: collections"
+):
+    """A batch pull names no collection."""
 
 
-class UnknownCollection(BadRequest):
-    code, default_message = "unknown_collection", "Collection not found"
+class UnknownCollection(BadRequest, code="unknown_collection", message="Collection not found"):
+    """A change stream names a collection that does not exist in this namespace."""
 
 
-class InvalidParams(BadRequest):
-    code, default_message = "invalid_params", "Invalid params parameter"
+class InvalidParams(BadRequest, code="invalid_params", message="Invalid params parameter"):
+    """`params` of a batch or a change stream is malformed."""
 
 
-class InvalidAppendParams(BadRequest):
-    code, default_message = "invalid_append_params", "Invalid appendParams parameter"
+class InvalidAppendParams(BadRequest, code="invalid_append_params", message="Invalid appendParams parameter"):
+    """`appendParams` of a batch is malformed, or does not fit `params`."""
 
 
-class TooManyCollections(BadRequest):
-    code, default_message = "too_many_collections", "Too many collections"
+class TooManyCollections(BadRequest, code="too_many_collections", message="Too many collections"):
+    """A batch names more collections, or reads more documents, than `maxCollectionsPerBatch`."""
 
 
-class BatchAppendBudgetExceeded(BadRequest):
-    code, default_message = "batch_append_budget_exceeded", "Batch append element budget exceeded"
+class BatchAppendBudgetExceeded(
+    BadRequest, code="batch_append_budget_exceeded", message="Batch append element budget exceeded"
+):
+    """A batch may return more log elements than `maxBatchAppendElements`."""
 
 
-class BatchTooLarge(BadRequest):
-    code, default_message = "batch_too_large", "Batch answer too large"
+class BatchTooLarge(BadRequest, code="batch_too_large", message="Batch answer too large"):
+    """The response to a batch would be larger than `maxBatchBytes`."""
 
 
-class BatchKeyDenied(BadRequest):
-    code, default_message = "batch_key_denied", "batch_key_denied"
+class BatchKeyDenied(BadRequest, code="batch_key_denied", message="batch_key_denied"):
+    """A batch names a collection, or a key, that ends in one of `batchKeyDenySuffixes`."""
 
 
-class DataNotSealed(BadRequest):
-    code, default_message = "not_sealed", "Data is not sealed"
+class DataNotSealed(BadRequest, code="not_sealed", message="Data is not sealed"):
+    """The collection has `enforceSealed`, and the data is not sealed."""
 
 
-class AppendProofMissing(BadRequest):
-    code, default_message = "append_proof_missing", "append requires authorPubkey and authorSignature"
+class AppendProofMissing(
+    BadRequest, code="append_proof_missing", message="append requires authorPubkey and authorSignature"
+):
+    """The log requires an author proof, and the append has none."""
 
 
-class InvalidTs(BadRequest):
-    code, default_message = "invalid_ts", "ts must be a non-negative integer"
+class InvalidTs(BadRequest, code="invalid_ts", message="ts must be a non-negative integer"):
+    """`ts` of an append is not an integer from 0."""
 
 
-class TsTooFarAhead(BadRequest):
-    code, default_message = "ts_too_far_ahead", "ts is too far in the future"
+class TsTooFarAhead(BadRequest, code="ts_too_far_ahead", message="ts is too far in the future"):
+    """`ts` of an append is more than 300 s in the future."""
 
 
-class InvalidCheckpoint(BadRequest):
-    code, default_message = "invalid_checkpoint", "Invalid checkpoint"
+class InvalidCheckpoint(BadRequest, code="invalid_checkpoint", message="Invalid checkpoint"):
+    """`checkpoint` of a log is not a canonical decimal number."""
 
 
-class InvalidLast(BadRequest):
-    code, default_message = "invalid_last", "Invalid last"
+class InvalidLast(BadRequest, code="invalid_last", message="Invalid last"):
+    """`last` of a log is not a canonical decimal number."""
 
 
-class CheckpointTooOld(BadRequest):
-    code, default_message = "checkpoint_too_old", "checkpoint_too_old"
+class CheckpointTooOld(BadRequest, code="checkpoint_too_old", message="checkpoint_too_old"):
+    """The checkpoint is older than the log's `maxCheckpointAgeMs` allows."""
 
 
-class PullBoundRequired(BadRequest):
-    code, default_message = "pull_bound_required", "pull_bound_required"
+class PullBoundRequired(BadRequest, code="pull_bound_required", message="pull_bound_required"):
+    """The pull of a log names no bound."""
 
 
-class FullWithBounds(BadRequest):
-    code, default_message = "full_with_bounds", "full_with_bounds"
+class FullWithBounds(BadRequest, code="full_with_bounds", message="full_with_bounds"):
+    """The pull of a log asks for `full` and another bound."""
 
 
-class FullNotAllowed(BadRequest):
-    code, default_message = "full_not_allowed", "full_not_allowed"
+class FullNotAllowed(BadRequest, code="full_not_allowed", message="full_not_allowed"):
+    """The log has `allowFull: false`."""
 
 
-class InvalidEvents(BadRequest):
-    """A push to a collection of events is no batch of them."""
+class InvalidEvents(BadRequest, code="invalid_events", message="Missing or invalid events"):
+    """A push to a collection of events has no events, or one that is not an object."""
 
-    code, default_message = "invalid_events", "Missing or invalid events"
 
+class AppendParamsNotSupported(
+    BadRequest, code="append_params_not_supported", message="append_params_not_supported"
+):
+    """An entry of a batch names log bounds for a collection that is not a log."""
 
-class AppendParamsNotSupported(BadRequest):
-    """An entry of a batch names append bounds for what is no log."""
 
-    code, default_message = "append_params_not_supported", "append_params_not_supported"
-
-
-class Unauthorized(PysyncError):
-    status, code, default_message = 401, "unauthorized", "Unauthorized"
+class Unauthorized(PysyncError, status=401, code="unauthorized", message="Unauthorized"):
+    """Credentials are missing, invalid, expired, revoked or replayed."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(headers={"WWW-Authenticate": "Cap"}, reason=reason)
 
 
-class Forbidden(PysyncError):
-    status, code, default_message = 403, "forbidden", "Forbidden"
+class Forbidden(PysyncError, status=403, code="forbidden", message="Forbidden"):
+    """The caller may not do this: a role, the certificate's scope, a restriction or a plugin denies it."""
 
 
-class ForeignOrigin(Forbidden):
+class ForeignOrigin(Forbidden, code="foreign_origin"):
     """A page of another site sent a request that browsers send without a preflight."""
 
-    code = "foreign_origin"
+
+class BadSignature(Forbidden, code="bad_signature", message="bad-signature"):
+    """The issuer's signature of a revocation list is not valid."""
 
 
-class BadSignature(Forbidden):
-    code, default_message = "bad_signature", "bad-signature"
+class TooManyIssuers(Forbidden, code="too_many_issuers", message="too-many-issuers"):
+    """10,000 issuers have revocation lists, and this one is a stranger."""
 
 
-class TooManyIssuers(Forbidden):
-    code, default_message = "too_many_issuers", "too-many-issuers"
+class NotFound(PysyncError, status=404, code="not_found", message="Not found"):
+    """No route has this path."""
 
 
-class NotFound(PysyncError):
-    status, code, default_message = 404, "not_found", "Not found"
+class MethodNotAllowed(PysyncError, status=405, code="method_not_allowed", message="Method not allowed"):
+    """The path exists, but not with this method."""
 
 
-class MethodNotAllowed(PysyncError):
-    status, code, default_message = 405, "method_not_allowed", "Method not allowed"
+class RequestTimeout(PysyncError, status=408, code="request_timeout", message="Request timeout"):
+    """The head or the body of the request did not arrive in time."""
 
 
-class RequestTimeout(PysyncError):
-    status, code, default_message = 408, "request_timeout", "Request timeout"
+class Conflict(PysyncError, status=409, code="hash_mismatch", message="hash_mismatch"):
+    """The document is not at the version that the push names as its base.
 
-
-class Conflict(PysyncError):
-    """The document is not at the base that the push names. `current_hash`, and when that was written: `""`
-    and 0 where nothing is stored."""
-
-    status, code, default_message = 409, "hash_mismatch", "hash_mismatch"
+    `current_hash` is the stored hash, and `written_ms` when it was written: `""` and 0 if nothing is stored.
+    """
 
     def __init__(self, current_hash: str, written_ms: int = 0) -> None:
         super().__init__(extras={"currentHash": current_hash})
@@ -242,85 +228,82 @@ class Conflict(PysyncError):
         self.written_ms = written_ms
 
 
-class NonMonotonicTimestamp(PysyncError):
-    """The `ts` of an append is not greater than the last element's."""
+class NonMonotonicTimestamp(
+    PysyncError, status=409, code="non_monotonic_timestamp", message="non_monotonic_timestamp"
+):
+    """`ts` of an append is not greater than the time of the last element."""
 
-    status, code, default_message = 409, "non_monotonic_timestamp", "non_monotonic_timestamp"
 
-
-class AppendLimitExceeded(PysyncError):
-    """The log holds as many elements as it may (`limit`)."""
-
-    status, code, default_message = 409, "append_limit_exceeded", "append_limit_exceeded"
+class AppendLimitExceeded(
+    PysyncError, status=409, code="append_limit_exceeded", message="append_limit_exceeded"
+):
+    """The log already has `limit` elements."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(extras={"limit": limit})
 
 
-class KeyConflict(PysyncError):
-    """A file would lie below, or above, another file's key on a store of folders."""
-
-    status, code, default_message = 409, "key_conflict", "key_conflict"
+class KeyConflict(PysyncError, status=409, code="key_conflict", message="key_conflict"):
+    """A file would be stored below, or above, the key of another file in a store of folders."""
 
 
-class StaleGeneration(PysyncError):
-    status, code, default_message = 409, "stale_generation", "stale-generation"
+class StaleGeneration(PysyncError, status=409, code="stale_generation", message="stale-generation"):
+    """The issuer has published this generation of its revocation list, or a later one."""
 
 
-class PayloadTooLarge(PysyncError):
-    status, code, default_message = 413, "payload_too_large", "Payload too large"
+class PayloadTooLarge(PysyncError, status=413, code="payload_too_large", message="Payload too large"):
+    """The body is larger than the collection's `maxBodyBytes`, as declared, received or inflated."""
 
 
-class UnsupportedMediaType(PysyncError):
-    status, code, default_message = 415, "unsupported_media_type", "Unsupported media type"
+class UnsupportedMediaType(
+    PysyncError, status=415, code="unsupported_media_type", message="Unsupported media type"
+):
+    """The collection does not accept this `Content-Type`, or the server this `Content-Encoding`."""
 
 
-class RangeNotSatisfiable(PysyncError):
-    """The file has none of the bytes that are asked for: it has `size`."""
-
-    status, code, default_message = 416, "range_not_satisfiable", "Range not satisfiable"
+class RangeNotSatisfiable(
+    PysyncError, status=416, code="range_not_satisfiable", message="Range not satisfiable"
+):
+    """The file has none of the bytes that `Range` asks for."""
 
     def __init__(self, size: int) -> None:
         super().__init__(headers={"Content-Range": f"bytes */{size}"})
 
 
-class MisdirectedRequest(PysyncError):
-    status, code, default_message = 421, "misdirected_request", "Misdirected request"
+class MisdirectedRequest(PysyncError, status=421, code="misdirected_request", message="Misdirected request"):
+    """The request names a host that is not in `server.publicHosts`."""
 
 
-class IdempotencyKeyReused(PysyncError):
-    """The `Idempotency-Key` was used before for a write of other data."""
-
-    status, code, default_message = 422, "idempotency_key_reused", "Idempotency-Key was used for other data"
-
-
-class RateLimited(PysyncError):
-    status, code, default_message = 429, "rate_limited", "Rate limit exceeded"
+class IdempotencyKeyReused(
+    PysyncError, status=422, code="idempotency_key_reused", message="Idempotency-Key was used for other data"
+):
+    """The caller used this `Idempotency-Key` for other data at the same key."""
 
 
-class AuthorizationError(PysyncError):
-    """What decides on the caller's roles could not be read."""
-
-    status, code, default_message = 500, "authorization_error", "Authorization error"
+class RateLimited(PysyncError, status=429, code="rate_limited", message="Rate limit exceeded"):
+    """The caller made more requests than the limit of this collection."""
 
 
-class InternalError(PysyncError):
-    status, code, default_message = 500, "internal_error", "Internal error"
+class AuthorizationError(PysyncError, status=500, code="authorization_error", message="Authorization error"):
+    """The document or plugin that decides on the caller's roles failed."""
 
 
-class DocumentCorrupt(PysyncError):
-    """The bytes stored under the key are not a document or log that was stored. `key` is None until the error
-    has been reported; `detail` is for the log."""
+class InternalError(PysyncError, status=500, code="internal_error", message="Internal error"):
+    """The server met an error that it does not know."""
 
-    status, code, default_message = 500, "document_corrupt", "document_corrupt"
+
+class DocumentCorrupt(PysyncError, status=500, code="document_corrupt", message="document_corrupt"):
+    """The stored bytes are damaged: they do not verify against their hash, or a file is lost.
+
+    `key` is None until the error has been reported. `detail` is for the log.
+    """
+
     key: str | None = None
     detail: str = "its bytes do not verify: restore it from a backup, or push it again"
 
 
-class Unavailable(PysyncError):
-    """Something the server needs does not answer now; the request may be repeated after `Retry-After`."""
-
-    status, code, default_message = 503, "unavailable", "Service unavailable"
+class Unavailable(PysyncError, status=503, code="unavailable", message="Service unavailable"):
+    """Something that the server needs does not answer, or the server is shutting down."""
 
     def __init__(self, message: str | None = None, *, retry_after_s: int = 1) -> None:
         super().__init__(message, headers={"Retry-After": str(retry_after_s)})
@@ -333,18 +316,16 @@ class Unavailable(PysyncError):
         return str(self.__cause__ or "it does not answer")
 
 
-class StoreUnavailable(Unavailable):
-    code, default_message = "store_unavailable", "store_unavailable"
+class StoreUnavailable(Unavailable, code="store_unavailable", message="store_unavailable"):
+    """The store does not answer, so nothing is known about what is stored."""
 
 
-class CoordinatorUnavailable(Unavailable):
-    """Replay memory is full or out of reach: a signed request cannot be admitted safely."""
-
-    code, default_message = "coordinator_unavailable", "Service unavailable"
+class CoordinatorUnavailable(Unavailable, code="coordinator_unavailable", message="Service unavailable"):
+    """The coordinator is out of reach, or its memory for nonces is full."""
 
 
-class RolesUnavailable(Unavailable):
-    code, default_message = "roles_unavailable", "Unauthorized"
+class RolesUnavailable(Unavailable, code="roles_unavailable", message="Unauthorized"):
+    """The caller's roles could not be determined within 5 s."""
 
 
 def errors_by_code() -> dict[str, type[PysyncError]]:

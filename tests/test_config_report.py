@@ -351,12 +351,6 @@ def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose(
     }
 
 
-def test_the_configuration_page_is_current() -> None:
-    command = [sys.executable, "-m", "pysync.config.reference"]
-    made = subprocess.run(command, capture_output=True, check=True, cwd=ROOT).stdout
-    assert made.decode() == (ROOT / "docs/configuration.md").read_text(), "make it anew, as its head says"
-
-
 def test_a_problem_reads_as_its_place_and_message() -> None:
     assert str(ConfigError([Problem("a.b", "is wrong"), Problem("", "no file")])) == "a.b: is wrong\nno file"
 

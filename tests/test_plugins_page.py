@@ -1,4 +1,4 @@
-"""What docs/plugins.md shows works."""
+"""What docs/reference/plugins.md shows works."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from conftest import ISSUER, STRANGER, Browser, Signed, root_device
 from pysync.plugins.hooks import implements
 from pysync.plugins.loader import HOOKS
 
-PAGE = (Path(__file__).parents[1] / "docs/plugins.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs/reference/plugins.md").read_text()
 
 
 def shown(language: str) -> str:

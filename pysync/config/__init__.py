@@ -11,10 +11,9 @@
     derived            what follows from several members: an action's limit, the coordinator, media types
     lint               settings that are accepted and probably not meant
     report             the output of `pysync check`
-    reference          docs/configuration.md, made from the schema
 
-The environment is read here and nowhere else. `lint`, `report` and `reference` are for people: they are
-imported by the commands that need them.
+The environment is read here and nowhere else. `lint` and `report` are imported by the commands
+that need them.
 """
 
 from pysync.config.derived import (

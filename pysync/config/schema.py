@@ -1,7 +1,7 @@
 """What a configuration may say: one tree of frozen values (wire section 10).
 
 Attributes are the file's members in snake_case: `max_body_bytes` is `maxBodyBytes`. `doc` of each field is
-the source of `docs/configuration.md`.
+the source of `docs/reference/configuration.md`.
 """
 # ruff: noqa: RUF009 (`option` is `dataclasses.field`)
 
@@ -21,8 +21,8 @@ MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
 
 
-_ISSUERS_HERE = "In place of `auth.trustedIssuers`, here alone; absent: the {}server's."
-_ROLES_HERE = "In place of `auth.identityRoles`, here alone; absent: the {}server's."
+_ISSUERS_HERE = "Replaces `auth.trustedIssuers` here; absent: the {}server's."
+_ROLES_HERE = "Replaces `auth.identityRoles` here; absent: the {}server's."
 
 
 def option(
@@ -74,7 +74,9 @@ class RateRule:
     window_ms: int | None = option("Length of the fixed window, in milliseconds.", None)
     max_requests: int | None = option("Requests admitted in one window.", None)
     bucket: RateLimitKey | None = option(
-        "Who shares a counter; absent: `identity`. Anonymous callers count by address.", None
+        "Callers with the same identity, or address, share a counter; absent: `identity`. Anonymous "
+        "callers count by address.",
+        None,
     )
     identity: Limit | None = option("A limit per caller, beside or instead of the one above.", None)
     ip: Limit | None = option("A limit per address, beside or instead of the one above.", None)
@@ -95,9 +97,9 @@ class RateLimit(RateRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restriction:
-    mode: Literal["deny", "allow"] = option("`deny` refuses the identities, `allow` refuses all others.")
+    mode: Literal["deny", "allow"] = option("`deny` rejects the identities, `allow` rejects all others.")
     identities: tuple[str, ...] = option("User ids.")
-    actions: tuple[Action, ...] | None = option("Actions it covers; absent: all.", None)
+    actions: tuple[Action, ...] | None = option("Actions that it concerns; absent: all.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,24 +114,22 @@ class AppendOnly:
 
     type: Literal["by_timestamp"] = option("The only type there is.", "by_timestamp")
     field: str | None = option("Member of `data` that holds the elements; absent: `items`.", None)
-    persist: bool | None = option("False: announced, and not stored: pulls find nothing.", None)
+    persist: bool | None = option(
+        "`false`: appends are announced but not stored, and pulls find nothing.", None
+    )
     max_items: int | None = option("Elements a log may hold; 0 or absent: any number.", None)
-    chunk_size: int | None = option(
-        "Elements after which a segment is begun; absent: as many as suit the store.", None
-    )
+    chunk_size: int | None = option("Elements per stored segment; absent: as many as suit the store.", None)
     require_author_signature: bool | None = option(
-        "Appends carry an author proof, which is checked; false: proofs are kept unchecked; absent: true.",
+        "`true` or absent: appends need a valid author proof; `false`: proofs are stored unchecked.",
         None,
     )
-    allow_full: bool | None = option("`full=true` may be asked for; absent: true.", None)
+    allow_full: bool | None = option("`true` or absent: a pull may ask for `full=true`.", None)
     max_pull_limit: int | None = option(
-        "Elements one pull returns at most, except with `full`: after a checkpoint alone the oldest, else "
-        "the newest.",
+        "Largest number of elements in one pull, except with `full`: the oldest ones after a checkpoint "
+        "alone, otherwise the newest.",
         None,
     )
-    max_checkpoint_age_ms: int | None = option(
-        "How far back a checkpoint may lie; older ones are refused.", None
-    )
+    max_checkpoint_age_ms: int | None = option("Greatest age of a checkpoint; older ones are rejected.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +143,12 @@ class Collection:
         "them exactly where the action's roles contain `public`.",
         None,
     )
-    encryption: Encryption = option("`delegated`: clients encrypt, the server cannot read.", "none")
+    encryption: Encryption = option(
+        "`delegated`: clients encrypt, and the server cannot read the data.", "none"
+    )
     enforce_sealed: bool = option(
-        "Refuses documents and log elements that are not sealed, except keyrings; needs "
-        "`encryption: delegated`, and is not for files.",
+        "Rejects documents and log elements that are not sealed, except keyrings. Needs "
+        "`encryption: delegated`; does not apply to files.",
         False,
     )
     max_body_bytes: int = option("Largest push body, in bytes, also after inflation.", 1_048_576)
@@ -159,12 +161,13 @@ class Collection:
     push_only: bool = option("No pull route.", False)
     append_only: AppendOnly | None = option("An append-only log; `true` takes every default.", None)
     ttl_ms: int | None = option(
-        "A document older than this, or a log whose last append is, reads as missing; 0 or absent: none is "
-        "too old.",
+        "A document older than this, or a log whose last append is older, reads as missing; 0 or absent: "
+        "nothing expires.",
         None,
     )
     force_full_fetch: bool = option(
-        "Disables sync by checkpoint: a pull with `checkpoint` alone returns the log from its beginning.",
+        "Disables synchronisation by checkpoint: a pull with `checkpoint` alone returns the log from its "
+        "beginning.",
         False,
     )
     listable: bool = option("Serves the list route.", False)
@@ -176,10 +179,12 @@ class Collection:
         "numbers; absent, `false` or `none`: unmetered.",
         None,
     )
-    cache_duration_ms: int | None = option("`max-age` of pulls, in milliseconds.", None, at_least=0)
+    cache_duration_ms: int | None = option(
+        "How long clients and proxies may cache a pull (`max-age`), in milliseconds.", None, at_least=0
+    )
     object_schema: Mapping[str, Any] | bool | None = option("JSON Schema that `data` must satisfy.", None)
     field_permissions: Mapping[str, FieldPermission] = option("Roles per top-level member of `data`.", dict)
-    root_only: bool = option("Callers also need `device:root`.", False)
+    root_only: bool = option("Callers also need the role `device:root`.", False)
     restrictions: tuple[Restriction, ...] = option(
         "Identities denied or allowed: an object or a list of them.", ()
     )
@@ -218,26 +223,28 @@ class Server:
     host: str = option("Address to listen on.", "127.0.0.1")
     port: int = option("Port to listen on; 0 takes a free one.", 8080, at_least=0, at_most=65535)
     mount_path: str = option("Prefix of every route, e.g. `/v1`.", "", may_be_empty=True)
-    public_hosts: tuple[str, ...] = option("Hosts that requests may name; empty: any.", ())
-    trusted_proxy_hops: int = option("Proxies in front whose `X-Forwarded-For` is believed.", 0, at_least=0)
+    public_hosts: tuple[str, ...] = option("Host names that requests may use; empty: any.", ())
+    trusted_proxy_hops: int = option(
+        "Number of proxies in front whose `X-Forwarded-For` is trusted.", 0, at_least=0
+    )
     cors: Cors = option("Cross-origin callers.", Cors)
     examples: str | None = option(
         "Folder whose files (HTML and what belongs to it) are served below `/examples/`, relative to this "
-        "file. Absent: nothing is.",
+        "file; absent: no such route.",
         None,
         is_path=True,
     )
     workers: int = option("Processes that serve.", 1)
-    drain_timeout_ms: int = option("How long requests under way may take on shutdown.", 10_000)
-    log_level: LogLevel = option("The least serious records that are logged.", "info")
+    drain_timeout_ms: int = option("How long running requests may take on shutdown, in milliseconds.", 10_000)
+    log_level: LogLevel = option("Lowest level that is logged.", "info")
     log_refusals: bool = option(
-        "Logs which check each 401, 403 and 421 failed; without it they are logged at the level `debug`.",
+        "Logs which check failed, for each 401, 403 and 421; otherwise they are logged at the level `debug`.",
         False,
     )
-    access_log: bool = option("Logs a line for each request: what was asked, by whom, and the answer.", False)
+    access_log: bool = option("Logs a line for each request, with the caller and the response.", False)
     quick_check_max_bytes: int = option(
-        "Before it serves, the server checks SQLite databases up to this size (`quick_check`, which "
-        "reads all of one); 0: none.",
+        "Before it serves, the server checks SQLite databases up to this size in bytes (`quick_check`, which "
+        "reads the whole database); 0: none.",
         268_435_456,
         at_least=0,
     )
@@ -253,21 +260,25 @@ class StoreConfig:
     endpoint: str | None = option("URL of the S3 service; absent: AWS.", None)
     region: str | None = option("S3 region; absent: from the environment, else `us-east-1`.", None)
     force_path_style: bool = option(
-        "The bucket in the path instead of the host; hosts that are numbers get it anyway.", False
+        "Puts the bucket into the path instead of the host name; always so for numeric hosts.", False
     )
     access_key_id: str | None = option(
         "S3 credentials; absent: from the environment, the shared files, or the machine's role.", None
     )
     secret_access_key: str | None = option("Belongs to `accessKeyId`.", None, secret=True)
-    max_connections: int = option("Connections to S3 that one process keeps.", 128, at_most=4096)
-    timeout_ms: int = option("How long one request to S3 may take, before it is tried again.", 10_000)
+    max_connections: int = option("Largest number of connections to S3 per process.", 128, at_most=4096)
+    timeout_ms: int = option(
+        "How long one request to S3 may take before it is repeated, in milliseconds.", 10_000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpacesConfig:
     access_path: str = option("Key template of a space's access document.", "spaces/{spaceId}/_access")
     param: str = option("Path parameter that names the space.", "spaceId")
-    trust_on_first_use: bool = option("Only `false` is safe.", False)
+    trust_on_first_use: bool = option(
+        "`true`: anyone is owner of a space without an access document. Only `false` is safe.", False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +289,7 @@ class Auth:
         secret=True,
     )
     trusted_issuers: tuple[str, ...] | None = option(
-        "Keys (hex) of issuers whose certificates yield `cap:` and `delegated:` roles; absent: anybody's.",
+        "Public keys (hex) of issuers whose certificates yield `cap:` and `delegated:` roles; absent: all.",
         None,
     )
     identity_roles: Mapping[str, tuple[str, ...]] = option("Extra roles per user id.", dict)
@@ -287,44 +298,47 @@ class Auth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigEndpoint:
-    auth: Literal["public", "role-filtered"] = option("Who sees what of the configuration.")
+    auth: Literal["public", "role-filtered"] = option(
+        "`public`: everyone sees every collection; `role-filtered`: callers see those that they can use."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRetention:
-    max_count: int = option("Changes that the change log keeps at least.", 100_000)
+    max_count: int = option("Smallest number of changes that the change log keeps.", 100_000)
     max_resumed: int = option(
-        "Changes that a stream may have missed when it resumes, of the collections that it follows; if there "
-        "are more it gets a reset.",
+        "Changes in its collections that a stream may miss before it resumes; with more it gets a reset.",
         20_000,
     )
-    max_age_ms: int = option("How old they may get.", 86_400_000)
+    max_age_ms: int = option("Greatest age of a change, in milliseconds.", 86_400_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubConfig:
-    every_ms: int = option("From the end of one scrub to the beginning of the next.", 86_400_000)
+    every_ms: int = option(
+        "Time from the end of one scrub to the beginning of the next, in milliseconds.", 86_400_000
+    )
     max_bytes_per_second: int = option(
-        "Bytes read per second at most; an object counts as at least 16 KiB.", 8_388_608
+        "Largest number of bytes read per second; an object counts as at least 16 KiB.", 8_388_608
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectionConfig:
-    name: str | None = option("What `pysync project rebuild` calls it; absent: its `target`.", None)
+    name: str | None = option("Name for `pysync project rebuild` and metrics; absent: its `target`.", None)
     source: tuple[str, ...] = option(
-        "Collections whose writes are projected: a name or a list of them. `notes` is found in every "
-        "namespace, `acme/notes` in one, `/notes` in the root alone."
+        "Collections whose writes are projected: a name or a list of names. `notes` means every "
+        "namespace, `acme/notes` one, `/notes` the root alone."
     )
     target: str = option("Key template of the list, or `module:function`.")
     id: str | None = option("Template of the entry's id.", None)
     value: Mapping[str, str] = option("Members of the value, as JSON pointers into `data`.", dict)
-    remove_when: Mapping[str, Any] = option("Pointers whose values mark a removal.", dict)
+    remove_when: Mapping[str, Any] = option("JSON pointers and the values that mark a removal.", dict)
     project: str | None = option("`module:function` in place of `id`, `value`, `removeWhen`.", None)
-    max_items: int | None = option("Entries a list holds at most.", None)
+    max_items: int | None = option("Largest number of entries in a list.", None)
     max_retries: int = option("Retries of a list write.", 8, at_least=0)
     wait: bool = option(
-        "Pushes to its sources are answered when the list holds them, at the latest after 5 s.", False
+        "Answers a push to a source when the list contains it, at the latest after 5 s.", False
     )
 
 
@@ -333,12 +347,13 @@ class EventsConfig:
     collection: str = option("Collection whose pushes become Parquet files.")
     storage_path: str = option("Key template whose last segment is a path parameter: the id of the batch.")
     compact_every_ms: int | None = option(
-        "How often small files are merged into larger ones; absent: only by `pysync events compact`.", None
+        "Milliseconds between merges of small files; absent: only by `pysync events compact`.",
+        None,
     )
     compact_older_than_ms: int = option(
-        "How old the files are at least that are merged.", 600_000, at_least=0
+        "Smallest age of files that are merged, in milliseconds.", 600_000, at_least=0
     )
-    compact_to_bytes: int = option("How large merged files get, about.", 134_217_728)
+    compact_to_bytes: int = option("Approximate size of merged files, in bytes.", 134_217_728)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,18 +361,20 @@ class Config:
     version: Literal[1] = option("Always 1.", 1)
     collections: tuple[Collection, ...] = option("Root collections.", ())
     namespaces: Mapping[str, Namespace] = option("Collections under a prefix of their own.", dict)
-    server: Server = option("How to listen.", Server)
-    store: StoreConfig = option("Where documents live; a string is its `url`.", StoreConfig)
+    server: Server = option("Address, limits and logging of the server.", Server)
+    store: StoreConfig = option("Where data is stored; a string is its `url`.", StoreConfig)
     coordinator: str | None = option(
         "`memory:`, `file:`, `file:DIR` or `redis://…`; absent: what suits the store.", None, secret=True
     )
-    auth: Auth = option("Who is trusted.", Auth)
+    auth: Auth = option("Admin token, trusted issuers, and roles.", Auth)
     config_endpoint: ConfigEndpoint | None = option("`GET /config`; absent: 404.", None)
-    max_collections_per_batch: int = option("Names, and reads, of one batch.", 100)
-    max_batch_append_elements: int = option("Log elements of one batch.", 5000)
-    max_batch_bytes: int = option("Bytes of documents and logs in one batch's answer.", 33_554_432)
+    max_collections_per_batch: int = option("Largest number of names, and of reads, in one batch.", 100)
+    max_batch_append_elements: int = option("Largest number of log elements in one batch.", 5000)
+    max_batch_bytes: int = option(
+        "Largest number of bytes of documents and logs in the response to a batch.", 33_554_432
+    )
     batch_key_deny_suffixes: tuple[str, ...] = option(
-        "Last segments of keys, and names of collections, that batches refuse.",
+        "Last segments of keys, and names of collections, that batches reject.",
         ("_keyring", "_members"),
     )
     rate_limit: RateLimit | None = option(
@@ -369,13 +386,13 @@ class Config:
         "Identities denied or allowed everywhere: an object or a list of them.", ()
     )
     changes: ChangeRetention = option(
-        "For how long who follows the change stream may be away without a gap.", ChangeRetention
+        "How far back change streams can resume without a gap.", ChangeRetention
     )
     scrub: ScrubConfig | Literal[False] = option(
         "Background check of everything stored against its hashes, by one of all processes; `false`: off.",
         ScrubConfig,
     )
-    projections: tuple[ProjectionConfig, ...] = option("Lists kept by the server.", ())
+    projections: tuple[ProjectionConfig, ...] = option("Lists that the server maintains.", ())
     events: tuple[EventsConfig, ...] = option("Event batches stored as Parquet.", ())
     plugins: tuple[str, ...] = option("`package.module:plugin`, or the name of an entry point.", ())
 

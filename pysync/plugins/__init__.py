@@ -10,7 +10,8 @@ of `pysync.errors`; anything else that they raise, or taking longer than `HOOK_T
 and `500` (an `authorize` that takes too long: `503`). What `after_write` raises is counted and logged, and
 the push's answer stays what it is.
 
-`hooks.py` calls the hooks, `loader.py` finds and checks plugins; `docs/plugins.md` is for their authors.
+`hooks.py` calls the hooks, `loader.py` finds and checks plugins. docs/reference/plugins.md is for their
+authors.
 """
 
 from collections.abc import Callable, Iterable, Mapping

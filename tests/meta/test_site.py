@@ -25,11 +25,6 @@ PLANNED = {
         "how-to/revoke-a-device.md",
         "how-to/rotate-secrets.md",
         "how-to/run-on-several-machines.md",
-        "reference/client.md",
-        "reference/configuration.md",
-        "reference/glossary.md",
-        "reference/plugins.md",
-        "reference/protocol.md",
     )
 }
 """Pages to which others link already, and which are still to be written."""

@@ -1,4 +1,4 @@
-"""docs/configuration.md, made from the tree: `python -m pysync.config.reference > docs/configuration.md`."""
+"""`docs/reference/configuration.md`, from the configuration's tree and the documentation of its fields."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -14,31 +14,33 @@ from pysync.config.schema import MAX_INT, Collection, Config, wire_name
 HEAD = """\
 # Configuration
 
-Made from the configuration tree by `python -m pysync.config.reference`; change the text there.
+Generated from the configuration tree by `make reference`.
 
-One file, JSON, YAML or TOML, told apart by its name. `pysync check FILE` prints every problem it has, or
-warnings and the route table. Unknown members are refused. `null` is the same as leaving a member out.
+The configuration is one file: JSON, YAML or TOML, told apart by its name. `pysync check FILE` prints every
+problem that it has, or warnings and the route table. Unknown members are errors. `null` is the same as
+leaving a member out.
 
 - `${NAME}` in any string is replaced by that environment variable, which must exist.
-- [Environment variables](#environment-variables) override the file; an empty one counts as unset. The
-  flags of `pysync serve` override both.
+- [Environment variables](#environment-variables) override the file; an empty one counts as unset. The flags
+  of [`pysync serve`](command-line.md#pysync-serve) override both.
 - Files and folders that the file names (`server.examples`) are relative to the file. The folders of `store`
-  and `coordinator` are relative to where the server is started, as is what a variable names.
-- A key template such as `users/{identity}/notes/{id}` has segments of letters, digits and `. _ : @ -`, and
-  whole segments `{name}`. Keys that start with `_pysync` are the server's own.
+  and `coordinator` are relative to the directory in which the server is started, as are those in variables.
+- A key template such as `users/{identity}/notes/{id}` consists of segments of letters, digits and `. _ : @
+  -`, and of whole segments `{name}`. Keys that start with `_pysync` belong to the server.
 - Only requests that a collection's own `rateLimit` meters are limited. The nearest rule that names a limit
-  holds, and the members it leaves out come from the next ones: the collection's for the action, the
+  counts, and members that it leaves out come from the next one: the collection's for the action, the
   collection's, the server's for the action, the server's.
-- Roles: `public` (everyone), `self` (the caller is `{identity}`), `cap:read:NAME`, `cap:write:NAME`,
-  `cap:list:NAME` (a certificate for collection NAME), `delegated:ISSUER:NAME`, `device:root`,
-  `admin:USER`, `admin` (the admin token), `space:owner`, `space:member`, and those of `identityRoles`.
+- [Roles](protocol.md#roles): `public` (everyone), `self` (the caller is `{identity}`), `cap:read:NAME`,
+  `cap:write:NAME`, `cap:list:NAME` (a certificate for collection NAME), `delegated:ISSUER:NAME`,
+  `device:root`, `admin:USER`, `admin` (the admin token), `space:owner`, `space:member`, and those of
+  `identityRoles` and plugins.
 """
 
 
 VARIABLES = """\
 A variable sets the member at a path: `PYSYNC_`, then the path in capitals, with `_` between its words. So
 `server.trustedProxyHops` is `PYSYNC_SERVER_TRUSTED_PROXY_HOPS`; `store.url` and `auth.adminToken` have
-shorter names. A number or a boolean is spelled as in JSON, a text is taken as it is. Members marked JSON,
+shorter names. A number or a boolean is spelled as in JSON, a string stands as it is. Members marked JSON,
 such as lists, are JSON as a whole and replace those of the file:
 
     PYSYNC_SERVER_PUBLIC_HOSTS='["sync.example.org"]' pysync serve --config pysync.json
@@ -47,7 +49,7 @@ such as lists, are JSON as a whole and replace those of the file:
 """
 
 
-def render() -> str:
+def page() -> str:
     """The whole page, with a final line break."""
     sections = [_section(kind) for kind in _objects(Config, [])]
     json = json_valued_paths()
@@ -129,7 +131,3 @@ def _title(kind: type) -> str:
         for letter in kind.__name__.removesuffix("Config")
     )
     return words.strip().capitalize()
-
-
-if __name__ == "__main__":
-    print(render(), end="")

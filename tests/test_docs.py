@@ -8,20 +8,8 @@ from pathlib import Path
 from projected import Site
 
 from pysync.cli.commands import build_parser
-from pysync.errors import errors_by_code
 
 ROOT = Path(__file__).parent.parent
-
-
-def test_every_refusal_is_in_the_table_with_its_status_and_text() -> None:
-    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \| (.*?) \|", (ROOT / "docs/protocol.md").read_text(), re.M)
-    documented = {code: (int(status), text) for status, code, text in rows}
-    client_side = {"unreachable"}
-    assert documented.keys() == errors_by_code().keys() - client_side
-    for code, (status, text) in documented.items():
-        kind = errors_by_code()[code]
-        assert status == kind.status
-        assert not text.startswith("`") or kind.default_message.split(":")[0] in text
 
 
 def test_what_the_documentation_shows_of_watch_and_tail_is_understood() -> None:

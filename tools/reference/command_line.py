@@ -2,10 +2,12 @@
 
 import argparse
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from pysync.cli.parser import EXIT_CODES, build_parser
+from pysync.cli.commands import build_parser
+from pysync.cli.parser import EXIT_CODES
 
 HEAD = """\
 # Command line
@@ -15,6 +17,12 @@ Generated from the argument parser by `make reference`.
 `pysync` runs the server, issues keys and certificates, and is a small client for people and scripts. Results
 are JSON on standard output, problems are one line on standard error. [Exit codes](exit-codes.md) tell scripts
 what happened.
+
+`pysync serve` also reads [variables](configuration.md#environment-variables) that set single members.
+All commands read these:
+
+| Variable | Meaning |
+|---|---|
 """
 
 EXIT_CODES_HEAD = """\
@@ -43,7 +51,9 @@ A script can rely on them. For example, retry on 5 and merge on 3:
 
 def page() -> str:
     """The page about every command, with a final line break."""
-    return "\n".join([HEAD, *_sections(build_parser(), "pysync", "##")])
+    environment = re.findall(r"^ +(PYSYNC_\w+) +(.*)$", EXIT_CODES, re.M)
+    rows = "".join(f"| `{name}` | {_cell(meaning)} |\n" for name, meaning in environment)
+    return "\n".join([HEAD + rows, *_sections(build_parser(), "pysync", "##")])
 
 
 def exit_codes_page() -> str:
@@ -84,7 +94,8 @@ def _section(parser: argparse.ArgumentParser, command: str, summary: str, level:
         ]
         text += "\n| Argument | Meaning |\n|---|---|\n" + "".join(rows)
     if parser.epilog:
-        text += "\n" + "".join(f"    {line}".rstrip() + "\n" for line in parser.epilog.strip().splitlines())
+        example = textwrap.dedent(parser.epilog.removeprefix("example:\n"))
+        text += "\nExample:\n\n" + textwrap.indent(example, "    ")
     return text
 
 

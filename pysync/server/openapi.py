@@ -1,0 +1,318 @@
+"""The service's own description: an OpenAPI 3.1 document, made from the routes that it serves.
+
+`openapi.json` beside this module holds everything that no configuration changes. `document` has the
+components. `operations` has an operation for each kind of route; its `errors` are the statuses of its errors
+beyond those of its policy and of every operation. `parts` has what several of them share. A `<name>` in it
+stands for a part, or for a fact of the configuration that this module splices in: names, limits, media types
+and schemas.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+from aiohttp import web
+
+from pysync import __version__
+from pysync.auth.policy import AccessPolicy
+from pysync.config import Collection, Config
+from pysync.engine.files import FileSettings
+from pysync.errors import errors_by_code
+from pysync.protocol import JSON_TYPE
+from pysync.server.handlers.service import media_type
+from pysync.server.responses import Response
+from pysync.server.router import Match, Route, Router
+
+Json = dict[str, Any]
+
+REVALIDATED = "Cache-Control: no-cache\r\n"
+_NAME: Final = re.compile("<([a-z ]+)>")
+_ALWAYS: Final = frozenset({400, 408, 500})
+"""What any request may be answered: it is malformed, or too slow, or met something unforeseen."""
+_OPEN: Final[list[Json]] = [{}]
+"""No credentials are asked for."""
+
+
+class OpenApi:
+    """`GET /openapi.json`. The document is made and encoded when it is first asked for."""
+
+    def __init__(self, config: Config, routes: Router) -> None:
+        self._config = config
+        self._routes = routes
+        self._text = b""
+
+    async def serve(self, request: web.BaseRequest, match: Match) -> Response:
+        """The document as JSON."""
+        self._text = self._text or orjson.dumps(describe(self._config, self._routes))
+        return Response(200, self._text, REVALIDATED)
+
+
+def describe(config: Config, routes: Router) -> Json:
+    """The OpenAPI 3.1 document of a service with these `routes`: every one of them, and nothing else.
+
+    HEAD is left out, which is answered wherever GET is, and so are aliases.
+    """
+    own = [(method, route) for method, route in routes if not route.alias]
+    ordered = sorted(own, key=lambda each: each[1].template)
+    describer = _Describer(config, [route for _, route in ordered])
+    paths: dict[str, Json] = {}
+    for method, route in ordered:
+        paths.setdefault("/" + "/".join(route.template), {})[method.lower()] = describer.operation(route)
+    values = {"version": __version__, "codes": list(errors_by_code()), "refusals": _refusals()}
+    document: Json = _splice(_skeleton()["document"], values) | {"paths": paths}
+    components = document["components"]
+    if config.auth.admin_token is None:
+        del components["securitySchemes"]["admin"]
+    for _, route in ordered:
+        if route.policy is not None and route.validator is not None:
+            name = _schema_name(route)
+            components["schemas"][name] = _rebased(route.policy.collection.object_schema, name)
+    return document
+
+
+class _Facts(NamedTuple):
+    """The facts that a route adds to the operation of its kind: the values of names in it, the statuses of
+    further errors, and the ways to present oneself."""
+
+    values: Mapping[str, Any] = {}
+    statuses: frozenset[int] = frozenset()
+    security: list[Json] = _OPEN
+
+
+class _Describer:
+    """Describes the operations of one service, whose `routes` are without aliases."""
+
+    def __init__(self, config: Config, routes: list[Route]) -> None:
+        self._config = config
+        self._routes = routes
+        self._facts: Mapping[str, Callable[[Route], _Facts]] = {
+            "batch": self._batch,
+            "events": self._events,
+            "config": self._manifest,
+            "example": lambda route: _Facts({"type": media_type(route.template[-1])}),
+        }
+
+    def operation(self, route: Route) -> Json:
+        """The operation object of a route."""
+        facts = self._facts.get(route.action, self._of_policy)(route)
+        operation: Json = _splice(_skeleton()["operations"][_kind(route)], facts.values)
+        refused = _ALWAYS | facts.statuses | set(operation.pop("errors"))
+        if self._config.server.public_hosts:
+            refused |= {421}
+        responses = operation["responses"] | {
+            str(status): _component("responses", f"Refused{status}") for status in refused
+        }
+        names = [part[1:-1] for part in route.template if part.startswith("{")]
+        at_path = [_splice(_part("path parameter"), {"name": name}) for name in names]
+        return operation | {
+            "operationId": _operation_id(route),
+            "tags": [route.collection or "service"],
+            "parameters": at_path + operation["parameters"],
+            "responses": dict(sorted(responses.items())),
+            "security": facts.security,
+        }
+
+    def _of_policy(self, route: Route) -> _Facts:
+        """The facts of a collection's route, or a bundle's; none for another one."""
+        policy = route.policy
+        if policy is None:
+            return _Facts()
+        statuses = _metered([policy, *route.members])
+        if not policy.needs_credentials:
+            return _Facts(_values(route, policy.collection), statuses)
+        ways = self._credentials(anonymous=policy.allows_anonymous)
+        return _Facts(_values(route, policy.collection), statuses | {401, 403, 503}, ways)
+
+    def _batch(self, route: Route) -> _Facts:
+        """Bad credentials are nobody's here, so that they are no reason to refuse."""
+        space, most = self._namespace(route), self._config.max_collections_per_batch
+        pulls = [one.policy for one in self._routes if one.action == "pull" and one.policy is not None]
+        policies = [policy for policy in pulls if policy.namespace == space]
+        sets = {
+            policy.collection.name: {
+                "type": "array",
+                "items": _param_set(policy.collection),
+                "maxItems": most,
+            }
+            for policy in policies
+        }
+        one = {"type": "string", "enum": list(sets)} if sets else {"type": "string"}
+        choice = {"type": "array", "items": one, "maxItems": most, "minItems": 1}
+        values, statuses = {"sets": sets, "choice": choice}, _metered(policies)
+        if not any(policy.needs_credentials for policy in policies):
+            return _Facts(values, statuses)
+        return _Facts(values, statuses | {503}, self._credentials(anonymous=True))
+
+    def _events(self, route: Route) -> _Facts:
+        config, space = self._config, self._namespace(route)
+        found = config.collections if space is None else config.namespaces[space].collections
+        policies = [AccessPolicy.from_config(config, space, one, "pull") for one in found]
+        readable = [policy for policy in policies if not policy.collection.push_only]
+        sets = {one.name: _param_set(one) | {"required": []} for one in found}
+        values, statuses = {"names": [one.name for one in found], "sets": sets}, _metered(readable)
+        if readable and not any(policy.needs_credentials for policy in policies):
+            return _Facts(values, statuses)
+        return _Facts(values, statuses | {401, 403}, self._credentials(anonymous=True))
+
+    def _manifest(self, route: Route) -> _Facts:
+        """Here a certificate need not sign: it only filters what is shown."""
+        config = self._config
+        manifest = _part("manifest")
+        if config.namespaces and self._namespace(route) is None:
+            manifest = _splice(_part("manifest of namespaces"), {"names": list(config.namespaces)})
+        if config.config_endpoint is None or config.config_endpoint.auth != "role-filtered":
+            return _Facts({"for whom": "", "manifest": manifest})
+        ways = _part("shown") + self._admin()
+        return _Facts({"for whom": " for the caller", "manifest": manifest}, security=ways)
+
+    def _namespace(self, route: Route) -> str | None:
+        """The namespace that a route lies in."""
+        head = route.template[self._config.server.mount_path.count("/")]
+        return head if head in self._config.namespaces else None
+
+    def _credentials(self, *, anonymous: bool) -> list[Json]:
+        """The ways to present oneself, any one of which will do; the empty one is not to."""
+        return [*(_OPEN if anonymous else []), *_part("signed"), *self._admin()]
+
+    def _admin(self) -> list[Json]:
+        return [] if self._config.auth.admin_token is None else [{"admin": []}]
+
+
+def _kind(route: Route) -> str:
+    """The name of the route's operation in `openapi.json`."""
+    action, files = route.action, route.files
+    if action == "pull" and route.policy is not None and route.policy.collection.append_only is not None:
+        return "pull_log"
+    if action == "pull" and files is not None:
+        return "pull_mixed" if files.documents else "pull_file"
+    return "push_file" if action == "push" and files is not None and _is_file_push(files) else action
+
+
+def _is_file_push(files: FileSettings) -> bool:
+    """True if a collection with these files takes no documents."""
+    return bool(files.types) and not files.documents
+
+
+def _values(route: Route, collection: Collection) -> Json:
+    """The values of names in the operations on a collection."""
+    files, log = route.files or FileSettings(documents=True), collection.append_only
+    what = "a document or a file" if files.documents else "a file"
+    if route.files is None or (route.action == "push" and not files.types):
+        what = "a document"
+    needs_proof = log is None or log.require_author_signature is not False
+    data: Json = {"type": "object"}
+    if route.validator is not None:
+        data = {"allOf": [data, _component("schemas", _schema_name(route))]}
+    types = [files.content_type] if files.content_type else files.types or ["*/*"]
+    pulled = dict.fromkeys(types, _part("file"))
+    pushed: Json = dict.fromkeys(files.types, _part("file"))
+    if not _is_file_push(files):
+        pushed[JSON_TYPE] = {"schema": _splice(_part("document"), {"data": data})}
+    return {
+        "collection": route.collection,
+        "names": [policy.collection.name for policy in route.members],
+        "bytes": collection.max_body_bytes,
+        "data": data,
+        "required": ["data", *(["authorPubkey", "authorSignature"] if needs_proof else [])],
+        "field": "" if log is None else log.field or "items",
+        "last": collection.path_template.segments[-1],
+        "pulled": pulled,
+        "pulled or document": pulled | {JSON_TYPE: {"schema": _component("schemas", "Document")}},
+        "pushed": pushed,
+        "what": what,
+    }
+
+
+def _metered(policies: Iterable[AccessPolicy]) -> frozenset[int]:
+    """What limits on requests lead to: too many of them, or nobody to count them."""
+    return frozenset({429, 503} if any(policy.limit is not None for policy in policies) else ())
+
+
+def _param_set(collection: Collection) -> Json:
+    """What names one document of a batch: all parameters, but an `{identity}` that is the caller's."""
+    names = collection.path_template.params
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(names, _part("parameter value")),
+        "required": [name for name in names if name != "identity"],
+    }
+
+
+def _refusals() -> Json:
+    """An answer for every status that the table of errors knows, with the codes that it may carry."""
+    codes: dict[int, list[str]] = {}
+    for code, kind in errors_by_code().items():
+        codes.setdefault(kind.status, []).append(code)
+    headers = _part("refusal headers")
+    return {
+        f"Refused{status}": _splice(_part("refusal"), {"phrase": HTTPStatus(status).phrase, "codes": found})
+        | ({"headers": headers[str(status)]} if str(status) in headers else {})
+        for status, found in sorted(codes.items())
+    }
+
+
+def _operation_id(route: Route) -> str:
+    """A name of its own for each operation: the path, with the collection in place of the key."""
+    if route.policy is None:
+        return "/".join(route.template)
+    bundle = route.policy.collection.bundle
+    name = f"bundle:{bundle}" if route.action == "bundle" else route.policy.collection.name
+    return "/".join((*route.template[: route.key_from], name))
+
+
+def _schema_name(route: Route) -> str:
+    """The component that holds a collection's objectSchema: its name, in the signs that are allowed."""
+    plain = "".join(
+        c if c.isascii() and (c.isalnum() or c in ".-") else f"_{ord(c):x}_" for c in route.collection
+    )
+    return f"Data.{plain}"
+
+
+def _rebased(schema: Any, name: str) -> Any:
+    """An objectSchema whose references within itself lead to where it stands here. Below an `$id` they are
+    relative to that, here as there."""
+    if isinstance(schema, Mapping):
+        if "$id" in schema:
+            return schema
+        return {
+            key: f"#/components/schemas/{name}{value[1:]}"
+            if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))
+            else _rebased(value, name)
+            for key, value in schema.items()
+        }
+    return [_rebased(item, name) for item in schema] if isinstance(schema, list | tuple) else schema
+
+
+def _component(kind: str, name: str) -> Json:
+    """A reference to a shared part."""
+    return {"$ref": f"#/components/{kind}/{name}"}
+
+
+@cache
+def _skeleton() -> Json:
+    """The content of `openapi.json`."""
+    skeleton: Json = orjson.loads(Path(__file__).with_suffix(".json").read_bytes())
+    return skeleton
+
+
+def _part(name: str) -> Any:
+    return _skeleton()["parts"][name]
+
+
+def _splice(part: Any, values: Mapping[str, Any]) -> Any:
+    """Return a copy of the part in which each `<name>` is replaced by the value of that name, or by the part
+    of that name. Within a longer text the value stands as text."""
+    if isinstance(part, Mapping):
+        return {_splice(name, values): _splice(value, values) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_splice(item, values) for item in part]
+    if not isinstance(part, str):
+        return part
+    whole = _NAME.fullmatch(part)
+    if whole is None:
+        return _NAME.sub(lambda found: str(values[found[1]]), part)
+    return values[whole[1]] if whole[1] in values else _splice(_part(whole[1]), values)

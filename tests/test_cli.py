@@ -183,10 +183,10 @@ def test_a_link_carries_the_audience_certificate(shell: Shell) -> None:
         (["cap", "device", "--key", "-"], "standard input: not a key file: a JSON object is expected"),
         (
             ["push", "public/a", "-"],
-            "standard input: a JSON object is expected; --type TYPE stores a file as it is",
+            "standard input: expected a JSON object; --type TYPE stores a file as it is",
         ),
-        (["append", "log/a"], "standard input: a JSON object is expected"),
-        (["append", "log/a", "[1]"], "DATA: a JSON object is expected"),
+        (["append", "log/a"], "standard input: expected a JSON object"),
+        (["append", "log/a", "[1]"], "DATA: expected a JSON object"),
         (
             ["append", "log/a", '{"t": [NaN]}'],
             "DATA: JSON has no number NaN: write null, or leave the member out",

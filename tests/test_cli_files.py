@@ -119,8 +119,8 @@ async def test_who_takes_a_file_for_a_document_is_told_how_files_go(shell: Shell
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("push photos/a f --type image/png --force", "about documents"),
-        ("push photos/a f --type image/png --base x", "about documents"),
+        ("push photos/a f --type image/png --force", "for documents"),
+        ("push photos/a f --type image/png --base x", "for documents"),
         ("push photos/a f --type image/png --seal photos", "--seal"),
         ("push photos/a f --seal photos", "needs --key"),
         ("pull photos/a --out f --data", "--data"),

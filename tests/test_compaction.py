@@ -433,7 +433,7 @@ def test_questions_that_cannot_be_answered_are_told_so(tmp_path: Path, config: s
     status, _, errors = shell.run("events", "sql", "--config", config, "SELECT nothing")
     assert (status, "nothing" in errors) == (1, True)
     status, _, errors = shell.run("events", "compact", "--config", config, "--collection", "other")
-    assert (status, errors) == (1, "pysync: no events are stored of other; of: events\n")
+    assert (status, errors) == (1, "pysync: other stores no events; these collections do: events\n")
     without = tmp_path / "without.json"
     without.write_text("{}")
     status, _, errors = shell.run("events", "sql", "--config", str(without), "SELECT 1")

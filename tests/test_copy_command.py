@@ -164,7 +164,7 @@ async def test_a_store_that_fails_is_status_5_and_says_how_to_go_on(
     status, output, errors = await shell.ask("copy", "file:from", "file:to")
     assert status == 5
     assert re.fullmatch(
-        "pysync: writing .+: the disk is full; run it again to go on", errors.splitlines()[-1]
+        "pysync: writing .+: the disk is full; run the copy again to continue", errors.splitlines()[-1]
     )
     target = await LocalStore.open_folder(tmp_path / "to")
     assert json.loads(output)["copied"] == len(await contents(target)) >= 9

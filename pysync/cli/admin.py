@@ -52,12 +52,13 @@ from pysync.store import open_store
 
 _TTY_INTERVAL_S: Final = 0.5
 _NON_TTY_INTERVAL_S: Final = 10.0
-"""How often the progress is told."""
+"""Seconds between reports of the progress."""
 _DAMAGED: Final = ("corrupt: ", "unreadable: ")
 _ERASE: Final = "\r\x1b[K"
 
 
 def copy(options: argparse.Namespace) -> int:
+    """Run `pysync copy`."""
     return asyncio.run(_copy(options))
 
 
@@ -87,23 +88,23 @@ async def _copy(options: argparse.Namespace) -> int:
 
 
 async def _run_copy(copier: Copier, progress: "ProgressLine") -> None:
-    """Copy, and tell how far it came also where it ends early."""
-    telling = asyncio.ensure_future(progress.refresh(copier.report))
+    """Copy, and report the progress, also if the copy fails."""
+    reporting = asyncio.ensure_future(progress.refresh(copier.report))
     try:
         await copier.run()
     except StoreUnavailable as error:
-        raise StoreUnavailable(f"{error}; run it again to go on") from error
+        raise StoreUnavailable(f"{error}; run the copy again to continue") from error
     finally:
-        telling.cancel()
+        reporting.cancel()
         with suppress(asyncio.CancelledError):
-            await telling
+            await reporting
         progress.finish_line()
         progress.list_damaged()
         print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.report).items()})
 
 
 class ProgressLine:
-    """What people are told meanwhile: on a terminal one line that changes, elsewhere one now and then."""
+    """Progress of a copy: one line that changes on a terminal, a line now and then elsewhere."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -111,7 +112,7 @@ class ProgressLine:
         self._damaged: list[str] = []
 
     def message(self, key: str, text: str) -> None:
-        """A line of its own about one key."""
+        """Print a line about one key."""
         self.finish_line()
         line = f"pysync: {key}: {text}"
         print(line, file=self._out)
@@ -119,14 +120,14 @@ class ProgressLine:
             self._damaged.append(line)
 
     def list_damaged(self) -> None:
-        """Print once more, together, what is damaged or could not be read."""
+        """Print again, together, the objects that are damaged or unreadable."""
         if self._damaged:
             count = len(self._damaged)
-            said = "1 object is" if count == 1 else f"{count} objects are"
-            print(f"pysync: {said} damaged or unreadable:", *self._damaged, sep="\n", file=self._out)
+            damaged = "1 object is" if count == 1 else f"{count} objects are"
+            print(f"pysync: {damaged} damaged or unreadable:", *self._damaged, sep="\n", file=self._out)
 
     async def refresh(self, outcomes: CopyReport) -> None:
-        """Tell how far it is, for as long as this runs."""
+        """Print the progress until cancelled."""
         while True:
             await asyncio.sleep(_TTY_INTERVAL_S if self._is_terminal else _NON_TTY_INTERVAL_S)
             line = (
@@ -136,12 +137,13 @@ class ProgressLine:
             print(start + line, end=end, file=self._out, flush=True)
 
     def finish_line(self) -> None:
-        """Leave no unfinished line."""
+        """Erase the line of progress on a terminal."""
         if self._is_terminal:
             print(_ERASE, end="", file=self._out, flush=True)
 
 
 def verify(options: argparse.Namespace) -> int:
+    """Run `pysync verify`."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     flags = {"store": options.store}
     if options.config is None:
@@ -155,7 +157,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 async def _verify(place: StoreConfig) -> int:
-    """Print what is damaged, then the counts, and return the exit status."""
+    """Print each damaged object, then the counts, and return the exit status."""
     verified = VerificationReport()
     kind, _, folder = place.url.partition(":")
     if kind == "file" and (found := quick_check(Path(folder) / "pysync.db", with_indexes=True)):
@@ -182,12 +184,13 @@ async def _verify_objects(place: StoreConfig, verified: VerificationReport) -> N
 
 
 _MEMORY_COORDINATOR_WARNING = (
-    "memory: is the coordinator of one process: stop the server first, or what it writes meanwhile may be "
-    "missing from the lists"
+    "the memory: coordinator belongs to one process: stop the server first, or the lists may miss what it "
+    "writes meanwhile"
 )
 
 
 def rebuild_lists(options: argparse.Namespace) -> int:
+    """Run `pysync project rebuild`."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     flags = {"store": options.store, "coordinator": options.coordinator}
     settings = config.load(options.config, os.environ, flags)
@@ -202,10 +205,10 @@ def rebuild_lists(options: argparse.Namespace) -> int:
 
 
 async def _rebuild(settings: Config, projections: list[ProjectionSpec], chosen: list[ProjectionSpec]) -> int:
-    """Rebuild, print what became of each list, and return the exit status."""
+    """Rebuild the lists, print the outcome of each, and return the exit status."""
     url = settings.store.url
     if url == "memory:":
-        raise ValueError("memory: is the store of one process: there is nothing to rebuild")
+        raise ValueError("a memory: store exists only inside its server: there is nothing to rebuild")
     check_exists(url)
     if not url.startswith("file:") and effective_coordinator(settings) == "memory:":
         print(f"pysync: {_MEMORY_COORDINATOR_WARNING}", file=sys.stderr)
@@ -248,7 +251,7 @@ async def _run_rebuild(
     lists, changes = ListWriter(projections, services), services.outbox.log
     begun, outcomes = await rebuild(lists, chosen, changes)
     if not await catch_up(lists, changes, begun):
-        raise ValueError("more was written meanwhile than the change log keeps: run it again")
+        raise ValueError("too many changes were written meanwhile: run the rebuild again")
     return outcomes
 
 
@@ -263,16 +266,18 @@ _PAGE = 1_000
 
 
 def compact(options: argparse.Namespace) -> int:
+    """Run `pysync events compact`."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     settings, plugins = _load_plugins(options)
     return asyncio.run(_compact(settings, plugins, round(options.older_than * 1000)))
 
 
 def sql(options: argparse.Namespace) -> int:
+    """Run `pysync events sql`."""
     settings, plugins = _load_plugins(options)
     if len(plugins) > 1:
         names = ", ".join(plugin.collection for plugin in plugins)
-        raise ValueError(f"events are pushed to several collections: say --collection, one of {names}")
+        raise ValueError(f"events are pushed to several collections: choose one with --collection: {names}")
     connection = _open_duckdb(settings, asyncio.run(_keys(settings, plugins[0])))
     if options.query is None and sys.stdin.isatty():
         return _repl(connection)
@@ -281,24 +286,24 @@ def sql(options: argparse.Namespace) -> int:
 
 
 def _load_plugins(options: argparse.Namespace) -> tuple[Config, list[Events]]:
-    """The configuration, and the plugins that store events of the collection that was named, or all."""
+    """Return the configuration and the plugins that store the events of the named collection, or of all."""
     settings = config.load(options.config, os.environ, {"store": options.store})
     loader.add_config_dir_to_path(options.config)
     plugins = [one for one in loader.load_plugins(settings, events_of(settings)) if isinstance(one, Events)]
     chosen = [one for one in plugins if options.collection in (None, one.collection)]
     if not plugins:
-        raise ValueError(f"{options.config}: no `events` section says of which collection events are stored")
+        raise ValueError(f"{options.config}: there is no `events` section")
     if not chosen:
         names = ", ".join(one.collection for one in plugins)
-        raise ValueError(f"no events are stored of {options.collection}; of: {names}")
+        raise ValueError(f"{options.collection} stores no events; these collections do: {names}")
     if settings.store.url == "memory:":
-        raise ValueError("memory: is the store of one process: there are no files")
+        raise ValueError("a memory: store exists only inside its server: there are no files")
     check_exists(settings.store.url)
     return settings, chosen
 
 
 async def _compact(settings: Config, plugins: list[Events], older_than_ms: int) -> int:
-    """Merge, print what became of each folder, and return the exit status."""
+    """Merge files, print the outcome for each folder, and return the exit status."""
     store = await open_store(settings.store, shared=True)
     status = 0
     try:
@@ -320,7 +325,7 @@ async def _keys(settings: Config, plugin: Events) -> list[str]:
 
 
 def _open_duckdb(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
-    """DuckDB with the view `events` of what the files at the keys hold. Raises ValueError."""
+    """Return DuckDB with the view `events` over the files at `keys`. Raises ValueError."""
     try:
         import duckdb
     except ImportError:
@@ -344,7 +349,7 @@ def _open_duckdb(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
 
 
 def _repl(connection: "DuckDBPyConnection") -> int:
-    """Answer queries, one a line, until there are no more."""
+    """Run queries, one a line, until the input ends."""
     while True:
         try:
             query = input("events> ")
@@ -368,6 +373,6 @@ def _run_query(connection: "DuckDBPyConnection", query: str) -> None:
             for row in rows:
                 print(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str))
     except duckdb.IOException as error:
-        raise ValueError(f"{error}; files that were merged meanwhile are gone: run it again") from error
+        raise ValueError(f"{error}; files were merged meanwhile: run the query again") from error
     except duckdb.Error as error:
         raise ValueError(str(error)) from error

@@ -28,6 +28,7 @@ from pysync.errors import StaleGeneration
 
 
 def new_key(options: argparse.Namespace) -> int:
+    """Run `pysync keys new`."""
     if options.passphrase_stdin:
         keys = IdentityKeys.from_passphrase(sys.stdin.read().removesuffix("\n"))
     else:
@@ -41,6 +42,7 @@ def new_key(options: argparse.Namespace) -> int:
 
 
 def show_key(options: argparse.Namespace) -> int:
+    """Run `pysync keys show`."""
     print_json(_public_keys(read_keys(options.file)))
     return 0
 
@@ -69,6 +71,7 @@ REASONS: Final = {
 
 
 def device(options: argparse.Namespace) -> int:
+    """Run `pysync cap device`."""
     issuer = read_keys(options.key)
     certificate = issuing.issue_device_certificate(
         issuer,
@@ -81,6 +84,7 @@ def device(options: argparse.Namespace) -> int:
 
 
 def member(options: argparse.Namespace) -> int:
+    """Run `pysync cap member`."""
     certificate = issuing.issue_member_certificate(
         read_keys(options.key),
         *read_public_keys(options.to),
@@ -92,6 +96,7 @@ def member(options: argparse.Namespace) -> int:
 
 
 def audience(options: argparse.Namespace) -> int:
+    """Run `pysync cap audience`."""
     certificate = issuing.issue_audience_certificate(
         read_keys(options.key),
         options.collection,
@@ -106,6 +111,7 @@ def audience(options: argparse.Namespace) -> int:
 
 
 def show_certificate(options: argparse.Namespace) -> int:
+    """Run `pysync cap show`."""
     certificate = read_certificate(options.file)
     verdict = _verdict(certificate)
     if (
@@ -194,6 +200,7 @@ Make = Callable[[int, RevocationList | None], RevocationList]
 
 
 def revoke(options: argparse.Namespace) -> int:
+    """Run `pysync cap revoke`."""
     if options.generation is not None and options.generation < 0:
         raise ValueError("--generation must be 0 or more")
     if options.replace and not options.publish:

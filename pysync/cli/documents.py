@@ -1,13 +1,4 @@
-"""`pysync push --type` and `pysync pull --out`: files, as they are or sealed.
-
-`pysync list` and `pysync batch`.
-
-`pysync pull` and `pysync push`.
-
-`pysync append` and `pysync tail`.
-
-`pysync watch`.
-"""
+"""The commands that read and write documents, files and logs."""
 
 import argparse
 import asyncio
@@ -48,25 +39,27 @@ from pysync.protocol import JSON_TYPE, OCTET_STREAM
 
 
 def push_file(options: argparse.Namespace) -> int:
+    """Run `pysync push --type` or `--seal`: upload a file."""
     if options.base is not None or options.force:
-        raise ValueError("--base and --force are about documents: a file replaces what is there")
+        raise ValueError("--base and --force are for documents: a file always replaces the stored one")
     if options.seal and options.type not in (None, OCTET_STREAM):
-        raise ValueError(f"--seal: a sealed file is {OCTET_STREAM}, whatever is in it")
+        raise ValueError(f"--seal: a sealed file is always {OCTET_STREAM}")
     pushed = asyncio.run(_push_file(options))
     print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms})
     return 0
 
 
 def pull_file(options: argparse.Namespace) -> int:
+    """Run `pysync pull --out`: download a file."""
     if options.data:
-        raise ValueError("--data is about documents, --out about files")
+        raise ValueError("--data is for documents, --out for files")
     if options.out != "-" and os.path.lexists(options.out):  # a link to nothing is there, too
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), options.out)
-    told = asyncio.run(_pull_file(options))
-    if told is None:
+    summary = asyncio.run(_pull_file(options))
+    if summary is None:
         _raise_missing(options)
     if options.out != "-":
-        print_json(told)
+        print_json(summary)
     return 0
 
 
@@ -98,7 +91,7 @@ async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
 
 
 async def _pull_file(options: argparse.Namespace) -> dict[str, Any] | None:
-    """What is told of the file, which is where it was asked for; None where there is none."""
+    """Download the file and return what to print about it; None if there is none."""
     async with make_client(options) as client:
         if options.open:
             return await _pull_sealed(options, client)
@@ -134,11 +127,13 @@ async def _pull_sealed(options: argparse.Namespace, client: Client) -> dict[str,
 
 
 def list_names(options: argparse.Namespace) -> int:
+    """Run `pysync list`."""
     asyncio.run(_list(options))
     return 0
 
 
 def batch(options: argparse.Namespace) -> int:
+    """Run `pysync batch`."""
     params = {} if options.params is None else parse_object(options.params, "--params")
     entries = asyncio.run(_batch(options, params))
     print_json({name: list(map(_entry_json, found)) for name, found in entries.items()})
@@ -163,15 +158,16 @@ def _entry_json(entry: BatchEntry) -> dict[str, Any]:
 
 
 def pull(options: argparse.Namespace) -> int:
+    """Run `pysync pull`."""
     if options.out is not None:
         return pull_file(options)
     if options.open is not None:
-        raise ValueError("--open needs --out: only files are opened")
+        raise ValueError("--open needs --out: only files can be decrypted")
     pulled = asyncio.run(_pull(options))
     if options.fail and not pulled.hash:
         _raise_missing(options)
-    answer = {"data": pulled.data, "hash": pulled.hash, "timestamp": pulled.timestamp_ms}
-    print_json(pulled.data if options.data else answer)
+    document = {"data": pulled.data, "hash": pulled.hash, "timestamp": pulled.timestamp_ms}
+    print_json(pulled.data if options.data else document)
     return 0
 
 
@@ -182,6 +178,7 @@ def _raise_missing(options: argparse.Namespace) -> NoReturn:
 
 
 def push(options: argparse.Namespace) -> int:
+    """Run `pysync push`."""
     if options.type is not None or options.seal is not None:
         return push_file(options)
     try:
@@ -210,6 +207,7 @@ DEFAULT_COUNT = 10
 
 
 def append(options: argparse.Namespace) -> int:
+    """Run `pysync append`."""
     data = read_object("-") if options.element == "-" else parse_object(options.element, "DATA")
     appended = asyncio.run(_append(options, data))
     print_json({"hash": appended.hash, "timestamp": appended.timestamp_ms})
@@ -217,6 +215,7 @@ def append(options: argparse.Namespace) -> int:
 
 
 def tail(options: argparse.Namespace) -> int:
+    """Run `pysync tail`."""
     for name, value in (("-n", options.n), ("--since", options.since)):
         if value is not None and value < 0:
             raise ValueError(f"{name} must be 0 or more")
@@ -252,11 +251,12 @@ async def _tail(options: argparse.Namespace) -> None:
 
 def _element_json(element: LogElement) -> dict[str, Any]:
     proof = {"authorPubkey": element.author_pubkey, "authorSignature": element.author_signature}
-    told = {"ts": element.ts_ms, "data": element.data}
-    return told | {name: value for name, value in proof.items() if value is not None}
+    members = {"ts": element.ts_ms, "data": element.data}
+    return members | {name: value for name, value in proof.items() if value is not None}
 
 
 def watch(options: argparse.Namespace) -> int:
+    """Run `pysync watch`."""
     params = None if options.params is None else parse_object(options.params, "--params")
     collections = None if options.collections is None else options.collections.split(",")
     asyncio.run(run_until_reader_closes(_watch(options, collections, params)))
@@ -270,8 +270,8 @@ async def _watch(
         make_client(options) as client,
         client.watch(collections, params, after=options.after, on_disconnect=warn_disconnected) as changes,
     ):
-        async for told in changes:
-            print_lines(_change_json(told))
+        async for change in changes:
+            print_lines(_change_json(change))
 
 
 def _change_json(change: ChangeEvent | Reset) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""What the commands read from files, `-` being standard input, and how they print.
-
-What the commands have in common that go on until they are interrupted.
-"""
+"""Input and output of the commands. The file name `-` stands for standard input."""
 
 import asyncio
 import json
@@ -24,22 +21,23 @@ class MissingDocument(ValueError):
 
 
 def read_bytes(name: str) -> bytes:
+    """Return the content of a file, or of standard input for `-`."""
     return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
 
 
 def read_object(name: str) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError, which names the file."""
+    """Return the JSON object in a file. Raises ValueError with the name of the file."""
     return parse_object(read_bytes(name), _display_name(name))
 
 
 def parse_object(text: str | bytes, display_name: str) -> dict[str, Any]:
-    """The JSON object that `text` is. Raises ValueError, which names it as `display_name`."""
+    """Return the JSON object in `text`. Raises ValueError with `display_name`."""
     try:
         value = orjson.loads(text)
     except ValueError as error:
         raise ValueError(f"{display_name}: {_why_not_json(text, error)}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{display_name}: a JSON object is expected")
+        raise ValueError(f"{display_name}: expected a JSON object")
     return value
 
 
@@ -59,7 +57,7 @@ def _why_not_json(text: str | bytes, error: ValueError) -> str:
 
 
 def read_keys(name: str) -> IdentityKeys:
-    """The keys of a key file. Raises ValueError, which names the file."""
+    """Return the keys in a key file. Raises ValueError with the name of the file."""
     try:
         return IdentityKeys.from_json(read_bytes(name))
     except orjson.JSONDecodeError as error:
@@ -69,7 +67,7 @@ def read_keys(name: str) -> IdentityKeys:
 
 
 def read_public_keys(name: str) -> tuple[str, str]:
-    """The Ed25519 and X25519 public keys of a key file, or of what `keys show` prints of one."""
+    """Return the Ed25519 and X25519 public keys of a key file, or of the output of `keys show`."""
     members = read_object(name)
     keys = (members.get("edPub"), members.get("kemPub"))
     if not all(isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key) for key in keys):
@@ -78,8 +76,8 @@ def read_public_keys(name: str) -> tuple[str, str]:
 
 
 def read_certificate(name: str) -> Certificate:
-    """The certificate in a file, as JSON or as an Authorization header. Raises ValueError, which names the
-    file and the reason."""
+    """Return the certificate in a file, stored as JSON or as an Authorization header. Raises ValueError with
+    the name of the file and the reason."""
     content = read_bytes(name).strip()
     try:
         if content.startswith(certificates.SCHEME.encode()):
@@ -94,11 +92,12 @@ def _display_name(name: str) -> str:
 
 
 def print_json(value: object) -> None:
+    """Print `value` as indented JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_lines(*values: object) -> None:
-    """Print each value on a line of its own, for whoever reads on while more is to come."""
+    """Print each value as one line of JSON, and flush, for a reader that waits for more."""
     for value in values:
         print(json.dumps(value, ensure_ascii=False))
     sys.stdout.flush()
@@ -108,8 +107,8 @@ READER_CHECK_S: Final = 2.0
 
 
 async def run_until_reader_closes(work: Coroutine[None, None, None]) -> None:
-    """Do `work`, and raise BrokenPipeError when nobody reads our output any more: nothing may come for hours
-    before the next line would tell."""
+    """Run `work`, and raise BrokenPipeError once nobody reads standard output. The next line may be hours
+    away, so a failed write would come too late."""
     working, unread = asyncio.ensure_future(work), asyncio.ensure_future(_stdout_closed())
     try:
         await asyncio.wait((working, unread), return_when=asyncio.FIRST_COMPLETED)
@@ -123,6 +122,7 @@ async def run_until_reader_closes(work: Coroutine[None, None, None]) -> None:
 
 
 def warn_disconnected(error: Exception) -> None:
+    """Report that a stream was interrupted and is being restored."""
     print(f"pysync: {error}; reconnecting", file=sys.stderr)
 
 
@@ -141,7 +141,7 @@ def show_progress(done: int, size: int | None) -> None:
 
 
 async def _stdout_closed() -> None:
-    """Return when the other end of our output is closed."""
+    """Return once the reader of standard output has closed it."""
     while True:
         await asyncio.sleep(READER_CHECK_S)
         reader = select.poll()

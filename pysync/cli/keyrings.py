@@ -10,18 +10,22 @@ from pysync.errors import Conflict
 
 
 def new_keyring(options: argparse.Namespace) -> int:
+    """Run `pysync keyring new`."""
     return asyncio.run(_new_keyring(options))
 
 
 def add_recipient(options: argparse.Namespace) -> int:
+    """Run `pysync keyring add`."""
     return asyncio.run(_add_recipient(options))
 
 
 def remove_recipient(options: argparse.Namespace) -> int:
+    """Run `pysync keyring remove`."""
     return asyncio.run(_remove_recipient(options))
 
 
 def show_keyring(options: argparse.Namespace) -> int:
+    """Run `pysync keyring show`."""
     return asyncio.run(_show_keyring(options))
 
 
@@ -57,7 +61,7 @@ async def _show_keyring(options: argparse.Namespace) -> int:
 
 
 async def _print_keyring(keyring: RemoteKeyring) -> int:
-    """Print the keyring. The status says whether it opens."""
+    """Print the keyring, and return the exit status: 1 if it cannot be opened."""
     read = await keyring.read()
     try:
         await keyring.open()

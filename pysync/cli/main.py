@@ -20,7 +20,7 @@ _HINTS = {
     "payload_too_large": "the server limits the size of what it stores here (maxBodyBytes)",
     "pull_bound_required": "this is a log; read it with `pysync tail`",
 }
-"""What to do about an error, by its code."""
+"""Advice on an error, by its code."""
 
 OK, PROBLEM, CONFLICT, REJECTED, UNREACHABLE, MISSING = 0, 1, 3, 4, 5, 6  # 2 is argparse's
 
@@ -70,7 +70,7 @@ def _status(error: Exception) -> int:
 
 def _error_message(error: Exception) -> str:
     from pysync.auth.certificates import CertificateError
-    from pysync.errors import Conflict, PysyncError
+    from pysync.errors import Conflict, PysyncError, RateLimited
 
     if isinstance(error, CertificateError):
         from pysync.cli.credentials import REASONS
@@ -78,7 +78,7 @@ def _error_message(error: Exception) -> str:
         return REASONS.get(error.reason, error.reason)
     if isinstance(error, PysyncError) and error.code in _HINTS:
         return f"{error}: {_HINTS[error.code]}"
-    if isinstance(error, PysyncError) and (wait_s := error.headers.get("Retry-After")):
+    if isinstance(error, RateLimited) and (wait_s := error.headers.get("Retry-After")):
         return f"{error}; try again in {wait_s} s"
     if isinstance(error, Conflict):
         at = error.current_hash or "nothing yet"

@@ -64,6 +64,7 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(run=(module, function), parser=self)
 
     def add_commands(self, metavar: str = "COMMAND") -> "argparse._SubParsersAction[Parser]":
+        """Return the subparsers of this command."""
         return self.add_subparsers(required=True, metavar=metavar)
 
 

@@ -11,6 +11,7 @@ from pysync import config
 
 
 def serve(options: argparse.Namespace) -> int:
+    """Run `pysync serve`."""
     from pysync.plugins import loader
     from pysync.server import serve
     from pysync.server.banner import origin
@@ -47,11 +48,12 @@ def _warnings(settings: config.Config, path: str) -> str:
     from pysync.config.report import pluralize
 
     found = lint(settings, os.environ, read_file(Path(path)))
-    told = f"{pluralize(found, 'warning')} about this configuration; see them with: "
-    return told + shlex.join(["pysync", "check", path]) if found else ""
+    line = f"{pluralize(found, 'warning')} about this configuration; see them with: "
+    return line + shlex.join(["pysync", "check", path]) if found else ""
 
 
 def check(options: argparse.Namespace) -> int:
+    """Run `pysync check`."""
     from pysync.config import report
     from pysync.plugins import loader
     from pysync.plugins.events import events_of
@@ -70,7 +72,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _probe(settings: config.Config) -> int:
-    """Print what opening and asking store and coordinator found, and return the exit status."""
+    """Open and test the store and the coordinator, print the results, and return the exit status."""
     from pysync.config.report import align_columns, format_problems
     from pysync.diagnose import probe
 

@@ -1,4 +1,4 @@
-"""What commands talk to a server with: the client and the keyring that the options name."""
+"""The client and the keyring that the options of a command name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _key_file(options: argparse.Namespace) -> str | None:
 
 
 def make_keyring(options: argparse.Namespace, client: Client, name: str) -> RemoteKeyring:
-    """The keyring `name`, as the holder of `--key` uses it, who trusts themselves and `--trust`. Raises
+    """Return the keyring `name` for the holder of the key, who trusts their own key and `--trust`. Raises
     ValueError."""
     from pysync.client.sealed import RemoteKeyring  # heavy, and not needed without a keyring
 

@@ -1,4 +1,4 @@
-"""What each function of the core costs beside its plain Python twin (`tests/reference.py`).
+"""What each function of the core costs beside its plain Python twin (`tests/support/reference.py`).
 
     python -m benches.core            a table: microseconds a call, median of 7 rounds, lowest and highest
     python -m benches.core --json     the same as JSON
@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 import pysync._core as core
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-import reference
+from support import reference
 
 ROUNDS = 7
 ROUND_S = 0.05

@@ -28,7 +28,7 @@ from pysync.client import Client
 from pysync.errors import Conflict
 
 sys.path.append(str(servers.CHECKOUT / "tests"))  # where the oracle lives
-import reference
+from support import reference
 
 QUICK_STEP = 20
 T = TypeVar("T")

@@ -72,7 +72,7 @@ def start_nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartNginx
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The WebSocket of a Chromium. Tests share it, each with windows of its own (`windows.py`)."""
+    """The WebSocket of a Chromium. Tests share it, each with windows of its own (`browser.py`)."""
     with or_not_run(), components.chromium(tmp_path_factory.mktemp("chromium")) as url:
         yield url
 

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import reference
+from support import reference
 
 from proof.history import END, Operation
 from proof.order import Sight, out_of_order

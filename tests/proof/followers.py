@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import reference_log as twin
+from support import reference_append_log as twin
 
 from proof.batches import batches_of, files_of
 from proof.documents import hash_of, pushes_of, versions_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
-import reference_log as twin
+from support import reference_append_log as twin
 
 from proof.history import END, Operation
 from proof.order import Sight, out_of_order

@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Literal
 
-import reference_log as twin
+from support import reference_append_log as twin
 
 from proof.documents import hash_of
 from proof.files import sha256_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reference_log as twin
+from support import reference_append_log as twin
 
 from proof.documents import hash_of
 from proof.history import END, History, Kind, Operation, numbered, read

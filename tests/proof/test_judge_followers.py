@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-import reference_log as twin
+from support import reference_append_log as twin
 
 from proof.follower import Block, blocks
 from proof.history import Operation

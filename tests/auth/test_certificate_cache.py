@@ -1,0 +1,82 @@
+"""Verified certificates are remembered, and strangers put nobody's out of the memory."""
+
+import dataclasses
+
+from support.clients import ISSUER
+
+from pysync._core import PublicKey
+from pysync.auth.certificate_cache import MAX_IDENTITY_BYTES, CertificateCache, VerifiedCertificate
+from pysync.model import Caller
+
+KEY = PublicKey(ISSUER.ed_pub)
+
+
+def proof(
+    identity: str, header: str, presenter: str = "", *, is_trusted: bool = False
+) -> VerifiedCertificate:
+    return VerifiedCertificate(
+        iss=ISSUER.ed_pub,
+        iss_user_id=ISSUER.user_id,
+        sub="",
+        nonce="",
+        nbf=0,
+        exp=1,
+        key=KEY,
+        caller=Caller(identity=identity),
+        not_in_audience=False,
+        is_trusted=is_trusted,
+        cache_key=(header, presenter),
+    )
+
+
+def test_strangers_put_out_nobody_whom_the_configuration_trusts() -> None:
+    cache = CertificateCache(max_bytes=100_000)
+    friend = proof("friend", "header", is_trusted=True)
+    cache.put(friend)
+    for n in range(100):
+        cache.put(proof(f"stranger {n}", f"{n} {'x' * 2000}"))
+    assert cache.get("header", "") is friend
+    assert cache.get(f"0 {'x' * 2000}", "") is None
+
+
+def test_a_proof_that_is_used_stays_and_the_memory_is_bounded() -> None:
+    cache = CertificateCache(max_bytes=100_000)
+    used = proof("somebody", "used")
+    cache.put(used)
+    strangers = [proof(f"stranger {n}", f"header {n}") for n in range(1000)]
+    for stranger in strangers:
+        cache.put(stranger)
+        assert cache.get("used", "") is used
+    kept = [stranger for stranger in strangers if cache.get(stranger.cache_key[0], "") is stranger]
+    assert 0 < sum(each.size for each in kept) <= 100_000
+    assert kept == strangers[-len(kept) :]
+
+
+def test_one_identity_holds_no_more_than_its_share() -> None:
+    cache = CertificateCache()
+    own = [proof("busy", f"{n} {'x' * 8000}") for n in range(10)]
+    cache.put(proof("other", "other"))
+    for each in own:
+        cache.put(each)
+    kept = [each for each in own if cache.get(each.cache_key[0], "") is each]
+    assert kept == own[-len(kept) :]
+    assert 0 < sum(each.size for each in kept) <= MAX_IDENTITY_BYTES
+    assert cache.get("other", "") is not None
+
+
+def test_a_certificate_for_anybody_is_remembered_by_presenter() -> None:
+    cache = CertificateCache()
+    audience = proof("one", "header", "key")
+    cache.put(audience)
+    assert cache.get("header", "key") is audience
+    assert cache.get("header", "other") is None
+    assert cache.get("header", "") is None
+
+
+def test_what_is_put_twice_counts_once() -> None:
+    cache = CertificateCache(max_bytes=10_000)
+    one = proof("one", "header")
+    for _ in range(100):
+        cache.put(dataclasses.replace(one))
+    cache.put(proof("two", "other"))
+    assert cache.get("header", "") is not None

@@ -1,0 +1,291 @@
+"""Readers of a part of a document get a version from which the rest cannot be computed."""
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from support.clients import ISSUER, SUBJECT, Browser, Signed, Start, root_device
+from support.plugin_samples import Told
+from support.sse_client import Listen
+from support.store_samples import copy
+
+from pysync import _core
+from pysync.auth import signing
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine import keyed_versions
+from pysync.migrate import Damage, Verifier
+from pysync.store import StoredObject
+from pysync.store.memory import MemoryStore
+
+ADMIN = {"Authorization": "Bearer " + "t" * 32}
+OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
+PAY = {"fieldPermissions": {"pay": {"readRoles": ["admin"], "writeRoles": ["admin"]}}}
+STAFF = {"name": "staff", "storagePath": "staff/{id}", **OPEN, **PAY}
+KEYRING = {"name": "keyrings", "storagePath": "staff/{id}/_keyring", **OPEN, **PAY}
+CARDS = {"name": "cards", "storagePath": "boards/{id}", "bundle": "board", **OPEN, **PAY}
+LOGS = {
+    "name": "logs",
+    "storagePath": "logs/{id}",
+    "appendOnly": {"type": "by_timestamp", "requireAuthorSignature": False},
+    **OPEN,
+    **PAY,
+}
+SERVICE = {"auth": {"adminToken": "t" * 32}, "collections": [STAFF, KEYRING, CARDS, LOGS]}
+BOB = {"name": "bob", "pay": 48211}
+
+
+def true_hash(data: object) -> str:
+    return _core.content_hash(json.dumps(data).encode())
+
+
+@pytest.fixture
+async def browser(start: Start, session: aiohttp.ClientSession) -> Browser:
+    return Browser(await start(SERVICE), session)
+
+
+async def test_no_answer_to_a_reader_who_misses_members_has_the_hash_of_the_document(
+    browser: Browser,
+) -> None:
+    keys = ("staff/a", "staff/a/_keyring", "boards/a/cards")
+    for key in keys:
+        assert (await browser.push(key, BOB, None, ADMIN)).json["hash"] == true_hash(BOB)
+    element = {"data": BOB}
+    logged = (await browser.request("POST", "/push/logs/a", element, ADMIN)).json["hash"]
+    assert logged == true_hash({"n": 1, "last": BOB})
+    batch = "/batch/pull?collections=staff,logs&params=" + json.dumps(
+        {"staff": [{"id": "a"}], "logs": [{"id": "a"}]}, separators=(",", ":")
+    )
+    batch += '&appendParams={"logs":[{"last":1}]}'
+    for target in (
+        "/pull/staff/a",
+        "/pull/staff/a?withKeyring=1",
+        "/pull/boards/a",
+        "/pull/logs/a?last=1",
+        batch,
+    ):
+        answer = await browser.request("GET", target)
+        told = answer.body.decode() + str(answer.headers)
+        assert "bob" in told, target
+        assert true_hash(BOB) not in told, target
+        assert logged not in told, target
+        whole = await browser.request("GET", target, headers=ADMIN)
+        assert true_hash(BOB) in whole.body.decode() or logged in whole.body.decode(), target
+    refused = await browser.push("staff/a", {"name": "eve"}, None)
+    assert (refused.status, refused.json["currentHash"]) == (409, await version(browser, "staff/a"))
+
+
+async def version(browser: Browser, key: str) -> str:
+    """Return the version in the body of a pull and, except for logs, in its ETag."""
+    answer = await browser.pull(key)
+    told: str = answer.json["hash"]
+    assert answer.headers["ETag"] == f'"{told}"'
+    assert len(told) == 64
+    assert set(told) <= set("0123456789abcdef")
+    head = await browser.request("HEAD", f"/pull/{key}")
+    assert head.headers["ETag"] == f'"{told}"'
+    unchanged = await browser.pull(key, {"If-None-Match": f'"{told}"'})
+    assert unchanged.status == 304
+    return told
+
+
+async def test_the_version_is_the_same_wherever_it_is_told(browser: Browser, hear: Listen) -> None:
+    stream = await hear(browser, collections="staff,cards,logs")
+    await browser.push("staff/a", BOB, None, ADMIN)
+    await browser.push("boards/a/cards", BOB, None, ADMIN)
+    await browser.request("POST", "/push/logs/a", {"data": BOB}, ADMIN)
+    heard = [event["hash"] for event in await stream.events(3)]
+    bundle = (await browser.pull("boards/a")).json["collections"]["cards"]["hash"]
+    batch = "/batch/pull?collections=staff,logs&params=" + json.dumps(
+        {"staff": [{"id": "a"}], "logs": [{"id": "a"}]}, separators=(",", ":")
+    )
+    found = (await browser.request("GET", batch + '&appendParams={"logs":[{"last":1}]}')).json["collections"]
+    log = (await browser.pull("logs/a?last=1")).json["hash"]
+    assert heard == [await version(browser, "staff/a"), bundle, log]
+    assert [found["staff"][0]["hash"], found["logs"][0]["hash"]] == [heard[0], log]
+
+
+async def test_who_sees_all_hears_of_the_hash(browser: Browser, hear: Listen) -> None:
+    class Admin(Browser):
+        def headers(self, method: str, target: str, body: bytes) -> dict[str, str]:
+            return ADMIN
+
+    admin = Admin(browser.base, browser.session)
+    stream = await hear(admin, collections="staff")
+    await browser.push("staff/a", BOB, None, ADMIN)
+    assert [event["hash"] for event in await stream.events(1)] == [true_hash(BOB)]
+
+
+async def test_a_push_names_the_version_as_its_base_and_is_answered_the_next(browser: Browser) -> None:
+    await browser.push("staff/a", BOB, None, ADMIN)
+    base = await version(browser, "staff/a")
+    pushed = await browser.push("staff/a", {"name": "rob"}, base)
+    assert pushed.status == 200
+    assert pushed.json["hash"] == await version(browser, "staff/a") != base
+    stale = await browser.push("staff/a", {"name": "eve"}, base)
+    assert (stale.status, stale.json["currentHash"]) == (409, pushed.json["hash"])
+    whole = await browser.pull("staff/a", ADMIN)
+    assert whole.json["data"] == {"name": "rob", "pay": 48211}
+    assert (await browser.push("staff/a", {"name": "ann"}, pushed.json["hash"])).status == 200
+
+
+async def test_a_push_that_plugins_are_told_of_is_answered_with_the_version_too(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    browser = Browser(await start(SERVICE, plugins=[Told()]), session)
+    pushed = await browser.push("staff/a", {"name": "ann"}, None)
+    assert pushed.json["hash"] == await version(browser, "staff/a")
+
+
+async def test_an_append_is_answered_with_the_version_that_pulls_tell(browser: Browser) -> None:
+    appended = await browser.request("POST", "/push/logs/a", {"data": {"name": "ann"}})
+    assert appended.status == 200
+    assert appended.json["hash"] == (await browser.pull("logs/a?last=1")).json["hash"]
+    assert appended.json["hash"] != true_hash({"n": 1, "last": {"name": "ann"}})
+
+
+async def test_batches_and_bundles_without_a_body_are_of_the_version_that_their_reader_is_told(
+    browser: Browser,
+) -> None:
+    """Their ETags are made of versions: of hashes, they would verify guesses of what is hidden."""
+    await browser.push("staff/a", BOB, None, ADMIN)
+    target = '/batch/pull?collections=staff&params={"staff":[{"id":"a"}]}'
+    head, whole = [await browser.request(method, target) for method in ("HEAD", "GET")]
+    assert head.headers["ETag"] == whole.headers["ETag"]
+    unchanged = await browser.request("GET", target, headers={"If-None-Match": whole.headers["ETag"]})
+    assert unchanged.status == 304
+    await browser.push("boards/a/cards", BOB, None, ADMIN)
+    head, whole = [await browser.request(method, "/pull/boards/a") for method in ("HEAD", "GET")]
+    assert head.headers["ETag"] == whole.headers["ETag"]
+    seen = await browser.request("HEAD", "/pull/staff/a", headers=ADMIN)
+    assert seen.headers["ETag"] == f'"{true_hash(BOB)}"'
+
+
+async def test_a_guess_of_the_hash_is_no_base(browser: Browser) -> None:
+    """Else each push would tell whether the guess is right."""
+    await browser.push("staff/a", BOB, None, ADMIN)
+    refused = await browser.push("staff/a", {"name": "eve"}, true_hash(BOB))
+    assert (refused.status, refused.json["currentHash"]) == (409, await version(browser, "staff/a"))
+    assert (await browser.pull("staff/a", {"If-None-Match": f'"{true_hash(BOB)}"'})).status == 200
+
+
+async def test_the_version_tells_documents_apart_and_changes_with_what_is_hidden(browser: Browser) -> None:
+    """A caller who may write a hidden member could try values there and compare."""
+    for key in ("staff/a", "staff/b"):
+        await browser.push(key, BOB, None, ADMIN)
+    first = await version(browser, "staff/a")
+    assert first != await version(browser, "staff/b")
+    await browser.push("staff/a", {**BOB, "pay": 1}, true_hash(BOB), ADMIN)
+    assert await version(browser, "staff/a") != first
+
+
+async def test_nodes_and_restarts_tell_the_same_version_and_stores_another(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store, coordinator = MemoryStore(), MemoryCoordinator()
+    nodes = [Browser(await start(SERVICE, store=store, coordinator=coordinator), session) for _ in range(2)]
+    await nodes[0].push("staff/a", BOB, None, ADMIN)
+    first, second = [await version(node, "staff/a") for node in nodes]
+    later = Browser(await start(SERVICE, store=store, coordinator=coordinator), session)
+    assert first == second == await version(later, "staff/a")
+    elsewhere = Browser(await start(SERVICE), session)
+    await elsewhere.push("staff/a", BOB, None, ADMIN)
+    assert await version(elsewhere, "staff/a") != first
+
+
+async def test_a_copy_takes_the_secret_along_unless_there_is_one() -> None:
+    source, target, other = MemoryStore(), MemoryStore(), MemoryStore()
+    for store in (source, other):
+        await keyed_versions.KeyedVersions(store, lambda: 1).load()
+    kept = await other.get(keyed_versions.SECRET_DOCUMENT_KEY)
+    outcomes, told = await copy(source, target)
+    assert (outcomes.copied, told) == (1, [])
+    outcomes, told = await copy(source, other, overwrite=True)
+    assert (outcomes.already_there, outcomes.is_complete, told) == (1, True, [])
+    assert await other.get(keyed_versions.SECRET_DOCUMENT_KEY) == kept
+    found, copied = (
+        await source.get(keyed_versions.SECRET_DOCUMENT_KEY),
+        await target.get(keyed_versions.SECRET_DOCUMENT_KEY),
+    )
+    assert isinstance(found, StoredObject)
+    assert isinstance(copied, StoredObject)
+    assert found.body == copied.body
+
+
+async def test_a_damaged_secret_is_an_error_for_those_who_need_it(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store = MemoryStore()
+    first = Browser(await start(SERVICE, store=store), session)
+    await first.push("staff/a", BOB, None, ADMIN)
+    await version(first, "staff/a")
+    found = await store.get(keyed_versions.SECRET_DOCUMENT_KEY)
+    assert isinstance(found, StoredObject)
+    await store.put(
+        keyed_versions.SECRET_DOCUMENT_KEY, found.body[:-20] + bytes([found.body[-20] ^ 1]) + found.body[-19:]
+    )
+    later = Browser(await start(SERVICE, store=store), session)
+    assert (await later.pull("staff/a")).error == (500, "document_corrupt")
+    damages: list[Damage] = []
+    await Verifier(store, damages.append).run()
+    assert [damage.key for damage in damages] == [keyed_versions.SECRET_DOCUMENT_KEY]
+    assert (await later.pull("staff/a", ADMIN)).status == 200
+
+
+async def test_no_proof_of_an_author_betrays_what_is_hidden(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    """A signature can be verified with a guess of the data."""
+    other: dict[str, Any] = {**OPEN, "fieldPermissions": {"pay": {"readRoles": ["admin"]}}}
+    collections = [
+        {"name": "staff", "storagePath": "staff/{id}", **other},
+        {**LOGS, **other},
+    ]
+    base = await start({**SERVICE, "collections": collections})
+    signer = Signed(base, session, SUBJECT, root_device(SUBJECT))
+    for key, tag in (("staff/a", "starfish-doc-author-v1"), ("logs/a", "starfish-append-author-v1")):
+        for data in (BOB, {"name": "ann"}):
+            proof = signing.sign_author(SUBJECT, tag, key, json.dumps(data).encode())
+            await signer.request("POST", f"/push/{key}", {"data": data, **proof})
+    reader = Signed(base, session, ISSUER, root_device(ISSUER))
+    assert "authorSignature" not in (await reader.pull("staff/a")).json
+    elements = (await reader.pull("logs/a?last=2")).json["data"]["items"]
+    assert ["authorSignature" in element for element in elements] == [False, True]
+    whole = await signer.pull("logs/a?last=2", ADMIN)
+    assert whole.body.count(b"authorSignature") in (1, 2)
+
+
+async def test_who_may_write_what_it_cannot_read_tries_no_values(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    """The answer to a push of the right guess must not be the version of before."""
+    pay = {"fieldPermissions": {"pay": {"readRoles": ["admin"]}}}
+    browser = Browser(await start({**SERVICE, "collections": [{**STAFF, **pay}]}), session)
+    await browser.push("staff/a", BOB, None, ADMIN)
+    first = await version(browser, "staff/a")
+    wrong = (await browser.push("staff/a", {**BOB, "pay": 1}, first)).json["hash"]
+    right = (await browser.push("staff/a", BOB, wrong)).json["hash"]
+    assert right == await version(browser, "staff/a")
+    assert len({first, wrong, right}) == 3
+
+
+async def test_a_repeated_push_of_who_misses_members_is_answered_again(browser: Browser) -> None:
+    await browser.push("staff/a", BOB, None, ADMIN)
+    base, once = await version(browser, "staff/a"), {"Idempotency-Key": "once"}
+    first = await browser.push("staff/a", {"name": "rob"}, base, once)
+    again = await browser.push("staff/a", {"name": "rob"}, base, once)
+    assert (first.status, again.status) == (200, 200)
+    assert first.json == again.json
+    await browser.push(
+        "staff/a", {"name": "ann", "pay": 7}, (await browser.pull("staff/a", ADMIN)).json["hash"], ADMIN
+    )
+    for data in ({"name": "rob"}, {"name": "eve"}):
+        late = await browser.push("staff/a", data, base, once)
+        assert (late.status, late.json["currentHash"]) == (409, await version(browser, "staff/a"))
+    assert (await browser.pull("staff/a", ADMIN)).json["data"] == {"name": "ann", "pay": 7}
+
+
+async def test_a_guess_of_the_hash_is_no_base_of_a_repetition(browser: Browser) -> None:
+    await browser.push("staff/a", BOB, None, ADMIN)
+    refused = await browser.push("staff/a", {"name": "eve"}, true_hash(BOB), {"Idempotency-Key": "once"})
+    assert (refused.status, refused.json["currentHash"]) == (409, await version(browser, "staff/a"))

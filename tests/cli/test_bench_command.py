@@ -1,0 +1,158 @@
+"""`pysync bench`: loads any service with a manifest, in the collections that it is told."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.cli_runner import Shell
+from support.clients import STRANGER, Browser, Start
+from support.configurations import ROOT
+
+from pysync.cli.commands import build_parser
+
+PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
+COLLECTIONS: list[dict[str, Any]] = [
+    {"name": "notes", "storagePath": "notes/{id}", "listable": True, **PUBLIC},
+    {
+        "name": "own",
+        "storagePath": "users/{identity}/{kind}/{id}",
+        "readRoles": ["self"],
+        "writeRoles": ["self"],
+    },
+    {"name": "log", "storagePath": "log/{id}", "appendOnly": {"requireAuthorSignature": False}, **PUBLIC},
+    {"name": "proven", "storagePath": "proven/{id}", "appendOnly": True, **PUBLIC},
+    {"name": "files", "storagePath": "files/{id}", "allowedMimeTypes": ["image/*"], **PUBLIC},
+    {"name": "inbox", "storagePath": "inbox/{id}", "pushOnly": True, **PUBLIC},
+    {"name": "news", "storagePath": "news/today", "pullOnly": True, **PUBLIC},
+    {"name": "small", "storagePath": "small/{id}", "maxBodyBytes": 100, **PUBLIC},
+    {"name": "staff", "storagePath": "staff/{id}", "readRoles": ["admin"], "writeRoles": ["admin"]},
+]
+SERVICE: dict[str, Any] = {
+    "auth": {"adminToken": "token-of-the-tests"},
+    "configEndpoint": {"auth": "public"},
+    "collections": COLLECTIONS,
+    "namespaces": {"acme": {"collections": [{**COLLECTIONS[0], "storagePath": "acme/{id}"}]}},
+}
+FEW = ("--count", "20", "--seconds", "30", "--connections", "4", "--bytes", "300")
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    path = tmp_path / "key.json"
+    path.write_bytes(STRANGER.to_json())
+    return str(path)
+
+
+async def benched(shell: Shell, base: str, *arguments: str) -> list[tuple[str, int, dict[str, int]]]:
+    """Workload, answers and errors of each run."""
+    status, printed, errors = await shell.ask("bench", "--server", base, *FEW, "--json", *arguments)
+    assert errors == ""
+    runs = [json.loads(line) for line in printed.splitlines()]
+    assert status == int(any(run["errors"] for run in runs))
+    return [(run["workload"], run["answers"], run["errors"]) for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("told", "workloads"),
+    [
+        ("notes", ["notes push", "notes pull"]),
+        ("log", ["log append", "log tail"]),
+        ("files", ["files push", "files pull"]),
+        ("inbox", ["inbox push"]),
+        ("news=news/today", ["news pull"]),
+    ],
+)
+async def test_each_collection_is_used_as_its_manifest_says(
+    start: Start, shell: Shell, told: str, workloads: list[str]
+) -> None:
+    assert await benched(shell, await start(SERVICE), told) == [(name, 20, {}) for name in workloads]
+
+
+async def test_several_collections_actions_and_a_namespace(
+    start: Start, session: aiohttp.ClientSession, shell: Shell
+) -> None:
+    base = await start(SERVICE)
+    runs = await benched(shell, base, "notes", "log", "--action", "push")
+    assert [name for name, _, _ in runs] == ["notes push", "log append"]
+    stored = (await Browser(base, session).request("GET", "/list/notes")).json
+    assert len(stored["items"]) == 20
+    assert await benched(shell, base, "notes=acme/{id}", "--namespace", "acme", "--action", "push") == [
+        ("notes push", 20, {})
+    ]
+
+
+async def test_requests_are_signed_where_there_is_a_key(start: Start, shell: Shell, key: str) -> None:
+    base = await start(SERVICE)
+    own = "own=users/{identity}/{kind}/{id}"
+    assert await benched(shell, base, own, "proven", "--key", key) == [
+        ("own push", 20, {}),
+        ("own pull", 20, {}),
+        ("proven append", 20, {}),
+        ("proven tail", 20, {}),
+    ]
+    assert await benched(shell, base, "staff", "--admin-token", "token-of-the-tests") == [
+        ("staff push", 20, {}),
+        ("staff pull", 20, {}),
+    ]
+
+
+async def test_answers_that_are_refused_are_counted(start: Start, shell: Shell, key: str) -> None:
+    base = await start(SERVICE)
+    assert await benched(shell, base, "staff", "--key", key, "--action", "push") == [
+        ("staff push", 0, {"403": 20})
+    ]
+    status, printed, _ = await shell.ask("bench", "--server", base, *FEW, "notes", "--action", "push")
+    assert status == 0
+    head, row = printed.splitlines()
+    assert head.split()[:2] == ["workload", "per"]
+    assert row.startswith("notes push ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("nowhere",), "the server has no collection nowhere; it has: notes, own, log,"),
+        (("own=users/{identity}/x/{id}",), "{identity} stands for the user id of a key: pass --key"),
+        (("proven",), "appends to proven need an author proof: pass --key"),
+        (("small",), "small accepts at most 100 bytes per body; pass a smaller --bytes"),
+        (("news",), "news cannot be pushed to: name an existing document, as news=KEY"),
+        (("inbox", "--action", "pull"), "nothing to do: inbox is not pulled"),
+        (("notes=notes/x/{id",), "is not a key template"),
+        (("staff", "--action", "pull"), "staff pull cannot be prepared"),
+    ],
+)
+async def test_what_cannot_be_loaded_is_told(
+    start: Start, shell: Shell, arguments: tuple[str, ...], told: str
+) -> None:
+    status, _, errors = await shell.ask("bench", "--server", await start(SERVICE), *FEW, *arguments)
+    assert status == 1
+    assert told in errors
+
+
+def test_the_documentation_shows_a_command_that_is_understood() -> None:
+    (line,) = re.findall(r"^    pysync (bench .*)", (ROOT / "docs/operations.md").read_text(), re.M)
+    options = build_parser().parse_args(shlex.split(line))
+    assert (options.run, len(options.collection)) == (("bench", "bench"), 2)
+
+
+async def test_a_service_without_a_manifest_is_told_of(start: Start, shell: Shell) -> None:
+    base = await start({"collections": COLLECTIONS})
+    status, _, errors = await shell.ask("bench", "--server", base, *FEW, "notes")
+    assert status == 1
+    assert "the server has no manifest of its collections: set configEndpoint" in errors
+
+
+def test_it_needs_nothing_of_a_checkout(tmp_path: Path) -> None:
+    imports = "import sys; sys.modules['benches'] = None; from pysync.cli.main import main"
+    script = f"{imports}; sys.exit(main(sys.argv[1:]))"
+    ran = subprocess.run(
+        [sys.executable, "-c", script, "bench", "notes", "--server", "http://127.0.0.1:1"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (5, "pysync: http://127.0.0.1:1: cannot connect\n")

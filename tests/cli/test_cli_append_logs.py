@@ -1,0 +1,174 @@
+"""`pysync append` and `pysync tail` as scripts meet them."""
+
+import json
+import signal
+from asyncio.subprocess import Process
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from support.cli_runner import Shell, running
+from support.clients import Start
+from support.fake_server import Answer, serving
+
+from pysync._core import verify_author
+from pysync.auth.signing import APPEND_AUTHOR
+from pysync.client import Client
+
+OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
+SERVICE: dict[str, Any] = {
+    "collections": [
+        {"name": "log", "storagePath": "log/{id}", "appendOnly": {"requireAuthorSignature": False}, **OPEN},
+        {
+            "name": "small",
+            "storagePath": "small/{id}",
+            "appendOnly": {"requireAuthorSignature": False, "maxPullLimit": 5},
+            **OPEN,
+        },
+        {"name": "note", "storagePath": "note/{id}", **OPEN},
+        {"name": "diary", "storagePath": "diary/{id}", "appendOnly": {"field": "entries"}, **OPEN},
+    ]
+}
+
+
+def lines(output: str | bytes) -> list[Any]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+async def test_what_is_appended_is_what_tail_prints(shell: Shell, start: Start) -> None:
+    server = ("--server", await start(SERVICE))
+    status, output, _ = await shell.ask("append", "log/a", '{"text": "é"}', *server)
+    first = json.loads(output)
+    assert (status, set(first)) == (0, {"hash", "timestamp"})
+    assert (await shell.ask("append", "log/a", *server, stdin='{"n":2}'))[0] == 0
+    assert (await shell.ask("append", "log/a", "-", *server, stdin='{"n":\n3}'))[0] == 0
+    status, output, errors = await shell.ask("tail", "log/a", *server)
+    assert (status, errors) == (0, "")
+    assert [told["data"] for told in lines(output)] == [{"text": "é"}, {"n": 2}, {"n": 3}]
+    assert output.splitlines()[0] == f'{{"ts": {first["timestamp"]}, "data": {{"text": "é"}}}}'
+    assert await shell.ask("tail", "log/none", *server) == (0, "", "")
+
+
+async def test_a_document_is_told_from_a_log(shell: Shell, start: Start) -> None:
+    base = await start(SERVICE)
+    async with Client(base) as anyone:
+        await anyone.push("note/a", {"n": 1}, None)
+    told = "pysync: note/a is a document, not a log\n"
+    assert await shell.ask("append", "note/a", "{}", "--server", base) == (1, "", told)
+    told = "pysync: what is stored is no log with its elements in 'items'\n"
+    assert await shell.ask("tail", "note/a", "--server", base) == (1, "", told)
+
+
+async def test_a_tail_is_as_long_as_asked(shell: Shell, start: Start) -> None:
+    base = await start(SERVICE)
+    async with Client(base) as anyone:
+        for ts_ms in range(1, 31):
+            await anyone.append("log/a", {}, ts_ms=ts_ms)
+            await anyone.append("small/a", {}, ts_ms=ts_ms)
+
+    async def printed(*options: str, key: str = "log/a") -> list[int]:
+        status, output, errors = await shell.ask("tail", key, *options, "--server", base)
+        assert (status, errors) == (0, "")
+        return [told["ts"] for told in lines(output)]
+
+    assert await printed() == [*range(21, 31)]
+    assert await printed("-n", "3") == [28, 29, 30]
+    assert await printed("-n", "0") == []
+    assert await printed("--since", "5") == [*range(6, 31)]
+    assert await printed("--since", "5", "-n", "2") == [29, 30]
+    assert await printed("--since", "5", key="small/a") == [*range(6, 31)]
+
+
+async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(
+    shell: Shell, start: Start
+) -> None:
+    server = ("--server", await start(SERVICE))
+    me = shell.json("keys", "new", "--out", "me.json")
+    refused = (
+        1,
+        "",
+        "pysync: append requires authorPubkey and authorSignature: sign the element with --key FILE\n",
+    )
+    assert await shell.ask("append", "diary/a", '{"n":1}', *server) == refused
+    status, output, _ = await shell.ask(
+        "append", "diary/a", '{"n":1}', "--ts", "7", "--key", "me.json", *server
+    )
+    assert (status, json.loads(output)["timestamp"]) == (0, 7)
+    status, output, _ = await shell.ask("tail", "diary/a", "--field", "entries", *server)
+    (told,) = lines(output)
+    assert (status, told["ts"], told["authorPubkey"]) == (0, 7, me["edPub"])
+    assert verify_author(APPEND_AUTHOR, "diary/a", b'{"n":1}', me["edPub"], told["authorSignature"])
+    status, _, errors = await shell.ask("append", "diary/a", "{}", "--ts", "7", "--key", "me.json", *server)
+    told = (
+        "pysync: non_monotonic_timestamp: --ts must be greater than the timestamp of the log's last element\n"
+    )
+    assert (status, errors) == (1, told)
+    told = "pysync: pull_bound_required: this is a log; read it with `pysync tail`\n"
+    assert await shell.ask("pull", "diary/a", *server) == (1, "", told)
+    status, output, errors = await shell.ask("tail", "diary/a", *server)
+    assert (status, output) == (1, "")
+    assert "'items'" in errors
+
+
+async def next_time(process: Process) -> int:
+    assert process.stdout is not None
+    return int(json.loads(await process.stdout.readline())["ts"])
+
+
+def following(*arguments: str) -> AbstractAsyncContextManager[Process]:
+    """`pysync tail -f` in a process of its own."""
+    return running("tail", "-f", *arguments)
+
+
+async def test_a_log_is_followed_until_it_is_interrupted(start: Start) -> None:
+    base = await start(SERVICE)
+    async with Client(base) as anyone:
+        for ts_ms in (1, 2, 3):
+            await anyone.append("log/a", {}, ts_ms=ts_ms)
+        async with following("log/a", "-n", "2", "--collection", "log", "--server", base) as process:
+            assert [await next_time(process), await next_time(process)] == [2, 3]
+            for ts_ms in (4, 9):
+                await anyone.append("log/a", {}, ts_ms=ts_ms)
+                assert await next_time(process) == ts_ms
+            process.send_signal(signal.SIGINT)
+            assert await process.communicate() == (b"", b"")
+            assert process.returncode == 130
+
+
+async def test_a_collection_that_does_not_exist_ends_following(shell: Shell, start: Start) -> None:
+    server = ("--server", await start(SERVICE))
+    status, output, errors = await shell.ask("tail", "-f", "log/a", "--collection", "none", *server)
+    assert (status, output, errors.count("\n")) == (1, "", 1)
+
+
+async def test_following_ends_when_nobody_reads_even_if_nothing_comes(start: Start) -> None:
+    base = await start(SERVICE)
+    async with Client(base) as anyone:
+        await anyone.append("log/a", {}, ts_ms=1)
+        async with following("log/a", "--server", base) as process:
+            assert await next_time(process) == 1
+            assert process.stdout is not None
+            process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+            assert await process.wait() == 0
+            assert process.stderr is not None
+            assert await process.stderr.read() == b""
+
+
+async def test_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
+    def held(*times: int) -> Answer:
+        items = [{"ts": ts_ms, "data": {}} for ts_ms in times]
+        return 200, {"data": {"items": items}, "hash": "h", "timestamp": 1}
+
+    busy: Answer = (503, {"error": "store_unavailable"})
+    refused: Answer = (403, {"error": "Forbidden"})
+    answers = [held(1), *[busy] * 4, held(1, 2), refused]
+    async with serving(*answers) as server, following("log/a", "--server", server.url) as process:
+        assert [await next_time(process), await next_time(process)] == [1, 2]
+        _, errors = await process.communicate()
+    assert process.returncode == 4
+    assert errors == b"pysync: store_unavailable; reconnecting\npysync: Forbidden\n"
+
+
+async def test_a_server_that_is_not_there_at_first_ends_following(shell: Shell, unused_tcp_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    asked = await shell.ask("tail", "-f", "log/a", "--server", url)
+    assert asked == (5, "", f"pysync: {url}: cannot connect\n")

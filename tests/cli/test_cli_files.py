@@ -1,0 +1,172 @@
+"""Files and keyrings from the command line, against a service in this process."""
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from support.cli_runner import Shell
+from support.clients import Start
+
+from pysync.auth.signing import IdentityKeys
+
+OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
+SERVICE: dict[str, Any] = {
+    "collections": [
+        {"name": "docs", "storagePath": "docs/{id}", "listable": True, **OPEN},
+        {"name": "photos", "storagePath": "photos/{id}", "allowedMimeTypes": ["*/*"], **OPEN},
+        {"name": "keyrings", "storagePath": "photos/_keyring", **OPEN},
+    ]
+}
+PNG = b"\x89PNG\r\n\x00\xff" * 9000
+
+
+@pytest_asyncio.fixture
+async def server(start: Start, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = await start(SERVICE)
+    monkeypatch.setenv("PYSYNC_URL", url)
+    return url
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> None:
+    """Key files of two people, and what one of them gives away."""
+    for number, name in enumerate(("me", "bob")):
+        keys = IdentityKeys.from_private(bytes([number + 1]) * 32, bytes([number + 3]) * 32)
+        keys.save(tmp_path / f"{name}.json")
+        public = {"edPub": keys.ed_pub, "kemPub": keys.kem_pub}
+        (tmp_path / f"{name}.pub").write_text(json.dumps(public))
+
+
+async def ask(shell: Shell, line: str, **options: Any) -> Any:
+    """What the command line prints, which must go well."""
+    status, output, errors = await shell.ask(*line.split(), **options)
+    assert (status, errors) == (0, "")
+    return json.loads(output)
+
+
+async def refused(shell: Shell, line: str) -> str:
+    """What the problem is that the command line tells of."""
+    status, output, errors = await shell.ask(*line.split())
+    assert (status, output) == (1, "")
+    return errors
+
+
+@pytest.mark.usefixtures("server")
+async def test_a_file_is_pushed_and_pulled_as_it_is(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(PNG)
+    pushed = await ask(shell, "push photos/cat cat.png --type image/png")
+    pulled = await ask(shell, "pull photos/cat --out copy.png")
+    assert pulled == {"hash": pushed["hash"], "type": "image/png", "size": len(PNG)}
+    assert (tmp_path / "copy.png").read_bytes() == PNG
+
+
+@pytest.mark.usefixtures("server")
+async def test_json_is_pushed_as_a_file_where_it_is_one(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1, 2]")
+    await ask(shell, "push photos/a a.json --type application/json --admin-token x")
+    assert (await ask(shell, "pull photos/a --out b.json"))["type"] == "application/json"
+    assert (tmp_path / "b.json").read_text() == "[1, 2]"
+
+
+async def test_a_file_goes_through_pipes(server: str) -> None:
+    await piped("push", "photos/cat", "--type", "image/png", "--server", server, sent=PNG)
+    assert await piped("pull", "photos/cat", "--out", "-", "--server", server) == PNG
+    await piped("push", "photos/dog", "/dev/stdin", "--type", "image/png", "--server", server, sent=PNG)
+    assert await piped("pull", "photos/dog", "--out", "-", "--server", server) == PNG
+
+
+async def piped(*arguments: str, sent: bytes = b"") -> bytes:
+    """What a process of its own prints, which reads `sent`."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pysync", *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    output, errors = await process.communicate(sent)
+    assert (process.returncode, errors) == (0, b"")
+    return output
+
+
+@pytest.mark.usefixtures("server")
+async def test_what_is_there_is_not_overwritten_and_what_is_not_there_is_told(
+    shell: Shell, tmp_path: Path
+) -> None:
+    assert await refused(shell, "pull photos/none --out f") == "pysync: no file is stored at photos/none\n"
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "f").write_bytes(b"mine")
+    (tmp_path / "link").symlink_to("nothing")
+    for name in ("f", "link"):
+        told = await refused(shell, f"pull photos/none --out {name}")
+        assert told == f"pysync: {name} exists already\n"
+    await ask(shell, "push docs/a", stdin="{}")
+    assert "a document, not a file" in await refused(shell, "pull docs/a --out g")
+    assert "none.png" in await refused(shell, "push photos/cat none.png --type image/png")
+    assert "directory" in await refused(shell, "push photos/cat . --type image/png")
+
+
+@pytest.mark.usefixtures("server")
+async def test_who_takes_a_file_for_a_document_is_told_how_files_go(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(PNG)
+    assert "--type TYPE stores a file" in await refused(shell, "push photos/cat cat.png")
+    await ask(shell, "push photos/cat cat.png --type image/png")
+    told = await refused(shell, "pull photos/cat")
+    assert told == "pysync: a file of image/png is there: `pull_blob` or `pull --out` gets it\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("push photos/a f --type image/png --force", "for documents"),
+        ("push photos/a f --type image/png --base x", "for documents"),
+        ("push photos/a f --type image/png --seal photos", "--seal"),
+        ("push photos/a f --seal photos", "needs --key"),
+        ("pull photos/a --out f --data", "--data"),
+        ("pull photos/a --open photos", "--out"),
+        ("keyring show photos", "needs --key"),
+    ],
+)
+@pytest.mark.usefixtures("server")
+async def test_options_that_do_not_fit_are_told(shell: Shell, line: str, told: str) -> None:
+    assert told in await refused(shell, line)
+
+
+@pytest.mark.usefixtures("server", "people")
+async def test_a_sealed_file_is_shared_from_the_shell(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(PNG)
+    made = await ask(shell, "keyring new photos --key me.json")
+    assert (made["keyring"], made["verdict"], made["epoch"]) == ("photos/_keyring", "ok", 1)
+    await ask(shell, "push photos/a f --seal photos --key me.json")
+    as_bob = "--open photos --key bob.json --trust me.pub"
+    assert "not in epoch 1" in await refused(shell, f"pull photos/a --out g {as_bob}")
+    added = await ask(shell, "keyring add photos bob.pub --key me.json")
+    assert len(added["recipients"]) == 2
+    await ask(shell, f"pull photos/a --out g {as_bob}")
+    assert (tmp_path / "g").read_bytes() == PNG
+    await ask(shell, "push photos/b --seal photos --key me.json", stdin="hello")
+    shown = await shell.ask(*["pull", "photos/b", "--out", "-", "--open", "photos", "--key", "me.json"])
+    assert shown == (0, "hello", "")
+    assert "not trusted" in await refused(shell, "pull photos/a --out h --open photos --key bob.json")
+    removed = await ask(shell, "keyring remove photos bob.pub --key me.json")
+    assert (removed["epoch"], len(removed["recipients"])) == (2, 1)
+    assert "not in epoch 2" in await refused(shell, "keyring remove photos bob.pub --key me.json")
+    as_me = "--open photos --key me.json --min-epoch"
+    await ask(shell, f"pull photos/a --out h {as_me} 2")
+    assert "at epoch 2" in await refused(shell, f"pull photos/a --out i {as_me} 3")
+    status, output, _ = await shell.ask(
+        *["keyring", "show", "photos", "--key", "bob.json", "--trust", "me.pub"]
+    )
+    assert status == 1
+    assert "not in epoch 2" in json.loads(output)["verdict"]
+
+
+@pytest.mark.usefixtures("server", "people")
+async def test_a_keyring_is_made_once_for_everybody_named(shell: Shell) -> None:
+    made = await ask(shell, "keyring new photos bob.pub --key me.json")
+    assert len(made["recipients"]) == 2
+    again = "something is at photos/_keyring already; `pysync keyring add` lets others in"
+    assert again in await refused(shell, "keyring new photos --key me.json")
+    assert "already present" in await refused(shell, "keyring add photos bob.pub --key me.json")
+    assert "no keyring at docs/_keyring" in await refused(shell, "keyring show docs --key me.json")

@@ -1,0 +1,104 @@
+"""`pysync watch` as scripts meet it."""
+
+import json
+import signal
+from asyncio.subprocess import Process
+from typing import Any
+
+from support.cli_runner import Shell, running
+from support.clients import Start
+from support.fake_sse_server import End, event, refused, streaming, told
+
+from pysync.client import Client
+
+OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
+SERVICE: dict[str, Any] = {
+    "collections": [
+        {"name": "notes", "storagePath": "notes/{id}", **OPEN},
+        {"name": "tasks", "storagePath": "tasks/{id}", **OPEN},
+        {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]},
+    ],
+    "namespaces": {"acme": {"collections": [{"name": "notes", "storagePath": "notes/{id}", **OPEN}]}},
+}
+
+
+async def line(process: Process) -> Any:
+    assert process.stdout is not None
+    return json.loads(await process.stdout.readline())
+
+
+async def test_changes_are_printed_until_it_is_interrupted_and_again_after_any_of_them(start: Start) -> None:
+    base = await start(SERVICE)
+    async with Client(base) as anyone, anyone.watch() as changes:
+        place = changes.last_event_id
+        assert place is not None
+        pushed = await anyone.push("notes/e", {})
+        await anyone.push("tasks/a", {})
+        await anyone.push("notes/b", {})
+        async with running("watch", "--after", place, "--server", base) as process:
+            first = await line(process)
+            assert first == {
+                "collection": "notes",
+                "params": {"id": "e"},
+                "hash": pushed.hash,
+                "timestamp": pushed.timestamp_ms,
+                "id": first["id"],
+            }
+            assert (await line(process))["collection"] == "tasks"
+            process.send_signal(signal.SIGINT)
+            await process.wait()
+            assert process.returncode == 130
+        narrow = ("--collections", "notes,tasks", "--params", '{"notes": {"id": "b"}}')
+        async with running("watch", *narrow, "--after", first["id"], "--server", base) as process:
+            assert (await line(process))["params"] == {"id": "a"}
+            assert (await line(process))["params"] == {"id": "b"}
+
+
+async def test_a_namespace_is_watched_and_its_changes_say_so(start: Start) -> None:
+    base = await start(SERVICE)
+    async with Client(base, namespace="acme") as inside, inside.watch() as changes:
+        await inside.push("notes/a", {})
+        options = ("--after", str(changes.last_event_id), "--namespace", "acme", "--server", base)
+        async with running("watch", *options) as process:
+            assert (await line(process))["namespace"] == "acme"
+
+
+async def test_a_reset_is_a_line_and_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
+    scripts = [
+        told(event("1")),
+        *[refused(503, "unavailable")] * 2,
+        told('id: 8\nevent: reset\ndata: {"reset":true}\n\n' + event("9"), End.HOLD),
+    ]
+    async with streaming(*scripts) as server, running("watch", "--server", server.url) as process:
+        found = [await line(process) for _ in range(3)]
+        assert found[1] == {"reset": True, "id": "8"}
+        assert [told["id"] for told in found] == ["1", "8", "9"]
+        process.send_signal(signal.SIGINT)
+        _, errors = await process.communicate()
+        assert errors == b"pysync: the stream of changes ended; reconnecting\n"
+
+
+async def test_it_ends_when_nobody_reads_even_if_nothing_comes() -> None:
+    script = told(event("1"), End.HOLD)
+    async with streaming(script) as server, running("watch", "--server", server.url) as process:
+        await line(process)
+        process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+        assert await process.wait() == 0
+        assert process.stderr is not None
+        assert await process.stderr.read() == b""
+        await script.closed.wait()
+
+
+async def test_what_cannot_be_watched_is_told_and_the_status_says_why(
+    shell: Shell, start: Start, unused_tcp_port: int
+) -> None:
+    server = ("--server", await start(SERVICE))
+    for arguments, status in (
+        (("--params", "[]"), 1),
+        (("--collections", "none"), 1),
+        (("--collections", "mine"), 4),
+        (("--collections", "notes", "--params", '{"notes": {"x": "y"}}'), 1),
+        (("--server", f"http://127.0.0.1:{unused_tcp_port}"), 5),
+    ):
+        found, output, errors = await shell.ask("watch", *server, *arguments)
+        assert (found, output, errors.count("\n")) == (status, "", 1), arguments

@@ -1,0 +1,366 @@
+"""The configuration: what people are told about one that is accepted."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.clients import Start
+from support.configurations import EXAMPLE, ROOT, collection, config
+
+from pysync.config import ConfigError, Problem, load, parse
+from pysync.config.lint import lint
+from pysync.config.report import check, report, routes_table
+
+
+def warnings(*collections: dict[str, Any], **members: Any) -> list[tuple[str, str]]:
+    found = lint(parse(config(*collections, **members)))
+    return [(problem.path, problem.message) for problem in found]
+
+
+ROOT_DEVICE = "device:root grants no protection: anyone can create a key that has this role"
+HOSTS = {"publicHosts": ["sync.example.org"]}
+TRUSTED = {"trustedIssuers": ["ab" * 32]}
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ({"writeRoles": ["public"]}, ("writeRoles", "public: anyone may write")),
+        (
+            {"writeRoles": ["public"], "requireAuth": True},
+            ("writeRoles", "public: anyone with a key of their own may write"),
+        ),
+        (
+            {"readRoles": ["self", "cap:read:other"]},
+            ("readRoles[1]", "cap:read:other names another collection than notes"),
+        ),
+        (
+            {"readRoles": ["cap:read:*"]},
+            (
+                "readRoles[0]",
+                "cap:read:* is compared as text: only certificates for the collection '*' hold it",
+            ),
+        ),
+        ({"readRoles": ["device:root"], "rootOnly": True}, ("readRoles[0]", ROOT_DEVICE)),
+        ({"readRoles": ["self"]}, ("readRoles[0]", "self is never held: storagePath has no {identity}")),
+        (
+            {"appendOnly": {"requireAuthorSignature": False}},
+            (
+                "appendOnly.requireAuthorSignature",
+                "false: author proofs are kept as they are sent, unchecked",
+            ),
+        ),
+        (
+            {"appendOnly": {"allowFull": False}},
+            (
+                "appendOnly.allowFull",
+                "false, but checkpoint=0 gives the whole log too: set maxPullLimit",
+            ),
+        ),
+        (
+            {"allowedMimeTypes": ["*/*"], "objectSchema": {}},
+            ("objectSchema", "is for documents: no media type is application/json, so all are files"),
+        ),
+        (
+            {"allowedMimeTypes": ["image/png"], "fieldPermissions": {"a": {}}},
+            ("fieldPermissions", "are for documents: no media type is application/json, so all are files"),
+        ),
+        (
+            {"writeRoles": ["self"], "storagePath": "x/{id}"},
+            ("writeRoles[0]", "self is never held: storagePath has no {identity}"),
+        ),
+    ],
+)
+def test_the_linter_warns(members: Any, told: tuple[str, str]) -> None:
+    path, message = told
+    assert (f"collections[0].{path}", message) in warnings(collection(**members), auth=TRUSTED)
+
+
+def test_the_linter_warns_of_roles_that_anybody_can_sign_for() -> None:
+    open_to_all = collection(readRoles=["cap:read:notes"], writeRoles=["delegated:someone:notes"])
+    assert [path for path, _ in warnings(open_to_all)] == [
+        "collections[0].readRoles[0]",
+        "collections[0].writeRoles[0]",
+    ]
+    assert warnings(open_to_all, auth=TRUSTED) == []
+
+
+def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
+    notes = collection(readRoles=["cap:read:notes"])
+    trusting = {**notes, "trustedIssuers": ["ab" * 32]}
+    assert warnings(trusting) == []
+    assert warnings(namespaces={"acme": {"collections": [notes], **TRUSTED}}) == []
+    assert [path for path, _ in warnings(trusting, {**notes, "name": "b", "storagePath": "b"})] == [
+        "collections[1].readRoles[0]",
+        "collections[1].readRoles[0]",
+    ]
+    editors = collection(readRoles=["editor"])
+    assert warnings({**editors, "identityRoles": {"u": ["editor"]}}) == []
+    assert warnings({**editors, "identityRoles": {}}, auth={"identityRoles": {"u": ["editor"]}}) == [
+        ("collections[0].readRoles[0]", "nobody can hold 'editor'")
+    ]
+
+
+def test_the_linter_asks_for_the_public_hosts_where_everybody_may_write() -> None:
+    """A page whose own name comes to lead to this server is told apart by its Host alone."""
+    open_to_all = collection(writeRoles=["public"])
+    told = (
+        "server.publicHosts",
+        "name the hosts by which this server is reached: without them a page of any site can write to notes "
+        "through a visitor's browser (DNS rebinding)",
+    )
+    assert told in warnings(open_to_all)
+    assert told not in warnings(open_to_all, server={"publicHosts": ["sync.example.org"]})
+    for closed in ({"writeRoles": ["self"]}, {"writeRoles": ["public"], "requireAuth": True}, {}):
+        assert told not in warnings(collection(**closed))
+
+
+def test_the_linter_warns_of_rate_limits_that_meter_nothing() -> None:
+    window = {"windowMs": 1000, "maxRequests": 5}
+    assert warnings(collection(rateLimit={"push": True, "pull": {}}))[-1:] == [
+        (
+            "collections[0].rateLimit",
+            "meters no pull, push: neither it nor the server's rateLimit has numbers",
+        )
+    ]
+    unused = ("rateLimit", "meters nothing: no collection has a rateLimit that takes these numbers")
+    assert unused in warnings(collection(), rateLimit=window)
+    assert unused not in warnings(collection(rateLimit=True), rateLimit=window)
+
+
+def test_the_linter_warns_of_trust_on_first_use_and_of_nothing_served() -> None:
+    paths = [path for path, _ in warnings(auth={"spaces": {"trustOnFirstUse": True}})]
+    assert paths == ["collections", "auth.spaces.trustOnFirstUse"]
+
+
+def test_the_linter_has_nothing_to_say_of_a_careful_configuration() -> None:
+    private = collection(storagePath="users/{identity}/{id}", readRoles=["self"], writeRoles=["self"])
+    public = collection(name="news", storagePath="news/{id}", readRoles=["public"], pullOnly=True)
+    log = {"allowFull": False, "maxPullLimit": 1000}
+    posts = collection(name="posts", storagePath="posts/{id}", readRoles=["public"], appendOnly=log)
+    assert warnings(private, public, posts) == []
+
+
+def test_the_route_table_tells_what_is_not_documents() -> None:
+    read = parse(
+        config(
+            collection(listable=True),
+            collection(name="log", storagePath="log/{id}", appendOnly=True),
+            collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/png"]),
+            collection(name="mix", storagePath="mix/{id}", allowedMimeTypes=["application/json", "*/*"]),
+            {"preset": "parquet", "name": "rows", "storagePath": "rows/{id}", "write": "none"},
+            collection(name="taps", storagePath="taps/{batchId}"),
+            events=[{"collection": "taps", "storagePath": "events/{batchId}"}],
+        )
+    )
+    rows = [(route.method, route.path, route.collection) for route in routes_table(read) if route.collection]
+    assert {name for _, _, name in rows} == {
+        "notes",
+        "log (log)",
+        "img (files)",
+        "mix (documents, files)",
+        "rows (files)",
+        "taps (events)",
+    }
+    assert [row[:2] for row in rows if row[2] == "rows (files)"] == [
+        ("GET", "/pull/rows/{id}"),
+        ("GET", "/list/rows"),
+    ]
+
+
+def test_what_keeps_the_server_from_starting_is_told_before(tmp_path: Path) -> None:
+    value = config(collection(readRoles=["public"]), plugins=["nowhere:plugin", "nowhere"])
+    (tmp_path / "c.json").write_text(json.dumps(value))
+    for command, told in ((["check", "c.json"], "stdout"), (["serve", "--config", "c.json"], "stderr")):
+        ran = subprocess.run(
+            [sys.executable, "-m", "pysync", *command],
+            capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 1
+        text = getattr(ran, told)
+        assert "plugins[0]" in text
+        assert "plugins[1]" in text
+        assert text.count("nowhere") == 2
+
+
+@pytest.mark.parametrize(
+    ("role", "hint"),
+    [("publik", "public"), ("Self", "self"), ("cap:raed:notes", None), ("device:rot", "device:root")],
+)
+def test_the_linter_names_roles_that_nobody_holds(role: str, hint: str | None) -> None:
+    (path, message), *_ = warnings(collection(readRoles=[role]), auth=TRUSTED)
+    assert path == "collections[0].readRoles[0]"
+    assert message.startswith(f"nobody can hold {role!r}")
+    assert hint is None or hint in message
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{}, {"pullOnly": True, "writeRoles": ["self"]}, {"pushOnly": True, "readRoles": ["self"]}],
+)
+def test_the_linter_names_a_collection_that_nobody_may_use(members: dict[str, Any]) -> None:
+    secluded = collection(storagePath="n/{identity}", **members)
+    assert warnings(secluded) == [("collections[0]", "nobody may use it: no route has roles")]
+
+
+def test_the_linter_names_the_collection() -> None:
+    read = parse(config(collection(readRoles=["nobody"], writeRoles=["public"]), server=HOSTS))
+    assert {problem.collection for problem in lint(read)} == {"notes"}
+
+
+def test_roles_that_a_plugin_may_give_are_not_wondered_at() -> None:
+    odd = collection(readRoles=["editor"], pullOnly=True)
+    assert len(warnings(odd)) == 1
+    assert warnings(odd, plugins=["audit:plugin"]) == []
+
+
+def test_roles_that_the_configuration_grants_are_held() -> None:
+    granted = {**TRUSTED, "identityRoles": {"someone": ["editor"]}}
+    assert warnings(collection(readRoles=["editor", "admin:abc"], pullOnly=True), auth=granted) == []
+
+
+def test_the_linter_warns_of_keys_that_two_collections_keep_otherwise() -> None:
+    log = {"name": "log", "storagePath": "notes/{other}", "appendOnly": {"type": "by_timestamp"}}
+    files = {"allowedMimeTypes": ["image/png"]}
+    for other in (log, collection(ttlMs=1000), {**log, "ttlMs": 5}, files):
+        acme = {"acme": {"collections": [collection(**other)]}}
+        found = [path for path, message in warnings(collection(), namespaces=acme) if "keys" in message]
+        assert found == ["namespaces.acme.collections[0].storagePath"]
+    acme = {"acme": {"collections": [collection(**log)]}}
+    alike = warnings(collection(**{**log, "name": "x"}), namespaces=acme)
+    assert not any("keys" in message for _, message in alike)
+
+
+def test_the_linter_names_the_place_in_a_namespace() -> None:
+    value = {"namespaces": {"acme": {"collections": [collection(writeRoles=["public"])]}}, "server": HOSTS}
+    assert [problem.path for problem in lint(parse(value))] == ["namespaces.acme.collections[0].writeRoles"]
+
+
+def test_the_route_table_names_every_served_route_and_who_may_use_it() -> None:
+    read = parse(
+        config(
+            collection(readRoles=["public"], writeRoles=["admin"], listable=True, requireAuth=True),
+            collection(name="in", storagePath="in", pushOnly=True, writeRoles=["x"], rootOnly=True),
+            collection(name="out", storagePath="out", pullOnly=True),
+            collection(name="a", storagePath="b/{id}", bundle="b", readRoles=["x", "y"], writeRoles=["x"]),
+            collection(name="c", storagePath="b/{id}", bundle="b", readRoles=["x"], pullOnly=True),
+            namespaces={"acme": {"collections": [collection(pullOnly=True, readRoles=["public"])]}},
+            server={"mountPath": "/v1"},
+        )
+    )
+    assert [dataclasses.astuple(route) for route in routes_table(read) if route.collection] == [
+        ("GET", "/v1/pull/notes/{id}", "notes", ("public (signed)",)),
+        ("POST", "/v1/push/notes/{id}", "notes", ("admin",)),
+        ("GET", "/v1/list/notes", "notes", ("public (signed)",)),
+        ("POST", "/v1/push/in", "in", ("x + device:root",)),
+        ("GET", "/v1/pull/out", "out", ()),
+        ("POST", "/v1/push/b/{id}/a", "a", ("x",)),
+        ("GET", "/v1/pull/b/{id}", "a, c", ("x", "y")),
+        ("GET", "/v1/acme/pull/notes/{id}", "notes", ("public",)),
+    ]
+
+
+def test_the_route_table_names_the_routes_of_no_collection_in_each_namespace() -> None:
+    space = {"collections": [collection(pullOnly=True, readRoles=["public"])]}
+    read = parse(config(collection(), namespaces={"acme": space}, server={"mountPath": "/v1"}))
+    rows = {(route.method, route.path): route.roles for route in routes_table(read) if not route.collection}
+    reading = ("as pulls of what is named",)
+    assert rows == {
+        ("GET", "/v1/batch/pull"): reading,
+        ("GET", "/v1/events"): reading,
+        ("GET", "/v1/acme/batch/pull"): reading,
+        ("GET", "/v1/acme/events"): reading,
+        ("POST", "/v1/revocations"): ("public (a signed list)",),
+        ("GET", "/v1/revocations/{issuer}"): ("public",),
+        ("GET", "/v1/openapi.json"): ("public",),
+    }
+    for auth, roles in (("public", ("public",)), ("role-filtered", ("public (filtered by roles)",))):
+        read = parse(config(configEndpoint={"auth": auth}, namespaces={"acme": space}))
+        shown = {route.path: route.roles for route in routes_table(read)}
+        assert shown["/config"] == shown["/acme/config"] == roles
+        assert "/events" not in shown  # there is nothing in the root to tell of
+        assert "/acme/events" in shown
+
+
+async def test_the_route_table_is_what_is_served(start: Start) -> None:
+    """Every route that has no collection, but for health, metrics, versions and second places."""
+    settings = json.loads((ROOT / "tests/protocol.json").read_text())
+    await start(settings)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    served = {
+        ("/" + "/".join(route.template), method)
+        for method, route in app._middleware._routes
+        if route.action in ("batch", "events", "config", "revoke", "revocations", "openapi")
+        and not route.alias
+        and route.template[0] != "sync"  # where a published client asks for what is at /config
+    }
+    rows = routes_table(parse({"store": "memory:", **settings}))
+    assert served == {(row.path, row.method) for row in rows if not row.collection}
+
+
+def test_the_report_aligns_warnings_and_routes() -> None:
+    read = parse(
+        config(collection(writeRoles=["public"]), collection(name="x", storagePath="x"), server=HOSTS)
+    )
+    assert report(read).splitlines()[:10] == [
+        "2 warnings",
+        "",
+        "  collections[0].writeRoles (notes)  public: anyone may write",
+        "  collections[1] (x)                 nobody may use it: no route has roles",
+        "",
+        "METHOD  PATH                   COLLECTION  ROLES",
+        "GET     /pull/notes/{id}       notes       nobody",
+        "POST    /push/notes/{id}       notes       public",
+        "GET     /pull/x                x           nobody",
+        "POST    /push/x                x           nobody",
+    ]
+
+
+def test_check_prints_every_problem_of_a_refused_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"server": {"port": "x"}, "stor": 1}')
+    accepted, text = check(str(path), {})
+    assert not accepted
+    assert text.splitlines() == [
+        f"{path}: 2 problems",
+        "",
+        "  server.port  must be an integer, not a string",
+        "  stor         unknown member; did you mean store?",
+    ]
+
+
+def test_check_names_a_file_that_cannot_be_read_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "none.json")
+    assert check(path, {}) == (False, f"{path}: No such file or directory")
+
+
+def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose() -> None:
+    accepted, _ = check(str(EXAMPLE), {})
+    assert accepted
+    example = load(EXAMPLE, {})
+    assert (example.store.url, example.server.port) == ("file:./data", 8080)
+    warned = {problem.path.split(".")[0] for problem in lint(example)}
+    open_on_purpose = {"notes", "title", "cards", "journal", "scratch", "files", "reports", "events"}
+    assert example.collections[3].field_permissions["verified"].write_roles == ("admin",)  # and no token
+    assert warned == {"server", "namespaces", "collections[3]"} | {
+        f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_on_purpose
+    }
+
+
+def test_a_problem_reads_as_its_place_and_message() -> None:
+    assert str(ConfigError([Problem("a.b", "is wrong"), Problem("", "no file")])) == "a.b: is wrong\nno file"
+
+
+def test_a_problem_of_a_collection_names_it() -> None:
+    acme = {"acme": {"collections": [collection(name="log", ttlMs=-1)]}}
+    with pytest.raises(ConfigError) as refused:
+        parse(config(collection(readRoles=[""]), {"storagePath": "x"}, namespaces=acme))
+    assert str(refused.value).splitlines() == [
+        "collections[0].readRoles[0] (notes): must not be empty",
+        "collections[1].name: is required",
+        "namespaces.acme.collections[0].ttlMs (log): must be at least 1",
+    ]

@@ -1,0 +1,141 @@
+"""Warnings of `check` about roles that nobody can hold, and about variables that set nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli_runner import Shell
+from support.configurations import collection, config
+
+from pysync.config import parse
+from pysync.config.lint import lint
+
+TRUSTED = {"trustedIssuers": ["ab" * 32]}
+TOKEN = {"adminToken": "token-of-the-tests"}
+ROOM = {"storagePath": "spaces/{spaceId}/doc"}
+
+
+def warnings(*collections: dict[str, Any], **members: Any) -> list[tuple[str, str]]:
+    found = lint(parse(config(*collections, **members)))
+    return [(problem.path, problem.message) for problem in found]
+
+
+def about(role: str, members: dict[str, Any], auth: dict[str, Any]) -> list[str]:
+    """Return the warnings about a role that may read."""
+    return [message for _, message in warnings(collection(readRoles=[role], **members), auth=auth)]
+
+
+@pytest.mark.parametrize(
+    ("role", "members", "auth", "told"),
+    [
+        ("admin", {}, {}, "nobody can hold admin: auth.adminToken is not set"),
+        ("space:member", ROOM, {}, "nobody can hold space:member: auth.spaces is not set"),
+        ("space:owner", ROOM, {}, "nobody can hold space:owner: auth.spaces is not set"),
+        (
+            "space:member",
+            {},
+            {"spaces": {}},
+            "space:member is never held: storagePath lacks {spaceId} of auth.spaces.accessPath",
+        ),
+        ("cap:raed:notes", {}, {}, "nobody can hold 'cap:raed:notes'; did you mean cap:read:notes?"),
+        (
+            "space:members",
+            ROOM,
+            {"spaces": {}},
+            "nobody can hold 'space:members'; did you mean space:member?",
+        ),
+        (
+            "cap:read:notes",
+            {},
+            {"trustedIssuers": []},
+            "nobody can hold cap:read:notes: trustedIssuers is empty, so no certificate yields it",
+        ),
+    ],
+)
+def test_a_role_that_nobody_holds_is_told_once(
+    role: str, members: dict[str, Any], auth: dict[str, Any], told: str
+) -> None:
+    assert about(role, members, auth) == [told]
+
+
+@pytest.mark.parametrize(
+    ("role", "members", "auth"),
+    [
+        ("admin", {}, TOKEN),
+        ("admin", {}, {"identityRoles": {"u": ["admin"]}}),
+        ("space:member", ROOM, {"spaces": {}}),
+        ("space:member", ROOM, {"identityRoles": {"u": ["space:member"]}}),
+        ("cap:read:notes", {}, TRUSTED),
+    ],
+)
+def test_a_role_that_somebody_holds_is_not_wondered_at(
+    role: str, members: dict[str, Any], auth: dict[str, Any]
+) -> None:
+    assert about(role, members, auth) == []
+
+
+def test_the_environment_may_give_the_token() -> None:
+    read = parse(config(collection(readRoles=["admin"])), {"PYSYNC_ADMIN_TOKEN": "token-of-the-tests"})
+    assert lint(read) == []
+
+
+def test_roles_of_single_members_are_looked_at_too() -> None:
+    secret = {"salary": {"readRoles": ["admin"], "writeRoles": ["boss"]}}
+    assert warnings(collection(readRoles=["public"], fieldPermissions=secret)) == [
+        (
+            "collections[0].fieldPermissions.salary.readRoles[0]",
+            "nobody can hold admin: auth.adminToken is not set",
+        ),
+        ("collections[0].fieldPermissions.salary.writeRoles[0]", "nobody can hold 'boss'"),
+    ]
+
+
+def test_variables_that_set_nothing_are_named_with_the_nearest_that_does() -> None:
+    value = config(collection(name="${PYSYNC_NAME}", readRoles=["public"]))
+    environ = {
+        "PYSYNC_SEVER_PORT": "1",
+        "PYSYNC_XYZ": "1",
+        "PYSYNC_NAME": "notes",
+        "PYSYNC_URL": "http://127.0.0.1:1",
+        "PYSYNC_SERVER_PORT": "2",
+        "PYSYNC_EMPTY": "",
+        "OTHER": "3",
+    }
+    found = lint(parse(value, environ), environ, value)
+    assert [(problem.path, problem.message) for problem in found] == [
+        ("PYSYNC_SEVER_PORT", "unknown environment variable; did you mean PYSYNC_SERVER_PORT?"),
+        ("PYSYNC_XYZ", "unknown environment variable"),
+    ]
+
+
+def test_check_looks_at_the_environment(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(config(collection(readRoles=["public"]))))
+    monkeypatch.setenv("PYSYNC_STORES", "memory:")
+    _, printed, _ = shell.run("check", "c.json")
+    assert "PYSYNC_STORES  unknown environment variable; did you mean PYSYNC_STORE?" in printed
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_serve_says_how_many_warnings_there_are_and_how_to_see_them(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(config(collection(readRoles=["admin", "publik"]))))
+    command = [sys.executable, "-m", "pysync", "serve", "--config", "c.json", "--port", "0"]
+    served = subprocess.Popen(
+        [*command, "--store", "file:data", "--workers", workers], cwd=tmp_path, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYSYNC_")},
+    )  # fmt: skip
+    assert served.stdout is not None
+    told: list[str] = []
+    while not told or "warning" not in told[-1]:
+        told.append(served.stdout.readline())
+        assert told[-1], "it ended"
+    served.send_signal(signal.SIGTERM)
+    served.communicate(timeout=30)
+    assert told[-1] == "2 warnings about this configuration; see them with: pysync check c.json\n"

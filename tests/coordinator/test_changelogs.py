@@ -1,0 +1,397 @@
+"""Logs of changes in databases: beside the documents of a store, and of a coordinator."""
+
+import asyncio
+import contextlib
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.round_robin import taking_turns
+
+from pysync.changelog import Change, ChangeLog, Retention
+from pysync.config import parse
+from pysync.coordinator.local import LocalCoordinator
+from pysync.errors import StoreUnavailable
+from pysync.server.app import create_app
+from pysync.sqlite import changelog
+from pysync.sqlite.changelog import TRIM_EVERY, TRIM_ROWS
+from pysync.sqlite.connection import create_database
+from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
+from pysync.store.local.store import LocalStore
+from pysync.store.local.tables import SCHEMA
+from pysync.testing import RETENTION, ChangeLogContract, FakeClock, change, chunks_of
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, clock: FakeClock) -> AsyncIterator[LocalStore]:
+    store = await LocalStore.open_folder(tmp_path, clock, RETENTION)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def other(tmp_path: Path, clock: FakeClock, store: LocalStore) -> AsyncIterator[LocalStore]:
+    """The store of another process on the same folder."""
+    other = await LocalStore.open_folder(tmp_path, clock, RETENTION)
+    yield other
+    await other.close()
+
+
+class TestLocalStoresLog(ChangeLogContract):
+    @pytest.fixture
+    async def log(self, store: LocalStore) -> ChangeLog:
+        return store.change_log
+
+
+class TestLogsOfTwoStoresOnOneFolder(ChangeLogContract):
+    @pytest.fixture
+    async def log(self, store: LocalStore, other: LocalStore) -> ChangeLog:
+        return taking_turns(store.change_log, other.change_log)
+
+
+async def test_what_other_collections_wrote_is_not_read(store: LocalStore) -> None:
+    log = store.change_log
+    start = await log.last_id()
+    made = [change(f"{n}")._replace(origin="/rare" if n % 20 == 7 else "/busy") for n in range(60)]
+    for one in made:
+        await log.append([one])
+    page = await log.read_matching(start, 10, {"/rare"}.__contains__)
+    assert page is not None
+    assert [each for _, each in page.changes] == [made[7], made[27], made[47]]
+    assert (page.scanned, page.is_end) == (3, True)
+
+
+async def told(log: ChangeLog, after: str = "") -> list[Change]:
+    """All changes of a log after an id that it still knows."""
+    found = await log.read(after, 10_000)
+    assert found is not None
+    return [change for _, change in found]
+
+
+async def test_a_write_and_its_changes_are_made_together(store: LocalStore) -> None:
+    changes = [change("1"), change("2")]
+    etag = await store.put("a", b"one", expect=ABSENT, changes=changes)
+    found = await store.get("a")
+    assert isinstance(found, StoredObject)
+    assert (found.body, found.etag, found.content_type) == (b"one", etag, "application/json")
+    assert await told(store.change_log) == changes
+    await store.put("a", b"two", expect=Etag(etag), changes=[change("3")])
+    assert await told(store.change_log) == [*changes, change("3")]
+
+
+async def test_a_refused_write_has_no_change_and_takes_none_from_its_neighbours(store: LocalStore) -> None:
+    await store.put("taken", b"one")
+    expects: list[Precondition] = [ABSENT, Etag("another"), ANY]
+    outcomes = await asyncio.gather(
+        *(store.put("taken", b"two", expect=expect, changes=[change(f"{expect}")]) for expect in expects),
+        *(store.put(f"n/{n}", b"n", expect=ABSENT, changes=[change(f"{n}")]) for n in range(8)),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [EtagMismatch] * 2 + [str] * 9
+    assert await told(store.change_log) == [change("any"), *(change(f"{n}") for n in range(8))]
+
+
+async def test_changes_of_a_document_are_told_in_the_order_of_its_versions(
+    store: LocalStore, other: LocalStore
+) -> None:
+    versions = []
+
+    async def write_on(through: LocalStore) -> None:
+        for _ in range(50):
+            count = 0
+            expect: Precondition = ABSENT
+            found = await through.get("a")
+            if isinstance(found, StoredObject):
+                count, expect = int(found.body), Etag(found.etag)
+            with contextlib.suppress(EtagMismatch):
+                after = change(f"{count + 1}")
+                await through.put("a", b"%d" % (count + 1), expect=expect, changes=[after])
+                versions.append(after)
+
+    await asyncio.gather(*(write_on(through) for through in (store, other) * 4))
+    assert await told(store.change_log) == [change(f"{n + 1}") for n in range(len(versions))]
+
+
+async def test_a_document_in_the_place_of_a_file_is_a_write_like_any_other(store: LocalStore) -> None:
+    await store.write("a", chunks_of(b"file"), "text/plain")
+    await store.put("a", b"document", expect=ANY, changes=[change("1")])
+    assert await store.open("a") is None
+    assert await told(store.change_log) == [change("1")]
+
+
+async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: LocalStore) -> None:
+    await store.put("a", b"1", expect=ABSENT, changes=[change("1")])
+    place = await store.change_log.last_id()
+    store._writer._connection.execute("PRAGMA max_page_count = 20")
+    outcomes = await asyncio.gather(
+        *(store.put(f"n/{n}", bytes(50_000), expect=ABSENT, changes=[change(f"{n}")]) for n in range(4)),
+        return_exceptions=True,
+    )
+    assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+    assert await store.list("n", None, 10) == []
+    assert await store.change_log.last_id() == place
+    store._writer._connection.execute("PRAGMA max_page_count = 1000000")
+    await store.put("n/1", b"1", expect=ABSENT, changes=[change("2")])
+    assert await told(store.change_log, place) == [change("2")]
+
+
+async def test_changes_and_the_place_of_a_follower_survive_a_restart(tmp_path: Path) -> None:
+    first = await LocalStore.open_folder(tmp_path)
+    empty = await first.change_log.last_id()
+    await first.put("a", b"1", expect=ABSENT, changes=[change("1")])
+    place = await first.change_log.last_id()
+    await first.put("b", b"2", expect=ABSENT, changes=[change("2")])
+    await first.close()
+    second = await LocalStore.open_folder(tmp_path)
+    assert await told(second.change_log, empty) == [change("1"), change("2")]
+    assert await told(second.change_log, place) == [change("2")]
+    assert place < await second.change_log.last_id() < await second.change_log.append([change("3")])
+    await second.close()
+
+
+async def test_another_folder_in_the_same_place_knows_none_of_the_ids(tmp_path: Path) -> None:
+    before = ""
+    for name in ("first", "second"):
+        store = await LocalStore.open_folder(tmp_path / name)
+        if before:
+            assert await store.change_log.read(before, 10) is None
+        assert before < await store.change_log.last_id()
+        before = await store.change_log.append([change(f"{n}") for n in range(10)])
+        await store.close()
+
+
+async def test_a_folder_of_the_version_before_opens_with_all_it_holds(tmp_path: Path) -> None:
+    """Its tables are those that version 1 made."""
+    create_database(tmp_path / "pysync.db", SCHEMA._replace(steps=SCHEMA.steps[:1]))
+    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (1,)
+        database.execute(
+            "INSERT INTO object(parent, name, etag, content_type, modified_ms, body)"
+            "VALUES('notes', 'a', 'e1', 'application/json', 5, x'7b7d')"
+        )
+    stores = await asyncio.gather(*(LocalStore.open_folder(tmp_path) for _ in range(4)))
+    for store in stores:
+        found = await store.get("notes/a")
+        assert found == StoredObject(b"{}", "e1", "application/json", 5)
+        assert await told(store.change_log) == []
+    await stores[0].put("notes/a", b"two", expect=Etag("e1"), changes=[change("1")])
+    assert await told(stores[1].change_log) == [change("1")]
+    for store in stores:
+        await store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db")) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (len(SCHEMA.steps),)
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_changes_of_the_version_before_are_told_with_their_ids(tmp_path: Path) -> None:
+    create_database(tmp_path / "pysync.db", SCHEMA._replace(steps=SCHEMA.steps[:4]))
+    insert = "INSERT INTO change(at_ms, text, identity) VALUES(5, ?, ?)"
+    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
+        ((place,),) = database.execute("SELECT max(id) FROM change").fetchall()
+        for name in "ab":
+            database.execute(insert, change(name, "somebody")[:2])
+    store = await LocalStore.open_folder(tmp_path)
+    log = store.change_log
+    before = [(changelog.change_id(place + n), change(name, "somebody")) for n, name in ((1, "a"), (2, "b"))]
+    assert await log.read("", 10) == before
+    after = await log.append([change("c")])
+    assert await log.read(before[0][0], 10) == [before[1], (after, change("c"))]
+    await store.close()
+
+
+async def test_who_waits_is_told_by_its_own_process_and_by_others(
+    store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody here would stop waiting by itself."""
+    monkeypatch.setattr(changelog, "POLLS", 1_000_000)
+    for writer in (store, other):
+        place = await store.change_log.last_id()
+        waiting = asyncio.ensure_future(store.change_log.wait_for_change(place))
+        await asyncio.sleep(0)
+        await writer.put("b", b"of no change")
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await writer.put("a", b"1", expect=ANY, changes=[change("1")])
+        await waiting
+        assert await told(store.change_log, place) == [change("1")]
+
+
+async def test_a_change_of_another_process_before_the_wait_is_told(
+    store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelog, "POLLS", 1_000_000)
+    place = await store.change_log.last_id()
+    assert await told(store.change_log, place) == []
+    await other.change_log.append([change("1")])
+    await store.change_log.wait_for_change(place)
+
+
+async def test_a_cancelled_write_is_told_all_the_same(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelog, "POLLS", 1_000_000)
+    place = await store.change_log.last_id()
+    writing = asyncio.ensure_future(store.put("a", b"1", expect=ABSENT, changes=[change("1")]))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await store.change_log.wait_for_change(place)
+    assert await told(store.change_log, place) == [change("1")]
+
+
+async def test_a_closed_log_is_unavailable(tmp_path: Path) -> None:
+    store = await LocalStore.open_folder(tmp_path)
+    log = store.change_log
+    place = await log.last_id()
+    await store.close()
+    for ask in (log.append([change("1")]), log.read(place, 1), log.last_id(), log.wait_for_change(place)):
+        with pytest.raises(StoreUnavailable):
+            await ask
+
+
+async def test_what_is_configured_is_kept(tmp_path: Path) -> None:
+    changes = {"maxCount": 2 * TRIM_EVERY, "maxAgeMs": 3_600_000}
+    async with await create_app(parse({"store": f"file:{tmp_path}", "changes": changes})) as app:
+        assert app.store.transactional is not None
+        log = app.store.transactional.change_log
+        ids = [await log.append([change(f"{n}")]) for n in range(4 * TRIM_EVERY)]
+        assert await log.read(ids[0], 1) is None
+        assert await told(log, ids[2 * TRIM_EVERY])
+
+
+class TestForgetting:
+    """A log keeps what it should, little more, and no commit pays for much."""
+
+    def rows(self, store: LocalStore) -> int:
+        ((count,),) = store._writer._connection.execute("SELECT count(*) FROM change").fetchall()
+        return int(count)
+
+    async def test_what_is_old_is_forgotten(self, store: LocalStore, clock: FakeClock) -> None:
+        retention = Retention(count=10_000, age_ms=1_000)
+        store.change_log._retention = retention
+        place = await store.change_log.append([change("old")])
+        for n in range(300):
+            await store.change_log.append([change(f"{n}")])
+        clock.now_ms += 500
+        young = await store.change_log.append([change("young")])
+        clock.now_ms += 501
+        for n in range(TRIM_EVERY):
+            await store.change_log.append([change(f"{n}")])
+        assert await store.change_log.read(place, 1) is None
+        assert len(await told(store.change_log, young)) == TRIM_EVERY
+        assert self.rows(store) <= 2 * TRIM_EVERY + 2
+
+    async def test_of_what_is_old_the_last_place_is_remembered(
+        self, store: LocalStore, clock: FakeClock
+    ) -> None:
+        place = ""
+        for n in range(2 * TRIM_EVERY):
+            clock.now_ms += 2 * RETENTION.age_ms
+            place = await store.change_log.append([change(f"{n}")])
+        assert await store.change_log.last_id() == place
+        assert await store.change_log.read(place, 10) == []
+        last = await store.change_log.append([change("last")])
+        assert await store.change_log.read(place, 10) == [(last, change("last"))]
+
+    async def test_one_commit_forgets_a_bounded_number(self, store: LocalStore) -> None:
+        store.change_log._retention = Retention(count=10_000)
+        for start in range(0, 5_000, 500):
+            await store.change_log.append([change(f"{start + n}") for n in range(500)])
+        assert self.rows(store) == 5_001
+        store.change_log._retention = RETENTION
+        before = self.rows(store)
+        while before > RETENTION.count + TRIM_EVERY + 1:
+            for n in range(TRIM_EVERY):
+                await store.change_log.append([change(f"{n}")])
+            after = self.rows(store)
+            assert before - TRIM_ROWS <= after - TRIM_EVERY < before
+            before = after
+
+    async def test_groups_of_any_size_do_not_pile_up(self, store: LocalStore) -> None:
+        for _ in range(10):
+            await store.change_log.append([change(f"{n}") for n in range(2_000)])
+        assert self.rows(store) <= 2_000 + RETENTION.count + 1
+
+
+WRITE_ON = """
+import asyncio, itertools, sys
+from pysync.changelog import Change
+from pysync.store import ABSENT
+from pysync.store.local import LocalStore
+
+async def write(store, lane):
+    for n in itertools.count():
+        changes = [Change(b"%d/%d" % (lane, n))]
+        await store.put(f"lane{lane}/{n}", b"%d" % n * 300, expect=ABSENT, changes=changes)
+        print(f"{lane}/{n}", flush=True)
+
+async def main(folder):
+    store = await LocalStore.open_folder(folder)
+    await asyncio.gather(*(write(store, lane) for lane in range(8)))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_after_a_kill_there_is_a_change_for_each_write_and_for_no_other(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", WRITE_ON, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    acknowledged = [await asyncio.to_thread(process.stdout.readline) for _ in range(1_000)]
+    process.kill()
+    acknowledged += await asyncio.to_thread(process.stdout.readlines)
+    process.communicate()
+    store = await LocalStore.open_folder(tmp_path)
+    changes = await store.change_log.read("", 100_000)
+    assert changes is not None
+    ids = [int(id_) for id_, _ in changes]
+    assert ids == list(range(ids[0], ids[0] + len(ids)))
+    texts = {change.text.decode() for _, change in changes}
+    assert len(texts) == len(ids)
+    assert {line[:-1] for line in acknowledged if line.endswith("\n")} <= texts
+    assert {f"lane{text}" for text in texts} == {listed.key async for listed in store.walk("")}
+    await store.close()
+
+
+class TestAfterAStartOfTheMachine:
+    """What a coordinator's log lost with the power, nobody takes for told."""
+
+    async def test_who_followed_before_is_told_to_begin_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        boot = tmp_path / "boot_id"
+        monkeypatch.setattr("pysync.clock.BOOT_ID_PATH", boot)
+        boot.write_text("one\n")
+        place = ""
+        for _ in range(2):
+            coordinator = await LocalCoordinator.open_folder(tmp_path)
+            assert not place or await told(coordinator, place) == []
+            place = await coordinator.append([change("1")])
+            await coordinator.close()
+        intent = await self.intend(tmp_path)
+        boot.write_text("two\n")
+        coordinator = await LocalCoordinator.open_folder(tmp_path)
+        other = await LocalCoordinator.open_folder(tmp_path)
+        for each in (coordinator, other):
+            assert await each.read(place, 1) is None
+            assert await told(each) == []
+            assert await each.last_id() > place
+        assert [found.name for found in await coordinator.prepared(10)] == [intent]
+        last = await other.append([change("2")], intent)
+        assert await coordinator.read("", 10) == [(last, change("2"))]
+        for each in (coordinator, other):
+            await each.close()
+
+    async def intend(self, folder: Path) -> str:
+        coordinator = await LocalCoordinator.open_folder(folder)
+        intent = await coordinator.prepare([change("2")])
+        await coordinator.close()
+        return intent

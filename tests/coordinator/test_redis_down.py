@@ -1,0 +1,217 @@
+"""A service whose Redis goes: what is public goes on, what is signed or metered waits, no replay passes."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from components import RedisServer
+from components.fixtures import StartRedis
+from support.clients import ISSUER, Browser, Reply, Signed, Start, root_device
+from support.redis_losses import WITH_AOF, client
+
+from pysync.changelog import DocumentRef, parse_change
+from pysync.clock import wall_clock_ms
+from pysync.coordinator.redis.coordinator import INTENTS, LEEWAY_MS, RedisCoordinator
+from pysync.engine.outbox import INTENT_TIMEOUT_MS
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore
+
+PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
+LIMIT = {"windowMs": 600_000, "maxRequests": 1_000}
+SERVED: dict[str, Any] = {
+    "auth": {"trustedIssuers": [ISSUER.ed_pub]},
+    "collections": [
+        {"name": "open", "storagePath": "open/{id}", **PUBLIC},
+        {
+            "name": "metered",
+            "storagePath": "metered/{id}",
+            **PUBLIC,
+            "rateLimit": {"push": LIMIT, "pull": LIMIT},
+        },
+        {
+            "name": "notes",
+            "storagePath": "notes/{id}",
+            "readRoles": ["cap:read:notes"],
+            "writeRoles": ["cap:write:notes"],
+        },
+    ],
+}
+
+
+def end_and_forget(server: RedisServer) -> Callable[[], None]:
+    server.kill()
+    return server.start
+
+
+def end_and_remember(server: RedisServer) -> Callable[[], None]:
+    server.kill()
+    return lambda: server.start(*WITH_AOF)
+
+
+def hang(server: RedisServer) -> Callable[[], None]:
+    server.pause()
+    return server.resume
+
+
+@pytest.fixture
+def redis(start_redis: StartRedis) -> RedisServer:
+    server = start_redis()
+    server.kill()
+    server.start(*WITH_AOF)
+    return server
+
+
+@pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
+async def test_without_its_redis_a_service_goes_on_as_far_as_it_safely_can(
+    redis: RedisServer,
+    start: Start,
+    session: aiohttp.ClientSession,
+    go_down: Callable[[RedisServer], Callable[[], None]],
+) -> None:
+    store = MemoryStore()
+    nodes = [await start({**SERVED, "coordinator": redis.url}, store=store) for _ in range(2)]
+    anyone = [Browser(base, session) for base in nodes]
+    signed = [
+        Signed(base, session, ISSUER, root_device(ISSUER, collections=("notes",)), ts_ms=wall_clock_ms())
+        for base in nodes
+    ]
+    for caller in signed:
+        caller.nonce = os.urandom(16)
+    assert (await anyone[0].push("open/a", {"n": 1})).status == 200
+    for caller in signed:
+        assert (await caller.pull("notes/a")).status == 200
+        assert (await caller.pull("notes/a")).status == 401, "a replay"
+
+    come_up = go_down(redis)
+    for browser in anyone:
+        assert (await browser.pull("open/a")).json["data"] == {"n": 1}
+        assert_unavailable(await browser.pull("metered/a"))
+        assert_unavailable(await browser.push("metered/a", {"n": 1}))
+        assert (await browser.request("GET", "/health/ready")).status == 200
+    for caller in signed:
+        assert_unavailable(await caller.pull("notes/a"))
+        assert_unavailable(await fresh(caller).pull("notes/b"))
+        assert_unavailable(await fresh(caller).push("notes/b", {"n": 1}))
+
+    come_up()
+    for browser, caller in zip(anyone, signed, strict=True):
+        while (answer := await fresh(caller, LEEWAY_MS).push("notes/c", {"n": 1})).status == 503:
+            assert (await caller.pull("notes/a")).status in (401, 503), "a replay"
+        assert answer.status in (200, 409)
+        assert (await browser.pull("metered/a")).status == 200
+        assert (await caller.pull("notes/a")).status in (401, 503), "a replay"
+    assert (await store.get("notes/b")) is None
+
+
+@pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
+async def test_without_its_redis_a_service_writes_nothing(
+    redis: RedisServer,
+    start: Start,
+    session: aiohttp.ClientSession,
+    go_down: Callable[[RedisServer], Callable[[], None]],
+) -> None:
+    """Nobody could be told of it."""
+    store = MemoryStore()
+    anyone = Browser(await start({**SERVED, "coordinator": redis.url}, store=store), session)
+    first = (await anyone.push("open/a", {"n": 1})).json["hash"]
+    come_up = go_down(redis)
+    assert_unavailable(await anyone.push("open/a", {"n": 2}, first))
+    assert_unavailable(await anyone.push("open/b", {"n": 2}))
+    assert (await anyone.pull("open/a")).json["data"] == {"n": 1}
+    assert await store.get("open/b") is None
+    come_up()
+    while (answer := await anyone.push("open/a", {"n": 2}, first)).status == 503:
+        await asyncio.sleep(0)
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
+async def test_a_push_whose_announcement_fails_is_done_and_announced_when_redis_is_back(
+    redis: RedisServer,
+    start: Start,
+    session: aiohttp.ClientSession,
+    go_down: Callable[[RedisServer], Callable[[], None]],
+) -> None:
+    store, release = FaultyStore(MemoryStore()), asyncio.Event()
+    anyone = Browser(await start({**SERVED, "coordinator": redis.url}, store=store), session)
+    arrived = store.delay("put", release)
+    pushing = asyncio.create_task(anyone.push("open/a", {"n": 1}))
+    await arrived.wait()
+    come_up = go_down(redis)
+    release.set()
+    answer = await pushing
+    assert answer.status == 200
+    come_up()
+    follower = await RedisCoordinator.connect(redis.url)
+    while not (found := await follower.read("", 10)):
+        await follower.wait_for_change(await follower.last_id())
+    assert parse_change(found[0][1]).hash == answer.json["hash"]
+    await follower.close()
+
+
+async def test_a_node_announces_what_another_has_left_behind(
+    redis: RedisServer, start: Start, session: aiohttp.ClientSession
+) -> None:
+    follower = await RedisCoordinator.connect(redis.url)
+    await start({**SERVED, "coordinator": redis.url}, store=MemoryStore())
+    left = DocumentRef("open", {"id": "a"}, None, "somebody").change("ab" * 32, 1)
+    long_ago_ms = wall_clock_ms() - INTENT_TIMEOUT_MS
+    async with client(redis) as own:
+        await own.xadd(INTENTS, {"at": long_ago_ms, left.text: left.identity})
+    while not (found := await follower.read("", 10)):
+        await follower.wait_for_change(await follower.last_id())
+    assert [told[:2] for _, told in found] == [left[:2]]
+    assert await follower.prepared(10) == []
+    await follower.close()
+
+
+async def test_a_replay_is_refused_by_the_other_node(
+    redis: RedisServer, start: Start, session: aiohttp.ClientSession
+) -> None:
+    nodes = [await start({**SERVED, "coordinator": redis.url}, store=MemoryStore()) for _ in range(2)]
+    first = Signed(nodes[0], session, ISSUER, root_device(ISSUER, collections=("notes",)))
+    headers = first.headers("GET", "/pull/notes/a", b"")
+    headers["Host"] = nodes[0].removeprefix("http://")
+    statuses = await asyncio.gather(*(Browser(base, session).pull("notes/a", headers) for base in nodes * 10))
+    assert sorted(answer.status for answer in statuses) == [200] + [401] * 19
+
+
+async def test_a_limit_holds_over_all_nodes(
+    redis: RedisServer, start: Start, session: aiohttp.ClientSession
+) -> None:
+    limited = {"name": "l", "storagePath": "l/{id}", **PUBLIC}
+    members = {
+        "collections": [{**limited, "rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 10}}}]
+    }
+    nodes = [await start({**members, "coordinator": redis.url}, store=MemoryStore()) for _ in range(3)]
+    answers = await asyncio.gather(*(Browser(base, session).pull("l/a") for base in nodes * 10))
+    assert sorted(answer.status for answer in answers) == [200] * 10 + [429] * 20
+
+
+async def test_a_server_starts_with_its_redis_or_says_why_not(tmp_path: Path, redis: RedisServer) -> None:
+    url = redis.url.replace("//", "//:hush@")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pysync", "serve", "--port", "0", "--store", "memory:", "--coordinator", url,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
+    )  # fmt: skip
+    out, error = await process.communicate()
+    assert process.returncode == 5
+    assert out == b""
+    assert f"pysync: redis at 127.0.0.1:{redis.port}, database 0: " in error.decode()
+    assert b"hush" not in error
+
+
+def fresh(caller: Signed, ahead_ms: int = 0) -> Signed:
+    """The same caller, signing now."""
+    return replace(caller, nonce=None, ts_ms=wall_clock_ms() + ahead_ms)
+
+
+def assert_unavailable(answer: Reply) -> None:
+    assert (answer.status, answer.json["code"]) == (503, "coordinator_unavailable")
+    assert int(answer.headers["Retry-After"]) >= 1

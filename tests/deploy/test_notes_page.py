@@ -1,0 +1,441 @@
+"""The notes page of deploy/examples, in two windows of a real browser."""
+
+import asyncio
+import json
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from components import free_port
+from components.fixtures import StartNginx
+from support.browser import Chromium, Window, driven
+from support.clients import Browser, Start
+from support.configurations import ROOT
+from support.nginx_fixture import front
+from support.server_process import serving
+
+from pysync.testing import FaultProxy
+
+EXAMPLES = ROOT / "deploy/examples"
+EXAMPLE = json.loads((ROOT / "deploy/example.json").read_text())
+SERVER = {"examples": str(EXAMPLES)}
+CONNECTION = "document.getElementById('connection').textContent"
+STATE = "document.getElementById('state').textContent"
+AWAY = f"{CONNECTION} === 'Offline'"
+TEXT = "document.getElementById('text').value"
+
+
+@pytest_asyncio.fixture
+async def screen(chromium: str) -> AsyncIterator[Chromium]:
+    """A browser, in whose windows no page complained while the test ran."""
+    async with driven(chromium) as screen:
+        yield screen
+        assert screen.complaints == []
+
+
+async def service(start: Start, **server: Any) -> str:
+    """The base URL of a service that serves the page and its notes."""
+    members = {"server": {**SERVER, **server}, "collections": EXAMPLE["collections"]}
+    return f"{await start(members)}{server.get('mountPath', '')}"
+
+
+async def page(screen: Chromium, base: str, note: str = "") -> Window:
+    """A window with the page, which is connected, and `note` open in it."""
+    window = await screen.open(f"{base}/examples/notes.html#{note}")
+    await window.until(f"{CONNECTION} === 'Live'")
+    return window
+
+
+async def write(window: Window, text: str, *, after: str | None = None, box: str = "text") -> None:
+    """Type `text` at the end of a box, or behind the words `after` in it."""
+    at = f"box.value.indexOf({json.dumps(after)}) + {len(after or '')}" if after else "box.value.length"
+    await window.run(
+        f"(() => {{ const box = document.getElementById('{box}'); const at = {at};"
+        "box.focus(); box.setSelectionRange(at, at) })()"
+    )
+    await window.type(text)
+
+
+async def shows(window: Window, text: str) -> None:
+    """Wait until the editor has just that text."""
+    await window.until(f"{TEXT} === {json.dumps(text)}")
+
+
+async def saved(window: Window) -> None:
+    await window.until(f"{STATE} === 'Saved'")
+
+
+async def listed(window: Window, *titles: str) -> None:
+    """Wait until the list beside the editor has these titles, in this order."""
+    shown = "JSON.stringify([...document.querySelectorAll('#list a')].map((link) => link.textContent))"
+    await window.until(f"{shown} === {json.dumps(json.dumps(titles, separators=(',', ':')))}")
+
+
+@pytest.mark.parametrize("mount", ["", "/v1"])
+async def test_what_is_written_in_one_window_shows_in_the_other(
+    start: Start, screen: Chromium, mount: str
+) -> None:
+    base = await service(start, mountPath=mount)
+    one, other = await page(screen, base), await page(screen, base)
+    await one.run("document.getElementById('new').click()")
+    await one.type("Shopping")
+    await write(one, "milk\n")
+    await listed(other, "Shopping")
+    await other.run("document.querySelector('#list a').click()")
+    await shows(other, "milk\n")
+    await write(other, "bread\n")
+    await shows(one, "milk\nbread\n")
+    await write(other, " list", box="title")
+    await listed(one, "Shopping list")
+    await listed(await page(screen, base), "Shopping list")
+
+
+async def test_edits_of_different_lines_at_once_survive_in_both_windows(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    await browser.push("notes/n", {"title": "n", "text": "first:\nsecond:\nthird:\n"})
+    one, other = await page(screen, base, "n"), await page(screen, base, "n")
+    for window in (one, other):
+        await shows(window, "first:\nsecond:\nthird:\n")
+    for number in range(10):
+        so_far = "".join(f" {each}" for each in range(number))
+        await asyncio.gather(
+            write(one, f" {number}", after=f"first:{so_far}"),
+            write(other, f" {number}", after=f"third:{so_far}"),
+        )
+    numbers = "".join(f" {each}" for each in range(10))
+    expected = f"first:{numbers}\nsecond:\nthird:{numbers}\n"
+    for window in (one, other):
+        await shows(window, expected)
+        await saved(window)
+    assert (await browser.pull("notes/n")).json["data"]["text"] == expected
+
+
+async def test_words_that_both_write_at_one_place_are_all_kept(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    await Browser(base, session).push("notes/n", {"text": "buy milk"})
+    one, other = await page(screen, base, "n"), await page(screen, base, "n")
+    for window in (one, other):
+        await shows(window, "buy milk")
+    await asyncio.gather(write(one, " bread"), write(other, " eggs"))
+    for window in (one, other):
+        await window.until(f"{TEXT}.includes('bread') && {TEXT}.includes('eggs')")
+        await saved(window)
+    assert await one.run(TEXT) == await other.run(TEXT)
+
+
+async def test_the_cursor_stays_in_its_place_while_others_write(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    first = (await browser.push("notes/n", {"text": "one\ntwo\nthree\n"})).json["hash"]
+    window = await page(screen, base, "n")
+    await shows(window, "one\ntwo\nthree\n")
+    await window.run("document.getElementById('text').focus()")
+    await window.run("document.getElementById('text').setSelectionRange(4, 6)")
+    await browser.push("notes/n", {"text": "zero\none\ntwo!\nthree\nfour\n"}, first)
+    await shows(window, "zero\none\ntwo!\nthree\nfour\n")
+    selected = (
+        "const box = document.getElementById('text');box.value.slice(box.selectionStart, box.selectionEnd)"
+    )
+    assert await window.run(f"(() => {{ {selected.replace(';box', ';return box')} }})()") == "tw"
+    await window.type("TW")
+    await shows(window, "zero\none\nTWo!\nthree\nfour\n")
+
+
+async def test_nothing_changes_below_a_character_that_is_still_composed(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    first = (await browser.push("notes/n", {"text": "mine:\n"})).json["hash"]
+    window = await page(screen, base, "n")
+    await shows(window, "mine:\n")
+    await write(window, "", after="mine:")
+    await window.compose("ni")
+    await browser.push("notes/n", {"text": "theirs\nmine:\n"}, first)
+    await browser.push("notes/z", {"title": "told of later"})
+    await window.until("document.querySelector('#list').textContent.includes('told of later')")
+    assert await window.run(TEXT) == "mine:ni\n"
+    await window.type("日")
+    await shows(window, "theirs\nmine:日\n")
+    await saved(window)
+
+
+async def test_a_push_whose_answer_is_lost_is_made_once(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    async with FaultProxy(base) as proxy:
+        window = await page(screen, proxy.url, "n")
+        proxy.lose_reply("POST")
+        await write(window, "once")
+        await saved(window)
+        await shows(window, "once")
+        assert proxy.met["lose_reply"] == 1
+    assert (await Browser(base, session).pull("notes/n")).json["data"]["text"] == "once"
+
+
+async def test_a_change_costs_a_push_in_one_window_and_a_pull_in_the_other(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    async with FaultProxy(base) as proxy:
+        one, other = await page(screen, proxy.url, "n"), await page(screen, proxy.url, "n")
+        await write(one, "first")
+        for window in (one, other):
+            await shows(window, "first")
+            await saved(window)
+        proxy.reset_counts()
+        await write(one, ", second")
+        await shows(other, "first, second")
+        await Browser(base, session).push("notes/z", {"title": "told of after it"})
+        for window in (one, other):
+            await listed(window, "told of after it", "first, second")
+            await saved(window)
+        assert proxy.calls == {"POST": 1, "GET": 3}, "and each has pulled what came after it"
+
+
+async def test_no_word_is_lost_or_doubled_while_connections_break(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    await browser.push("notes/n", {"text": "one:\n\ntwo:\n"})
+    async with FaultProxy(base) as proxy:
+        windows = {"one:": await page(screen, proxy.url, "n"), "two:": await page(screen, proxy.url, "n")}
+        for window in windows.values():
+            await shows(window, "one:\n\ntwo:\n")
+        proxy.chaos(random.Random(11), cut=0.2, lose_reply=0.2)
+
+        async def write_words(line: str, window: Window) -> None:
+            so_far = line
+            for number in range(12):
+                await write(window, f" {number}", after=so_far)
+                so_far += f" {number}"
+                await window.until(f"!document.querySelector('[aria-current]').matches('.unsaved') || {AWAY}")
+
+        await asyncio.gather(*(write_words(line, window) for line, window in windows.items()))
+        assert proxy.met, "some failed"
+        proxy.reset()
+        words = "".join(f" {number}" for number in range(12))
+        for window in windows.values():
+            await shows(window, f"one:{words}\n\ntwo:{words}\n")
+            await saved(window)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_windows_say_that_the_server_is_away_and_catch_up_when_it_is_back(
+    tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession, how: signal.Signals
+) -> None:
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    await away_and_back(tmp_path, screen, session, base, port, how)
+
+
+async def test_behind_nginx_they_do_so_too(
+    tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession, start_nginx: StartNginx
+) -> None:
+    """There a browser gives up on a stream: while the server is away it is answered 503."""
+    port = free_port()
+    base = front(start_nginx, f"http://127.0.0.1:{port}")
+    await away_and_back(tmp_path, screen, session, base, port, signal.SIGKILL)
+
+
+async def away_and_back(
+    folder: Path,
+    screen: Chromium,
+    session: aiohttp.ClientSession,
+    base: str,
+    port: int,
+    how: signal.Signals,
+) -> None:
+    """Have two windows on `base` while the server behind it, on `port`, ends and comes back."""
+    members = {"server": SERVER, "collections": EXAMPLE["collections"]}
+    browser = Browser(base, session)
+    async with serving(folder, port, **members) as process:
+        await browser.push("notes/n", {"text": "before\n"})
+        windows = [await page(screen, base, "n"), await page(screen, base, "n")]
+        for window in windows:
+            await shows(window, "before\n")
+        process.signal(how)
+        await process.ended()
+    for window in windows:
+        await window.until(f"{CONNECTION} === 'Offline'")
+    await write(windows[0], "meanwhile\n")
+    await windows[0].until(f"{STATE}.startsWith('Not saved yet')")
+    async with serving(folder, port, **members):
+        for window in windows:
+            await shows(window, "before\nmeanwhile\n")
+            await saved(window)
+            await window.until(f"{CONNECTION} === 'Live'")
+        await browser.push("notes/other", {"title": "from elsewhere"})
+        for window in windows:
+            await listed(window, "from elsewhere", "before")
+
+
+async def test_a_window_begins_anew_where_the_server_knows_nothing_of_what_it_saw(
+    tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    port = free_port()
+    members = {"server": SERVER, "collections": EXAMPLE["collections"]}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    async with serving(tmp_path / "first", port, **members) as process:
+        await Browser(process.base, session).push("notes/a", {"text": "kept here"})
+        window = await page(screen, process.base, "a")
+        await shows(window, "kept here")
+    async with serving(tmp_path / "second", port, **members) as process:
+        browser = Browser(process.base, session)
+        await browser.push("notes/b", {"title": "only there"})
+        await listed(window, "only there", "kept here")
+        await shows(await page(screen, process.base, "a"), "kept here")
+
+
+async def test_a_note_that_is_refused_says_why_and_is_saved_when_it_fits(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    window = await page(screen, base, "n")
+    await write(window, "x" * 70_000)
+    await window.until(f"{STATE} === 'Not saved: Payload too large'")
+    await window.run("document.getElementById('text').select()")
+    await window.type("short")
+    await saved(window)
+    assert (await Browser(base, session).pull("notes/n")).json["data"] == {"title": "", "text": "short"}
+
+
+async def test_whatever_is_in_the_collection_is_shown_as_text_and_keeps_what_else_it_has(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    await browser.push("notes/c", {"title": "<img src=x onerror=alert(1)>", "text": "", "colour": "red"})
+    await browser.push("notes/b", {"title": 7, "text": ["no text"]})
+    await browser.push("notes/a", {"text": "\r\n one\r\ntwo"})
+    window = await page(screen, base, "c")
+    await listed(window, "<img src=x onerror=alert(1)>", "Untitled", "one")
+    await write(window, "more")
+    await saved(window)
+    assert (await browser.pull("notes/c")).json["data"]["colour"] == "red"
+    assert (await browser.pull("notes/b")).json["data"]["title"] == 7, "nobody wrote there"
+
+
+async def test_more_notes_than_a_page_of_a_list_are_all_there(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    names = [f"{number:03}" for number in range(205)]
+    await asyncio.gather(*(browser.push(f"notes/{name}", {"title": name}) for name in names))
+    await listed(await page(screen, base), *reversed(names))
+
+
+async def test_everything_that_can_be_used_has_a_name(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    await Browser(base, session).push("notes/n", {"title": "Shopping"})
+    window = await page(screen, base, "n")
+    await listed(window, "Shopping")
+    named = {("button", "New note"), ("link", "Shopping"), ("textbox", "Title"), ("textbox", "Text")}
+    assert set(await window.controls()) == named
+
+
+async def test_the_page_works_from_any_web_server(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    elsewhere = web.Application()
+    elsewhere.router.add_static("/", EXAMPLES)
+    async with TestServer(elsewhere) as server:
+        origin = str(server.make_url("")).rstrip("/")
+        base = await service(start, cors={"origins": [origin]})
+        window = await screen.open(f"{origin}/notes.html?server={base}#n")
+        await window.until(f"{CONNECTION} === 'Live'")
+        await write(window, "from elsewhere")
+        await saved(window)
+    assert (await Browser(base, session).pull("notes/n")).json["data"]["text"] == "from elsewhere"
+
+
+# --- merging ---------------------------------------------------------------------------------------------
+
+
+async def merged(screen: Chromium, cases: list[tuple[str, str, str]]) -> list[str]:
+    """What the page's `merge` makes of each base, mine and theirs."""
+    page = (EXAMPLES / "notes.html").read_text()
+    code = page.split("// --- Merging")[1].split("// --- What is seen")[0].partition("\n")[2]
+    window = await screen.open("about:blank")
+    found: list[str] = await window.run(
+        f"(() => {{ {code}; return {json.dumps(cases)}.map((texts) => merge(...texts)) }})()"
+    )
+    return found
+
+
+async def test_a_merge_has_what_either_side_changed(screen: Chromium) -> None:
+    cases = [
+        (("a\nb\nc\n", "A\nb\nc\n", "a\nb\nC\n"), "A\nb\nC\n"),
+        (("a\nb\nc\n", "a\nb\nc\nmine\n", "theirs\na\nb\nc\n"), "theirs\na\nb\nc\nmine\n"),
+        (("a\nb\nc\n", "a\nc\n", "a\nb\nc\nd\n"), "a\nc\nd\n"),
+        (("buy milk today\n", "buy oat milk today\n", "buy milk tomorrow\n"), "buy oat milk tomorrow\n"),
+        (("a", "a\nmine", "a\ntheirs"), "a\ntheirs\nmine"),
+        (("", "mine", "theirs"), "theirsmine"),
+        (("a\nb\n", "a\n", "a\nb, changed\n"), "a\nb, changed\n"),
+        (("a\nb\n", "a!\nb\n", "new\na\nb\n"), "new\na!\nb\n"),
+        (("a\nb\n", "a!\nb\n", "a\nb!\n"), "a!\nb!\n"),
+        (("a\n", "a\nsame\n", "a\nsame\n"), "a\nsame\n"),
+        (("a", "a and then more", "a and then"), "a and then more"),
+        (("ü 🙂\n", "ü 🙂!\n", "über ü 🙂\n"), "über ü 🙂!\n"),
+    ]
+    found = await merged(screen, [case for case, _ in cases])
+    assert found == [expected for _, expected in cases]
+
+
+async def test_a_merge_loses_no_line_that_somebody_wrote(screen: Chromium) -> None:
+    chance = random.Random(6)
+    cases = []
+    for _ in range(400):
+        base = [f"{chance.choice('abcd')}\n" for _ in range(chance.randrange(12))]
+        cases.append((base, edited(base, "mine", chance), edited(base, "theirs", chance)))
+    found = await merged(screen, [("".join(b), "".join(m), "".join(t)) for b, m, t in cases])
+    for (base, mine, theirs), text in zip(cases, found, strict=True):
+        for line in mine + theirs:
+            assert line in base or line.strip() in text, (base, mine, theirs, text)
+
+
+async def test_a_merge_with_a_side_that_changed_nothing_is_the_other(screen: Chromium) -> None:
+    chance = random.Random(7)
+    base = [f"{chance.choice('abcd')}\n" for _ in range(200)]
+    sides = ["".join(edited(base, "x", chance)) for _ in range(20)]
+    whole = "".join(base)
+    assert await merged(screen, [(whole, side, whole) for side in sides]) == sides
+    assert await merged(screen, [(whole, whole, side) for side in sides]) == sides
+
+
+async def test_long_texts_are_merged_in_a_moment(screen: Chromium) -> None:
+    base = "".join(f"{number}\n" for number in range(12_000))
+    mine, theirs = base.replace("7", "seven"), base.replace("3", "three")
+    (text,) = await merged(screen, [(base, mine, theirs)])
+    assert {*mine.split(), *theirs.split()} - {*base.split()} <= {*text.split()}
+
+
+def edited(lines: list[str], mark: str, chance: random.Random) -> list[str]:
+    """The lines with some left out, and others that bear the mark put in."""
+    made: list[str] = []
+    for number, line in enumerate([*lines, ""]):
+        if chance.random() < 0.2:
+            made.append(f"{mark}{number}\n")
+        if chance.random() < 0.8:
+            made.append(line)
+    return [line for line in made if line]

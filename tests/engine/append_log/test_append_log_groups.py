@@ -1,0 +1,128 @@
+"""Appends to one log at once: which of them share a put, how large it gets, and what they are refused on."""
+
+import asyncio
+
+import pytest
+from support.append_log_nodes import KEY, RULES, MakeNode, Node, keys_below, log_of, numbered, store_values
+from support.reference_append_log import starfish_document
+
+from pysync.engine.append_log import LogSettings, append
+from pysync.errors import AppendLimitExceeded, StoreUnavailable
+from pysync.model import WriteResult
+from pysync.store import Store, StoredObject
+from pysync.testing import FakeClock
+
+
+async def put_sizes(node: Node, *datas: object) -> list[int]:
+    """The bytes of each put, in turn, that it takes to append these at once."""
+    sizes = []
+    put = node.put
+
+    async def counted(key: str, body: bytes, *args: object, **options: object) -> str:
+        sizes.append(len(body))
+        return await put(key, body, *args, **options)  # type: ignore[arg-type]
+
+    node.put = counted  # type: ignore[method-assign]
+    told = await node.append_at_once(datas)
+    assert [type(outcome) for outcome in told] == [WriteResult] * len(datas)
+    return sizes
+
+
+async def test_appends_at_once_under_different_rules_each_keep_to_their_own(node: Node) -> None:
+    """Two collections may hold one key: in two namespaces, say."""
+    few, many = LogSettings(max_items=2), LogSettings()
+    appends = [asyncio.ensure_future(node.append({"n": n}, rules=many if n % 2 else few)) for n in range(6)]
+    told = await asyncio.gather(*appends, return_exceptions=True)
+    refused = [n for n, outcome in enumerate(told) if isinstance(outcome, AppendLimitExceeded)]
+    assert refused == [2, 4]
+    assert await node.datas() == [{"n": n} for n in (0, 1, 3, 5)]
+
+
+async def test_a_group_is_as_large_as_one_put_should_be(make_node: MakeNode) -> None:
+    node = make_node(head_bytes=None)
+    large = [{"text": "x" * 60_000, "n": n} for n in range(12)]
+    assert max(await put_sizes(node, *large)) < 2 * append.MAX_GROUP_BYTES
+    assert await node.datas() == large
+    await node.append_at_once(numbered(append.MAX_GROUP_SIZE + 1))
+    assert len(await node.datas()) == 12 + append.MAX_GROUP_SIZE + 1
+
+
+async def test_a_group_is_of_so_many_appends_at_most(make_node: MakeNode) -> None:
+    node = make_node(head_bytes=100_000_000)
+    assert len(await put_sizes(node, *numbered(2 * append.MAX_GROUP_SIZE))) == 2
+
+
+async def test_a_head_leaves_room_for_what_is_added(make_node: MakeNode, store: Store) -> None:
+    node = make_node(head_bytes=4000)
+    for n in range(50):
+        await node.append({"n": n, "text": "x" * 1000})
+        head = await store.get(KEY)
+        assert isinstance(head, StoredObject)
+        assert len(head.body) < 4000
+
+
+async def test_a_log_that_is_gone_refuses_nothing_from_memory(node: Node, store: Store) -> None:
+    rules = LogSettings(max_items=1)
+    await node.append({"n": 0}, rules=rules)
+    await store.delete(KEY)
+    assert [type(told) for told in await node.append({"n": 1}, rules=rules)] == [WriteResult]
+    assert await node.datas(rules=rules) == [{"n": 1}]
+
+
+async def test_attempts_to_take_a_log_over_leave_nothing_behind(
+    make_node: MakeNode, store: Store, clock: FakeClock
+) -> None:
+    """Each stores the log's elements anew, where the one before did: its head never came to be."""
+    await store_values(store, {KEY: starfish_document(log_of(numbered(60), clock.now_ms - 1000))})
+    objects = []
+    for _ in range(2):
+        node = make_node()
+        node.fail("put", after=1)
+        with pytest.raises(StoreUnavailable):
+            await node.append({"n": 60})
+        objects.append(await keys_below(store, "_pysync/logs"))
+    await make_node().append({"n": 60})
+    objects.append(await keys_below(store, "_pysync/logs"))
+    assert objects[0] == objects[1] == objects[2] != []
+
+
+async def test_nodes_that_collide_wait_a_little_and_ever_longer(
+    make_node: MakeNode, clock: FakeClock
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    one, other = make_node(), make_node()
+    await one.append({"n": 0})
+    commits = one.logs._batcher
+    commits._sleep, commits._jitter = sleep, lambda: 1.0
+    put = one.put
+
+    async def beaten(key: str, body: bytes, *args: object, **options: object) -> str:
+        if key == KEY and len(waits) < 8:
+            await other.append({"other": len(waits)})
+        return await put(key, body, *args, **options)  # type: ignore[arg-type]
+
+    one.put = beaten  # type: ignore[method-assign]
+    await one.append({"n": 1})
+    assert waits == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05]
+    assert len(await one.datas(rules=RULES)) == 10
+
+
+async def test_an_unforeseen_failure_is_told_to_all_that_wait_and_ends_with_them(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    put = node.put
+
+    async def broken(*args: object, **options: object) -> str:
+        node.put = put  # type: ignore[method-assign]
+        raise RuntimeError("broken")
+
+    node.put = broken  # type: ignore[method-assign]
+    told = await node.append_at_once(numbered(3))
+    assert [type(outcome) for outcome in told] == [RuntimeError] * 3
+    assert "an append to 'logs/a' failed" in caplog.text
+    assert [type(outcome) for outcome in await node.append_at_once(numbered(3))] == [WriteResult] * 3
+    assert await node.datas() == numbered(3)

@@ -1,0 +1,494 @@
+"""The outbox: whatever fails between a write and its announcement, the write is announced."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.faulty_coordinator import FaultyCoordinator, Scene, Verb, made_scene
+
+from pysync import _core
+from pysync.changelog import DocumentRef, parse_change
+from pysync.engine.append_log import AppendLogs, LogSettings
+from pysync.engine.documents import Documents
+from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, Outbox
+from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
+from pysync.server.background import OutboxRelay
+from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
+from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock, FaultyStore, change
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return made_scene()
+
+
+ONE = change("1").text.decode()
+SUBJECT = DocumentRef("notes", {"id": "a"}, None, "somebody")
+
+
+def version(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+async def test_a_write_is_announced_once_and_leaves_no_intent(scene: Scene) -> None:
+    etag = await scene.outbox.put("a", b"1", ABSENT, [change("1"), change("2")])
+    found = await scene.kept.get("a")
+    assert isinstance(found, StoredObject)
+    assert found.etag == etag
+    assert await scene.told() == [change(text).text.decode() for text in "12"]
+    assert await scene.coordinator.prepared(10) == []
+    await scene.heal()
+    assert len(await scene.told()) == 2
+
+
+async def test_a_write_of_no_change_asks_nobody(scene: Scene) -> None:
+    scene.coordinator.crash()
+    await scene.outbox.put("a", b"1", ABSENT, [])
+    assert await scene.kept.get("a") is not None
+    await scene.outbox.announce([])
+    await scene.outbox.reannounce([])
+
+
+async def test_a_refused_write_is_withdrawn(scene: Scene) -> None:
+    await scene.kept.put("a", b"0")
+    with pytest.raises(EtagMismatch):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    await scene.heal()
+    assert await scene.told() == []
+
+
+async def test_what_cannot_be_intended_is_not_written(scene: Scene) -> None:
+    for done in (False, True):
+        scene.coordinator.fail("intend", done=done)
+        with pytest.raises(CoordinatorUnavailable):
+            await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    assert await scene.kept.get("a") is None
+
+
+async def test_a_write_whose_announcement_fails_is_done_and_announced_later(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.coordinator.fail("announce")
+    await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    assert "a write that is stored will be announced later" in caplog.text
+    assert await scene.told() == []
+    await scene.heal()
+    assert await scene.told() == [ONE]
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_a_refusal_that_cannot_be_withdrawn_is_one_and_withdrawn_later(
+    scene: Scene, caplog: pytest.LogCaptureFixture, done: bool
+) -> None:
+    await scene.kept.put("a", b"0")
+    scene.coordinator.fail("withdraw", done=done)
+    with pytest.raises(EtagMismatch):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    assert "a refused write is withdrawn later" in caplog.text
+    await scene.heal()
+    assert await scene.told() == []
+
+
+async def test_a_refusal_of_a_process_that_ended_before_it_withdrew_is_announced(scene: Scene) -> None:
+    """Nobody can tell that it was one."""
+    await scene.kept.put("a", b"0")
+    scene.coordinator.fail("withdraw")
+    with pytest.raises(EtagMismatch):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    scene.clock.now_ms += INTENT_TIMEOUT_MS
+    await Outbox(scene.kept, scene.coordinator).recover()
+    assert await scene.told() == [ONE]
+
+
+async def test_what_could_not_be_told_is_told_by_the_next_write(scene: Scene) -> None:
+    scene.coordinator.fail("announce")
+    etag = await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    await scene.outbox.put("b", b"2", ABSENT, [change("2")])
+    assert await scene.told() == [ONE, change("2").text.decode()]
+    assert await scene.coordinator.prepared(10) == []
+    scene.coordinator.fail("announce")
+    await scene.outbox.put("a", b"3", Etag(etag), [change("3")])
+    scene.coordinator.fail("announce")
+    with pytest.raises(CoordinatorUnavailable):
+        await scene.outbox.put("c", b"4", ABSENT, [change("4")])
+    assert await scene.kept.get("c") is None
+    await scene.outbox.flush_outcomes()
+    assert len(await scene.told()) == 3
+
+
+async def test_a_write_whose_reply_was_lost_is_announced(scene: Scene) -> None:
+    scene.store.lose_reply("put")
+    with pytest.raises(StoreUnavailable):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    assert isinstance(await scene.kept.get("a"), StoredObject)
+    await scene.heal()
+    assert await scene.told() == [ONE]
+
+
+async def test_a_write_whose_writer_was_cancelled_is_announced(scene: Scene) -> None:
+    release = asyncio.Event()
+    arrived = scene.store.delay("put", release)
+    writing = asyncio.ensure_future(scene.outbox.put("a", b"1", ABSENT, [change("1")]))
+    await arrived.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    await scene.heal()
+    assert await scene.told() == [ONE]
+
+
+async def test_what_is_young_is_left_to_its_writer(scene: Scene) -> None:
+    await scene.coordinator.prepare([change("1")])
+    scene.clock.now_ms += EARLY_RECOVERY_MS - 1
+    assert await scene.outbox.recover(early=True) == 0
+    scene.clock.now_ms += 1
+    assert await scene.outbox.recover() == 0
+    assert await scene.outbox.recover(early=True) == 1
+    assert await scene.told() == [ONE]
+    assert len(await scene.coordinator.prepared(10)) == 1, "its writer may still be at it"
+    scene.clock.now_ms += INTENT_TIMEOUT_MS - EARLY_RECOVERY_MS
+    assert await scene.outbox.recover() == 1
+    assert await scene.outbox.recover() == 0
+    assert await scene.told() == [ONE] * 2
+
+
+async def test_any_number_of_intents_is_healed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pysync.engine.outbox._PAGE", 10)
+    for n in range(35):
+        await scene.coordinator.prepare([change(f"{n}")])
+    scene.clock.now_ms += INTENT_TIMEOUT_MS
+    await scene.coordinator.prepare([change("young")])
+    assert await scene.outbox.recover() == 35
+    assert await scene.told() == [change(f"{n}").text.decode() for n in range(35)]
+
+
+async def put_version(
+    outbox: Outbox,
+    n: int,
+    expect: Precondition,
+    base: str = "",
+    key: str = "a",
+    subject: DocumentRef | None = None,
+) -> str:
+    """Put `n` as a version of the document at `key`; its etag."""
+    body = b"%d" % n
+    subject = subject or DocumentRef("notes", {"id": key})
+    return await outbox.put(key, body, expect, [subject.change(version(body), n)], base)
+
+
+async def versions_told(scene: Scene) -> list[int]:
+    found = await scene.coordinator.read("", 100)
+    assert found is not None
+    return [parse_change(told).timestamp_ms for _, told in found]
+
+
+async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) -> None:
+    """Its writer has ended, or hangs, before it announced."""
+    etag = await put_version(scene.outbox, 0, ABSENT)
+    for n in (1, 2):
+        scene.coordinator.fail("announce")
+        etag = await put_version(
+            Outbox(scene.kept, scene.coordinator), n, Etag(etag), version(b"%d" % (n - 1))
+        )
+    assert await versions_told(scene) == [0]
+    other = Outbox(scene.kept, scene.coordinator)
+    etag = await put_version(other, 3, Etag(etag), version(b"2"))
+    assert await versions_told(scene) == [0, 1, 2, 3]
+    await put_version(other, 4, Etag(etag), version(b"3"))
+    assert await versions_told(scene) == [0, 1, 2, 3, 4]
+
+
+async def test_whichever_collection_writes_a_key_its_versions_are_told_in_their_order(scene: Scene) -> None:
+    notes, papers = (
+        DocumentRef("notes", {"id": "a"}, key="a"),
+        DocumentRef("papers", {"sheet": "a"}, "acme", key="a"),
+    )
+    scene.coordinator.fail("announce")
+    etag = await put_version(scene.outbox, 0, ABSENT, subject=papers)
+    other = Outbox(scene.kept, scene.coordinator)
+    await put_version(other, 1, Etag(etag), version(b"0"), subject=notes)
+    assert await versions_told(scene) == [0, 1]
+
+
+async def test_only_who_did_not_announce_the_version_before_looks_for_its_intent(scene: Scene) -> None:
+    etag = await put_version(scene.outbox, 0, ABSENT)
+    scene.coordinator.fail("intents")
+    etag = await put_version(scene.outbox, 1, Etag(etag), version(b"0"))
+    with pytest.raises(CoordinatorUnavailable):
+        await put_version(Outbox(scene.kept, scene.coordinator), 2, Etag(etag), version(b"1"))
+    assert await versions_told(scene) == [0, 1]
+
+
+async def test_a_write_announces_none_of_another_document_and_none_that_it_did_not_replace(
+    scene: Scene,
+) -> None:
+    scene.coordinator.fail("announce")
+    await put_version(Outbox(scene.kept, scene.coordinator), 1, ABSENT, key="b")
+    scene.coordinator.fail("announce")
+    etag = await put_version(Outbox(scene.kept, scene.coordinator), 1, ABSENT)
+    other = Outbox(scene.kept, scene.coordinator)
+    with pytest.raises(EtagMismatch):
+        await put_version(other, 2, Etag("stale"), version(b"1"))
+    assert await versions_told(scene) == []
+    await put_version(other, 2, Etag(etag), version(b"1"))
+    assert await versions_told(scene) == [1, 2]
+    assert [intent.changes[0].text for intent in await scene.coordinator.prepared(10)] == [
+        DocumentRef("notes", {"id": "b"}).change(version(b"1"), 1).text
+    ]
+
+
+CRASHES = ["intend", "intended", "put", "stored", "announce", "announced"]
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_crash_at_any_step_loses_no_announcement(scene: Scene, crash: str, early: bool) -> None:
+    """A process that is gone does nothing more: neither store nor coordinator hear of it."""
+    if crash.startswith("inten"):
+        scene.coordinator.fail("intend", done=crash == "intended")
+        scene.store.crash(0, done=False)
+    elif crash in ("put", "stored"):
+        scene.store.crash(0, done=crash == "stored")
+        scene.coordinator.fail("announce")
+    else:
+        scene.coordinator.fail("announce", done=crash == "announced")
+    with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable):
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    scene.coordinator.restart()
+    scene.clock.now_ms += EARLY_RECOVERY_MS if early else INTENT_TIMEOUT_MS
+    await Outbox(scene.kept, scene.coordinator).recover(early=early)
+    if await scene.kept.get("a") is not None:
+        assert ONE in await scene.told()
+    elif crash == "intend":
+        assert await scene.told() == []
+    await scene.heal()
+
+
+class Traced(MemoryStore):
+    """Remembers each write that was applied."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.applied: list[bytes] = []
+
+    async def put(self, key: str, body: bytes, content_type: str = "", expect: Precondition = ANY) -> str:
+        etag = await super().put(key, body, content_type, expect)
+        self.applied.append(body)
+        return etag
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order(seed: int) -> None:
+    chosen = random.Random(seed)
+    clock = FakeClock()
+    kept = Traced(clock)
+    store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
+    nodes = [Outbox(store, coordinator) for _ in range(2)]
+
+    async def write(n: int) -> None:
+        found = await kept.get("a")
+        expect: Precondition = Etag(found.etag) if isinstance(found, StoredObject) else ABSENT
+        base = version(found.body) if isinstance(found, StoredObject) else ""
+        outbox = chosen.choice(nodes)
+        with contextlib.suppress(EtagMismatch, StoreUnavailable, CoordinatorUnavailable):
+            await outbox.put("a", b"%d" % n, expect, [SUBJECT.change(version(b"%d" % n), n)], base)
+
+    for n in range(40):
+        fault = chosen.randrange(8)
+        if fault < 2:
+            verbs: list[Verb] = ["intend", "announce", "withdraw"]
+            coordinator.fail(chosen.choice(verbs), done=bool(fault))
+        elif fault == 2:
+            store.fail("put")
+        elif fault == 3:
+            store.lose_reply("put")
+        writing = [asyncio.ensure_future(write(3 * n + m)) for m in range(chosen.choice([1, 3]))]
+        if fault == 4:
+            await asyncio.sleep(0)
+            writing[0].cancel()
+        await asyncio.gather(*writing, return_exceptions=True)
+        clock.now_ms += chosen.choice([0, 10, INTENT_TIMEOUT_MS])
+        if fault == 5:
+            with contextlib.suppress(CoordinatorUnavailable):
+                await chosen.choice(nodes).recover(early=chosen.random() < 0.5)
+    coordinator.restart()
+    await nodes[1].flush_outcomes()
+    await Scene(clock, kept, store, coordinator, nodes[0]).heal()
+    found = await coordinator.read("", 10_000)
+    assert found is not None
+    first_told = dict.fromkeys(parse_change(told).hash for _, told in found)
+    applied = [version(body) for body in kept.applied]
+    assert [hash_ for hash_ in first_told if hash_ in applied] == applied
+
+
+def body(data: bytes, base: str | None = None) -> _core.PushBody:
+    text = b"null" if base is None else b'"%b"' % base.encode()
+    return _core.decode_push(b'{"data":%b,"baseHash":%b}' % (data, text))
+
+
+class TestDocuments:
+    """Pushes, seen by who follows."""
+
+    async def test_a_push_is_announced_by_its_answer_and_a_conflict_is_not(self, scene: Scene) -> None:
+        documents = Documents(scene.store, scene.coordinator, scene.clock)
+        written = await documents.push("notes/a", body(b'{"n":1}'), ref=SUBJECT)
+        with pytest.raises(Conflict):
+            await documents.push("notes/a", body(b'{"n":2}'), ref=SUBJECT)
+        await scene.heal()
+        found = await scene.coordinator.read("", 10)
+        assert found is not None
+        [(_, told)] = found
+        assert parse_change(told) == (SUBJECT, written.hash, written.timestamp_ms)
+
+    async def test_a_repeated_push_announces_what_its_first_attempt_could_not(self, scene: Scene) -> None:
+        documents = Documents(scene.store, scene.coordinator, scene.clock)
+        scene.store.lose_reply("put")
+        with pytest.raises(StoreUnavailable):
+            await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
+        assert await scene.told() == []
+        written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
+        assert await scene.told() == [
+            SUBJECT.change(written.hash, written.timestamp_ms).text.decode(),
+        ]
+
+    async def test_on_a_store_with_a_log_of_its_own_a_repetition_announces_nothing(
+        self, tmp_path: Path, scene: Scene
+    ) -> None:
+        store = await LocalStore.open_folder(tmp_path)
+        documents = Documents(store, scene.coordinator, scene.clock)
+        for _ in range(2):
+            written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
+        found = await store.change_log.read("", 10)
+        assert found is not None
+        assert [told for _, told in found] == [SUBJECT.change(written.hash, written.timestamp_ms)]
+        assert await scene.told() == []
+        assert not Outbox(store, scene.coordinator).needs_recovery
+        await store.close()
+
+
+RULES = LogSettings()
+
+
+def element(n: int) -> _core.Append:
+    return _core.decode_append(b'{"data":{"n":%d}}' % n)
+
+
+class TestLogs:
+    """Appends, seen by who follows."""
+
+    async def test_each_element_is_announced_once_by_its_answer(self, scene: Scene) -> None:
+        nodes = [AppendLogs(scene.store, scene.coordinator, scene.clock) for _ in range(2)]
+        written = await asyncio.gather(
+            *(nodes[n % 2].append("log", element(n), RULES, SUBJECT) for n in range(60))
+        )
+        for node in nodes:
+            await node.close()
+        await scene.heal()
+        expected = Counter(SUBJECT.change(each.hash, each.timestamp_ms).text.decode() for each in written)
+        assert Counter(await scene.told()) == expected
+
+    async def test_an_append_whose_reply_was_lost_is_announced_when_it_is_repeated(
+        self, scene: Scene
+    ) -> None:
+        logs = AppendLogs(scene.store, scene.coordinator, scene.clock)
+        scene.store.lose_reply("put")
+        with pytest.raises(StoreUnavailable):
+            await logs.append_idempotent("log", element(1), RULES, "key", SUBJECT)
+        assert await scene.told() == []
+        written = await logs.append_idempotent("log", element(1), RULES, "key", SUBJECT)
+        assert await scene.told() == [SUBJECT.change(written.hash, written.timestamp_ms).text.decode()]
+        await logs.close()
+
+
+class TestHealing:
+    """The healer of a service."""
+
+    async def test_it_announces_soon_what_was_left_behind_and_goes_on(self, scene: Scene) -> None:
+        turns = [asyncio.Event() for _ in range(4)]
+        turn = iter(turns)
+        going_on = asyncio.Semaphore(0)
+
+        async def sleep(seconds: float) -> None:
+            next(turn).set()
+            await going_on.acquire()
+            scene.clock.now_ms += int(seconds * 1000)
+
+        await scene.coordinator.prepare([change("old")])
+        scene.clock.now_ms += EARLY_RECOVERY_MS
+        await scene.coordinator.prepare([change("1")])
+        old = change("old").text.decode()
+        healing = OutboxRelay(scene.outbox, sleep=sleep)
+        await turns[0].wait()
+        assert await scene.told() == [old]
+        going_on.release()
+        await turns[1].wait()
+        assert await scene.told() == [old, old, ONE], "five seconds later"
+        await scene.coordinator.prepare([change("young")])
+        going_on.release()
+        await turns[2].wait()
+        assert len(await scene.told()) == 3, "young, and no longer one of its first turns"
+        scene.clock.now_ms += INTENT_TIMEOUT_MS
+        going_on.release()
+        await turns[3].wait()
+        assert (await scene.told())[3:] == [old, ONE, change("young").text.decode()]
+        assert await scene.coordinator.prepared(10) == []
+        healing.close()
+
+    async def test_an_outage_is_told_once_and_the_first_turn_made_up_for(
+        self, scene: Scene, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await scene.coordinator.prepare([change("1")])
+        scene.clock.now_ms += EARLY_RECOVERY_MS
+        scene.coordinator.crash()
+        over = asyncio.Event()
+        turns = 0
+
+        async def sleep(_: float) -> None:
+            nonlocal turns
+            turns += 1
+            if turns == 3:
+                scene.coordinator.restart()
+            if turns == 4:
+                over.set()
+                await asyncio.Event().wait()
+
+        with caplog.at_level(logging.INFO):
+            healing = OutboxRelay(scene.outbox, sleep=sleep)
+            await over.wait()
+        assert await scene.told() == [ONE]
+        assert caplog.text.count("wait to be announced") == 1
+        assert caplog.text.count("announced 1 writes") == 1
+        healing.close()
+
+    async def test_one_that_does_not_sweep_settles_what_is_its_own(self, scene: Scene) -> None:
+        await scene.coordinator.prepare([change("2")])
+        scene.clock.now_ms += INTENT_TIMEOUT_MS
+        scene.coordinator.fail("announce")
+        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+        turn = asyncio.Event()
+
+        async def sleep(_: float) -> None:
+            turn.set()
+            await asyncio.Event().wait()
+
+        healing = OutboxRelay(scene.outbox, sweeps=False, sleep=sleep)
+        await turn.wait()
+        assert await scene.told() == [ONE]
+        healing.close()
+
+    async def test_it_does_nothing_where_it_is_not_needed(self, tmp_path: Path, scene: Scene) -> None:
+        store = await LocalStore.open_folder(tmp_path)
+        healing = OutboxRelay(Outbox(store, scene.coordinator))
+        assert healing._task is None
+        healing.close()
+        await store.close()

@@ -1,0 +1,306 @@
+"""The outbox and files: whatever fails between a file and its announcement, it is announced."""
+
+import asyncio
+import contextlib
+import hashlib
+import random
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.faulty_coordinator import FaultyCoordinator, Scene, Verb, made_scene
+
+from pysync.changelog import Change, DocumentRef, parse_change
+from pysync.clock import HybridTimestamp
+from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, Outbox
+from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
+from pysync.store import OnReceived
+from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
+
+SUBJECT = DocumentRef("files", {"id": "a"}, None, "somebody")
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return made_scene()
+
+
+def hash_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def change_of(sha256: str) -> list[Change]:
+    return [SUBJECT.change(sha256, 1)]
+
+
+def told_of(content: bytes) -> str:
+    return change_of(hash_of(content))[0].text.decode()
+
+
+async def write(outbox: Outbox, content: bytes, key: str = "a") -> str:
+    return await outbox.write(key, chunks_of(content[:1], content[1:]), "text/plain", change_of)
+
+
+async def test_a_file_is_announced_once_and_leaves_no_intent(scene: Scene) -> None:
+    assert await write(scene.outbox, b"one") == hash_of(b"one")
+    assert (await read_file(scene.kept, "a"))[1] == b"one"
+    assert await scene.told() == [told_of(b"one")]
+    assert await scene.coordinator.prepared(10) == []
+    await scene.heal()
+    assert len(await scene.told()) == 1
+
+
+async def test_nothing_is_intended_before_all_has_come_in(scene: Scene) -> None:
+    """However long an upload takes, its intent is young when it is made visible."""
+
+    async def slow() -> AsyncIterator[bytes]:
+        for piece in (b"o", b"ne"):
+            yield piece
+            scene.clock.now_ms += INTENT_TIMEOUT_MS
+            assert await scene.outbox.recover() == 0
+            assert await scene.coordinator.prepared(10) == []
+
+    scene.coordinator.fail("announce")
+    await scene.outbox.write("a", slow(), "text/plain", change_of)
+    assert await scene.told() == []
+    await Outbox(scene.kept, scene.coordinator).recover(early=True)
+    assert await scene.told() == [], "it is young"
+    await scene.heal()
+    assert await scene.told() == [told_of(b"one")]
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, asyncio.CancelledError])
+async def test_an_upload_that_breaks_off_is_neither_written_nor_announced(
+    scene: Scene, error: type[BaseException]
+) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"o"
+        raise error
+
+    with pytest.raises(error):
+        await scene.outbox.write("a", broken(), "text/plain", change_of)
+    assert await scene.coordinator.prepared(10) == []
+    assert await scene.kept.open("a") is None
+    await write(scene.outbox, b"two")
+    assert await scene.told() == [told_of(b"two")]
+
+
+async def test_a_file_that_cannot_be_intended_is_not_written(scene: Scene) -> None:
+    for verb in ("intend", "intents"):
+        for done in (False, True):
+            scene.coordinator.fail(verb, done=done)
+            with pytest.raises(CoordinatorUnavailable):
+                await write(scene.outbox, b"one")
+    assert await scene.kept.open("a") is None
+
+
+async def test_a_file_that_has_no_place_is_withdrawn(tmp_path: Path, scene: Scene) -> None:
+    store = await LocalStore.open_folder(tmp_path)
+    await store.write("a", chunks_of(b"one"), "text/plain")
+    outbox = Outbox(FaultyStore(store), scene.coordinator)  # it shows no log of its own
+    with pytest.raises(KeyConflict):
+        await write(outbox, b"two", "a/b")
+    assert await scene.coordinator.prepared(10) == []
+    await scene.heal()
+    assert await scene.told() == []
+    await store.close()
+
+
+async def test_a_file_whose_reply_was_lost_is_announced(scene: Scene) -> None:
+    scene.store.lose_reply("write")
+    with pytest.raises(StoreUnavailable):
+        await write(scene.outbox, b"one")
+    assert (await read_file(scene.kept, "a"))[1] == b"one"
+    await scene.heal()
+    assert await scene.told() == [told_of(b"one")]
+
+
+async def test_a_file_whose_announcement_fails_is_stored_and_announced_by_the_next_write(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.coordinator.fail("announce")
+    await write(scene.outbox, b"one")
+    assert "a write that is stored will be announced later" in caplog.text
+    await write(scene.outbox, b"two", "b")
+    assert await scene.told() == [told_of(b"one"), told_of(b"two")]
+
+
+class Traced(MemoryStore):
+    """Remembers each file that came to light; waits for `hold` then, where there is one."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.applied: list[str] = []
+        self.hold: asyncio.Event | None = None
+
+    async def write(
+        self, key: str, chunks: AsyncIterable[bytes], content_type: str, received: OnReceived | None = None
+    ) -> str:
+        sha256 = await super().write(key, chunks, content_type, received)
+        self.applied.append(sha256)
+        hold, self.hold = self.hold, None
+        if hold is not None:
+            await hold.wait()
+        return sha256
+
+
+async def test_a_file_that_overtakes_another_of_its_key_is_announced_after_it(scene: Scene) -> None:
+    store = Traced(scene.clock)
+    hold = store.hold = asyncio.Event()
+    outbox = Outbox(store, scene.coordinator)
+    first = asyncio.ensure_future(write(outbox, b"one"))
+    while not store.applied:
+        await asyncio.sleep(0)
+    second = asyncio.ensure_future(write(outbox, b"two"))
+    await write(outbox, b"other", "b")
+    assert store.applied == [hash_of(b"one"), hash_of(b"other")]
+    hold.set()
+    await asyncio.gather(first, second)
+    own = [text for text in await scene.told() if text != told_of(b"other")]
+    assert list(dict.fromkeys(own)) == [told_of(b"one"), told_of(b"two")]
+
+
+async def test_the_next_write_of_a_key_announces_what_another_node_left_behind_first(scene: Scene) -> None:
+    for content in (b"one", b"two"):
+        scene.coordinator.fail("announce")
+        await write(Outbox(scene.kept, scene.coordinator), content)
+    assert await scene.told() == []
+    await write(scene.outbox, b"three")
+    assert await scene.told() == [told_of(b"one"), told_of(b"two"), told_of(b"three")]
+    assert len(await scene.coordinator.prepared(10)) == 2, "they may be of writers who are still at it"
+    await scene.heal()
+
+
+async def test_a_write_announces_none_of_another_file(scene: Scene) -> None:
+    scene.coordinator.fail("announce")
+    await write(Outbox(scene.kept, scene.coordinator), b"one")
+    other = DocumentRef("files", {"id": "b"}).change(hash_of(b"two"), 1)
+    await scene.outbox.write("b", chunks_of(b"two"), "text/plain", lambda _: [other])
+    assert await scene.told() == [other.text.decode()]
+
+
+CRASHES = ["chunks", "intend", "intended", "write", "stored", "announce", "announced"]
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_crash_at_any_step_loses_no_announcement_of_a_file(
+    scene: Scene, crash: str, early: bool
+) -> None:
+    """A process that is gone does nothing more: neither store nor coordinator hear of it."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"one"
+        if crash == "chunks":
+            scene.coordinator.crash()
+            raise ConnectionResetError
+
+    if crash.startswith("inten"):
+        scene.coordinator.fail("intend", done=crash == "intended")
+    elif crash in ("write", "stored"):
+        scene.store.crash(0, done=crash == "stored")
+        scene.coordinator.fail("announce")
+    else:
+        scene.coordinator.fail("announce", done=crash == "announced")
+    with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable, ConnectionResetError):
+        await scene.outbox.write("a", chunks(), "text/plain", change_of)
+    scene.coordinator.restart()
+    scene.clock.now_ms += EARLY_RECOVERY_MS if early else INTENT_TIMEOUT_MS
+    await Outbox(scene.kept, scene.coordinator).recover(early=early)
+    if await scene.kept.open("a") is not None:
+        assert crash in ("stored", "announce", "announced")
+        assert told_of(b"one") in await scene.told()
+    elif crash in ("chunks", "intend"):
+        assert await scene.told() == []
+    await scene.heal()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+async def test_whatever_fails_every_file_that_came_to_light_is_announced_in_order(seed: int) -> None:
+    chosen = random.Random(seed)
+    clock = FakeClock()
+    kept = Traced(clock)
+    store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
+    nodes = [Outbox(store, coordinator) for _ in range(2)]
+    for n in range(40):
+        fault = chosen.randrange(8)
+        if fault < 2:
+            verbs: list[Verb] = ["intend", "announce", "intents"]
+            coordinator.fail(chosen.choice(verbs), done=bool(fault))
+        elif fault == 2:
+            store.fail("write")
+        elif fault == 3:
+            store.lose_reply("write")
+        node = chosen.choice(nodes)  # on two nodes at once nobody could tell their order
+        contents = [b"%d" % (3 * n + m) for m in range(chosen.choice([1, 3]))]
+        writing = [asyncio.ensure_future(write(node, content)) for content in contents]
+        if fault == 4:
+            for _ in range(chosen.randrange(6)):
+                await asyncio.sleep(0)
+            writing[0].cancel()
+        await asyncio.gather(*writing, return_exceptions=True)
+        clock.now_ms += chosen.choice([0, 10, INTENT_TIMEOUT_MS])
+        if fault == 5:
+            with contextlib.suppress(CoordinatorUnavailable):
+                await chosen.choice(nodes).recover(early=chosen.random() < 0.5)
+    coordinator.restart()
+    await nodes[1].flush_outcomes()
+    await Scene(clock, kept, store, coordinator, nodes[0]).heal()
+    found = await coordinator.read("", 10_000)
+    assert found is not None
+    first_told = dict.fromkeys(parse_change(told).hash for _, told in found)
+    assert [hash_ for hash_ in first_told if hash_ in kept.applied] == kept.applied
+
+
+def next_key(tick: HybridTimestamp) -> str:
+    return f"events/{tick.ms:013d}-{tick.counter:06d}"
+
+
+def next_change(tick: HybridTimestamp, sha256: str) -> Sequence[Change]:
+    return [DocumentRef("events", {"id": next_key(tick)}).change(sha256, tick.ms)]
+
+
+class TestWriteNext:
+    async def write(self, outbox: Outbox, content: bytes = b"one") -> tuple[HybridTimestamp, str]:
+        return await outbox.write_ordered(next_key, chunks_of(content), "text/plain", next_change)
+
+    async def test_files_are_named_in_the_order_of_their_ticks_on_all_nodes(self, scene: Scene) -> None:
+        nodes = [Outbox(scene.store, scene.coordinator) for _ in range(2)]
+        ticks = []
+        for n in range(6):
+            tick, sha256 = await self.write(nodes[n % 2], b"%d" % n)
+            assert sha256 == hash_of(b"%d" % n)
+            ticks.append(tick)
+            scene.clock.now_ms -= 1
+        assert ticks == sorted(set(ticks))
+        assert [f"events/{name}" for name in await scene.kept.list("events", None, 10)] == [
+            next_key(tick) for tick in ticks
+        ]
+        assert await scene.told() == [
+            change.text.decode()
+            for n, tick in enumerate(ticks)
+            for change in next_change(tick, hash_of(b"%d" % n))
+        ]
+        assert await scene.coordinator.prepared(10) == []
+
+    async def test_one_whose_announcement_fails_is_announced_later_with_its_tick(self, scene: Scene) -> None:
+        scene.coordinator.fail("announce")
+        tick, sha256 = await self.write(scene.outbox)
+        await scene.heal()
+        assert await scene.told() == [next_change(tick, sha256)[0].text.decode()]
+
+    async def test_no_two_files_wait_for_each_other(self, scene: Scene) -> None:
+        store = Traced(scene.clock)
+        store.hold = asyncio.Event()
+        outbox = Outbox(store, scene.coordinator)
+        held = asyncio.ensure_future(self.write(outbox))
+        while not store.applied:
+            await asyncio.sleep(0)
+        await asyncio.gather(*(self.write(outbox) for _ in range(20)))
+        assert not held.done()
+        held.cancel()

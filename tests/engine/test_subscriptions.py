@@ -1,0 +1,233 @@
+"""The feed of a process: each change reaches whoever listens for it, once and in order."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.change_feed import NOTES, Ear, Followed, Log, following, note, until
+
+from pysync.changelog import Retention
+from pysync.engine import catch_up as catch_up_module
+from pysync.engine import subscriptions as feed_module
+from pysync.engine.subscriptions import (
+    Authorize,
+    Deliveries,
+    Subscriber,
+)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["write", "burst", "begin", "resume", "slow", "one", "leave", "turn"]), max_size=60
+    ),
+    st.lists(st.sampled_from([0, 0, 0, 1, 12]), max_size=200),
+)
+@settings(max_examples=300)
+def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
+    steps: list[str], turns: list[int]
+) -> None:
+    async def play() -> None:
+        log, written = Log(turns), 0
+        feed = following(log)
+        places = [(await log.last_id(), 0)]
+        ears: list[tuple[Ear, int]] = []
+        bringing: list[asyncio.Task[bool]] = []
+
+        async def write(count: int) -> None:
+            nonlocal written
+            for _ in range(count):
+                places.append((await log.append([note(written)]), written + 1))
+                written += 1
+
+        for at, step in enumerate(steps):
+            if step in ("write", "burst"):
+                await write(1 if step == "write" else 5)
+            elif step == "leave" and ears:
+                feed.unsubscribe(ears.pop(at % len(ears))[0])
+            elif step == "turn":
+                for _ in range(at % 6):
+                    await asyncio.sleep(0)
+            elif step == "begin":
+                start = await feed.resolve_start("")
+                ears.append((Ear(start.cursor), written))
+                if not feed.subscribe(ears[-1][0]):
+                    bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
+            elif step in ("resume", "slow", "one"):
+                place, count = places[at * 7 % len(places)]
+                ears.append((Ear(place, {NOTES: {"id": "5"} if step == "one" else {}}), count))
+                ears[-1][0].slow = step == "slow"
+                bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
+        await asyncio.gather(*bringing)
+        await write(1)
+        for ear, first in ears:
+            one = ear.filter[NOTES].get("id")
+            told = [str(n) for n in range(first, written) if one in (None, str(n))]
+            assert await until(ear, len(told)) == told
+        feed.close()
+
+    page = feed_module.PAGE_SIZE
+    feed_module.PAGE_SIZE = catch_up_module.PAGE_SIZE = 3  # type: ignore[misc]
+    try:
+        asyncio.run(asyncio.wait_for(play(), 20))
+    finally:
+        feed_module.PAGE_SIZE = catch_up_module.PAGE_SIZE = page  # type: ignore[misc]
+
+
+async def test_what_is_told_while_somebody_reads_the_past_is_not_lost_on_them() -> None:
+    log = Log()
+    feed, place = following(log), await log.last_id()
+    other, late = Ear(place), Ear(place)
+    assert feed.subscribe(other)
+    await log.append([note(1)])
+    await until(other, 1)
+    arrived, release = log.hold()
+    bringing = asyncio.create_task(feed.bring(late))
+    await arrived.wait()
+    await log.append([note(2)])
+    await until(other, 2)
+    release.set()
+    assert await bringing
+    assert late.heard == ["1", "2"]
+    await log.append([note(3)])
+    assert await until(late, 3) == ["1", "2", "3"]
+    feed.close()
+
+
+async def test_nobody_reads_the_log_while_nobody_listens() -> None:
+    log = Log()
+    feed, ear = following(log), Ear(await log.last_id())
+    assert feed.subscribe(ear)
+    await log.append([note(1)])
+    await until(ear, 1)
+    feed.unsubscribe(ear)
+    await asyncio.sleep(0)
+    reads = log.reads
+    await log.append([note(2)])
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert log.reads == reads
+
+
+async def test_the_log_is_read_once_for_all_who_listen() -> None:
+    log = Log()
+    feed = following(log)
+    ears = [Ear(await log.last_id()) for _ in range(100)]
+    assert all(feed.subscribe(ear) for ear in ears)
+    await log.append([note(n) for n in range(10)])
+    for ear in ears:
+        assert len(await until(ear, 10)) == 10
+    assert log.reads <= 3
+    feed.close()
+
+
+async def test_a_listener_hears_of_the_values_that_it_wants() -> None:
+    log = Log()
+    feed, place = following(log), await log.last_id()
+    two = ("acme", "notes")
+    one, other = Ear(place, {NOTES: {"id": "1"}}), Ear(place, {NOTES: {"id": "2"}, two: {}})
+    none = Ear(place, {(None, "lists"): {}})
+    for ear in (one, other, none):
+        assert feed.subscribe(ear)
+    await log.append([note(1), note(2), note(1, "acme"), note(3), note(2, "elsewhere")])
+    assert await until(other, 2) == ["2", "1"]
+    assert (one.heard, none.heard) == (["1"], [])
+    feed.close()
+
+
+async def test_listeners_are_reset_where_the_log_forgets_faster_than_it_is_read() -> None:
+    log = Log(turns=[0, 0] + [50] * 100, retention=Retention(count=2))
+    feed, ear = following(log), Ear(await log.last_id())
+    assert feed.subscribe(ear)
+    await log.append([note(0)])
+    await until(ear, 1)
+    for n in range(1, 30):
+        await log.append([note(n)])
+        await asyncio.sleep(0)
+    while not ear.resets:
+        await asyncio.sleep(0)
+    await log.append([note("last")])
+    while ear.heard[-1] != "last":
+        await asyncio.sleep(0)
+    feed.close()
+
+
+async def test_a_log_that_cannot_be_read_for_a_while_costs_no_listener_an_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed_module, "RETRY_S", 0.0)
+    log = Log()
+    feed, ear, late = following(log), Ear(await log.last_id()), Ear(await log.last_id())
+    assert feed.subscribe(ear)
+    log.fails = 3
+    await log.append([note(1)])
+    assert await until(ear, 1) == ["1"]
+    log.fails = 1
+    assert not await feed.bring(late)
+    assert late.is_cut
+    feed.close()
+
+
+async def test_where_events_cannot_be_told_everybody_is_cut() -> None:
+    async def breaks(plan: Deliveries) -> Authorize:
+        raise RuntimeError("a bug")
+
+    log = Log()
+    feed = Followed(log, breaks)
+    ear, other = Ear(await log.last_id()), Ear(await log.last_id())
+    ear.needs_authorization = True
+    assert feed.subscribe(ear)
+    assert feed.subscribe(other)
+    await log.append([note(1)])
+    while not (ear.is_cut and other.is_cut):
+        await asyncio.sleep(0)
+    assert (ear.heard, other.heard) == ([], ["1"])
+    fresh = Ear(await log.last_id())
+    feed.unsubscribe(ear)
+    feed.unsubscribe(other)
+    assert feed.subscribe(fresh)
+    await log.append([note(2)])
+    assert await until(fresh, 1) == ["2"]
+    feed.close()
+
+
+async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> None:
+    release = asyncio.Event()
+
+    async def slowly(plan: Deliveries) -> Authorize:
+        await release.wait()
+        return lambda listener, event: None if event.params["id"] == "2" else event
+
+    log = Log()
+    feed = Followed(log, slowly)
+    quick, asked = Ear(await log.last_id()), Ear(await log.last_id())
+    asked.needs_authorization = True
+    listeners: list[Subscriber] = [quick, asked]
+    assert all(feed.subscribe(ear) for ear in listeners)
+    await log.append([note(1), note(2), note(3)])
+    assert await until(quick, 3) == ["1", "2", "3"]
+    assert asked.heard == []
+    release.set()
+    assert await until(asked, 2) == ["1", "3"]
+    feed.close()
+
+
+@pytest.mark.parametrize("is_past", [True, False])
+async def test_others_have_their_turn_while_much_is_read_that_nobody_hears(is_past: bool) -> None:
+    log = Log()
+    feed = following(log)
+    ear = Ear(await log.last_id(), {NOTES: {"id": "nobody"}})
+    if not is_past:
+        assert feed.subscribe(ear)
+        await asyncio.sleep(0)
+    await log.append([note(number) for number in range(10 * feed_module.PAGE_SIZE)])
+    bringing = asyncio.create_task(feed.bring(ear)) if is_past else None
+    read_before = most = 0
+    while feed.watermark != await log.last_id():
+        await asyncio.sleep(0)
+        most = max(most, log.reads - read_before)
+        read_before = log.reads
+    assert bringing is None or await bringing
+    feed.close()
+    assert log.reads >= 10
+    assert most == 1, "pages that were read in one turn of the loop"

@@ -1,0 +1,127 @@
+"""Imports point down (docs/explanation/architecture.md), and heavy dependencies have one home."""
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "pysync"
+
+
+def layers() -> dict[str, int]:
+    """Module or package below pysync -> its layer, 0 at the top, as the architecture page draws it."""
+    page = (ROOT / "docs/explanation/architecture.md").read_text()
+    drawing = page.split("```text\n")[1].split("```")[0]
+    return {
+        name: level for level, line in enumerate(drawing.splitlines()) for name in re.findall(r"\w+", line)
+    }
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, as dotted names, and the names that it imports of them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+def part(dotted: str) -> str:
+    """`pysync.server.app` -> `server`."""
+    return dotted.split(".")[1]
+
+
+def test_imports_point_down() -> None:
+    level = layers()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        relative = path.relative_to(PACKAGE).with_suffix("").parts
+        if relative in (("__init__",), ("_build",)):
+            continue
+        own = relative[0]
+        assert own in level, f"{own} is not in the drawing"
+        for dotted in imports(path):
+            if dotted.startswith("pysync.") and part(dotted) in level and part(dotted) != own:
+                assert level[part(dotted)] > level[own], (
+                    f"{'/'.join(relative)} imports {dotted}, which is above"
+                )
+
+
+def modules() -> dict[str, Path]:
+    """Every module of pysync by its dotted name."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported_modules(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """The modules of pysync that a file imports: `from package import module` imports the module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module in known:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in known else node.module)
+    return found
+
+
+def test_no_imports_form_a_cycle() -> None:
+    """Not inside a package either, and not by imports inside functions."""
+    known = modules()
+    below = {name: imported_modules(path, known) - {name, "pysync"} for name, path in known.items()}
+    while leaves := {name for name, found in below.items() if not found}:
+        below = {name: found - leaves for name, found in below.items() if name not in leaves}
+    assert not below, f"imported in a circle, or from one: {sorted(below)}"
+
+
+def test_no_module_uses_private_names_of_another() -> None:
+    known = modules()
+    for name, path in known.items():
+        tree = ast.parse(path.read_text())
+        local = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in known:
+                for alias in node.names:
+                    assert not alias.name.startswith("_") or node.module == "pysync", (
+                        f"{name} imports {node.module}.{alias.name}"
+                    )
+                    if f"{node.module}.{alias.name}" in known:
+                        local.add(alias.asname or alias.name)
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in local
+            ):
+                assert not node.attr.startswith("_"), f"{name} uses {node.value.id}.{node.attr}"
+
+
+def test_heavy_dependencies_have_one_home() -> None:
+    homes = {
+        "aiohttp.web": ("server/",),
+        "sqlite3": (
+            "sqlite/",
+            "store/local/",
+            "coordinator/local.py",
+        ),
+        "cryptography": ("auth/signing.py", "client/sealed/crypto.py"),
+        "jsonschema_rs": ("server/json_schema.py", "config/"),
+        "yaml": ("config/",),
+        "aiobotocore": ("store/s3/",),
+        "botocore": ("store/s3/",),
+        "hiredis": ("coordinator/redis/",),
+        "redis": ("coordinator/redis/",),
+        "uvloop": ("server/serve.py", "cli/bench.py"),
+        "prometheus_client": ("server/metrics.py",),
+        "duckdb": ("parquet/", "cli/"),
+    }
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE).as_posix()
+        for dotted in imports(path):
+            for module, allowed in homes.items():
+                if dotted == module or dotted.startswith(module + "."):
+                    assert name.startswith(allowed), f"{name} imports {dotted}"

@@ -1,0 +1,303 @@
+"""`pysync verify`: everything that a store holds is read, and what is damaged is named."""
+
+import asyncio
+import json
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace as replace_members
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from components import S3Server
+from support import reference_append_log as twin
+from support.append_log_nodes import keys_below
+from support.bit_rot import damages, rot
+from support.cli_runner import Shell
+from support.s3_stores import another_program, new_prefix, opened
+from support.starfish_samples import LOG as STARFISH_LOG
+from support.starfish_samples import stored as starfish_document
+from support.store_samples import LOG, REVOCATIONS, document, fill, flipped, log_objects, put_all, replace
+
+from pysync.errors import StoreUnavailable
+from pysync.migrate import Damage
+from pysync.store import DamagedFile, FileStat, Store, StoredObject
+from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.store.s3.damaged_files import KEY, MAX_ENTRIES, READ_EVERY_S, DamagedFiles
+from pysync.testing import FaultyStore, chunks_of, read_file
+
+CHUNKED = {
+    key: json.dumps(value).encode()
+    for key, value in twin.starfish_chunks(STARFISH_LOG, "chunked/a", 7).items()
+}
+"""A log as Starfish keeps it."""
+
+
+async def test_a_sound_store_is_found_sound() -> None:
+    store = MemoryStore()
+    await fill(store)
+    await put_all(store, CHUNKED)
+    await store.put("starfish/a", json.dumps(starfish_document({"n": 1})).encode())
+    await store.put("_pysync/projections/p", b'{"after":"1"}')
+    await store.put("_pysync/merges/m", b'{"key":"a/b","sha256":"","merged":{}}')
+    assert await damages(store) == []
+
+
+async def test_every_flipped_byte_of_a_document_a_head_and_its_parts_is_found() -> None:
+    objects = {"notes/a": document(b'{"text":"one","n":[1,2.5]}'), **log_objects(30)}
+    for key, body in objects.items():
+        for at in range(len(body)):
+            store = MemoryStore()
+            await put_all(store, objects)
+            changed = body[:at] + bytes([body[at] ^ 1 << at % 8]) + body[at + 1 :]
+            await store.put(key, changed)
+            assert [damage.key for damage in await damages(store)] == [key], at
+
+
+async def test_what_is_damaged_of_a_log_is_named_and_so_is_its_log() -> None:
+    store = MemoryStore()
+    await fill(store)
+    parts = await keys_below(store, "_pysync/logs")
+    segment, lost, *_ = [key for key in parts if "/index" not in key]
+    block = next(key for key in parts if "/index1-" in key)
+    await replace(store, segment, flipped)
+    await replace(store, block, flipped)
+    await store.delete(lost)
+    found = {damage.key: damage for damage in await damages(store)}
+    assert {damage.kind for damage in found.values()} == {"log"}
+    assert found[block].why == f"it is not what the head of its log names; it is a part of the log at {LOG}"
+    if lost in found:
+        assert found[lost].why == f"it is missing; it is a part of the log at {LOG}"
+    assert {segment, lost, block} >= found.keys() >= {block}
+
+
+async def test_a_revocation_list_that_its_issuer_did_not_sign_is_named() -> None:
+    store = MemoryStore()
+    await fill(store)
+    await replace(store, REVOCATIONS, lambda text: text.replace(b'"generation":3', b'"generation":4'))
+    assert await damages(store) == [Damage(REVOCATIONS, "document", "bad-signature")]
+
+
+async def test_a_chunk_of_starfishs_that_is_damaged_is_named() -> None:
+    store = MemoryStore()
+    await put_all(store, CHUNKED)
+    chunk = next(key for key in CHUNKED if "__seg/" in key)
+    await store.put(chunk, CHUNKED[chunk][:-2])
+    assert chunk in {damage.key for damage in await damages(store)}
+
+
+async def test_what_is_replaced_while_it_is_verified_is_not_taken_for_damaged() -> None:
+    class Hasty(MemoryStore):
+        """A store in which what was got is written anew at once."""
+
+        async def get(self, key: str, if_none_match: str | None = None) -> Any:
+            found = await super().get(key, if_none_match)
+            if isinstance(found, StoredObject):
+                await self.put(key, document(b"{}"))
+            return found
+
+    store = Hasty()
+    await store.put("a", b"not yet a document")
+    assert await damages(store) == []
+
+
+async def test_what_cannot_be_read_is_named_and_a_store_out_of_reach_ends_it() -> None:
+    store = MemoryStore()
+    await fill(store)
+    failing = FaultyStore(store)
+    failing.fail("get", times=10_000, after=3)
+    with pytest.raises(StoreUnavailable, match=r"reading .+: it does not answer"):
+        await damages(failing)
+
+
+async def test_the_command_lists_what_is_damaged_and_exits_1(shell: Shell, tmp_path: Path) -> None:
+    store = await LocalStore.open_folder(tmp_path / "data")
+    await fill(store)
+    await store.close()
+    status, output, errors = await shell.ask("verify", "--store", "file:data")
+    assert (status, errors) == (0, "")
+    *listed, counts = map(json.loads, output.splitlines())
+    assert listed == []
+    assert counts["damaged"] == 0
+    assert counts["objects"] > 8
+    assert counts["bytes"] > 1_000_000
+    store = await LocalStore.open_folder(tmp_path / "data")
+    await replace(store, "top", flipped)
+    await store.close()
+    (tmp_path / "data/files/files/b/c").unlink()
+    rot(tmp_path / "data/files/files/a.parquet", 500)
+    (tmp_path / "pysync.json").write_text('{"version": 1, "store": "file:data"}')
+    for place in (("--store", "file:data"), ("--config", "pysync.json")):
+        status, output, _ = await shell.ask("verify", *place)
+        assert status == 1
+        *listed, counts = map(json.loads, output.splitlines())
+        assert {(each["key"], each["kind"]) for each in listed} == {
+            ("top", "document"),
+            ("files/b/c", "file"),
+            ("files/a.parquet", "file"),
+        }
+        assert all(each["why"] for each in listed)
+        assert counts["damaged"] == 3
+
+
+@pytest.mark.parametrize("part", ["object", "sqlite_autoindex_object_1"])
+async def test_the_command_finds_a_damaged_database(shell: Shell, tmp_path: Path, part: str) -> None:
+    store = await LocalStore.open_folder(tmp_path / "data")
+    for n in range(500):
+        await store.put(f"a/{n}", document(b"{}"))
+    await store.close()
+    path = tmp_path / "data/pysync.db"
+    with closing(sqlite3.connect(path)) as database:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        ((page,),) = database.execute(query, (part,)).fetchall()
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with open(path, "r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"X" * 100)
+    status, output, _ = await shell.ask("verify", "--store", "file:data")
+    assert status == 1
+    first, *_ = map(json.loads, output.splitlines())
+    assert (first["key"], first["kind"]) == ("pysync.db", "database")
+    assert "is damaged" in first["why"]
+    assert json.loads(output.splitlines()[-1])["damaged"] >= 1
+
+
+async def test_the_command_makes_no_store_and_reads_none_of_another_process(
+    shell: Shell, tmp_path: Path
+) -> None:
+    status, output, errors = await shell.ask("verify", "--store", "file:nothing")
+    assert (status, output) == (1, "")
+    assert errors == "pysync: file:nothing: there is no store\n"
+    assert (await shell.ask("verify", "--store", "memory:"))[0] == 1
+    assert [*tmp_path.iterdir()] == []
+
+
+async def test_a_store_out_of_reach_is_status_5(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await LocalStore.open_folder(tmp_path / "data")).close()
+
+    async def walk(store: LocalStore, prefix: str) -> AsyncIterator[None]:
+        raise StoreUnavailable("the disk is gone")
+        yield
+
+    monkeypatch.setattr(LocalStore, "walk", walk)
+    status, output, errors = await shell.ask("verify", "--store", "file:data")
+    assert (status, errors) == (5, "pysync: listing the objects: the disk is gone\n")
+    assert json.loads(output) == {"objects": 0, "damaged": 0, "bytes": 0}
+
+
+class TestBuckets:
+    @pytest.fixture(params=["radosgw", "moto"])
+    def server(self, request: pytest.FixtureRequest) -> S3Server:
+        found: S3Server = request.getfixturevalue(request.param)
+        return found
+
+    async def test_what_is_damaged_in_a_bucket_is_named(self, server: S3Server) -> None:
+        prefix = new_prefix()
+        async with opened(server, prefix) as store, another_program(server) as client:
+            await fill(store, 100)
+            assert await damages(store) == []
+            at = {"Bucket": server.bucket, "Key": f"{prefix}/files/b/c"}
+            found = await client.head_object(**at)
+            kept = {name: found[name] for name in ("Metadata", "ContentType")}
+            await client.put_object(**at, Body=b"C", **kept)
+            await replace(store, "top", flipped)
+            listed = {damage.key: damage for damage in await damages(store)}
+            assert listed.keys() == {"top", "files/b/c"}
+            assert "its sha256 is" in listed["files/b/c"].why
+            for look in (store.open, store.stat):
+                with pytest.raises(DamagedFile):
+                    await look("files/b/c")
+            async with opened(server, prefix) as other:
+                with pytest.raises(DamagedFile):
+                    await other.open("files/b/c")
+            assert {*await damages(store)} == {*listed.values()}
+            await store.write("files/b/c", chunks_of(b"C"), "text/plain")
+            assert (await read_file(store, "files/b/c"))[1] == b"C", "it is what was pushed now"
+            assert {damage.key for damage in await damages(store)} == {"top"}
+
+    async def test_a_file_in_a_bucket_that_is_right_again_is_served_again(self, server: S3Server) -> None:
+        prefix = new_prefix()
+        async with opened(server, prefix) as store, another_program(server) as client:
+            await store.write("a", chunks_of(b"a"), "text/plain")
+            at = {"Bucket": server.bucket, "Key": f"{prefix}/a"}
+            found = await client.head_object(**at)
+            kept = {name: found[name] for name in ("Metadata", "ContentType")}
+            await client.put_object(**at, Body=b"b", **kept)
+            assert len(await damages(store)) == 1
+            await client.put_object(**at, Body=b"a", **kept)
+            assert await damages(store) == []
+            assert (await read_file(store, "a"))[1] == b"a"
+
+    async def test_the_command_verifies_a_bucket(
+        self, server: S3Server, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        prefix = f"verify/{os.urandom(6).hex()}"
+        async with opened(server, prefix) as store:
+            await _put_some(store)
+        config = server.store(prefix)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", config.access_key_id or "")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", config.secret_access_key or "")
+        url = f"{config.url}?endpoint={config.endpoint}&region={config.region}&path_style=true"
+        status, output, errors = await shell.ask("verify", "--store", url)
+        *listed, counts = map(json.loads, output.splitlines())
+        assert (status, errors) == (1, "")
+        assert [each["key"] for each in listed] == ["top"]
+        assert counts["objects"] == 2
+
+
+async def _put_some(store: Store) -> None:
+    await store.put("top", flipped(document(b'{"text":"one"}')))
+    await store.write("files/a", chunks_of(b"a"), "text/plain")
+
+
+class TestDamagedFiles:
+    """The damaged files of a bucket, as a process learns of them from others."""
+
+    STAT = FileStat(1, "5" * 64, "text/plain", 0, etag="e1")
+
+    async def test_another_process_knows_within_a_minute(self) -> None:
+        objects, now_s = MemoryStore(), 0.0
+        one, other = DamagedFiles(objects), DamagedFiles(objects, lambda: now_s)
+        await other.load()
+        await one.record("a", self.STAT, is_damaged=True)
+        assert await one.contains("a", self.STAT)
+        assert not await other.contains("a", self.STAT)
+        now_s = READ_EVERY_S
+        assert await other.contains("a", self.STAT)
+        await other.record("a", self.STAT, is_damaged=False)
+        assert not await other.contains("a", self.STAT)
+
+    async def test_what_processes_note_at_once_is_all_kept(self) -> None:
+        objects = MemoryStore()
+        processes = [DamagedFiles(objects) for _ in range(5)]
+        notes = (one.record(f"{n}", self.STAT, is_damaged=True) for n, one in enumerate(processes))
+        await asyncio.gather(*notes)
+        fresh = DamagedFiles(objects)
+        assert [await fresh.contains(f"{n}", self.STAT) for n in range(5)] == [True] * 5
+
+    async def test_another_version_of_the_file_is_not_held_for_damaged(self) -> None:
+        files = DamagedFiles(MemoryStore())
+        await files.record("a", self.STAT, is_damaged=True)
+        assert not await files.contains("a", replace_members(self.STAT, etag="e2"))
+        assert not await files.contains("a", replace_members(self.STAT, sha256="6" * 64))
+        assert not await files.contains("b", self.STAT)
+
+    async def test_so_many_are_listed_and_a_list_that_cannot_be_read_is_empty(self) -> None:
+        objects = FaultyStore(MemoryStore())
+        files = DamagedFiles(objects)
+        await objects.put(KEY, orjson.dumps({"files": {f"{n}": ["e", "s"] for n in range(MAX_ENTRIES)}}))
+        await files.record("a", self.STAT, is_damaged=True)
+        found = await objects.get(KEY)
+        assert isinstance(found, StoredObject)
+        assert len(orjson.loads(found.body)["files"]) == MAX_ENTRIES
+        assert await files.contains("a", self.STAT)
+        await objects.put(KEY, b"not JSON")
+        objects.fail("get")
+        assert not await DamagedFiles(objects).contains("a", self.STAT), "the store does not answer"
+        assert not await DamagedFiles(objects).contains("a", self.STAT)

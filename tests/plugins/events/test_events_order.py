@@ -1,0 +1,234 @@
+"""The order of batches, for who lists while they come; attempts at one push, wherever they are made."""
+
+import asyncio
+import io
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pyarrow.parquet as pq
+import pytest
+from support.clients import Browser, Start
+from support.event_batches import SERVICE, listed, pushed
+
+from pysync.coordinator import Coordinator
+from pysync.coordinator.local import LocalCoordinator
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.errors import InvalidEvents, Unavailable
+from pysync.plugins.events import Events
+from pysync.plugins.events.ingest import Encoder
+from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock, FaultyStore
+
+ONCE = {"Idempotency-Key": "once"}
+
+
+class Folder:
+    """Workers on one folder, in this process, and a clock each."""
+
+    def __init__(
+        self, start: Start, session: aiohttp.ClientSession, path: Path, stack: AsyncExitStack
+    ) -> None:
+        self._start = start
+        self._session = session
+        self._path = path
+        self._stack = stack
+
+    async def worker(self, clock: FakeClock) -> Browser:
+        store = await LocalStore.open_folder(self._path, clock)
+        coordinator: Coordinator = await LocalCoordinator.open_folder(self._path, clock)
+        self._stack.push_async_callback(store.close)
+        self._stack.push_async_callback(coordinator.close)
+        base = await self._start(SERVICE, store, coordinator=coordinator, now_ms=clock)
+        return Browser(base, self._session)
+
+
+@pytest.fixture
+async def folder(start: Start, session: aiohttp.ClientSession, tmp_path: Path) -> Any:
+    async with AsyncExitStack() as stack:
+        yield Folder(start, session, tmp_path, stack)
+
+
+async def test_who_lists_while_two_workers_store_misses_nothing(folder: Folder) -> None:
+    early, late = FakeClock(1_700_000_000_000), FakeClock(1_700_000_000_777)
+    workers = [await folder.worker(early), await folder.worker(late)]
+    stored: list[str] = []
+
+    async def store(client: int) -> None:
+        for n in range(25):
+            size = 1 if n % 5 else 4_000  # those are long in the making
+            answer = await pushed(workers[client % 2], *[{"event": f"{client} {n}"}] * size)
+            stored.append(answer["batchId"])
+            early.now_ms += 3 if n % 7 else -40
+            late.now_ms += 2
+
+    storing = asyncio.gather(*(store(client) for client in range(8)))
+    known: list[str] = []
+    while True:
+        ended = storing.done()
+        page = await listed(workers[len(known) % 2], after=known[-1] if known else "", limit=7)
+        known += page
+        if ended and not page:
+            break
+    await storing
+    assert len(stored) == 200
+    assert known == sorted(stored)
+
+
+async def test_each_client_sees_the_ids_of_its_pushes_increase(folder: Folder) -> None:
+    clock = FakeClock()
+    workers = [await folder.worker(clock), await folder.worker(clock)]
+    ids = []
+    for n in range(30):
+        clock.now_ms += 1 - n % 3
+        ids.append((await pushed(workers[n % 2], {"event": "a"}))["batchId"])
+    assert ids == sorted(set(ids))
+
+
+async def test_attempts_at_one_push_in_two_workers_are_one(folder: Folder) -> None:
+    clock = FakeClock()
+    workers = [await folder.worker(clock), await folder.worker(clock)]
+    attempts = (pushed(workers[n % 2], {"event": "a"}, **ONCE) for n in range(12))
+    answers = await asyncio.gather(*attempts)
+    assert all(answer == answers[0] for answer in answers)
+    # And later, after others, when the clock was set back, or in a worker that has just begun.
+    await asyncio.gather(*(pushed(workers[n % 2], {"event": "b"}) for n in range(20)))
+    clock.now_ms -= 30_000
+    assert await pushed(workers[1], {"event": "a"}, **ONCE) == answers[0]
+    assert await pushed(await folder.worker(clock), {"event": "a"}, **ONCE) == answers[0]
+    assert len(await listed(workers[0])) == 21
+
+
+async def test_lists_end_before_a_batch_that_is_under_way_where_ids_are_given_beforehand(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store, release = FaultyStore(MemoryStore()), asyncio.Event()
+    browser = Browser(await start(SERVICE, store), session)
+    first = await pushed(browser, {"event": "a"})
+    arrived = store.delay("write", release)
+    slow = asyncio.ensure_future(pushed(browser, {"event": "b"}))
+    await arrived.wait()
+    quick = await pushed(browser, {"event": "c"})
+    assert await listed(browser) == [first["batchId"]]
+    release.set()
+    ids = [first["batchId"], (await slow)["batchId"], quick["batchId"]]
+    assert await listed(browser) == ids == sorted(ids)
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_an_attempt_that_was_lost_is_made_again_under_its_own_id(
+    start: Start, session: aiohttp.ClientSession, clock: FakeClock, done: bool
+) -> None:
+    shared, coordinator = MemoryStore(clock), MemoryCoordinator(clock)
+    dying = FaultyStore(shared)
+    lost = Browser(await start(SERVICE, dying, coordinator=coordinator, now_ms=clock), session)
+    other = Browser(await start(SERVICE, shared, coordinator=coordinator, now_ms=clock), session)
+    dying.crash(0, done=done)
+    answer = await lost.push("events/web/new", {"events": [{"event": "a"}]}, headers=ONCE)
+    assert answer.status == 503
+    assert len(await listed(other)) == done
+    clock.now_ms += 20_000
+    later = await pushed(other, {"event": "b"})
+    first = await pushed(other, {"event": "a"}, **ONCE)
+    assert await pushed(other, {"event": "a"}, **ONCE) == first
+    assert await listed(other) == [first["batchId"], later["batchId"]]
+
+
+async def test_an_attempt_that_was_lost_long_ago_is_made_again_where_nobody_has_passed(
+    start: Start, session: aiohttp.ClientSession, clock: FakeClock
+) -> None:
+    store, coordinator = FaultyStore(MemoryStore(clock)), MemoryCoordinator(clock)
+    browser = Browser(await start(SERVICE, store, coordinator=coordinator, now_ms=clock), session)
+    store.fail("write")
+    answer = await browser.push("events/web/new", {"events": [{"event": "a"}]}, headers=ONCE)
+    assert answer.status == 503
+    clock.now_ms += 60_000
+    passed = await pushed(browser, {"event": "b"})
+    first = await pushed(browser, {"event": "a"}, **ONCE)
+    assert first["batchId"] > passed["batchId"]
+    clock.now_ms += 60_000
+    assert await pushed(browser, {"event": "a"}, **ONCE) == first
+    assert await listed(browser) == [passed["batchId"], first["batchId"]]
+
+
+async def test_a_batch_that_takes_long_is_stored_and_found_by_the_push_repeated(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store, coordinator, release = FaultyStore(MemoryStore()), MemoryCoordinator(), asyncio.Event()
+    base = {"collections": SERVICE["collections"]}
+    hasty = Events("events", "lake/{app}/{batchId}", timeout_s=0)
+    patient = Events("events", "lake/{app}/{batchId}")
+    one, other = [
+        Browser(await start(base, store, coordinator=coordinator, plugins=[plugin]), session)
+        for plugin in (hasty, patient)
+    ]
+    arrived = store.delay("write", release)
+    answer = await one.push("events/web/new", {"events": [{"event": "a"}]}, headers=ONCE)
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    await arrived.wait()
+    repeated = asyncio.ensure_future(pushed(other, {"event": "a"}, **ONCE))
+    release.set()
+    assert await listed(other) == [(await repeated)["batchId"]]
+
+
+async def test_nothing_comes_of_a_batch_once_it_is_given_up(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.plugins.events.ingest.INGEST_TIMEOUT_S", 0.05)
+    store, release = FaultyStore(MemoryStore()), asyncio.Event()
+    browser = Browser(await start(SERVICE, store), session)
+    store.delay("write", release)
+    refused = await browser.push("events/web/new", {"events": [{"event": "a"}]})
+    assert refused.error == (503, "store_unavailable")
+    release.set()
+    assert await listed(browser) == []
+
+
+async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
+    encoder, turns = Encoder(), 0
+    await encoder.open()
+    events = b",".join(b'{"event":"e%d","properties":{"n":%d}}' % (n, n) for n in range(100_000))
+    encoding = asyncio.ensure_future(encoder.encode(b'{"events":[%b]}' % events, "now", None))
+    while not encoding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert pq.read_metadata(io.BytesIO(await encoding)).num_rows == 100_000
+    assert turns > 100
+    await encoder.close()
+
+
+async def test_what_is_too_much_to_wait_is_refused_until_there_is_room() -> None:
+    encoder = Encoder(max_waiting_bytes=100)
+    await encoder.open()
+    batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
+    first = asyncio.ensure_future(encoder.encode(batch, "now", None))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable) as refused:
+        await encoder.encode(batch, "now", None)
+    assert refused.value.headers == {"Retry-After": "1"}
+    assert await first == await encoder.encode(batch, "now", None)
+    with pytest.raises(InvalidEvents):
+        await encoder.encode(b'{"events":[]}', "now", None)
+    long = b'{"events":[{"event":"%b"}]}' % (b"x" * 200)
+    assert await encoder.encode(long, "now", None)
+    await encoder.close()
+
+
+async def test_a_batch_that_nobody_waits_for_any_more_makes_room_and_no_noise() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    encoder = Encoder(max_waiting_bytes=100)
+    await encoder.open()
+    batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
+    for _ in range(2):
+        waiting = asyncio.ensure_future(encoder.encode(batch, "now", None))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        while encoder._waiting_bytes:
+            await asyncio.sleep(0)
+    await encoder.close()
+    assert told == []

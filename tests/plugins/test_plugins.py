@@ -1,0 +1,446 @@
+"""What plugins may do to pulls and pushes (service, Events 2)."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from support.clients import ISSUER, Start
+from support.plugin_samples import (
+    CARDS,
+    EVERYTHING,
+    LOG,
+    MINE,
+    NOTES,
+    RINGS,
+    TITLE,
+    Reading,
+    Taking,
+    Told,
+    batch,
+    people,
+)
+
+from pysync.changelog import parse_change
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.errors import Forbidden
+from pysync.model import WriteEvent, WriteResult
+from pysync.plugins import PullResponse, PushResponse
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore
+
+
+async def test_plugins_are_told_of_every_push_that_was_answered_200(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    told = Told()
+    members = {"collections": EVERYTHING, "namespaces": {"acme": {"collections": [NOTES]}}}
+    someone, _, anyone = people(await start(members, plugins=[told]), session)
+    for browser, target, collection, params, namespace in (
+        (anyone, "/push/notes/a", "notes", {"id": "a"}, None),
+        (someone, f"/push/u/{ISSUER.user_id}", "mine", {"identity": ISSUER.user_id}, None),
+        (anyone, "/push/boards/b/cards", "cards", {"id": "b"}, None),
+        (anyone, "/acme/push/notes/n", "notes", {"id": "n"}, "acme"),
+        (anyone, "/push/log/l", "log", {"id": "l"}, None),
+    ):
+        answer = await browser.request("POST", target, {"data": {"at": target, "__proto__": 1}})
+        assert answer.status == 200
+        assert told.events == [
+            WriteEvent(
+                collection,
+                params,
+                answer.json["hash"],
+                answer.json["timestamp"],
+                told.events[0].text,
+                ISSUER.user_id if browser is someone else None,
+                namespace,
+            )
+        ]
+        assert told.events.pop().body == {"at": target}
+
+
+async def test_plugins_are_told_of_no_push_that_was_refused(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    told = Told()
+    small = {**NOTES, "maxBodyBytes": 100}
+    _, other, anyone = people(await start({"collections": [small, MINE]}, plugins=[told]), session)
+    assert (await anyone.push("notes/a", {})).status == 200
+    assert len(told.events) == 1
+    for answer, status in (
+        (await anyone.push("notes/a", {}), 409),
+        (await anyone.push("notes/b", {"x": "y" * 100}), 413),
+        (await anyone.request("POST", "/push/notes/b", b"{"), 400),
+        (await other.push(f"u/{ISSUER.user_id}", {}), 403),
+        (await anyone.push(f"u/{ISSUER.user_id}", {}), 401),
+    ):
+        assert answer.status == status
+    await anyone.pull("notes/a")
+    assert len(told.events) == 1
+
+
+async def test_plugins_are_told_again_of_a_push_that_is_repeated(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    told = Told()
+    *_, anyone = people(await start({"collections": EVERYTHING}, plugins=[told]), session)
+    again = {"Idempotency-Key": "once"}
+    for key in ("notes/a", "log/l"):
+        bodies = {(await anyone.push(key, {"n": 1}, headers=again)).body for _ in range(2)}
+        assert len(bodies) == 1
+        assert told.events[-1] == told.events[-2]
+    assert len(told.events) == 4
+
+
+async def test_plugins_are_told_of_appends_that_are_stored_nowhere(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    told = Told()
+    passing = {**LOG, "appendOnly": {"persist": False, "requireAuthorSignature": False}}
+    *_, anyone = people(await start({"collections": [passing]}, plugins=[told]), session)
+    assert (await anyone.push("log/l", {"n": 1})).status == 200
+    assert told.events[0].body == {"n": 1}
+
+
+async def test_a_body_is_parsed_once_and_only_when_it_is_asked_for(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    plugins = [Told("one"), Told("two")]
+    *_, anyone = people(await start({"collections": [NOTES]}, plugins=plugins), session)
+    await anyone.push("notes/a", {"n": 1})
+    one, two = (plugin.events[0] for plugin in plugins)
+    assert "body" not in vars(one)
+    assert one.body is two.body
+
+
+class Cancelled:
+    """Waits in one hook for a task of its own that is cancelled."""
+
+    name = "cancelled"
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self._wait)
+
+    async def _wait(self, about: object) -> None:
+        task = asyncio.create_task(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+
+class Slow:
+    """Waits in after_write until it is let go."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.arrived, self.release = asyncio.Event(), asyncio.Event()
+
+    async def after_write(self, event: WriteEvent) -> None:
+        self.arrived.set()
+        await self.release.wait()
+
+
+class Failing:
+    name = "failing"
+
+    async def after_write(self, event: WriteEvent) -> None:
+        raise RuntimeError("no such table")
+
+
+async def test_a_push_is_answered_when_plugins_have_been_told(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    slow, told = Slow(), Told()
+    *_, anyone = people(await start({"collections": [NOTES]}, plugins=[slow, told]), session)
+    pushing = asyncio.create_task(anyone.push("notes/a", {"n": 1}))
+    await slow.arrived.wait()
+    assert (await anyone.pull("notes/a")).json["data"] == {"n": 1}
+    assert not pushing.done()
+    assert told.events == []
+    slow.release.set()
+    assert (await pushing).status == 200
+    assert len(told.events) == 1
+
+
+@pytest.mark.parametrize(
+    ("plugin", "hook_s", "said"),
+    [
+        (Failing(), 5.0, "plugin failing: after_write failed"),
+        (Slow(), 0.0, "plugin slow: after_write took too long"),
+        (Cancelled("after_write"), 5.0, "plugin cancelled: after_write failed"),
+    ],
+)
+async def test_a_plugin_that_fails_after_a_write_is_logged_and_counted_and_changes_nothing(
+    plugin: Any,
+    hook_s: float,
+    said: str,
+    start: Start,
+    session: aiohttp.ClientSession,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = Told()
+    base = await start({"collections": [NOTES, LOG]}, plugins=[plugin, told], hook_s=hook_s)
+    *_, anyone = people(base, session)
+    for key in ("notes/a", "log/l"):
+        answer = await anyone.push(key, {"n": 1}, headers={"X-Request-Id": "the-request"})
+        assert answer.status == 200
+        assert answer.json.keys() == {"hash", "timestamp"}
+    failures = [record for record in caplog.records if record.name == "pysync.plugins"]
+    assert [record.getMessage() for record in failures] == [said, said]
+    assert {record.__dict__["request_id"] for record in failures} == {"the-request"}
+    assert all(record.exc_info for record in failures)
+    page = (await anyone.request("GET", "/metrics")).body.decode()
+    assert f'pysync_plugin_failures_total{{hook="after_write",plugin="{plugin.name}"}} 2.0' in page
+    assert len(told.events) == 2
+
+
+async def test_plugins_are_asked_before_whatever_is_pulled_alone_or_with_others(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    reading = Reading()
+    *_, anyone = people(await start({"collections": EVERYTHING}, plugins=[reading]), session)
+    await anyone.push("notes/a", {})
+    assert reading.before == [], "a push is no pull"
+    for target, keys in (
+        ("/pull/notes/a", ["notes/a"]),
+        ("/pull/log/l?last=1", ["log/l"]),
+        ("/pull/boards/b", ["boards/b/cards", "boards/b/title"]),
+        ("/pull/notes/a?withKeyring=1", ["notes/a", "notes/a/_keyring"]),
+        ("/list/notes", []),
+        (f"/pull/u/{ISSUER.user_id}", []),
+    ):
+        await anyone.request("GET", target)
+        for asked in (reading.before, reading.asked):
+            assert [request.key for request in asked] == keys
+            asked.clear()
+    await batch(anyone, notes=[{"id": "a"}, {"id": "a"}, {"id": "b"}], log=[{"id": "l"}], mine=[{}])
+    assert sorted(request.key for request in reading.before) == ["log/l", "notes/a", "notes/b"]
+    assert reading.before[0].params == {"id": reading.before[0].key.rpartition("/")[2]}
+
+
+async def test_what_a_plugin_refuses_is_not_read(start: Start, session: aiohttp.ClientSession) -> None:
+    no = Forbidden("not on Sundays")
+    reading = Reading(notes_a=no, log_l=no, boards_b_cards=no, notes_n__keyring=no)
+    store = FaultyStore(MemoryStore())
+    *_, anyone = people(await start({"collections": EVERYTHING}, store=store, plugins=[reading]), session)
+    for key in ("notes/a", "log/l", "boards/b/cards", "notes/n", "notes/n/_keyring"):
+        assert (await anyone.push(key, {"n": 1})).status == 200
+    for target in ("/pull/notes/a", "/pull/log/l?last=1"):
+        assert (await anyone.request("GET", target)).error == (403, "not on Sundays")
+    assert (await anyone.pull("boards/b")).json["collections"].keys() == {"title"}
+    folded = await anyone.pull("notes/n?withKeyring=1")
+    assert folded.json["data"] == {"n": 1}
+    assert "keyring" not in folded.json
+    found = await batch(anyone, notes=[{"id": "a"}, {"id": "n"}], log=[{"id": "l"}])
+    assert found["notes"][0] == {"error": "not on Sundays"}
+    assert found["notes"][1]["data"] == {"n": 1}
+    assert found["log"] == [{"error": "not on Sundays"}]
+
+
+async def test_a_plugin_answers_a_pull_instead_of_the_store(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    picture = PullResponse(b"\x89PNG", "image/png", "v1")
+    reading = Reading(
+        notes_a=picture, log_l=PullResponse(b"{}"), boards_b_cards=picture, notes_n__keyring=picture
+    )
+    *_, anyone = people(await start({"collections": EVERYTHING}, plugins=[reading]), session)
+    for key in ("notes/a", "log/l", "boards/b/cards", "notes/n", "notes/n/_keyring"):
+        assert (await anyone.push(key, {"n": 1})).status == 200
+    answer = await anyone.pull("notes/a")
+    assert (answer.status, answer.body) == (200, picture.body)
+    assert answer.headers["Content-Type"] == "image/png"
+    assert answer.headers["ETag"] == '"v1"'
+    assert answer.headers["Cache-Control"] == "no-cache"
+    again = await anyone.pull("notes/a", {"If-None-Match": '"v1"'})
+    assert (again.status, again.body) == (304, b"")
+    head = await anyone.request("HEAD", "/pull/notes/a")
+    assert (head.status, head.body, head.headers["Content-Length"]) == (200, b"", "4")
+    bounded = await anyone.request("GET", "/pull/log/l")
+    assert (bounded.status, bounded.body) == (200, b"{}")
+    assert "ETag" not in bounded.headers
+    assert (await anyone.pull("notes/n")).json["data"] == {"n": 1}, "left to the store"
+
+
+async def test_what_a_plugin_answers_is_in_no_batch_bundle_or_fold(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    own = PullResponse(b"own")
+    reading = Reading(notes_a=own, log_l=own, boards_b_cards=own, notes_n__keyring=own)
+    *_, anyone = people(await start({"collections": EVERYTHING}, plugins=[reading]), session)
+    for key in ("notes/a", "log/l", "boards/b/cards", "notes/n", "notes/n/_keyring"):
+        assert (await anyone.push(key, {"n": 1})).status == 200
+    found = await batch(anyone, notes=[{"id": "a"}, {"id": "n"}], log=[{"id": "l"}])
+    assert found["notes"][0] == {"error": "Collection not found"}
+    assert found["notes"][1]["data"] == {"n": 1}
+    assert found["log"] == [{"error": "Collection not found"}]
+    assert (await anyone.pull("boards/b")).json["collections"].keys() == {"title"}
+    assert "keyring" not in (await anyone.pull("notes/n?withKeyring=1")).json
+
+
+async def test_a_plugin_is_not_asked_about_what_is_forbidden(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    reading, taking = Reading(), Taking("mine", PushResponse(WriteResult("h", 1)))
+    _, other, anyone = people(await start({"collections": [MINE]}, plugins=[reading, taking]), session)
+    key = f"u/{ISSUER.user_id}"
+    for browser, status in ((other, 403), (anyone, 401)):
+        assert (await browser.pull(key)).status == status
+        assert (await browser.push(key, {})).status == status
+        assert (await batch(browser, mine=[{"identity": ISSUER.user_id}]))["mine"][0]["error"] == "Forbidden"
+    assert (reading.before, reading.asked, taking.taken) == ([], [], [])
+
+
+async def test_a_plugin_takes_a_push_and_it_is_announced_like_any_other(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    told = Told()
+    taken = PushResponse(WriteResult("0f", 17), {"batchId": "b-1", "hash": "forged"})
+    coordinator = MemoryCoordinator()
+    for collection, key in (("notes", "notes/a"), ("log", "log/a"), ("cards", "boards/a/cards")):
+        taking = Taking(collection, taken)
+        base = await start({"collections": EVERYTHING}, coordinator=coordinator, plugins=[taking, told])
+        *_, anyone = people(base, session)
+        before = await coordinator.last_id()
+        answer = await anyone.push(key, {"b": 1, "a": 2}, "some base")
+        assert (answer.status, answer.json) == (200, {"hash": "0f", "timestamp": 17, "batchId": "b-1"})
+        (push,) = taking.taken
+        assert (push.request.action, push.request.key, push.data) == ("push", key, b'{"a":2,"b":1}')
+        assert push.base_hash == (None if collection == "log" else "some base")
+        assert len(push.hash) == 64
+        pulled = await anyone.pull(key if collection != "cards" else "boards/a", None)
+        assert b'"b":1' not in pulled.body, "it is not stored"
+        changes = await coordinator.read(before, 9)
+        assert changes is not None
+        ((_, change),) = changes
+        assert (parse_change(change).ref.collection, parse_change(change).hash) == (collection, "0f")
+        event = told.events.pop()
+        assert (event.collection, event.hash, event.timestamp) == (collection, "0f", 17)
+        assert event.body == {"a": 2, "b": 1}
+
+
+async def test_a_push_that_a_plugin_takes_is_checked_and_counted_like_any_other(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    taking = Taking("notes", PushResponse(WriteResult("h", 1)))
+    checked = {
+        **NOTES,
+        "maxBodyBytes": 100,
+        "objectSchema": {"required": ["n"]},
+        "rateLimit": {"push": {"windowMs": 3_600_000, "maxRequests": 4}},
+    }
+    clock = lambda: 1_000_000_000_000  # noqa: E731
+    *_, anyone = people(await start({"collections": [checked]}, plugins=[taking], now_ms=clock), session)
+    statuses = [
+        (await anyone.push("notes/a", data)).status
+        for data in ({}, {"n": "x" * 100}, {"n": 1}, {"n": 2}, {"n": 3}, {"n": 4})
+    ]
+    assert statuses == [400, 413, 200, 200, 200, 429]
+    assert len(taking.taken) == 3
+
+
+async def test_a_plugin_may_refuse_a_push(start: Start, session: aiohttp.ClientSession) -> None:
+    taking = Taking("notes", Forbidden("the month is closed"))
+    *_, anyone = people(await start({"collections": [NOTES, RINGS]}, plugins=[taking]), session)
+    assert (await anyone.push("notes/a", {})).error == (403, "the month is closed")
+    assert (await anyone.push("notes/a/_keyring", {})).status == 200
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("lost its mind"), "an answer", WriteResult("h", 1)])
+async def test_a_plugin_that_fails_in_the_way_of_a_push_is_an_error(
+    answer: Any, start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+    base = await start({"collections": [NOTES]}, plugins=[Taking("notes", answer), told])
+    *_, anyone = people(base, session)
+    refused = await anyone.push("notes/a", {}, headers={"X-Request-Id": "the-request"})
+    assert refused.status == 500
+    assert refused.json == {"error": "Internal error", "code": "internal_error", "requestId": "the-request"}
+    assert (await anyone.pull("notes/a")).json["hash"] == "", "nothing is stored"
+    assert told.events == []
+    assert "plugin taking: intercept_push failed" in caplog.messages
+    page = (await anyone.request("GET", "/metrics")).body.decode()
+    assert 'pysync_plugin_failures_total{hook="intercept_push",plugin="taking"} 1.0' in page
+
+
+async def test_a_plugin_that_fails_in_the_way_of_a_pull_is_an_error(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    odd: Any = "an answer"
+    reading = Reading(notes_a=RuntimeError("lost its mind"), notes_c=odd, boards_b_cards=RuntimeError())
+    *_, anyone = people(await start({"collections": [NOTES, CARDS, TITLE]}, plugins=[reading]), session)
+    assert (await anyone.pull("notes/a")).error == (500, "Internal error")
+    assert (await anyone.pull("notes/c")).error == (500, "Internal error")
+    page = (await anyone.request("GET", "/metrics")).body.decode()
+    assert 'pysync_plugin_failures_total{hook="intercept_pull",plugin="reading"} 1.0' in page
+    assert (await anyone.pull("boards/b")).error == (500, "Internal error")
+    found = await batch(anyone, notes=[{"id": "a"}, {"id": "b"}])
+    assert found["notes"][0] == {"error": "Internal error"}
+    assert found["notes"][1]["hash"] == ""
+
+
+class Hanging:
+    """Waits for ever in one hook."""
+
+    name = "hanging"
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self._wait)
+
+    async def _wait(self, about: object) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("hook", ["before_pull", "intercept_pull", "intercept_push"])
+async def test_a_plugin_that_waits_for_what_is_cancelled_is_an_error(
+    hook: str, start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = await start({"collections": [NOTES]}, plugins=[Cancelled(hook)])
+    *_, anyone = people(base, session)
+    pulled, pushed = await anyone.pull("notes/a"), await anyone.push("notes/a", {})
+    assert (pulled.status, pushed.status) == ((500, 200) if "pull" in hook else (200, 500))
+    assert caplog.messages.count(f"plugin cancelled: {hook} failed") == 1
+
+
+@pytest.mark.parametrize("hook", ["before_pull", "intercept_pull", "intercept_push"])
+async def test_a_plugin_that_takes_too_long_is_an_error(
+    hook: str, start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = await start({"collections": [NOTES]}, plugins=[Hanging(hook)], hook_s=0)
+    *_, anyone = people(base, session)
+    pulled, pushed = await anyone.pull("notes/a"), await anyone.push("notes/a", {})
+    assert (pulled.status, pushed.status) == ((500, 200) if "pull" in hook else (200, 500))
+    assert caplog.messages.count(f"plugin hanging: {hook} took too long") == 1
+
+
+async def test_the_first_plugin_that_answers_wins(start: Start, session: aiohttp.ClientSession) -> None:
+    one, two = (
+        Reading(notes_b=PullResponse(b"one")),
+        Reading(notes_a=PullResponse(b"two"), notes_b=PullResponse(b"two")),
+    )
+    two.name = "two"
+    *_, anyone = people(await start({"collections": [NOTES]}, plugins=[one, two]), session)
+    assert (await anyone.pull("notes/a")).body == b"two"
+    assert (await anyone.pull("notes/b")).body == b"one"
+    assert [len(plugin.before) for plugin in (one, two)] == [2, 2]
+    assert [len(plugin.asked) for plugin in (one, two)] == [2, 1]
+
+
+@pytest.mark.parametrize("parts", [{"content_type": "a\r\nb: c"}, {"version": 'a"b'}, {"version": "é"}])
+def test_a_reply_whose_headers_would_break_out_is_not_made(parts: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="printable"):
+        PullResponse(b"", **parts)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PullResponse("{}"),  # type: ignore[arg-type]
+        lambda: PushResponse(("h", 1)),  # type: ignore[arg-type]
+        lambda: PushResponse(WriteResult("h", 1), {"tags": {"a"}}),
+    ],
+)
+def test_an_answer_that_cannot_be_sent_is_not_made(make: Callable[[], object]) -> None:
+    with pytest.raises(TypeError):
+        make()

@@ -1,0 +1,284 @@
+"""`GET {ns}/events`: a client is told of every write that it could pull, and of no other (wire section 9)."""
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from support.clients import ISSUER, STRANGER, Browser, Signed, root_device
+from support.sse_client import Listen, Serve
+
+from pysync.auth.issuing import Grant
+
+NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
+ROOMS = {
+    "name": "rooms",
+    "storagePath": "rooms/{room}/{id}",
+    "readRoles": ["cap:read:rooms"],
+    "writeRoles": ["public"],
+}
+
+
+async def test_a_write_is_told_with_its_hash_and_time(serve: Serve, hear: Listen) -> None:
+    browser = await serve(NOTES)
+    heard = await hear(browser, collections="notes")
+    assert (heard.status, heard.headers["Content-Type"]) == (200, "text/event-stream")
+    written = (await browser.push("notes/a", {"n": 1})).json
+    assert await heard.events(1) == [{"collection": "notes", "params": {"id": "a"}, **written}]
+
+
+async def test_a_stream_begins_with_a_comment_and_a_place_to_resume_from(serve: Serve, hear: Listen) -> None:
+    browser = await serve(NOTES)
+    heard = await hear(browser)
+    first = await heard.block()
+    assert first.comments == 1
+    assert first.id
+    await heard.close()
+    written = (await browser.push("notes/a", {"n": 1})).json
+    again = await hear(browser, headers={"Last-Event-ID": first.id})
+    assert (await again.event()).data["hash"] == written["hash"]
+
+
+async def test_a_stream_resumes_after_the_last_event_that_came(serve: Serve, hear: Listen) -> None:
+    browser = await serve(NOTES)
+    heard = await hear(browser)
+    for name in "abc":
+        await browser.push(f"notes/{name}", {})
+    for name in "abc":
+        told = await heard.event()
+        again = await hear(browser, lastEventId=told.id)
+        left = await again.events(2 - "abc".index(name))
+        assert [data["params"]["id"] for data in left] == list("abc")["abc".index(name) + 1 :]
+        await browser.push("notes/later", {"name": name})
+
+
+async def test_who_resumes_is_told_only_of_what_it_could_pull(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+) -> None:
+    browser = await serve(ROOMS)
+    device = root_device(STRANGER, collections=("rooms",), grant=Grant(("read",), ("rooms/mine/*",)))
+    caller = Signed(browser.base, session, STRANGER, device)
+    place = (await (await hear(caller)).block()).id
+    for key in ("mine/1", "other/1", "mine/2", "other/2", "mine/3"):
+        await browser.push(f"rooms/{key}", {})
+    heard = await hear(caller, headers={"Last-Event-ID": place})
+    told = [(each["params"]["room"], each["params"]["id"]) for each in await heard.events(3)]
+    assert told == [("mine", "1"), ("mine", "2"), ("mine", "3")]
+
+
+async def test_where_a_browser_stopped_counts_before_where_it_began(serve: Serve, hear: Listen) -> None:
+    browser = await serve(NOTES)
+    began = (await (await hear(browser)).block()).id
+    for key in "ab":
+        await browser.push(f"notes/{key}", {})
+    stopped = (await (await hear(browser, lastEventId=began)).event()).id
+    again = await hear(browser, headers={"Last-Event-ID": stopped}, lastEventId=began)
+    assert (await again.event()).data["params"] == {"id": "b"}
+
+
+async def test_a_stream_that_hears_of_nothing_keeps_a_young_place(
+    serve: Serve, hear: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
+    other = {**NOTES, "name": "other", "storagePath": "other/{id}"}
+    browser = await serve(NOTES, other, changes={"maxCount": 3})
+    heard = await hear(browser, collections="other")
+    first = await heard.block()
+    for number in range(10):
+        await browser.push(f"notes/{number}", {})
+    newest = (await (await hear(browser)).block()).id
+    while (told := await heard.block()).id != newest:
+        assert told.data is None
+    assert (await (await hear(browser, collections="other", lastEventId=first.id)).event()).event == "reset"
+    again = await hear(browser, collections="other", lastEventId=newest)
+    await browser.push("other/a", {})
+    assert (await again.event()).data["params"] == {"id": "a"}
+
+
+async def test_a_stream_whose_history_is_gone_is_reset_and_goes_on(serve: Serve, hear: Listen) -> None:
+    browser = await serve(NOTES, changes={"maxCount": 3})
+    place = (await (await hear(browser)).block()).id
+    for number in range(5):
+        await browser.push(f"notes/{number}", {})
+    for lost in (place, "nonsense", "0", "9" * 99, "9" * 101, "\u00e9"):
+        heard = await hear(browser, lastEventId=lost)
+        told = await heard.event()
+        assert (told.event, told.data) == ("reset", {"reset": True})
+        await browser.push("notes/more", {"after": lost}, await _hash(browser, "notes/more"))
+        assert (await heard.event()).data["params"] == {"id": "more"}
+        again = await hear(browser, lastEventId=told.id)
+        assert (await again.event()).data["params"] == {"id": "more"}
+
+
+async def _hash(browser: Browser, key: str) -> str | None:
+    return (await browser.pull(key)).json["hash"] or None
+
+
+async def test_a_namespace_has_a_stream_of_its_own(serve: Serve, hear: Listen) -> None:
+    own = {**NOTES, "storagePath": "acme/{id}"}
+    browser = await serve(NOTES, namespaces={"acme": {"collections": [own]}})
+    root, inner = await hear(browser), await hear(browser, "/acme/events")
+    alias = await hear(browser, "/v1/acme/events")
+    await browser.request("POST", "/acme/push/acme/a", {"data": {"n": 1}})
+    await browser.push("notes/b", {"n": 2})
+    for heard in (inner, alias):
+        told = (await heard.event()).data
+        assert (told["namespace"], told["params"]) == ("acme", {"id": "a"})
+    told = (await root.event()).data
+    assert ("namespace" in told, told["params"]) == (False, {"id": "b"})
+
+
+async def test_a_stream_tells_of_the_collections_and_parameters_that_it_is_asked_for(
+    serve: Serve, hear: Listen
+) -> None:
+    lists = {**NOTES, "name": "lists", "storagePath": "lists/{owner}/{id}"}
+    browser = await serve(NOTES, lists)
+    everything = await hear(browser)
+    notes = await hear(browser, collections="notes,,notes")
+    some = await hear(browser, collections="lists,notes", params={"lists": {"owner": "bo", "id": 1}})
+    for key in ("notes/1", "lists/al/1", "lists/bo/2", "lists/bo/1", "notes/2"):
+        await browser.push(key, {})
+
+    def keys(told: list[Any]) -> list[list[str]]:
+        return [[each["collection"], *each["params"].values()] for each in told]
+
+    assert keys(await notes.events(2)) == [["notes", "1"], ["notes", "2"]]
+    assert keys(await some.events(3)) == [["notes", "1"], ["lists", "bo", "1"], ["notes", "2"]]
+    assert len(await everything.events(5)) == 5
+
+
+async def test_what_nobody_could_listen_for_is_refused_before_the_stream_begins(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+) -> None:
+    sealed = {**NOTES, "name": "sealed", "storagePath": "s/{id}", "pushOnly": True}
+    browser = await serve(NOTES, MINE, ROOMS, sealed, auth={"trustedIssuers": [ISSUER.ed_pub]})
+    stranger = Signed(browser.base, session, STRANGER, root_device(STRANGER))
+    forged = {"Authorization": "Cap eyJ9"}
+
+    async def refused(who: Browser, headers: dict[str, str] | None = None, **query: Any) -> tuple[int, str]:
+        heard = await hear(who, headers=headers, **query)
+        assert heard.headers["Content-Type"] == "application/json"
+        return heard.status, json.loads(heard.body)["error"]
+
+    malformed: list[Any] = [
+        "[]",
+        "{",
+        "1",
+        {"notes": []},
+        {"notes": {"other": "1"}},
+        {"notes": {"id": "a/b"}},
+    ]
+    for sets in malformed:
+        assert await refused(browser, params=sets) == (400, "Invalid params parameter")
+    for value in (True, None, ["a"], "", "x" * 256):
+        assert await refused(browser, params={"notes": {"id": value}}) == (400, "Invalid params parameter")
+    assert await refused(browser, collections="notes,other") == (400, "Collection not found")
+    assert await refused(browser, params={"other": {}}) == (400, "Collection not found")
+    assert await refused(browser, collections="notes", params={"rooms": {}}) == (400, "Collection not found")
+    assert await refused(browser, collections=",") == (
+        400,
+        "Missing required query parameter: collections",
+    )
+    assert await refused(browser, collections="rooms,mine") == (401, "Unauthorized")
+    assert await refused(browser, collections="sealed") == (401, "Unauthorized")
+    assert await refused(browser, forged, collections="rooms") == (401, "Unauthorized")
+    assert await refused(browser, forged) == (401, "Unauthorized")
+    assert await refused(stranger, collections="rooms,sealed") == (403, "Forbidden")
+    assert await refused(stranger, params={"mine": {"identity": ISSUER.user_id}}, collections="mine") == (
+        403,
+        "Forbidden",
+    )
+    assert (await hear(browser, headers=forged, collections="notes")).status == 200
+    assert (await hear(browser)).status == 200
+
+
+async def test_head_answers_the_head_alone(serve: Serve, session: aiohttp.ClientSession) -> None:
+    browser = await serve(NOTES)
+    for _ in range(2):
+        reply = await browser.request("HEAD", "/events")
+        assert (reply.status, reply.body) == (200, b"")
+        assert reply.headers["Content-Type"] == "text/event-stream"
+    assert (await browser.request("POST", "/events", {})).status == 405
+
+
+async def test_nothing_on_the_way_may_keep_a_stream(serve: Serve, hear: Listen) -> None:
+    heard = await hear(await serve(NOTES))
+    assert heard.headers["Cache-Control"] == "no-store"
+    assert heard.headers["X-Accel-Buffering"] == "no"
+    assert heard.headers["Connection"] == "close"
+    assert not heard.headers.keys() & {"Content-Length", "Transfer-Encoding"}
+
+
+async def test_pages_elsewhere_may_listen_and_resume(serve: Serve, hear: Listen) -> None:
+    origin = {"Origin": "https://app.example"}
+    browser = await serve(NOTES, server={"cors": {"origins": ["https://app.example"]}})
+    heard = await hear(browser, headers=origin)
+    assert heard.headers["Access-Control-Allow-Origin"] == "https://app.example"
+    asked = {**origin, "Access-Control-Request-Method": "GET"}
+    preflight = await browser.request("OPTIONS", "/events", headers=asked)
+    assert preflight.status == 204
+    assert "Last-Event-ID" in preflight.headers["Access-Control-Allow-Headers"]
+
+
+async def test_a_subscription_counts_as_a_pull_of_each_collection_that_it_names(
+    serve: Serve, hear: Listen
+) -> None:
+    limit = {"windowMs": 3_600_000, "maxRequests": 2}
+    limited = {**NOTES, "name": "limited", "storagePath": "limited/{id}", "rateLimit": {"pull": limit}}
+    browser = await serve(NOTES, limited)
+    assert (await hear(browser, collections="limited,notes")).status == 200
+    assert (await browser.pull("limited/a")).status == 200
+    refused = await hear(browser, collections="limited,notes")
+    assert (refused.status, json.loads(refused.body)["error"]) == (429, "Rate limit exceeded")
+    assert "Retry-After" in refused.headers
+    assert (await hear(browser, collections="notes")).status == 200
+
+
+async def test_a_subscription_counts_once_and_only_for_what_it_tells_of(serve: Serve, hear: Listen) -> None:
+    twice = {"pull": {"windowMs": 3_600_000, "maxRequests": 2}}
+    closed = {**ROOMS, "rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 1}}}
+    browser = await serve({**NOTES, "rateLimit": twice}, closed)
+    statuses = [(await hear(browser, collections="notes,rooms")).status for _ in range(3)]
+    assert statuses == [200, 200, 429]
+
+
+async def test_an_append_is_told_with_the_hash_of_its_answer(serve: Serve, hear: Listen) -> None:
+    log = {**NOTES, "appendOnly": {"requireAuthorSignature": False}}
+    passing = {
+        **log,
+        "name": "passing",
+        "storagePath": "p/{id}",
+        "appendOnly": {**log["appendOnly"], "persist": False},  # type: ignore[dict-item]
+    }
+    browser = await serve(log, passing)
+    heard = await hear(browser)
+    for key in ("notes/a", "p/a"):
+        answer = await browser.request("POST", f"/push/{key}", {"data": {"n": 1}})
+        told = (await heard.event()).data
+        assert {name: told[name] for name in ("hash", "timestamp")} == answer.json
+
+
+async def test_a_members_event_has_the_parameters_of_its_bundle(serve: Serve, hear: Listen) -> None:
+    title = {**NOTES, "name": "title", "bundle": "page"}
+    body = {**NOTES, "name": "body", "bundle": "page", "readRoles": ["admin"]}
+    browser = await serve(title, body)
+    heard = await hear(browser)
+    for name in ("body", "title"):
+        await browser.push(f"notes/a/{name}", {})
+    told = (await heard.event()).data
+    assert (told["collection"], told["params"]) == ("title", {"id": "a"})
+
+
+async def test_metrics_tell_of_open_streams_and_events_sent(serve: Serve, hear: Listen) -> None:
+    browser = await serve(namespaces={"acme": {"collections": [NOTES]}})
+    heard, other = await hear(browser, "/acme/events"), await hear(browser, "/acme/events")
+    await browser.request("POST", "/acme/push/notes/a", {"data": {}})
+    await heard.event()
+    await other.event()
+    page = (await browser.request("GET", "/metrics")).body.decode()
+    assert "\npysync_streams 2.0\n" in page
+    assert '\npysync_events_total{collection="acme/notes"} 2.0\n' in page
+    await heard.close()
+    while "\npysync_streams 1.0\n" not in page:
+        page = (await browser.request("GET", "/metrics")).body.decode()

@@ -1,0 +1,263 @@
+"""Streams over time: certificates that end, readers that are slow, services that stop and come back."""
+
+import asyncio
+import resource
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from support.clients import SUBJECT, Browser, Signed, minted_at, root_device
+from support.clients import Start as StartService
+from support.server_process import serving
+from support.sse_client import Heard, Listen, Serve
+from yarl import URL
+
+from pysync.auth import issuing
+from pysync.changelog import Change, DocumentRef
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.subscriptions import StartPosition
+from pysync.model import ANONYMOUS
+from pysync.server.sse import HEARTBEAT_S, SSEConnection, SSEHub
+from pysync.server.stream_authorization import CHECK_MS, StreamGrant
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock, FaultyStore
+
+NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
+TEAM = {
+    "name": "team",
+    "storagePath": "s/{spaceId}/{id}",
+    "readRoles": ["space:member"],
+    "writeRoles": ["public"],
+}
+
+
+def clock_of_now() -> FakeClock:
+    return FakeClock(minted_at()["now_s"] * 1000)
+
+
+async def test_a_stream_ends_when_its_certificate_does(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
+    clock = clock_of_now()
+    browser = await serve(NOTES, MINE, now_ms=clock)
+    expires_at_s = clock() // 1000 + 3600
+    brief = Signed(browser.base, session, SUBJECT, root_device(SUBJECT, expires_at_s=expires_at_s))
+    lasting = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
+    heard, other = await hear(brief), await hear(lasting)
+    await heard.block()
+    clock.now_ms = expires_at_s * 1000
+    while (await heard.block()).comments == 0:
+        pass
+    clock.now_ms += 1_000
+    await heard.rest()
+    await browser.push("notes/a", {})
+    assert (await other.event()).data["params"] == {"id": "a"}
+
+
+async def test_no_stream_begins_in_the_minutes_by_which_clocks_may_differ(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+) -> None:
+    clock = clock_of_now()
+    browser = await serve(NOTES, MINE, now_ms=clock)
+    expires_at_s = clock() // 1000 + 60
+    me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT, expires_at_s=expires_at_s))
+    clock.now_ms = expires_at_s * 1000 + 1
+    assert (await me.pull(f"u/{SUBJECT.user_id}/a")).status == 200
+    assert (await hear(me, collections="mine")).status == 401
+    assert (await hear(me, collections="notes")).status == 200, "open: nobody looks at credentials"
+
+
+def test_an_expired_certificate_is_noticed_within_five_seconds() -> None:
+    """At the next beat, unless it was looked at just before."""
+    assert HEARTBEAT_S * 1000 + CHECK_MS <= 5_000
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_a_stream_ends_when_its_certificate_is_taken_back(
+    is_idle: bool,
+    serve: Serve,
+    hear: Listen,
+    session: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02 if is_idle else 3600.0)
+    clock = clock_of_now()
+    browser = await serve(NOTES, MINE, now_ms=clock)
+    me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
+    heard, open_to_all = await hear(me), await hear(me, collections="notes")
+    await browser.push("notes/a", {})
+    assert (await heard.event()).data["params"] == {"id": "a"}
+    taken_back = issuing.issue_revocation_list(SUBJECT, 1, certificates=[me.certificate])
+    assert (await browser.request("POST", "/revocations", taken_back.text)).status == 200
+    clock.now_ms += 4_000
+    if not is_idle:
+        await browser.push("notes/b", {})
+    assert [told for told in await heard.rest() if told.data] == []
+    assert (await open_to_all.event()).data["params"] == {"id": "a"}
+
+
+async def test_membership_is_what_it_is_when_the_event_is_sent(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+) -> None:
+    access = {**NOTES, "name": "access", "storagePath": "spaces/{spaceId}/_access"}
+    browser = await serve(NOTES, TEAM, access, auth={"spaces": {}})
+    me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
+    heard = await hear(me, collections="notes,team")
+    hash_ = None
+    for number, members in enumerate([[], [SUBJECT.user_id], []]):
+        data = {"owner": "somebody", "members": members}
+        hash_ = (await browser.push("spaces/s1/_access", data, hash_)).json["hash"]
+        await browser.push(f"s/s1/{number}", {})
+        await browser.push(f"notes/{number}", {})
+        told = [] if number != 1 else ["1"]
+        assert [data["params"]["id"] for data in await heard.events(1 + len(told))] == [*told, str(number)]
+
+
+def noted(collection: str, *numbers: object, **params: str) -> list[Change]:
+    """Changes of as many documents."""
+    return [DocumentRef(collection, {**params, "id": str(n)}).change("", 1) for n in numbers]
+
+
+def ids(told: list[Any]) -> list[str]:
+    return [data["params"]["id"] for data in told]
+
+
+async def test_a_stream_is_cut_where_nobody_can_tell_who_belongs_to_a_space(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+) -> None:
+    store, log = FaultyStore(MemoryStore()), MemoryCoordinator()
+    access = {**NOTES, "name": "access", "storagePath": "spaces/{spaceId}/_access"}
+    browser = await serve(NOTES, TEAM, access, auth={"spaces": {}}, store=store, coordinator=log)
+    me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
+    await browser.push("spaces/s1/_access", {"owner": SUBJECT.user_id})
+    heard, other = await hear(me, collections="team,notes"), await hear(browser, collections="notes")
+    await log.append(noted("notes", "a"))
+    assert ids(await heard.events(1)) == ["a"]
+    store.fail("get", times=100)
+    await log.append([*noted("team", "b", spaceId="s1"), *noted("notes", "c")])
+    assert [told for told in await heard.rest() if told.data] == []
+    store.reset()
+    again = await hear(me, collections="team,notes", lastEventId=heard.last_id)
+    assert ids(await again.events(2)) == ["b", "c"]
+    assert ids(await other.events(2)) == ["a", "c"]
+
+
+async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, hear: Listen) -> None:
+    log, count = MemoryCoordinator(), 0
+    browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
+    slow = await slow_reader(browser)
+    other = await hear(browser)
+    while b"\npysync_streams 1.0\n" not in (await browser.request("GET", "/metrics")).body:
+        await log.append(noted("notes", *range(count, count + 100), room="x" * 250))
+        await other.events(100)
+        count += 100
+        assert count < 100_000
+    heard = await slow()
+    await heard.rest()
+    await heard.close()
+    told = ids([block.data for block in heard.blocks if block.data])
+    again = await hear(browser, lastEventId=heard.last_id)
+    told += ids(await again.events(count - len(told)))
+    assert told == [str(number) for number in range(count)]
+
+
+async def test_who_catches_up_slowly_is_given_time(serve: Serve, hear: Listen) -> None:
+    log, count = MemoryCoordinator(), 20_000
+    browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
+    place = (await (await hear(browser)).block()).id
+    await log.append(noted("notes", *range(count), room="x" * 250))
+    slow = await slow_reader(browser, f"?lastEventId={place}")
+    heard = await slow()
+    told = ids(await heard.events(count))
+    assert told == [str(number) for number in range(count)]
+    await log.append(noted("notes", "last", room="x"))
+    assert ids(await heard.events(1)) == ["last"]
+    await heard.close()
+
+
+def test_a_beat_says_no_later_place_to_who_catches_up() -> None:
+    """Who resumed from there would miss what lies in between."""
+    start = StartPosition("1", is_resumed=True)
+    subscriber = SSEConnection(cast(SSEHub, None), StreamGrant({}, frozenset()), ANONYMOUS, None, start)
+    subscriber.heartbeat("2")
+    assert subscriber.cursor == "1"
+
+
+async def slow_reader(browser: Browser, query: str = "") -> Callable[[], Awaitable[Heard]]:
+    """Open a stream and read nothing of it, until what is returned is called."""
+    url = URL(browser.base)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(connection, (url.host, url.port))
+    await loop.sock_sendall(connection, f"GET /events{query} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    first = await loop.sock_recv(connection, 1)
+
+    async def read() -> Heard:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        head = first + await reader.readuntil(b"\r\n\r\n")
+        return Heard(int(head.split()[1]), {}, reader, writer)
+
+    return read
+
+
+async def test_streams_of_a_process_end_in_good_order(tmp_path: Path, hear: Listen) -> None:
+    async with (
+        serving(tmp_path, server={"drainTimeoutMs": 3_600_000}) as process,
+        aiohttp.ClientSession() as session,
+    ):
+        browser = Browser(process.base, session)
+        streams = [await hear(browser) for _ in range(20)]
+        process.signal(signal.SIGTERM)
+        retries = {(await heard.rest())[-1].retry for heard in streams}
+        assert await process.ended() == 0
+    assert all(retry is not None and 1000 <= retry <= 3000 for retry in retries)
+    assert len(retries) > 1
+
+
+async def test_a_write_on_one_worker_is_heard_on_the_others(tmp_path: Path, hear: Listen) -> None:
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with (
+        serving(tmp_path, server={"workers": 2}) as process,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+        browser = Browser(process.base, session)
+        streams = [await hear(browser, collections="notes") for _ in range(16)]
+        for number in range(16):
+            assert (await browser.push(f"notes/{number}", {})).status == 200
+        told = [ids(await heard.events(16)) for heard in streams]
+        assert all(sorted(each, key=int) == [str(number) for number in range(16)] for each in told)
+        assert len({tuple(each) for each in told}) == 1
+        while b"\npysync_streams 16.0\n" not in (await browser.request("GET", "/metrics")).body:
+            pass  # the other worker tells every second
+
+
+async def test_a_process_may_have_as_many_connections_as_the_system_allows(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        async with serving(tmp_path) as process:
+            assert resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_process_that_stood_still_does_not_make_up_for_every_beat(
+    serve: Serve, hear: Listen, start: StartService
+) -> None:
+    heard = await hear(await serve(NOTES))
+    await heard.block()
+    (app,) = start.apps  # type: ignore[attr-defined]
+    subscribers = app.subscribers
+    subscribers._heartbeat_timer.cancel()
+    subscribers._heartbeat_at -= 3600
+    now = asyncio.get_running_loop().time()
+    subscribers._schedule_heartbeat(0)
+    assert subscribers._heartbeat_timer.when() >= now - HEARTBEAT_S

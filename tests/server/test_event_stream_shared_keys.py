@@ -1,0 +1,236 @@
+"""A write is announced under every collection, of any namespace, that could pull its key (wire section 9)."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+from support.clients import Browser, Start
+from support.plugin_samples import Told
+from support.projection_site import LISTS, NOTES, TITLES, Site, entry
+from support.sse_client import Listen, Serve
+
+from pysync.changelog import Change
+from pysync.coordinator.memory import MemoryCoordinator
+
+PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
+TEXTS = {"name": "texts", "storagePath": "n/{room}/{id}", **PUBLIC}
+PAPERS = {"name": "papers", "storagePath": "n/{desk}/{sheet}", **PUBLIC}
+INBOX = {
+    "name": "inbox",
+    "storagePath": "in/{id}",
+    "pushOnly": True,
+    "readRoles": [],
+    "writeRoles": ["public"],
+}
+READ = {
+    "name": "read",
+    "storagePath": "in/{letter}",
+    "pullOnly": True,
+    "readRoles": ["public"],
+    "writeRoles": [],
+}
+
+Data = dict[str, Any]
+
+
+async def put(browser: Browser, path: str, data: Data, **members: object) -> Data:
+    """The answer to a push of the namespace that `path` begins with."""
+    response = await browser.request("POST", path, {"data": data, **members})
+    assert response.status == 200, response.json
+    answer: Data = response.json
+    return answer
+
+
+async def test_a_write_is_told_in_each_namespace_as_that_knows_it(serve: Serve, hear: Listen) -> None:
+    browser = await serve(TEXTS, namespaces={"acme": {"collections": [PAPERS]}})
+    root, acme = await hear(browser), await hear(browser, "/acme/events")
+    first = await put(browser, "/acme/push/n/r/1", {"n": 1})
+    second = await put(browser, "/push/n/r/2", {"n": 2})
+    assert await root.events(2) == [
+        {"collection": "texts", "params": {"room": "r", "id": id_}, **written}
+        for id_, written in (("1", first), ("2", second))
+    ]
+    assert await acme.events(2) == [
+        {"collection": "papers", "params": {"desk": "r", "sheet": id_}, **written, "namespace": "acme"}
+        for id_, written in (("1", first), ("2", second))
+    ]
+
+
+async def test_what_one_collection_only_pushes_is_told_of_the_one_that_pulls(
+    serve: Serve, hear: Listen
+) -> None:
+    browser = await serve(INBOX, READ)
+    everything, one = (
+        await hear(browser),
+        await hear(browser, collections="read", params={"read": {"letter": "b"}}),
+    )
+    for id_ in "ab":
+        await browser.push(f"in/{id_}", {"n": 1})
+    assert [told["params"] for told in await one.events(1)] == [{"letter": "b"}]
+    told = await everything.events(2)
+    assert [(each["collection"], each["params"]) for each in told] == [
+        ("read", {"letter": "a"}),
+        ("read", {"letter": "b"}),
+    ]
+    assert (await hear(browser, collections="inbox")).status == 401
+
+
+async def test_parameters_are_wanted_by_the_names_of_the_collection_that_is_followed(
+    serve: Serve, hear: Listen
+) -> None:
+    browser = await serve(TEXTS, namespaces={"acme": {"collections": [PAPERS]}})
+    heard = await hear(browser, "/acme/events", params={"papers": {"desk": "b"}})
+    for room in "abc":
+        await put(browser, f"/push/n/{room}/1", {})
+    await put(browser, "/acme/push/n/b/2", {})
+    assert [told["params"]["sheet"] for told in await heard.events(2)] == ["1", "2"]
+
+
+async def test_who_resumes_is_told_once_of_each_write_whoever_made_it(serve: Serve, hear: Listen) -> None:
+    browser = await serve(TEXTS, INBOX, READ, namespaces={"acme": {"collections": [PAPERS]}})
+    begun = (await (await hear(browser)).block()).id
+    for at in range(3):
+        await put(browser, f"/acme/push/n/r/{at}", {})
+        await put(browser, f"/push/in/{at}", {})
+    place, told = begun, []
+    for _ in range(6):
+        heard = await hear(browser, lastEventId=place)
+        event = await heard.event()
+        told.append((event.data["collection"], *event.data["params"].values()))
+        place = event.id
+        await heard.close()
+    assert told == [each for at in "012" for each in (("texts", "r", at), ("read", at))]
+    await put(browser, "/push/in/last", {})
+    assert (await (await hear(browser, lastEventId=place)).event()).data["params"] == {"letter": "last"}
+
+
+async def test_a_key_that_literal_segments_give_to_another_collection_is_told_there_alone(
+    serve: Serve, hear: Listen
+) -> None:
+    plan = {"name": "plan", "storagePath": "n/{room}/plan", **PUBLIC}
+    browser = await serve(TEXTS, plan, namespaces={"acme": {"collections": [PAPERS]}})
+    heard = await hear(browser)
+    await put(browser, "/acme/push/n/r/plan", {})
+    await put(browser, "/acme/push/n/r/other", {})
+    told = await heard.events(2)
+    assert [(each["collection"], each["params"]) for each in told] == [
+        ("plan", {"room": "r"}),
+        ("texts", {"room": "r", "id": "other"}),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["log", "file"])
+async def test_appends_and_files_are_told_to_those_who_share_their_keys(
+    serve: Serve, hear: Listen, kind: str
+) -> None:
+    more: Data = {"appendOnly": {"requireAuthorSignature": False}}
+    if kind == "file":
+        more = {"allowedMimeTypes": ["text/plain"]}
+    browser = await serve(TEXTS | more, namespaces={"acme": {"collections": [PAPERS | more]}})
+    heard = await hear(browser)
+    if kind == "file":
+        response = await browser.request("POST", "/acme/push/n/r/1", b"hello", {"Content-Type": "text/plain"})
+    else:
+        response = await browser.request("POST", "/acme/push/n/r/1", {"data": {}})
+    assert response.status == 200
+    (told,) = await heard.events(1)
+    assert (told["collection"], told["hash"]) == ("texts", response.json["hash"])
+
+
+async def test_plugins_are_told_once_of_a_write_that_several_share(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    told = Told()
+    settings = {"collections": [TEXTS], "namespaces": {"acme": {"collections": [PAPERS]}}}
+    browser = Browser(await start(settings, plugins=[told]), session)
+    await put(browser, "/acme/push/n/r/1", {})
+    await put(browser, "/push/n/r/2", {})
+    assert [(event.namespace, event.collection) for event in told.events] == [
+        ("acme", "papers"),
+        (None, "texts"),
+    ]
+
+
+async def test_batches_of_events_are_told_to_who_pulls_their_files_by_the_names_of_these(
+    serve: Serve, hear: Listen
+) -> None:
+    clicks = {"name": "clicks", "storagePath": "clicks/{app}/{batch}", **PUBLIC}
+    lake = {"name": "lake", "storagePath": "lake/{app}/{file}", "allowedMimeTypes": ["*/*"], **PUBLIC}
+    browser = await serve(
+        clicks,
+        events=[{"collection": "clicks", "storagePath": "lake/{app}/{batch}"}],
+        namespaces={"raw": {"collections": [lake]}},
+    )
+    root, raw = await hear(browser), await hear(browser, "/raw/events")
+    answer = (await browser.push("clicks/web/new", {"events": [{"event": "a"}]})).json
+    await put(browser, "/raw/push/lake/web/x", {})
+    await browser.push("clicks/web/new", {"events": [{"event": "b"}]})
+    told = await raw.events(3)
+    assert told[0]["params"] == {"app": "web", "file": f"{answer['batchId']}.parquet"}
+    assert told[1]["params"] == {"app": "web", "file": "x"}
+    first, second = await root.events(2)
+    assert first["params"] == {"app": "web", "batch": answer["batchId"]}
+    assert second["params"]["batch"] != "x", "no batch, so no pull of clicks finds it"
+
+
+def as_before(collection: str, params: Mapping[str, str], namespace: str | None = None) -> Change:
+    """A change as versions before this one wrote it."""
+    told = {"collection": collection, "params": params, "hash": "h", "timestamp": 1}
+    return Change(json.dumps(told if namespace is None else told | {"namespace": namespace}).encode())
+
+
+async def test_changes_of_an_earlier_version_are_told_in_the_same_way(serve: Serve, hear: Listen) -> None:
+    log = MemoryCoordinator()
+    begun = await log.last_id()
+    await log.append(
+        [as_before("papers", {"desk": "r", "sheet": "1"}, "acme"), as_before("inbox", {"id": "a"})]
+    )
+    await log.append([as_before("gone", {"id": "a"}), as_before("texts", {"id": "a"})])
+    browser = await serve(TEXTS, INBOX, READ, namespaces={"acme": {"collections": [PAPERS]}}, coordinator=log)
+    heard = await hear(browser, lastEventId=begun)
+    await put(browser, "/push/n/r/2", {})
+    told = await heard.events(3)
+    assert [(each["collection"], each["params"]) for each in told] == [
+        ("texts", {"room": "r", "id": "1"}),
+        ("read", {"letter": "a"}),
+        ("texts", {"room": "r", "id": "2"}),
+    ]
+
+
+async def test_what_a_collection_wrote_that_has_another_name_now_is_told_by_that(
+    serve: Serve, hear: Listen
+) -> None:
+    log = MemoryCoordinator()
+    before = await serve(TEXTS, coordinator=log)
+    begun = (await (await hear(before)).block()).id
+    await put(before, "/push/n/r/1", {})
+    after = await serve(PAPERS, coordinator=log)
+    (told,) = await (await hear(after, lastEventId=begun)).events(1)
+    assert (told["collection"], told["params"]) == ("papers", {"desk": "r", "sheet": "1"})
+
+
+TAPS = NOTES | {"name": "taps", "pushOnly": True, "readRoles": []}
+SEEN = NOTES | {"name": "seen", "pullOnly": True, "writeRoles": []}
+
+
+@pytest.mark.parametrize("source", ["taps", "seen", ["seen", "taps"], "shared"])
+async def test_projections_read_what_is_written_to_their_sources_keys(source: str | list[str]) -> None:
+    calls = []
+    shared = NOTES | {"name": "shared", "storagePath": "notes/{space}/{id}"}
+    site = Site(
+        {
+            "store": "memory:",
+            "collections": [TAPS, SEEN, LISTS],
+            "namespaces": {"acme": {"collections": [shared]}},
+            "projections": [TITLES | {"source": source}],
+        }
+    )
+    count = site.lists.entry_change
+    site.lists.entry_change = lambda *args: calls.append(args) or count(*args)  # type: ignore[method-assign,func-returns-value]
+    await site.push("taps", {"space": "s", "id": "a"}, {"title": "A"})
+    await site.push("shared", {"space": "s", "id": "b"}, {"title": "B"}, "acme")
+    await site.fold()
+    assert await site.items() == [entry("a", title="A"), entry("b", title="B")]
+    assert len(calls) == 2, "times that a write was folded"

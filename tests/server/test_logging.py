@@ -1,0 +1,89 @@
+"""What the log of a service tells its operator: which request, and why it failed."""
+
+import json
+import logging
+from typing import Any
+
+import aiohttp
+import pytest
+from support.clients import Browser, Start
+
+from pysync.errors import StoreUnavailable
+from pysync.server import log_format
+from pysync.store.memory import MemoryStore
+
+NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+
+
+class Unplugged(MemoryStore):
+    """A store whose disk has gone."""
+
+    async def get(self, *arguments: Any, **options: Any) -> Any:
+        raise StoreUnavailable from OSError("disk gone")
+
+
+async def logged(start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a pull with the request id `find-me` from an unplugged store writes to the log."""
+    browser = Browser(await start({"collections": [NOTES]}, store=Unplugged()), session)
+    capsys.readouterr()
+    answer = await browser.pull("notes/a", {"X-Request-Id": "find-me"})
+    assert answer.error == (503, "store_unavailable")
+    assert b"disk gone" not in answer.body
+    return capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_logging")
+async def test_a_json_log_line_names_the_request_and_the_cause(
+    start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_format.configure(human=False)
+    (line,) = (await logged(start, session, capsys)).splitlines()
+    entry = json.loads(line)
+    assert entry["requestId"] == "find-me"
+    assert (entry["level"], entry["logger"]) == ("warning", "pysync.server")
+    assert entry["message"] == "503 store_unavailable: pull notes 'notes/a': disk gone"
+    assert entry["error"].endswith("OSError: disk gone")
+
+
+@pytest.mark.usefixtures("own_logging")
+async def test_the_log_on_a_terminal_names_the_request_and_the_cause(
+    start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_format.configure(human=True)
+    written = await logged(start, session, capsys)
+    first, *traceback = written.splitlines()
+    assert "503 store_unavailable" in first
+    assert "find-me" in first
+    assert traceback[-1] == "OSError: disk gone"
+
+
+@pytest.mark.parametrize("human", [True, False])
+@pytest.mark.usefixtures("own_logging")
+def test_a_line_that_belongs_to_no_request_is_written_too(
+    capsys: pytest.CaptureFixture[str], human: bool
+) -> None:
+    log_format.configure(human=human)
+    logging.getLogger("pysync.server").info("serving")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "serving" in line
+    assert "requestId" not in line
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_where_credentials_were_found_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A library's news at each start; its warnings are."""
+    log_format.configure(human=False)
+    log = logging.getLogger("aiobotocore.credentials")
+    log.info("Found credentials in environment variables.")
+    log.warning("Refreshing failed.")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "Refreshing failed."
+
+
+@pytest.mark.usefixtures("own_logging")
+@pytest.mark.parametrize("human", [False, True])
+def test_each_line_of_a_worker_says_which(human: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    log_format.configure(human=human, worker=2)
+    logging.getLogger("pysync.server").info("serving")
+    told = capsys.readouterr().err
+    assert "worker 2: serving\n" in told if human else json.loads(told)["worker"] == 2

@@ -1,0 +1,76 @@
+"""A panic of the core, which is no Exception to Python, ends one request: nobody waits for it for ever."""
+
+import asyncio
+import json
+from typing import Any, NoReturn
+
+import aiohttp
+import pytest
+from support.append_log_nodes import KEY, RULES, Node, element
+from support.clients import Browser, Start
+
+from pysync import _core
+from pysync.engine.append_log import append
+from pysync.plugins.events.ingest import Encoder
+
+NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+
+
+def panics(*args: object, **options: object) -> NoReturn:
+    raise _core.PanicException("index out of bounds")
+
+
+async def test_a_panic_is_a_500_that_names_the_request_and_what_it_was_about(
+    start: Start,
+    session: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    browser = Browser(await start({"collections": [NOTES]}), session)
+    with monkeypatch.context() as patched:
+        patched.setattr(_core, "decode_push", panics)
+        answer = await browser.push("notes/a", {}, None, {"X-Request-Id": "find-me"})
+    assert answer.error == (500, "Internal error")
+    assert answer.json["requestId"] == "find-me"
+    assert "unhandled error: push notes 'notes/a'" in caplog.text
+    assert (await browser.push("notes/a", {})).status == 200
+
+
+async def test_a_panic_among_reads_that_are_made_together_is_a_500(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def together(*args: object) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.to_thread(panics))
+
+    base = await start({"collections": [NOTES]})
+    (app,) = start.apps  # type: ignore[attr-defined]
+    monkeypatch.setattr(app.store, "get", together)
+    assert (await Browser(base, session).pull("notes/a")).error == (500, "Internal error")
+
+
+async def test_after_a_panic_in_a_group_of_appends_the_log_goes_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(append.AppendBatcher, "_try_commit", panics)
+        appends = [node.logs.append(KEY, element({"n": n}), RULES) for n in range(3)]
+        outcomes = await asyncio.gather(*appends, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [_core.PanicException] * 3
+    await node.append({"n": 3})
+    await node.logs.close()
+
+
+async def test_after_a_panic_in_the_thread_that_encodes_events_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder = Encoder()
+    await encoder.open()
+    body = json.dumps({"events": [{"event": "e"}]}).encode()
+    arguments: tuple[Any, ...] = (body, "2025-01-01T00:00:00.000Z", None)
+    with monkeypatch.context() as patched:
+        patched.setattr(_core, "EventColumns", panics)
+        with pytest.raises(_core.PanicException):
+            await encoder.encode(*arguments)
+    assert await encoder.encode(*arguments)
+    await encoder.close()

@@ -1,0 +1,20 @@
+"""The service answers as it describes itself, whatever is sent (`schemathesis_run.py`)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DESCRIBED = Path(__file__).parents[1] / "support/schemathesis_run.py"
+
+
+@pytest.mark.timeout(300)
+def test_answers_are_as_described() -> None:
+    """In a process of its own: where schemathesis is loaded, hypothesis no longer shows what made a test
+    fail."""
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", str(DESCRIBED)]
+    done = subprocess.run(
+        command, cwd=DESCRIBED.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    assert done.returncode == 0, done.stdout.decode()

@@ -1,0 +1,96 @@
+"""Counts of several workers are told as one service's, whoever is asked and whoever is gone."""
+
+import shutil
+from pathlib import Path
+
+from support.configurations import collection, config
+
+from pysync.config import parse
+from pysync.server.app import Worker, create_app
+from pysync.server.metrics import BUCKETS_S, Counters, MultiprocessCounters
+
+
+def counted(*observed: tuple[int, float]) -> Counters:
+    tally = Counters()
+    for status, seconds in observed:
+        tally.observe(None, status, seconds)
+    return tally
+
+
+def members(tally: Counters) -> tuple[object, ...]:
+    return tally.statuses, tally.durations, tally.seconds
+
+
+def test_adding_up_counts_is_counting_all_in_one_place() -> None:
+    one, other = [(200, 0.002), (404, 0.25)], [(200, 20.0), (500, 0.0)]
+    total = Counters()
+    for part in (counted(*one), counted(), counted(*other)):
+        total.add(part)
+    assert members(total) == members(counted(*one, *other))
+    assert total.durations["none"][len(BUCKETS_S)] == 1
+
+
+def test_counts_read_as_they_were_written() -> None:
+    tally = counted((200, 0.002), (404, 0.25))
+    assert members(Counters.decode(tally.encode())) == members(tally)
+
+
+async def test_who_takes_a_workers_place_counts_on(tmp_path: Path) -> None:
+    first, other = counted((200, 0.5)), counted((404, 0.5))
+    shared = MultiprocessCounters(first, tmp_path, 1)
+    beside = MultiprocessCounters(other, tmp_path, 2)
+    assert shared.total().statuses == {("none", "", 200): 1}
+    assert beside.total().statuses == {("none", "", 200): 1, ("none", "", 404): 1}
+    first.observe(None, 200, 0.5)
+    shared.close()
+    after = Counters()
+    again = MultiprocessCounters(after, tmp_path, 1)
+    after.observe(None, 200, 0.5)
+    assert again.total().statuses[("none", "", 200)] == 3
+    again.publish()
+    assert beside.total().statuses[("none", "", 200)] == 3
+    for open_ in (again, beside):
+        open_.close()
+
+
+async def test_what_one_worker_told_of_itself_every_other_tells(tmp_path: Path) -> None:
+    own = Counters()
+    asked, other = MultiprocessCounters(own, tmp_path, 1), MultiprocessCounters(Counters(), tmp_path, 2)
+    for _ in range(3):
+        own.observe(None, 200, 0.001)
+        assert members(asked.total()) == members(other.total()) == members(own)
+    asked.close()
+    other.close()
+
+
+async def test_counts_that_cannot_be_written_are_told_to_nobody(tmp_path: Path) -> None:
+    """Else another worker would tell fewer."""
+    own = counted((200, 0.5))
+    shared = MultiprocessCounters(own, tmp_path, 1)
+    shared.publish()
+    (tmp_path / ".1").mkdir()
+    own.observe(None, 200, 0.5)
+    assert shared.total().statuses == {("none", "", 200): 1}
+    (tmp_path / ".1").rmdir()
+    assert shared.total().statuses == {("none", "", 200): 2}
+    shared.close()
+
+
+async def test_counts_come_back_to_a_folder_that_was_swept_away(tmp_path: Path) -> None:
+    folder = tmp_path / "tallies"
+    folder.mkdir()
+    asked, other = (MultiprocessCounters(counted((200, 0.5)), folder, number) for number in (1, 2))
+    assert asked.total().statuses == {("none", "", 200): 1}
+    other.publish()
+    shutil.rmtree(folder)
+    other.publish()
+    assert asked.total().statuses == {("none", "", 200): 2}
+    asked.close()
+    other.close()
+
+
+async def test_one_worker_sweeps_for_all(tmp_path: Path) -> None:
+    settings = parse(config(collection(ttlMs=60_000), store="memory:"))
+    for number, sweeps in ((1, True), (2, False)):
+        async with await create_app(settings, worker=Worker(number, tmp_path)) as app:
+            assert (app.ttl_sweeper._task is not None) == sweeps

@@ -1,0 +1,1 @@
+"""What tests share: callers, services, stores and servers that fail on request."""

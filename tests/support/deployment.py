@@ -1,0 +1,6 @@
+"""The folder deploy/."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"

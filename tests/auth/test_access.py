@@ -6,6 +6,7 @@ import aiohttp
 import orjson
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
+from support.collections import MINE, ROOMS, collection
 
 from pysync._core import canonicalize, content_hash
 from pysync.auth import certificates, issuing
@@ -14,14 +15,7 @@ from pysync.clock import wall_clock_ms
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
-OPEN = {"name": "open", "storagePath": "open/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
-ROOMS = {
-    "name": "rooms",
-    "storagePath": "rooms/{room}",
-    "readRoles": ["cap:read:rooms"],
-    "writeRoles": ["cap:write:rooms"],
-}
+OPEN = collection("open")
 FORBIDDEN = (403, "Forbidden")
 
 

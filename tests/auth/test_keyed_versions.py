@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, SUBJECT, Browser, Signed, Start, root_device
+from support.collections import PUBLIC, UNSIGNED, collection
 from support.plugin_samples import Told
 from support.sse_client import Listen
 from support.store_samples import copy
@@ -19,18 +20,11 @@ from pysync.store import StoredObject
 from pysync.store.memory import MemoryStore
 
 ADMIN = {"Authorization": "Bearer " + "t" * 32}
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 PAY = {"fieldPermissions": {"pay": {"readRoles": ["admin"], "writeRoles": ["admin"]}}}
-STAFF = {"name": "staff", "storagePath": "staff/{id}", **OPEN, **PAY}
-KEYRING = {"name": "keyrings", "storagePath": "staff/{id}/_keyring", **OPEN, **PAY}
-CARDS = {"name": "cards", "storagePath": "boards/{id}", "bundle": "board", **OPEN, **PAY}
-LOGS = {
-    "name": "logs",
-    "storagePath": "logs/{id}",
-    "appendOnly": {"type": "by_timestamp", "requireAuthorSignature": False},
-    **OPEN,
-    **PAY,
-}
+STAFF = collection("staff", **PAY)
+KEYRING = collection("keyrings", "staff/{id}/_keyring", **PAY)
+CARDS = collection("cards", "boards/{id}", bundle="board", **PAY)
+LOGS = collection("logs", appendOnly=UNSIGNED, **PAY)
 SERVICE = {"auth": {"adminToken": "t" * 32}, "collections": [STAFF, KEYRING, CARDS, LOGS]}
 BOB = {"name": "bob", "pay": 48211}
 
@@ -236,7 +230,7 @@ async def test_no_proof_of_an_author_betrays_what_is_hidden(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     """A signature can be verified with a guess of the data."""
-    other: dict[str, Any] = {**OPEN, "fieldPermissions": {"pay": {"readRoles": ["admin"]}}}
+    other: dict[str, Any] = {**PUBLIC, "fieldPermissions": {"pay": {"readRoles": ["admin"]}}}
     collections = [
         {"name": "staff", "storagePath": "staff/{id}", **other},
         {**LOGS, **other},

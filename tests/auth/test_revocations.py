@@ -8,6 +8,7 @@ import aiohttp
 import orjson
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, root_device
+from support.collections import MINE
 
 from pysync import _core
 from pysync._core import PanicException
@@ -21,7 +22,6 @@ from pysync.store import ANY, Precondition
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 TRUSTED = {"collections": [MINE], "auth": {"trustedIssuers": [ISSUER.ed_pub]}}
 DAY_MS = 86_400_000
 LATER_S = wall_clock_ms() // 1000 + 86_400

@@ -7,12 +7,11 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import Start
+from support.collections import PUBLIC, UNSIGNED
 from support.configurations import EXAMPLE, collection, config
 
 from pysync.config import parse
 from pysync.server.banner import banner
-
-OPEN: dict[str, Any] = {"readRoles": ["public"], "writeRoles": ["public"]}
 
 
 def lines(*collections: dict[str, Any], **members: Any) -> list[str]:
@@ -21,9 +20,9 @@ def lines(*collections: dict[str, Any], **members: Any) -> list[str]:
 
 def test_the_lines_to_try_are_of_a_collection_that_is_open_and_served_alone() -> None:
     told = lines(
-        collection(name="title", storagePath="boards/{id}", bundle="board", **OPEN),
-        collection(name="log", storagePath="log/{id}", appendOnly=True, **OPEN),
-        collection(listable=True, **OPEN),
+        collection(name="title", storagePath="boards/{id}", bundle="board", **PUBLIC),
+        collection(name="log", storagePath="log/{id}", appendOnly=True, **PUBLIC),
+        collection(listable=True, **PUBLIC),
         server={"mountPath": "/v1"},
     )
     tried = [line for line in told if "curl" in line]
@@ -35,9 +34,9 @@ def test_the_lines_to_try_are_of_a_collection_that_is_open_and_served_alone() ->
 def test_the_lines_to_try_append_where_no_author_proof_is_needed() -> None:
     unsigned = {"requireAuthorSignature": False}
     told = lines(
-        collection(name="signed", storagePath="signed/{id}", appendOnly=True, **OPEN),
-        collection(name="gone", storagePath="g/{id}", appendOnly={**unsigned, "persist": False}, **OPEN),
-        collection(name="log", storagePath="log/{id}", appendOnly=unsigned, **OPEN),
+        collection(name="signed", storagePath="signed/{id}", appendOnly=True, **PUBLIC),
+        collection(name="gone", storagePath="g/{id}", appendOnly={**unsigned, "persist": False}, **PUBLIC),
+        collection(name="log", storagePath="log/{id}", appendOnly=unsigned, **PUBLIC),
     )
     tried = [line.strip() for line in told if "curl" in line]
     assert tried[0].startswith("curl -s http://127.0.0.1:8080/push/log/hello-")
@@ -48,9 +47,9 @@ def test_the_lines_to_try_append_where_no_author_proof_is_needed() -> None:
 
 def test_a_line_to_try_sends_a_file_where_any_text_is_taken() -> None:
     told = lines(
-        collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/*"], **OPEN),
+        collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/*"], **PUBLIC),
         {"preset": "parquet", "name": "rows", "storagePath": "rows/{id}", "write": "public"},
-        collection(name="any", storagePath="any/{id}", allowedMimeTypes=["text/*"], **OPEN),
+        collection(name="any", storagePath="any/{id}", allowedMimeTypes=["text/*"], **PUBLIC),
     )
     tried = [line.strip() for line in told if "curl" in line]
     assert tried[0].startswith("curl -s http://127.0.0.1:8080/push/any/hello-")
@@ -123,7 +122,7 @@ def test_what_code_and_projections_are_at_work_is_told() -> None:
 
 
 def test_a_list_at_the_top_has_no_slash_at_its_end() -> None:
-    told = lines(collection(storagePath="{id}", listable=True, **OPEN))
+    told = lines(collection(storagePath="{id}", listable=True, **PUBLIC))
     assert "  curl -s http://127.0.0.1:8080/list" in told
 
 
@@ -133,9 +132,7 @@ def test_each_collection_is_told_with_who_may_use_it() -> None:
             name="title", storagePath="boards/{id}", bundle="board", readRoles=["a", "b"], pullOnly=True
         ),
         collection(name="log", storagePath="log/{id}", appendOnly=True),
-        collection(
-            name="open", storagePath="open/{id}", appendOnly={"requireAuthorSignature": False}, **OPEN
-        ),
+        collection(name="open", storagePath="open/{id}", appendOnly=UNSIGNED, **PUBLIC),
         collection(name="img", storagePath="img/{id}", allowedMimeTypes=["image/png"]),
     )
     assert "  log    log/{id}     read nobody; append nobody with author proof" in told

@@ -12,26 +12,21 @@ import aiohttp
 import pytest
 from support.cli_runner import Shell
 from support.clients import STRANGER, Browser, Start
+from support.collections import OWN, UNSIGNED, collection
 from support.configurations import ROOT
 
 from pysync.cli.commands import build_parser
 
-PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 COLLECTIONS: list[dict[str, Any]] = [
-    {"name": "notes", "storagePath": "notes/{id}", "listable": True, **PUBLIC},
-    {
-        "name": "own",
-        "storagePath": "users/{identity}/{kind}/{id}",
-        "readRoles": ["self"],
-        "writeRoles": ["self"],
-    },
-    {"name": "log", "storagePath": "log/{id}", "appendOnly": {"requireAuthorSignature": False}, **PUBLIC},
-    {"name": "proven", "storagePath": "proven/{id}", "appendOnly": True, **PUBLIC},
-    {"name": "files", "storagePath": "files/{id}", "allowedMimeTypes": ["image/*"], **PUBLIC},
-    {"name": "inbox", "storagePath": "inbox/{id}", "pushOnly": True, **PUBLIC},
-    {"name": "news", "storagePath": "news/today", "pullOnly": True, **PUBLIC},
-    {"name": "small", "storagePath": "small/{id}", "maxBodyBytes": 100, **PUBLIC},
-    {"name": "staff", "storagePath": "staff/{id}", "readRoles": ["admin"], "writeRoles": ["admin"]},
+    collection("notes", listable=True),
+    collection("own", "users/{identity}/{kind}/{id}", **OWN),
+    collection("log", appendOnly=UNSIGNED),
+    collection("proven", appendOnly=True),
+    collection("files", allowedMimeTypes=["image/*"]),
+    collection("inbox", pushOnly=True),
+    collection("news", "news/today", pullOnly=True),
+    collection("small", maxBodyBytes=100),
+    collection("staff", readRoles=["admin"], writeRoles=["admin"]),
 ]
 SERVICE: dict[str, Any] = {
     "auth": {"adminToken": "token-of-the-tests"},

@@ -8,24 +8,19 @@ from typing import Any
 
 from support.cli_runner import Shell, running
 from support.clients import Start
+from support.collections import UNSIGNED, collection
 from support.fake_server import Answer, serving
 
 from pysync._core import verify_author
 from pysync.auth.signing import APPEND_AUTHOR
 from pysync.client import Client
 
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 SERVICE: dict[str, Any] = {
     "collections": [
-        {"name": "log", "storagePath": "log/{id}", "appendOnly": {"requireAuthorSignature": False}, **OPEN},
-        {
-            "name": "small",
-            "storagePath": "small/{id}",
-            "appendOnly": {"requireAuthorSignature": False, "maxPullLimit": 5},
-            **OPEN,
-        },
-        {"name": "note", "storagePath": "note/{id}", **OPEN},
-        {"name": "diary", "storagePath": "diary/{id}", "appendOnly": {"field": "entries"}, **OPEN},
+        collection("log", appendOnly=UNSIGNED),
+        collection("small", appendOnly={"requireAuthorSignature": False, "maxPullLimit": 5}),
+        collection("note"),
+        collection("diary", appendOnly={"field": "entries"}),
     ]
 }
 

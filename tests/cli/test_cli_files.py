@@ -11,15 +11,15 @@ import pytest
 import pytest_asyncio
 from support.cli_runner import Shell
 from support.clients import Start
+from support.collections import collection
 
 from pysync.auth.signing import IdentityKeys
 
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 SERVICE: dict[str, Any] = {
     "collections": [
-        {"name": "docs", "storagePath": "docs/{id}", "listable": True, **OPEN},
-        {"name": "photos", "storagePath": "photos/{id}", "allowedMimeTypes": ["*/*"], **OPEN},
-        {"name": "keyrings", "storagePath": "photos/_keyring", **OPEN},
+        collection("docs", listable=True),
+        collection("photos", allowedMimeTypes=["*/*"]),
+        collection("keyrings", "photos/_keyring"),
     ]
 }
 PNG = b"\x89PNG\r\n\x00\xff" * 9000

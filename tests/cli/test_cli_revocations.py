@@ -10,18 +10,14 @@ import orjson
 import pytest
 from support.cli_runner import Shell
 from support.clients import ISSUER, SUBJECT, Browser, Start
+from support.collections import collection
 
 from pysync.auth import certificates, issuing
 from pysync.auth.signing import IdentityKeys
 from pysync.client import Client
 from pysync.store.memory import MemoryStore
 
-BOARD = {
-    "name": "board",
-    "storagePath": "board/{id}",
-    "readRoles": ["cap:read:board"],
-    "writeRoles": ["cap:write:board"],
-}
+BOARD = collection("board", readRoles=["cap:read:board"], writeRoles=["cap:write:board"])
 SERVICE = {"collections": [BOARD]}
 LATER_S = int(time.time()) + 86_400
 

@@ -7,18 +7,18 @@ from typing import Any
 
 from support.cli_runner import Shell, running
 from support.clients import Start
+from support.collections import OWN, collection
 from support.fake_sse_server import End, event, refused, streaming, told
 
 from pysync.client import Client
 
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
 SERVICE: dict[str, Any] = {
     "collections": [
-        {"name": "notes", "storagePath": "notes/{id}", **OPEN},
-        {"name": "tasks", "storagePath": "tasks/{id}", **OPEN},
-        {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]},
+        collection("notes"),
+        collection("tasks"),
+        collection("mine", "u/{identity}/{id}", **OWN),
     ],
-    "namespaces": {"acme": {"collections": [{"name": "notes", "storagePath": "notes/{id}", **OPEN}]}},
+    "namespaces": {"acme": {"collections": [collection("notes")]}},
 }
 
 

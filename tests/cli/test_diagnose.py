@@ -13,6 +13,7 @@ from components import S3Server, free_port
 from components.fixtures import StartRedis
 from support.append_log_nodes import keys_below
 from support.cli_runner import Shell
+from support.collections import collection
 
 from pysync import config
 from pysync.config import Problem
@@ -22,9 +23,7 @@ from pysync.store import open_store
 from pysync.store.local.store import LocalStore
 from pysync.testing import FaultProxy
 
-COLLECTIONS = [
-    {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
-]
+COLLECTIONS = [collection("notes")]
 DURATION = r"\d+\.\d ms, at worst \d+\.\d ms"
 
 

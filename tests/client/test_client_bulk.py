@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.clients import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
+from support.collections import OWN, collection
 
 from pysync.auth import issuing
 from pysync.client import (
@@ -34,15 +35,13 @@ from pysync.errors import (
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
-SELF = {"readRoles": ["self"], "writeRoles": ["self"]}
 SPACE = {"readRoles": ["space:member"], "writeRoles": ["space:owner"]}
-NOTES: dict[str, Any] = {"name": "notes", "storagePath": "notes/{id}", "listable": True, **OPEN}
+NOTES: dict[str, Any] = collection("notes", listable=True)
 COLLECTIONS: list[dict[str, Any]] = [
     NOTES,
-    {"name": "top", "storagePath": "{id}", "listable": True, **OPEN},
-    {"name": "own", "storagePath": "users/{identity}/{id}", "listable": True, **SELF},
-    {"name": "profile", "storagePath": "users/{identity}", **SELF},
+    collection("top", "{id}", listable=True),
+    collection("own", "users/{identity}/{id}", listable=True, **OWN),
+    collection("profile", "users/{identity}", **OWN),
     {
         "name": "log",
         "storagePath": "log/{id}",
@@ -50,8 +49,8 @@ COLLECTIONS: list[dict[str, Any]] = [
         "ttlMs": 5,
         "pushOnly": True,
     },
-    {"name": "title", "storagePath": "boards/{id}", "bundle": "board", **OPEN},
-    {"name": "plan", "storagePath": "boards/{id}", "bundle": "board", **OPEN},
+    collection("title", "boards/{id}", bundle="board"),
+    collection("plan", "boards/{id}", bundle="board"),
     {"name": "spaceaccess", "storagePath": "spaces/{spaceId}/_access", **SPACE},
 ]
 SERVICE: dict[str, Any] = {

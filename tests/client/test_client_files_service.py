@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 import pytest_asyncio
 from support.clients import ISSUER, STRANGER, SUBJECT, Start, root_device
+from support.collections import ROOM, collection
 
 from pysync.client import Client, sealed
 from pysync.client.files import FileTooLarge
@@ -18,27 +19,13 @@ from pysync.client.sealed import Keyring, UnlockedKeyring, pull_and_open_blob, s
 from pysync.errors import Forbidden, PayloadTooLarge, UnsupportedMediaType
 from pysync.testing import FaultProxy
 
-ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"]}
 PARQUET = "application/vnd.apache.parquet"
 SERVICE: dict[str, Any] = {
     "collections": [
-        {
-            "name": "photos",
-            "storagePath": "photos/{id}",
-            "allowedMimeTypes": ["image/*", "application/json"],
-            "maxBodyBytes": 4 << 20,
-            **ROOM,
-        },
-        {"name": "any", "storagePath": "any/{id}", "allowedMimeTypes": ["*/*"], **ROOM},
-        {
-            "name": "open",
-            "storagePath": "open/{id}",
-            "allowedMimeTypes": ["image/*"],
-            "readRoles": ["public"],
-            "writeRoles": ["public"],
-            "maxBodyBytes": 1000,
-        },
-        {"name": "events", "storagePath": "events/{app}/{batchId}", "listable": True, **ROOM},
+        collection("photos", allowedMimeTypes=["image/*", "application/json"], maxBodyBytes=4 << 20, **ROOM),
+        collection("any", allowedMimeTypes=["*/*"], **ROOM),
+        collection("open", allowedMimeTypes=["image/*"], maxBodyBytes=1000),
+        collection("events", "events/{app}/{batchId}", listable=True, **ROOM),
         {"preset": "parquet", "name": "rows", "storagePath": "rows/{id}", "write": ["public"]},
         {
             "preset": "sealedParquet",
@@ -50,9 +37,7 @@ SERVICE: dict[str, Any] = {
         },
     ],
     "namespaces": {
-        "acme": {
-            "collections": [{"name": "any", "storagePath": "acme/{id}", "allowedMimeTypes": ["*/*"], **ROOM}]
-        }
+        "acme": {"collections": [collection("any", "acme/{id}", allowedMimeTypes=["*/*"], **ROOM)]}
     },
     "events": [{"collection": "events", "storagePath": "events/{app}/{batchId}"}],
     "auth": {"trustedIssuers": [ISSUER.ed_pub]},

@@ -10,21 +10,14 @@ from typing import Any
 
 import pytest
 from support.clients import ISSUER, Start, root_device
+from support.collections import MINE, NOTES, collection
 from support.server_process import serving
 
 from pysync.client import ChangeEvent, Client, LogCursor, LogElement, Reset, RetryPolicy, SyncDocument, Watch
 from pysync.errors import BadRequest, Forbidden, Unauthorized
 from pysync.testing import FaultProxy
 
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
-NOTES = {"name": "notes", "storagePath": "notes/{id}", **OPEN}
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
-LOG = {
-    "name": "log",
-    "storagePath": "log/{id}",
-    "appendOnly": {"requireAuthorSignature": False, "maxPullLimit": 5},
-    **OPEN,
-}
+LOG = collection("log", appendOnly={"requireAuthorSignature": False, "maxPullLimit": 5})
 SERVICE: dict[str, Any] = {
     "collections": [NOTES, MINE, LOG],
     "namespaces": {"acme": {"collections": [NOTES]}},

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
+from support.collections import OWN, ROOM, collection
 
 from pysync.auth import issuing
 from pysync.auth.certificates import Certificate
@@ -17,19 +18,13 @@ from pysync.client import Client, RetryPolicy, SyncDocument
 from pysync.errors import Conflict, Forbidden, InvalidPathParameter, StaleGeneration, Unauthorized
 from pysync.testing import FakeClock
 
-ROOM = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"]}
 SERVICE: dict[str, Any] = {
     "collections": [
-        {"name": "rooms", "storagePath": "rooms/{id}", **ROOM},
-        {"name": "keyrings", "storagePath": "rooms/{id}/_keyring", **ROOM},
-        {
-            "name": "own",
-            "storagePath": "users/{identity}/{id}",
-            "readRoles": ["self"],
-            "writeRoles": ["self"],
-        },
+        collection("rooms", **ROOM),
+        collection("keyrings", "rooms/{id}/_keyring", **ROOM),
+        collection("own", "users/{identity}/{id}", **OWN),
     ],
-    "namespaces": {"acme": {"collections": [{"name": "rooms", "storagePath": "acme/rooms/{id}", **ROOM}]}},
+    "namespaces": {"acme": {"collections": [collection("rooms", "acme/rooms/{id}", **ROOM)]}},
     "server": {"mountPath": "/v1"},
     "auth": {"trustedIssuers": [ISSUER.ed_pub]},
 }

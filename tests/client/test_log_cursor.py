@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Start, root_device
+from support.collections import PUBLIC
 from support.fake_server import Answer, Waits, client, serving
 
 from pysync.client import (
@@ -28,13 +29,11 @@ from pysync.errors import (
 )
 from pysync.testing import FakeClock, FaultProxy
 
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
-
 
 def log(name: str, requires_proof: bool = False, **rules: Any) -> dict[str, Any]:
     """A collection of logs at `name/{id}`, for everybody."""
     rules["requireAuthorSignature"] = requires_proof
-    return {"name": name, "storagePath": f"{name}/{{id}}", "appendOnly": rules, **OPEN}
+    return {"name": name, "storagePath": f"{name}/{{id}}", "appendOnly": rules, **PUBLIC}
 
 
 SERVICE: dict[str, Any] = {

@@ -6,26 +6,18 @@ from typing import Any
 
 import pytest
 from support.cli_runner import Shell
+from support.collections import OWN, collection
 from support.configurations import ROOT, config, faults
 
 from pysync.config import load, parse
 from pysync.config.lint import lint
 
-ACCESS = {
-    "name": "access",
-    "storagePath": "spaces/{spaceId}/_access",
-    "readRoles": ["space:member"],
-    "writeRoles": ["space:owner"],
-}
+ACCESS = collection(
+    "access", "spaces/{spaceId}/_access", readRoles=["space:member"], writeRoles=["space:owner"]
+)
 ANY_DOC = {"name": "docs", "storagePath": "spaces/{spaceId}/{doc}", "readRoles": ["space:member"]}
 SPACES = {"auth": {"spaces": {}, "trustedIssuers": ["ab" * 32]}}
-VAULT = {
-    "name": "vault",
-    "storagePath": "vault/{identity}/{id}",
-    "readRoles": ["self"],
-    "writeRoles": ["self"],
-    "encryption": "delegated",
-}
+VAULT = collection("vault", "vault/{identity}/{id}", encryption="delegated", **OWN)
 RING = {**VAULT, "name": "rings", "storagePath": "vault/{identity}/{id}/_keyring", "encryption": "none"}
 
 
@@ -177,12 +169,7 @@ def test_the_linter_tells_of_spaces_whose_members_may_replace_their_owner() -> N
     assert warnings(config(docs, ACCESS, **SPACES)) == []
 
 
-DIARY = {
-    "name": "diary",
-    "storagePath": "diary/{identity}/{id}",
-    "readRoles": ["self"],
-    "writeRoles": ["self"],
-}
+DIARY = collection("diary", "diary/{identity}/{id}", **OWN)
 
 
 def listed(*sources: dict[str, Any], roles: list[str], target: str, **members: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from components import RedisServer, S3Server
 from support.clients import Browser
+from support.collections import NOTES, UNSIGNED, collection
 from support.s3_stores import new_prefix
 from support.server_process import serving
 
@@ -21,14 +22,7 @@ from pysync.testing import FaultProxy
 
 pytestmark = pytest.mark.timeout(180)
 
-LOGS = {
-    "name": "logs",
-    "storagePath": "logs/{id}",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-    "appendOnly": {"type": "by_timestamp", "requireAuthorSignature": False},
-}
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+LOGS = collection("logs", appendOnly=UNSIGNED)
 
 
 @pytest.fixture
@@ -56,21 +50,8 @@ def members(s3: S3Server, prefix: str, redis: RedisServer, endpoint: str | None 
     }
 
 
-FILES = {
-    "name": "files",
-    "storagePath": "files/{id}",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-    "allowedMimeTypes": ["application/octet-stream"],
-    "maxBodyBytes": 10_000_000,
-}
-EVENTS = {
-    "name": "events",
-    "storagePath": "events/{id}/{batchId}",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-    "listable": True,
-}
+FILES = collection("files", allowedMimeTypes=["application/octet-stream"], maxBodyBytes=10_000_000)
+EVENTS = collection("events", "events/{id}/{batchId}", listable=True)
 
 
 async def hashes(follower: RedisCoordinator, count: int) -> list[str]:

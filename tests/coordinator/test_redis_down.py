@@ -13,6 +13,7 @@ import pytest
 from components import RedisServer
 from components.fixtures import StartRedis
 from support.clients import ISSUER, Browser, Reply, Signed, Start, root_device
+from support.collections import PUBLIC, collection
 from support.redis_losses import WITH_AOF, client
 
 from pysync.changelog import DocumentRef, parse_change
@@ -22,24 +23,13 @@ from pysync.engine.outbox import INTENT_TIMEOUT_MS
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
-PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 LIMIT = {"windowMs": 600_000, "maxRequests": 1_000}
 SERVED: dict[str, Any] = {
     "auth": {"trustedIssuers": [ISSUER.ed_pub]},
     "collections": [
-        {"name": "open", "storagePath": "open/{id}", **PUBLIC},
-        {
-            "name": "metered",
-            "storagePath": "metered/{id}",
-            **PUBLIC,
-            "rateLimit": {"push": LIMIT, "pull": LIMIT},
-        },
-        {
-            "name": "notes",
-            "storagePath": "notes/{id}",
-            "readRoles": ["cap:read:notes"],
-            "writeRoles": ["cap:write:notes"],
-        },
+        collection("open"),
+        collection("metered", rateLimit={"push": LIMIT, "pull": LIMIT}),
+        collection("notes", readRoles=["cap:read:notes"], writeRoles=["cap:write:notes"]),
     ],
 }
 

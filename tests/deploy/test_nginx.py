@@ -17,8 +17,9 @@ import pytest_asyncio
 from components import free_port
 from components.fixtures import StartNginx
 from support.clients import Browser, Signed, Start
+from support.collections import PUBLIC
 from support.nginx_fixture import asking, certify, front, site
-from support.nginx_site import ME, PUBLIC, SERVICE, signer
+from support.nginx_site import ME, SERVICE, signer
 from support.uploads import upload
 
 ONE: dict[str, Any] = {"storagePath": "metrics", **PUBLIC}

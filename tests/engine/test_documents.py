@@ -5,6 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 from support.clients import Browser, Start
+from support.collections import PUBLIC
 
 from pysync._core import decode_push
 from pysync.clock import wall_clock_ms
@@ -13,8 +14,6 @@ from pysync.engine.documents import Documents
 from pysync.errors import Conflict, StoreUnavailable
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
-
-PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 
 
 async def test_equal_data_of_a_later_write_is_not_taken_for_the_repeated_one(

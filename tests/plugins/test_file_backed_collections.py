@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import Browser, Start
-from support.plugin_samples import CARDS, LOG, OPEN, Told, batch
+from support.collections import LOG, PUBLIC
+from support.plugin_samples import CARDS, Told, batch
 
 from pysync import config
 from pysync.changelog import DocumentRef, parse_change
@@ -18,7 +19,7 @@ from pysync.plugins.loader import load_plugins
 from pysync.store import Store
 from pysync.store.memory import MemoryStore
 
-EVENTS = {"name": "events", "storagePath": "in/{app}/{id}", "listable": True, **OPEN}
+EVENTS = {"name": "events", "storagePath": "in/{app}/{id}", "listable": True, **PUBLIC}
 ROWS = b"rows of many columns"
 
 

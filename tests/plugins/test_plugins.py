@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, Start
+from support.collections import LOG
 from support.plugin_samples import (
     CARDS,
     EVERYTHING,
-    LOG,
     MINE,
     NOTES,
     RINGS,

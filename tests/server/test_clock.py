@@ -6,6 +6,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from support.clients import SUBJECT, Browser, Signed, Start, root_device
+from support.collections import LOG, MINE, NOTES
 
 from pysync.auth import issuing
 from pysync.auth.revocation import RevocationRegistry
@@ -29,15 +30,6 @@ from pysync.testing import FakeClock
 from pysync.testing.coordinators import change
 
 HOUR_MS = 3_600_000
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
-LOG = {
-    "name": "log",
-    "storagePath": "log/{id}",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-    "appendOnly": {"type": "by_timestamp", "requireAuthorSignature": False},
-}
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 
 
 @pytest.fixture

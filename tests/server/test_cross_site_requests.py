@@ -5,14 +5,9 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, Browser, Signed, Start, root_device
+from support.collections import collection
 
-FILES = {
-    "name": "files",
-    "storagePath": "files/{name}",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-    "allowedMimeTypes": ["*/*", "application/json"],
-}
+FILES = collection("files", "files/{name}", allowedMimeTypes=["*/*", "application/json"])
 FOREIGN = "https://evil.example"
 SIMPLE = [
     "text/plain",

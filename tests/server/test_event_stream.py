@@ -6,18 +6,12 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, Browser, Signed, root_device
+from support.collections import MINE, NOTES, collection
 from support.sse_client import Listen, Serve
 
 from pysync.auth.issuing import Grant
 
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
-ROOMS = {
-    "name": "rooms",
-    "storagePath": "rooms/{room}/{id}",
-    "readRoles": ["cap:read:rooms"],
-    "writeRoles": ["public"],
-}
+ROOMS = collection("rooms", "rooms/{room}/{id}", readRoles=["cap:read:rooms"], writeRoles=["public"])
 
 
 async def test_a_write_is_told_with_its_hash_and_time(serve: Serve, hear: Listen) -> None:
@@ -249,7 +243,7 @@ async def test_an_append_is_told_with_the_hash_of_its_answer(serve: Serve, hear:
         **log,
         "name": "passing",
         "storagePath": "p/{id}",
-        "appendOnly": {**log["appendOnly"], "persist": False},  # type: ignore[dict-item]
+        "appendOnly": {**log["appendOnly"], "persist": False},
     }
     browser = await serve(log, passing)
     heard = await hear(browser)

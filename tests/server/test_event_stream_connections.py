@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from support.clients import SUBJECT, Browser, Signed, minted_at, root_device
 from support.clients import Start as StartService
+from support.collections import MINE, NOTES, collection
 from support.server_process import serving
 from support.sse_client import Heard, Listen, Serve
 from yarl import URL
@@ -26,14 +27,7 @@ from pysync.server.stream_authorization import CHECK_MS, StreamGrant
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
 
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
-TEAM = {
-    "name": "team",
-    "storagePath": "s/{spaceId}/{id}",
-    "readRoles": ["space:member"],
-    "writeRoles": ["public"],
-}
+TEAM = collection("team", "s/{spaceId}/{id}", readRoles=["space:member"], writeRoles=["public"])
 
 
 def clock_of_now() -> FakeClock:

@@ -9,13 +9,13 @@ from urllib.parse import urlencode
 import aiohttp
 import pytest
 from support.clients import SUBJECT, Signed, root_device
+from support.collections import NOTES, collection
 from support.sse_client import Listen, Serve
 from yarl import URL
 
 from pysync.server import sse
 
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["public"]}
+MINE = collection("mine", "u/{identity}/{id}", readRoles=["self"], writeRoles=["public"])
 
 
 def messages(text: str) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import Browser, Start
+from support.collections import PUBLIC, collection
 from support.plugin_samples import Told
 from support.projection_site import LISTS, NOTES, TITLES, Site, entry
 from support.sse_client import Listen, Serve
@@ -14,23 +15,10 @@ from support.sse_client import Listen, Serve
 from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
 
-PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
-TEXTS = {"name": "texts", "storagePath": "n/{room}/{id}", **PUBLIC}
-PAPERS = {"name": "papers", "storagePath": "n/{desk}/{sheet}", **PUBLIC}
-INBOX = {
-    "name": "inbox",
-    "storagePath": "in/{id}",
-    "pushOnly": True,
-    "readRoles": [],
-    "writeRoles": ["public"],
-}
-READ = {
-    "name": "read",
-    "storagePath": "in/{letter}",
-    "pullOnly": True,
-    "readRoles": ["public"],
-    "writeRoles": [],
-}
+TEXTS = collection("texts", "n/{room}/{id}")
+PAPERS = collection("papers", "n/{desk}/{sheet}")
+INBOX = collection("inbox", "in/{id}", pushOnly=True, readRoles=[], writeRoles=["public"])
+READ = collection("read", "in/{letter}", pullOnly=True, readRoles=["public"], writeRoles=[])
 
 Data = dict[str, Any]
 

@@ -9,7 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, root_device
-from support.plugin_samples import OPEN, Reading, Roles, Told, batch
+from support.collections import PUBLIC
+from support.plugin_samples import Reading, Roles, Told, batch
 from yarl import URL
 
 from pysync import plugins
@@ -30,7 +31,7 @@ PHOTOS = {
     "allowedMimeTypes": ["image/*", "text/plain"],
     "maxBodyBytes": 100_000,
     "listable": True,
-    **OPEN,
+    **PUBLIC,
 }
 MINE = {
     **PHOTOS,

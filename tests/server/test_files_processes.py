@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from support.clients import Browser
-from support.plugin_samples import OPEN
+from support.collections import PUBLIC
 from support.server_process import Process, serving
 from yarl import URL
 
@@ -24,7 +24,7 @@ FILES = {
     "allowedMimeTypes": ["*/*"],
     "maxBodyBytes": 512 * MB,
     "listable": True,
-    **OPEN,
+    **PUBLIC,
 }
 PLAIN = {"Content-Type": "text/plain"}
 

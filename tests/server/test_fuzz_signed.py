@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.clients import PROTOCOL, SUBJECT, Browser, Reply, Signed, root_device
+from support.collections import collection
 
 from pysync import config
 from pysync._core import canonicalize
@@ -25,13 +26,7 @@ from pysync.server.serve import serve_on
 
 CODES = set(errors_by_code())
 LIMIT = {"windowMs": 3_600_000, "maxRequests": 1000, "bucket": "ip"}
-METERED = {
-    "name": "by-address",
-    "storagePath": "by-address/{id}",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-    "rateLimit": {"push": LIMIT, "pull": LIMIT},
-}
+METERED = collection("by-address", rateLimit={"push": LIMIT, "pull": LIMIT})
 
 thorough = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -7,13 +7,13 @@ from urllib.parse import quote, unquote
 import aiohttp
 import pytest
 from support.clients import Browser, Start
+from support.collections import PUBLIC
 from support.uploads import upload
 from yarl import URL
 
 from pysync.store.memory import MemoryStore
 
 INVALID_PATH = (400, "Invalid path parameter")
-PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 
 
 @pytest.mark.parametrize(("last", "is_admitted"), [(196, True), (197, False)])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.clients import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, root_device
+from support.collections import PUBLIC
 
 from pysync import _core
 from pysync.auth import issuing
@@ -16,16 +17,21 @@ from pysync.server.handlers import listing
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "listable": True, **OPEN}
+NOTES = {"name": "notes", "storagePath": "notes/{id}", "listable": True, **PUBLIC}
 CAPPED = {"readRoles": ["cap:list:rooms"], "writeRoles": ["cap:write:rooms"], "listable": True}
 OWN = {"readRoles": ["self"], "writeRoles": ["self"], "listable": True}
 SERVICE: dict[str, Any] = {
     "collections": [
         NOTES,
-        {"name": "top", "storagePath": "{id}", "listable": True, **OPEN},
-        {"name": "plain", "storagePath": "plain/{id}", **OPEN},
-        {"name": "nested", "storagePath": "a/{x}/c/{y}", "listable": True, **OPEN, "cacheDurationMs": 60_000},
+        {"name": "top", "storagePath": "{id}", "listable": True, **PUBLIC},
+        {"name": "plain", "storagePath": "plain/{id}", **PUBLIC},
+        {
+            "name": "nested",
+            "storagePath": "a/{x}/c/{y}",
+            "listable": True,
+            **PUBLIC,
+            "cacheDurationMs": 60_000,
+        },
         {"name": "mine", "storagePath": "users/{identity}/{id}", **OWN},
         {"name": "people", "storagePath": "people/{identity}", **OWN},
         {"name": "rooms", "storagePath": "rooms/{room}", **CAPPED},

@@ -7,12 +7,11 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import Browser, Start
+from support.collections import NOTES
 
 from pysync.errors import StoreUnavailable
 from pysync.server import log_format
 from pysync.store.memory import MemoryStore
-
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 
 
 class Unplugged(MemoryStore):

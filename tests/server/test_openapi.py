@@ -9,11 +9,10 @@ import aiohttp
 from jsonschema_rs import validator_for
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from support.clients import Browser, Start
+from support.collections import MINE, NOTES
 
 from pysync.errors import errors_by_code
 
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 LOG = {"requireAuthorSignature": False, "maxItems": 2}
 OPERATORS = {"/health", "/health/ready", "/metrics", "/version", "/openapi.json"}
 

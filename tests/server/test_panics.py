@@ -8,12 +8,11 @@ import aiohttp
 import pytest
 from support.append_log_nodes import KEY, RULES, Node, element
 from support.clients import Browser, Start
+from support.collections import NOTES
 
 from pysync import _core
 from pysync.engine.append_log import append
 from pysync.plugins.events.ingest import Encoder
-
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 
 
 def panics(*args: object, **options: object) -> NoReturn:

@@ -7,15 +7,10 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 from support.clients import Browser, Start
+from support.collections import collection
 
 ONE = {"windowMs": 3_600_000, "maxRequests": 1}
-NOTES = {
-    "name": "notes",
-    "storagePath": "notes/{id}",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-    "listable": True,
-}
+NOTES = collection("notes", listable=True)
 LOG = {
     **NOTES,
     "name": "log",

@@ -8,6 +8,7 @@ import aiohttp
 import orjson
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, encoded, minted_at, root_device
+from support.collections import MINE, OWN, UNSIGNED, collection
 
 from pysync import _core
 from pysync.auth import certificates, issuing
@@ -18,14 +19,7 @@ from pysync.store import NotModified, StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
-LOG = {
-    "name": "log",
-    "storagePath": "logs/{identity}/{id}",
-    "readRoles": ["self"],
-    "writeRoles": ["self"],
-    "appendOnly": {"requireAuthorSignature": False},
-}
+LOG = collection("log", "logs/{identity}/{id}", appendOnly=UNSIGNED, **OWN)
 PART = {**MINE, "name": "part", "storagePath": "b/{identity}", "bundle": "all"}
 DENIES = issuing.Grant(("read", "list", "write"), ("**", *(f"!{'*a' * 12}{n:02d}" for n in range(64))))
 KEY = f"u/{STRANGER.user_id}/a"

@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
+from support.collections import OWN, collection
 from yarl import URL
 
 from pysync.auth import issuing
@@ -20,13 +21,7 @@ from pysync.server import log_format
 from pysync.server.handlers.events import EventStreamResponse
 from pysync.testing import FakeClock
 
-MINE = {
-    "name": "mine",
-    "storagePath": "u/{identity}/{id}",
-    "readRoles": ["self"],
-    "writeRoles": ["self"],
-    "listable": True,
-}
+MINE = collection("mine", "u/{identity}/{id}", listable=True, **OWN)
 TEAM = {"name": "team", "storagePath": "team/{id}", "readRoles": ["cap:read:team"], "pullOnly": True}
 KEY = f"u/{SUBJECT.user_id}/a"
 LOGGED = {"collections": [MINE, TEAM], "server": {"logRefusals": True}}

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import SUBJECT, Browser, Signed, Start, minted_at, root_device
+from support.collections import MINE, NOTES, collection
 from yarl import URL
 
 from pysync import config
@@ -21,9 +22,7 @@ from pysync.server.serve import serve_on
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 ADMIN_TOKEN = "token-of-the-tests"
-MINE = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
 
 
 class Clock:
@@ -366,12 +365,7 @@ async def test_an_appended_forwarding_header_counts_and_nonsense_does_not(
     assert await pull(b"nonsense") == b"429", "what is no address is the connection's"
 
 
-KEYRING = {
-    "name": "ring",
-    "storagePath": "notes/{id}/_keyring",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-}
+KEYRING = collection("ring", "notes/{id}/_keyring")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from support.bit_rot import damages, rot
 from support.clients import Browser, Start
+from support.collections import collection
 from support.store_samples import contents, copy, document
 
 from pysync.store import DamagedFile
@@ -115,13 +116,7 @@ async def test_a_file_that_was_replaced_is_adopted_with_a_warning_that_names_bot
     assert await damages(store) == []
 
 
-BOTH = {
-    "name": "photos",
-    "storagePath": "photos/{id}",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-    "allowedMimeTypes": ["application/json", "image/png"],
-}
+BOTH = collection("photos", allowedMimeTypes=["application/json", "image/png"])
 
 
 @pytest.fixture

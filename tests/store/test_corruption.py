@@ -13,6 +13,7 @@ import pytest_asyncio
 from support import reference
 from support import reference_append_log as twin
 from support.clients import ISSUER, Browser, Signed, Start, root_device
+from support.collections import PUBLIC
 from support.sse_client import Listen
 from support.store_samples import LOG, log_objects
 
@@ -34,16 +35,15 @@ BODY = (
     b'{"data":{"amount":101,"text":"gr\xc3\xb6\xc3\x9fe","big":9007199254740993},'
     b'"authorPubkey":"p\\"q","authorSignature":"s"}'
 )
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
-NOTES = {"name": "notes", "storagePath": "notes/{id}", **OPEN}
-KEYRINGS = {"name": "keyrings", "storagePath": "notes/{id}/_keyring", **OPEN}
+NOTES = {"name": "notes", "storagePath": "notes/{id}", **PUBLIC}
+KEYRINGS = {"name": "keyrings", "storagePath": "notes/{id}/_keyring", **PUBLIC}
 LOGS = {
     "name": "logs",
     "storagePath": "logs/{id}",
     "appendOnly": {"type": "by_timestamp", "requireAuthorSignature": False},
-    **OPEN,
+    **PUBLIC,
 }
-BOARD = {"name": "cards", "storagePath": "boards/{id}", "bundle": "board", **OPEN}
+BOARD = {"name": "cards", "storagePath": "boards/{id}", "bundle": "board", **PUBLIC}
 CORRUPT = (500, "document_corrupt")
 
 

@@ -3,9 +3,14 @@
 from typing import Any
 
 from support.clients import Browser
-from support.plugin_samples import OPEN
+from support.collections import PUBLIC
 
-EVENTS: dict[str, Any] = {"name": "events", "storagePath": "events/{app}/{batchId}", "listable": True, **OPEN}
+EVENTS: dict[str, Any] = {
+    "name": "events",
+    "storagePath": "events/{app}/{batchId}",
+    "listable": True,
+    **PUBLIC,
+}
 SECTION = {"collection": "events", "storagePath": "lake/{app}/{batchId}"}
 SERVICE: dict[str, Any] = {"collections": [EVENTS], "events": [SECTION]}
 

@@ -10,14 +10,13 @@ import aiohttp
 from pysync.model import WriteEvent
 from pysync.plugins import PluginPush, PluginRequest, PullResponse, PushResponse
 from support.clients import ISSUER, STRANGER, Browser, Signed, root_device
+from support.collections import LOG, OWN, collection
 
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "listable": True, **OPEN}
-RINGS = {"name": "rings", "storagePath": "notes/{id}/_keyring", **OPEN}
-LOG = {"name": "log", "storagePath": "log/{id}", "appendOnly": {"requireAuthorSignature": False}, **OPEN}
-CARDS = {"name": "cards", "storagePath": "boards/{id}", "bundle": "board", **OPEN}
+NOTES = collection("notes", listable=True)
+RINGS = collection("rings", "notes/{id}/_keyring")
+CARDS = collection("cards", "boards/{id}", bundle="board")
 TITLE = {**CARDS, "name": "title"}
-MINE = {"name": "mine", "storagePath": "u/{identity}", "readRoles": ["self"], "writeRoles": ["self"]}
+MINE = collection("mine", "u/{identity}", **OWN)
 EVERYTHING = [NOTES, RINGS, LOG, CARDS, TITLE, MINE]
 
 

@@ -23,23 +23,13 @@ from pysync.plugins.projection.rebuild import catch_up
 from pysync.plugins.projection.targets import KeyResolver
 from pysync.store import Store, StoredObject
 from pysync.store.memory import MemoryStore
+from support.collections import UNSIGNED, collection
 
-PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
-NOTES = {"name": "notes", "storagePath": "notes/{space}/{id}", **PUBLIC}
-JOURNAL = {
-    "name": "journal",
-    "storagePath": "journals/{space}",
-    "appendOnly": {"requireAuthorSignature": False},
-    **PUBLIC,
-}
-LISTS = {
-    "name": "lists",
-    "storagePath": "lists/{space}",
-    "readRoles": ["public"],
-    "writeRoles": [],
-    "pullOnly": True,
-    "listable": True,
-}
+NOTES = collection("notes", "notes/{space}/{id}")
+JOURNAL = collection("journal", "journals/{space}", appendOnly=UNSIGNED)
+LISTS = collection(
+    "lists", "lists/{space}", pullOnly=True, listable=True, readRoles=["public"], writeRoles=[]
+)
 TITLES = {
     "source": "notes",
     "target": "lists/{space}",

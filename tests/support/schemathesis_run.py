@@ -38,6 +38,7 @@ from pysync.clock import wall_clock_ms
 from pysync.server.app import create_app
 from pysync.server.serve import serve_on
 from support.clients import ISSUER, root_device
+from support.collections import ROOM, UNSIGNED, collection
 
 SEED = 20261120
 EXAMPLES = 20
@@ -51,8 +52,6 @@ CHECKS = [
     response_schema_conformance,
 ]
 
-OPEN = {"readRoles": ["public"], "writeRoles": ["public"]}
-ROOMS = {"readRoles": ["cap:read:rooms"], "writeRoles": ["cap:write:rooms"]}
 AGE = {
     "type": "object",
     "properties": {"age": {"$ref": "#/$defs/age"}},
@@ -64,28 +63,18 @@ SERVICE: dict[str, Any] = {
     "auth": {"adminToken": "a-token-for-these-tests", "trustedIssuers": [ISSUER.ed_pub]},
     "configEndpoint": {"auth": "role-filtered"},
     "collections": [
-        {"name": "log", "storagePath": "log/{id}", "appendOnly": {"requireAuthorSignature": False}, **OPEN},
-        {"name": "chat", "storagePath": "rooms/{room}/chat", "appendOnly": {"field": "said"}, **ROOMS},
-        {"name": "notes", "storagePath": "notes/{id}", "listable": True, "cacheDurationMs": 1000, **OPEN},
-        {"name": "typed", "storagePath": "typed/{x}/{y}", "objectSchema": AGE, "listable": True, **OPEN},
-        {"name": "rooms", "storagePath": "rooms/{room}", "listable": True, **ROOMS},
-        {"name": "title", "storagePath": "pages/{page}", "bundle": "page", **OPEN},
-        {"name": "files", "storagePath": "files/{id}", "allowedMimeTypes": ["text/plain", "*/*"], **ROOMS},
-        {
-            "name": "mixed",
-            "storagePath": "mixed/{id}",
-            "allowedMimeTypes": ["application/json", "application/octet-stream"],
-            **OPEN,
-        },
-        {"name": "draft", "storagePath": "pages/{page}", "bundle": "page", **ROOMS},
-        {
-            "name": "cards",
-            "storagePath": "cards/{id}",
-            "fieldPermissions": {"salary": {"readRoles": ["admin"], "writeRoles": ["admin"]}},
-            **OPEN,
-        },
+        collection("log", appendOnly=UNSIGNED),
+        collection("chat", "rooms/{room}/chat", appendOnly={"field": "said"}, **ROOM),
+        collection("notes", listable=True, cacheDurationMs=1000),
+        collection("typed", "typed/{x}/{y}", objectSchema=AGE, listable=True),
+        collection("rooms", "rooms/{room}", listable=True, **ROOM),
+        collection("title", "pages/{page}", bundle="page"),
+        collection("files", allowedMimeTypes=["text/plain", "*/*"], **ROOM),
+        collection("mixed", allowedMimeTypes=["application/json", "application/octet-stream"]),
+        collection("draft", "pages/{page}", bundle="page", **ROOM),
+        collection("cards", fieldPermissions={"salary": {"readRoles": ["admin"], "writeRoles": ["admin"]}}),
     ],
-    "namespaces": {"acme": {"collections": [{"name": "rooms", "storagePath": "acme/{room}", **ROOMS}]}},
+    "namespaces": {"acme": {"collections": [collection("rooms", "acme/{room}", **ROOM)]}},
 }
 
 

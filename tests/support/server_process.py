@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from support.collections import OWN, collection
+
 COLLECTIONS = [
-    {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]},
-    {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]},
+    collection("notes"),
+    collection("mine", "u/{identity}/{id}", **OWN),
 ]
 
 

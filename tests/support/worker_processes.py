@@ -12,16 +12,11 @@ from typing import Any
 import aiohttp
 
 from support.clients import Browser, Reply
+from support.collections import OWN, UNSIGNED, collection
 from support.server_process import COLLECTIONS, Process, serving
 
 WORKERS = 4
-LOGS = {
-    "name": "logs",
-    "storagePath": "logs/{identity}/{id}",
-    "readRoles": ["self"],
-    "writeRoles": ["self"],
-    "appendOnly": {"type": "by_timestamp", "requireAuthorSignature": False},
-}
+LOGS = collection("logs", "logs/{identity}/{id}", appendOnly=UNSIGNED, **OWN)
 
 
 class Service(Process):

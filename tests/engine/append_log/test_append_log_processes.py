@@ -11,17 +11,10 @@ from typing import Any
 import aiohttp
 from support import reference_append_log as twin
 from support.clients import Browser
+from support.collections import UNSIGNED, collection
 from support.server_process import Process, serving
 
-COLLECTIONS = [
-    {
-        "name": "logs",
-        "storagePath": "logs/{id}",
-        "readRoles": ["public"],
-        "writeRoles": ["public"],
-        "appendOnly": {"type": "by_timestamp", "requireAuthorSignature": False},
-    }
-]
+COLLECTIONS = [collection("logs", appendOnly=UNSIGNED)]
 KEY = "logs/one"
 
 

@@ -11,16 +11,15 @@ import orjson
 import pytest
 from support.append_log_browser import append, elements, hash_of, proof, tail, ten
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
+from support.collections import NOTES, collection
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
 
-OPEN: dict[str, Any] = {"readRoles": ["public"], "writeRoles": ["public"]}
 PLAIN = {"requireAuthorSignature": False}
-LOG: dict[str, Any] = {"name": "log", "storagePath": "log/{id}", "appendOnly": PLAIN, **OPEN}
-NOTES: dict[str, Any] = {"name": "notes", "storagePath": "notes/{id}", **OPEN}
+LOG: dict[str, Any] = collection("log", appendOnly=PLAIN)
 TEXT = "x" * 70_000
 """Large enough for a segment of its own."""
 

@@ -13,6 +13,7 @@ import pytest
 from components import S3Server
 from support import duckdb_connection as duck
 from support.clients import Browser, Start
+from support.collections import collection
 from support.configurations import ROOT
 from support.s3_stores import new_prefix
 
@@ -35,13 +36,7 @@ SERVICE: dict[str, Any] = {
     "collections": [
         {"preset": "parquet", "name": "reports", "storagePath": REPORT, "write": "public"},
         {"preset": "sealedParquet", "name": "vault", "storagePath": "vault/{id}", "read": "public"},
-        {
-            "name": "events",
-            "storagePath": EVENTS,
-            "readRoles": ["public"],
-            "writeRoles": ["public"],
-            "listable": True,
-        },
+        collection("events", EVENTS, listable=True),
     ],
     "events": [{"collection": "events", "storagePath": EVENTS}],
 }

@@ -6,8 +6,9 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import Browser, Start
+from support.collections import PUBLIC
 from support.configurations import config, faults
-from support.projection_site import JOURNAL, LISTS, NOTES, PUBLIC, TITLES, Site, entry, members
+from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, Site, entry, members
 
 from pysync.changelog import DocumentRef
 from pysync.config import parse

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from support.cli_runner import Shell
+from support.collections import PUBLIC
 from support.configurations import config, faults
-from support.projection_site import JOURNAL, LISTS, NOTES, PUBLIC, TITLES, Site, entry, members
+from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, Site, entry, members
 
 from pysync.config import ConfigError, parse
 from pysync.config.lint import lint

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients import Browser, Start
+from support.collections import PUBLIC
 from support.projection_follower import following, lists, until
-from support.projection_site import NOTES, PUBLIC, TITLES, Site, entry, members, titled
+from support.projection_site import NOTES, TITLES, Site, entry, members, titled
 
 from pysync.changelog import Retention, parse_change
 from pysync.clock import wall_clock_ms

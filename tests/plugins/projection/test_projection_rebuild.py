@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from support.cli_runner import Shell
-from support.projection_site import LISTS, NOTES, PUBLIC, TITLES, Site, entry, members, titled
+from support.collections import PUBLIC
+from support.projection_site import LISTS, NOTES, TITLES, Site, entry, members, titled
 
 from pysync._core import decode_push
 from pysync.config import parse

@@ -8,7 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import Browser, Start
-from support.projection_site import JOURNAL, LISTS, NOTES, PUBLIC, TITLES, entry, members, titled
+from support.collections import PUBLIC
+from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, entry, members, titled
 
 from pysync.changelog import Change
 from pysync.coordinator.local import LocalCoordinator

@@ -5,7 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from support.projection_site import JOURNAL, LISTS, NOTES, PUBLIC, TITLES, Site, entry, members, titled
+from support.collections import PUBLIC
+from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, Site, entry, members, titled
 
 from pysync._core import decode_push
 from pysync.coordinator.memory import MemoryCoordinator

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from support.cli_runner import Shell
 from support.clients import Browser, Start
+from support.collections import collection
 
 from pysync import config
 from pysync.coordinator import Coordinator
@@ -26,13 +27,7 @@ from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 
-NOTES = {
-    "name": "notes",
-    "storagePath": "notes/{id}",
-    "readRoles": ["public"],
-    "writeRoles": ["public"],
-    "listable": True,
-}
+NOTES = collection("notes", listable=True)
 PAGE = 4096
 
 

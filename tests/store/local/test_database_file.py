@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from support.clients import Browser, Reply, Start
+from support.collections import NOTES
 from support.worker_processes import asked_everybody, gone, on_fresh_connection, until, workers
 
 from pysync.coordinator.local import LocalCoordinator
@@ -24,8 +25,6 @@ from pysync.sqlite import connection
 from pysync.sqlite.database_file import DatabaseFile
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
-
-NOTES = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
 
 
 def delete(folder: Path) -> None:

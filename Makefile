@@ -1,6 +1,8 @@
 # What people and CI use. Each target does its own set-up on a fresh machine.
 #   make serve   set all up and serve on 127.0.0.1:8080
-#   make test    the whole test suite
+#   make test       every test, in parallel
+#   make test-fast  those that need no process, no other server and no second of time
+#   make test-long  proofs, properties and requests made from the description, at full depth
 #   make check   linters, types, stubs, Rust tests
 #   make bench   the speed figures of benches/RESULTS.md
 #   make docs    the documentation as a static site, in target/site
@@ -18,16 +20,28 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET := 1
 BIN := .venv/bin
 STAMP := .venv/.built
+# Tests wait a good part of their time, for servers, for time limits and for each other.
+JOBS ?= $(shell expr $$(nproc) + 1)
+PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist worksteal
+# Each of the processes that tests start would compile pysync anew.
+unexport PYTHONDONTWRITEBYTECODE
 RUST := Makefile Cargo.toml Cargo.lock $(wildcard rust/*.rs)
 
-.PHONY: serve test check bench docs build reference lock clean
+.PHONY: serve test test-fast test-long check bench docs build reference lock clean
 
 serve: build
 	$(BIN)/pysync serve --config deploy/example.json
 
 test: build
 	tests/components/install
-	$(BIN)/pytest -q
+	$(PYTEST)
+
+test-fast: build
+	$(PYTEST) -m "not process and not component and not slow"
+
+test-long: build
+	tests/components/install
+	PYSYNC_LONG_TESTS=1 $(PYTEST) -m long -o timeout=1800
 
 check: build
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 from support.append_log_nodes import MakeNode, Node
 from support.cli_runner import Shell
 from support.clients import (
@@ -26,6 +26,7 @@ from support.clients import (
     minted_at,
     root_device,
 )
+from support.depth import depth
 
 from pysync import config
 from pysync.auth import issuing
@@ -41,8 +42,36 @@ from pysync.testing import FakeClock
 pytest_plugins = ["components.fixtures", "support.sse_client"]
 
 # On a cold or busy machine examples are slow to make; each test has a time limit of its own.
-settings.register_profile("pysync", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "pysync", max_examples=depth(40, 400), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("pysync")
+
+COMPONENTS = {
+    "radosgw",
+    "moto",
+    "redis_server",
+    "start_redis",
+    "redis",
+    "start_nginx",
+    "chromium",
+    "systemd_analyze",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs somebody else's server, and what looks further when it is given more time."""
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        callspec = getattr(item, "callspec", None)
+        chosen = (
+            () if callspec is None else (each for each in callspec.params.values() if isinstance(each, str))
+        )
+        if not COMPONENTS.isdisjoint((*item.fixturenames, *chosen)):
+            item.add_marker("component")
+        if is_hypothesis_test(item.function):
+            item.add_marker("long")
+
 
 # Who is started in the background by a shell ignores it, and so would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -143,6 +143,7 @@ async def test_a_service_without_a_manifest_is_told_of(start: Start, shell: Shel
     assert "the server has no manifest of its collections: set configEndpoint" in errors
 
 
+@pytest.mark.process
 def test_it_needs_nothing_of_a_checkout(tmp_path: Path) -> None:
     imports = "import sys; sys.modules['benches'] = None; from pysync.cli.main import main"
     script = f"{imports}; sys.exit(main(sys.argv[1:]))"

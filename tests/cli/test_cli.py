@@ -66,6 +66,7 @@ def test_help_of_serve_names_every_kind_of_store_and_coordinator(shell: Shell) -
         assert all(kind in told for kind in kinds)
 
 
+@pytest.mark.process
 def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys; from pysync.cli import main\n"
@@ -254,6 +255,7 @@ def test_a_file_that_check_does_not_find_is_named_once(shell: Shell) -> None:
     assert shell.run("check", "absent.json") == (1, "absent.json: No such file or directory\n", "")
 
 
+@pytest.mark.process
 def test_an_address_in_use_is_named_with_the_way_out(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -263,6 +265,7 @@ def test_an_address_in_use_is_named_with_the_way_out(shell: Shell) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr.splitlines(True)[-1]) == (1, "", said)
 
 
+@pytest.mark.slow
 def test_nobody_listening_is_status_5(shell: Shell, unused_tcp_port: int) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}"
     assert shell.run("pull", "x", "--server", url) == (5, "", f"pysync: {url}: cannot connect\n")

@@ -6,6 +6,7 @@ from asyncio.subprocess import Process
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import pytest
 from support.cli_runner import Shell, running
 from support.clients import Start
 from support.collections import UNSIGNED, collection
@@ -114,6 +115,7 @@ def following(*arguments: str) -> AbstractAsyncContextManager[Process]:
     return running("tail", "-f", *arguments)
 
 
+@pytest.mark.process
 async def test_a_log_is_followed_until_it_is_interrupted(start: Start) -> None:
     base = await start(SERVICE)
     async with Client(base) as anyone:
@@ -135,6 +137,7 @@ async def test_a_collection_that_does_not_exist_ends_following(shell: Shell, sta
     assert (status, output, errors.count("\n")) == (1, "", 1)
 
 
+@pytest.mark.process
 async def test_following_ends_when_nobody_reads_even_if_nothing_comes(start: Start) -> None:
     base = await start(SERVICE)
     async with Client(base) as anyone:
@@ -148,6 +151,7 @@ async def test_following_ends_when_nobody_reads_even_if_nothing_comes(start: Sta
             assert await process.stderr.read() == b""
 
 
+@pytest.mark.process
 async def test_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
     def held(*times: int) -> Answer:
         items = [{"ts": ts_ms, "data": {}} for ts_ms in times]
@@ -163,6 +167,7 @@ async def test_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
     assert errors == b"pysync: store_unavailable; reconnecting\npysync: Forbidden\n"
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_not_there_at_first_ends_following(shell: Shell, unused_tcp_port: int) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}"
     asked = await shell.ask("tail", "-f", "log/a", "--server", url)

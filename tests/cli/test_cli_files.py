@@ -73,6 +73,7 @@ async def test_json_is_pushed_as_a_file_where_it_is_one(shell: Shell, tmp_path: 
     assert (tmp_path / "b.json").read_text() == "[1, 2]"
 
 
+@pytest.mark.process
 async def test_a_file_goes_through_pipes(server: str) -> None:
     await piped("push", "photos/cat", "--type", "image/png", "--server", server, sent=PNG)
     assert await piped("pull", "photos/cat", "--out", "-", "--server", server) == PNG

@@ -5,6 +5,7 @@ import signal
 from asyncio.subprocess import Process
 from typing import Any
 
+import pytest
 from support.cli_runner import Shell, running
 from support.clients import Start
 from support.collections import OWN, collection
@@ -27,6 +28,7 @@ async def line(process: Process) -> Any:
     return json.loads(await process.stdout.readline())
 
 
+@pytest.mark.process
 async def test_changes_are_printed_until_it_is_interrupted_and_again_after_any_of_them(start: Start) -> None:
     base = await start(SERVICE)
     async with Client(base) as anyone, anyone.watch() as changes:
@@ -54,6 +56,7 @@ async def test_changes_are_printed_until_it_is_interrupted_and_again_after_any_o
             assert (await line(process))["params"] == {"id": "b"}
 
 
+@pytest.mark.process
 async def test_a_namespace_is_watched_and_its_changes_say_so(start: Start) -> None:
     base = await start(SERVICE)
     async with Client(base, namespace="acme") as inside, inside.watch() as changes:
@@ -63,6 +66,7 @@ async def test_a_namespace_is_watched_and_its_changes_say_so(start: Start) -> No
             assert (await line(process))["namespace"] == "acme"
 
 
+@pytest.mark.process
 async def test_a_reset_is_a_line_and_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
     scripts = [
         told(event("1")),
@@ -78,6 +82,7 @@ async def test_a_reset_is_a_line_and_a_server_that_goes_and_comes_back_is_told_o
         assert errors == b"pysync: the stream of changes ended; reconnecting\n"
 
 
+@pytest.mark.process
 async def test_it_ends_when_nobody_reads_even_if_nothing_comes() -> None:
     script = told(event("1"), End.HOLD)
     async with streaming(script) as server, running("watch", "--server", server.url) as process:
@@ -89,6 +94,7 @@ async def test_it_ends_when_nobody_reads_even_if_nothing_comes() -> None:
         await script.closed.wait()
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_watched_is_told_and_the_status_says_why(
     shell: Shell, start: Start, unused_tcp_port: int
 ) -> None:

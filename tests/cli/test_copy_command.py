@@ -171,6 +171,7 @@ async def test_a_store_that_fails_is_status_5_and_says_how_to_go_on(
     await target.close()
 
 
+@pytest.mark.process
 async def test_a_run_that_is_killed_is_finished_by_the_next(shell: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "from"
     folder.mkdir()

@@ -109,6 +109,7 @@ async def test_files_and_documents_of_one_collection_are_not_taken_for_each_othe
         await owner.pull_blob("photos/d")
 
 
+@pytest.mark.slow
 async def test_what_is_refused_is_raised_whatever_was_sent_by_then(url: str, owner: Client) -> None:
     with pytest.raises(UnsupportedMediaType):
         await owner.push_blob("photos/a", LARGE, "text/plain")

@@ -126,6 +126,7 @@ async def restarting(
         yield client, restart
 
 
+@pytest.mark.process
 async def test_a_watch_outlives_the_server_without_a_gap(tmp_path: Path) -> None:
     async with restarting(tmp_path) as (anyone, restart), anyone.watch(["notes"]) as changes:
         await anyone.push("notes/a", {})
@@ -136,6 +137,7 @@ async def test_a_watch_outlives_the_server_without_a_gap(tmp_path: Path) -> None
         assert await texts(changes, 2) == ["b", "c"]
 
 
+@pytest.mark.process
 async def test_a_watch_is_told_that_a_restarted_server_has_forgotten(tmp_path: Path) -> None:
     async with restarting(tmp_path, store="memory:") as (anyone, restart), anyone.watch() as changes:
         await anyone.push("notes/a", {})
@@ -214,6 +216,7 @@ async def test_a_collection_that_does_not_exist_is_not_followed(
             await anext(LogCursor(anyone, "log/a").follow(**options))
 
 
+@pytest.mark.process
 async def test_a_log_is_followed_across_a_restart_that_forgets_what_was_told(tmp_path: Path) -> None:
     members: dict[str, Any] = {"collections": [LOG], "coordinator": "memory:"}
     async with (

@@ -150,6 +150,7 @@ def test_a_merge_that_is_merged_again_stays_what_it_is(sides: tuple[Data, Data, 
     assert same(in_any_order(MERGE.merge(base, merged, remote)), in_any_order(merged))
 
 
+@pytest.mark.slow
 @given(versions())
 def test_without_conflicts_it_does_not_matter_who_was_first(sides: tuple[Data, Data, Data]) -> None:
     base, local, remote = sides
@@ -164,6 +165,7 @@ def test_without_conflicts_it_does_not_matter_who_was_first(sides: tuple[Data, D
         assert same(in_any_order(MERGE.merge(base, remote, local)), in_any_order(merged))
 
 
+@pytest.mark.slow
 @given(versions())
 def test_the_versions_that_are_merged_are_not_changed(sides: tuple[Data, Data, Data]) -> None:
     before = repr(sides)

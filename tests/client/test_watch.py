@@ -184,6 +184,7 @@ async def test_a_stream_that_says_nothing_is_taken_for_dead() -> None:
     assert [str(error) for error in lost] == [f"{server.url}: no answer in time"]
 
 
+@pytest.mark.slow
 async def test_a_comment_now_and_then_keeps_a_stream_alive() -> None:
     async def beat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -403,6 +404,7 @@ async def test_a_client_that_is_not_open_watches_nothing() -> None:
         await anext(client("http://127.0.0.1:9").watch())
 
 
+@pytest.mark.slow
 async def test_a_reader_that_takes_its_time_misses_nothing() -> None:
     many: list[Any] = [str(n) for n in range(1, 20_000)]
     script = told(OPENING + "".join(map(event, many)), End.HOLD)

@@ -3,7 +3,7 @@
 import ctypes
 import http.client
 import os
-import random
+import secrets
 import shutil
 import signal
 import socket
@@ -42,7 +42,7 @@ def program(name: str, component: str | None = None) -> str:
 def free_port() -> int:
     """A port of 127.0.0.1 on which nobody listens."""
     while True:
-        port = random.choice(_PORTS)
+        port = _PORTS[secrets.randbelow(len(_PORTS))]  # hypothesis seeds `random`, in each process alike
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

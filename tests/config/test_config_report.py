@@ -172,6 +172,7 @@ def test_the_route_table_tells_what_is_not_documents() -> None:
     ]
 
 
+@pytest.mark.process
 def test_what_keeps_the_server_from_starting_is_told_before(tmp_path: Path) -> None:
     value = config(collection(readRoles=["public"]), plugins=["nowhere:plugin", "nowhere"])
     (tmp_path / "c.json").write_text(json.dumps(value))

@@ -122,6 +122,7 @@ def test_check_looks_at_the_environment(
     assert "PYSYNC_STORES  unknown environment variable; did you mean PYSYNC_STORE?" in printed
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_serve_says_how_many_warnings_there_are_and_how_to_see_them(tmp_path: Path, workers: str) -> None:
     (tmp_path / "c.json").write_text(json.dumps(config(collection(readRoles=["admin", "publik"]))))

@@ -167,6 +167,7 @@ def test_check_and_serve_find_the_same_folder(tmp_path: Path) -> None:
     assert seen[0].server.examples == str(ROOT / "deploy/examples")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("value", "told"),
     [

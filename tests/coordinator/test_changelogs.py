@@ -256,6 +256,7 @@ async def test_a_closed_log_is_unavailable(tmp_path: Path) -> None:
             await ask
 
 
+@pytest.mark.slow
 async def test_what_is_configured_is_kept(tmp_path: Path) -> None:
     changes = {"maxCount": 2 * TRIM_EVERY, "maxAgeMs": 3_600_000}
     async with await create_app(parse({"store": f"file:{tmp_path}", "changes": changes})) as app:
@@ -300,6 +301,7 @@ class TestForgetting:
         last = await store.change_log.append([change("last")])
         assert await store.change_log.read(place, 10) == [(last, change("last"))]
 
+    @pytest.mark.slow
     async def test_one_commit_forgets_a_bounded_number(self, store: LocalStore) -> None:
         store.change_log._retention = Retention(count=10_000)
         for start in range(0, 5_000, 500):
@@ -340,6 +342,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.process
 async def test_after_a_kill_there_is_a_change_for_each_write_and_for_no_other(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", WRITE_ON, str(tmp_path)], stdout=subprocess.PIPE, text=True

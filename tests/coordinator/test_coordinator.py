@@ -220,6 +220,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.process
 async def test_a_full_disk_refuses_and_remembers_nothing_by_halves(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", FILL_DISK, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -251,6 +252,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.process
 async def test_of_processes_racing_with_one_nonce_one_accepts_it(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
@@ -287,6 +289,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.process
 async def test_every_accepted_nonce_survives_a_kill(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -305,6 +308,7 @@ async def test_every_accepted_nonce_survives_a_kill(tmp_path: Path) -> None:
     await coordinator.close()
 
 
+@pytest.mark.process
 async def test_a_stopped_process_that_holds_the_lock_does_not_hang_the_others(tmp_path: Path) -> None:
     coordinator = await LocalCoordinator.open_folder(tmp_path)
     holder = subprocess.Popen(
@@ -367,6 +371,7 @@ def leader(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
+@pytest.mark.process
 async def test_when_who_leads_is_killed_another_does_at_once(
     tmp_path: Path, leader: "subprocess.Popen[str]"
 ) -> None:
@@ -379,6 +384,7 @@ async def test_when_who_leads_is_killed_another_does_at_once(
     await coordinator.close()
 
 
+@pytest.mark.process
 async def test_who_hangs_leads_no_longer_than_a_lease(
     tmp_path: Path, leader: "subprocess.Popen[str]"
 ) -> None:

@@ -278,6 +278,7 @@ async def test_what_others_wrote_in_the_place_of_its_own_is_a_lost_memory(
     await (await RedisCoordinator.connect(redis.url)).close()
 
 
+@pytest.mark.slow
 async def test_a_lost_reply_lets_no_nonce_through_twice(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
@@ -290,6 +291,7 @@ async def test_a_lost_reply_lets_no_nonce_through_twice(
     assert not await coordinator.consume_nonce("aa", "n", signed_ms)
 
 
+@pytest.mark.slow
 async def test_a_claim_whose_reply_was_lost_finds_its_own_value(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
@@ -432,6 +434,7 @@ async def test_what_does_not_speak_as_a_new_redis_is_not_taken(facts: bytes, sai
         await left.wait()
 
 
+@pytest.mark.slow
 async def test_a_redis_that_cannot_be_used_now_is_named_without_its_password(redis: RedisServer) -> None:
     at = f"127.0.0.1:{redis.port}"
     nobody = free_port()

@@ -213,6 +213,7 @@ async def test_a_connection_to_wait_on_is_there_only_when_somebody_waits(
         assert len(await own.client_list()) == 4
 
 
+@pytest.mark.slow
 async def test_waiting_survives_cuts_and_restarts(redis: RedisServer, nodes: list[RedisCoordinator]) -> None:
     one, other = nodes
     place = await other.last_id()
@@ -232,6 +233,7 @@ async def test_waiting_survives_cuts_and_restarts(redis: RedisServer, nodes: lis
         place = last
 
 
+@pytest.mark.slow
 async def test_without_redis_who_waits_returns_and_reading_raises(
     redis: RedisServer, nodes: list[RedisCoordinator]
 ) -> None:

@@ -20,6 +20,8 @@ from pysync.changelog import parse_change
 from pysync.coordinator.redis.coordinator import RedisCoordinator
 from pysync.testing import FaultProxy
 
+pytestmark = pytest.mark.process
+
 pytestmark = pytest.mark.timeout(180)
 
 LOGS = collection("logs", appendOnly=UNSIGNED)

@@ -57,6 +57,7 @@ def redis(start_redis: StartRedis) -> RedisServer:
     return server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
 async def test_without_its_redis_a_service_goes_on_as_far_as_it_safely_can(
     redis: RedisServer,
@@ -99,6 +100,7 @@ async def test_without_its_redis_a_service_goes_on_as_far_as_it_safely_can(
     assert (await store.get("notes/b")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
 async def test_without_its_redis_a_service_writes_nothing(
     redis: RedisServer,
@@ -121,6 +123,7 @@ async def test_without_its_redis_a_service_writes_nothing(
     assert answer.status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
 async def test_a_push_whose_announcement_fails_is_done_and_announced_when_redis_is_back(
     redis: RedisServer,
@@ -145,6 +148,7 @@ async def test_a_push_whose_announcement_fails_is_done_and_announced_when_redis_
     await follower.close()
 
 
+@pytest.mark.slow
 async def test_a_node_announces_what_another_has_left_behind(
     redis: RedisServer, start: Start, session: aiohttp.ClientSession
 ) -> None:
@@ -184,6 +188,7 @@ async def test_a_limit_holds_over_all_nodes(
     assert sorted(answer.status for answer in answers) == [200] * 10 + [429] * 20
 
 
+@pytest.mark.process
 async def test_a_server_starts_with_its_redis_or_says_why_not(tmp_path: Path, redis: RedisServer) -> None:
     url = redis.url.replace("//", "//:hush@")
     process = await asyncio.create_subprocess_exec(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import reference_append_log as twin
 from support.core_append_log import DATA, NOW_MS, PROOFS, Kept
 from support.core_outcome import outcome
+from support.depth import depth
 from support.json_texts import json_texts, objects, scalar_texts, string_texts
 
 import pysync._core as core
@@ -52,7 +53,7 @@ steps = st.lists(appends | appends | seals | seals | st.just("reread"), max_size
 counts = st.none() | st.integers(0, 30) | st.integers(0, 5000)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=depth(20, 160), deadline=None)
 @given(steps, st.data())
 def test_a_log_is_the_twin_whatever_is_appended_sealed_and_read_back(steps: list[Any], data: Any) -> None:
     kept, log, now_ms = Kept(), twin.Log(), NOW_MS
@@ -113,7 +114,8 @@ def needed(*bounds: int | None) -> list[tuple[int, int]]:
     return [span for span in SPANS if span[0] <= positions[-1] and positions[0] < span[1]]
 
 
-@settings(max_examples=50, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(20, 200), deadline=None)
 @given(
     st.none() | st.integers(NOW_MS - 2, NOW_MS + 20_001) | st.integers(NOW_MS + 19_900, NOW_MS + 20_001),
     st.none() | st.integers(0, 3000),
@@ -123,7 +125,8 @@ def test_a_tail_is_read_from_the_segments_that_hold_it(since: int | None, newest
     assert read == needed(since, newest, None)
 
 
-@settings(max_examples=50, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(20, 200), deadline=None)
 @given(st.integers(NOW_MS - 2, NOW_MS + 20_001), st.integers(0, 3000))
 def test_the_oldest_are_read_from_the_segments_that_hold_them_and_few_more(since: int, oldest: int) -> None:
     read = [(node.start, node.end) for node, _ in LONG.segments(since, None, oldest)]
@@ -131,6 +134,7 @@ def test_the_oldest_are_read_from_the_segments_that_hold_them_and_few_more(since
     assert read[: len(exactly)] == exactly
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [100, 20_000])
 def test_a_head_is_small_at_any_length(count: int) -> None:
     kept, _ = filled(count)
@@ -258,7 +262,8 @@ def append_parts(body: bytes) -> tuple[bytes, bytes, int | None, str | None, str
     return append.data, append.canonical, append.ts_ms, append.author_pubkey, append.author_signature
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(75, 1200), deadline=None)
 @given(bodies() | scalar_texts)
 @example('{"data":{"__proto__":{"a":1},"q":[{"__proto__":1}],"a":{"constructor":1,"b":2}}}')
 @example('{"data":{"a":9007199254740993}}')

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import reference
+from support.depth import depth
 
 import pysync._core as core
 from pysync.errors import (
@@ -74,7 +75,8 @@ def outcome(plan: Any, *args: Any) -> object:
         return type(error)
 
 
-@settings(max_examples=1500, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(375, 6000), deadline=None)
 @given(
     st.lists(names, max_size=4).map(",".join),
     st.dictionaries(names, st.lists(param_sets, max_size=3), max_size=3),
@@ -90,7 +92,7 @@ def test_a_batch_is_planned_as_the_twin_plans_it(
     assert outcome(entries, query, identity, paths) == expected
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=depth(125, 2000), deadline=None)
 @given(st.text('ab+ %4&=,;é"{}[]:', max_size=20), st.text("ab+ %41&=;", max_size=12))
 def test_queries_are_decoded_as_forms(text: str, raw: str) -> None:
     for query in (
@@ -180,7 +182,7 @@ def single(found: bytes | str | None, now_ms: int, ttl_ms: int | None) -> bytes:
     return missing if expired else document.answer(now_ms)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=depth(125, 2000), deadline=None)
 @given(outcomes, outcomes, outcomes, st.integers(0, 4000))
 def test_entries_are_what_single_pulls_answer(first: Any, second: Any, third: Any, now_ms: int) -> None:
     params = {"notes": [{"id": "a"}, {"id": "b"}, {"id": "a"}], "rooms": [{"room": "r", "id": 1}]}
@@ -191,7 +193,8 @@ def test_entries_are_what_single_pulls_answer(first: Any, second: Any, third: An
     assert answer.failed == any(entry.startswith(b'{"error"') for entry in (one, two, three))
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(75, 1200), deadline=None)
 @given(st.lists(outcomes, min_size=2, max_size=2), st.lists(outcomes, min_size=2, max_size=2))
 def test_the_etag_tells_hashes_and_errors_apart_and_nothing_else(first: list[Any], second: list[Any]) -> None:
     plan = PLANNER.plan(asked("notes", params={"notes": [{"id": "a"}, {"id": "b"}]}).encode(), "")

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import reference
 from support.core_outcome import outcome
+from support.depth import depth
 from support.json_texts import characters, json_texts, objects, string_texts
 
 import pysync._core as core
@@ -55,7 +56,8 @@ broken_texts = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(100, 1600), deadline=None)
 @given(json_texts)
 @example('{"\\u0000":1,"!":2,"\\"":3,"#":4,"\\\\":5,"]":6,"[":7,"\\u007f":8}')
 @example('{"b":1,"a":2,"b":3,"ab":4,"a":5}')
@@ -75,7 +77,8 @@ def test_canonical_text_is_the_twins(text: str) -> None:
         assert core.canonicalize(expected) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(75, 1200), deadline=None)
 @given(broken_texts)
 @example('{"a":1}{"b":2}')
 @example('{"a":"\\ud800","a":1}')
@@ -86,7 +89,7 @@ def test_broken_text_is_refused_exactly_where_the_twin_refuses_it(text: str) -> 
     assert outcome(core.canonicalize, raw) == outcome(reference.canonicalize, raw)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=depth(50, 800), deadline=None)
 @given(st.binary(max_size=60))
 @example(b'{"data":{},"":true}')
 def test_any_bytes_are_an_answer_or_a_refusal(raw: bytes) -> None:
@@ -98,7 +101,7 @@ def test_any_bytes_are_an_answer_or_a_refusal(raw: bytes) -> None:
     assert outcome(core.read_document, raw) is DocumentCorrupt
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=depth(125, 2000), deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_number_text_is_ecmascripts_and_reads_back_as_the_number(number: float) -> None:
     text = core.canonicalize(repr(number).encode()).decode()
@@ -112,7 +115,8 @@ def push_parts(body: bytes) -> tuple[bytes, bytes, str, str | None, str | None, 
     return push.data, push.canonical, push.hash, push.base_hash, *author
 
 
-@settings(max_examples=400, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(100, 1600), deadline=None)
 @given(st.one_of(bodies, json_texts))
 @example('{"data":{"a":1},"data":[]}')
 @example('{"data":{"__proto__":{"a":1},"q":[{"__proto__":1}],"a":{"constructor":1,"b":2}}}')
@@ -121,7 +125,8 @@ def test_a_push_body_decodes_as_the_twin_decodes_it(body: str) -> None:
     assert outcome(push_parts, raw) == outcome(reference.decode_push, raw)
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(50, 800), deadline=None)
 @given(bodies, st.integers(0, 2**53), st.integers(0, 2**53))
 def test_a_stored_push_is_the_twins_and_pulls_back_whole(body: str, ts_ms: int, now_ms: int) -> None:
     raw = body.encode()
@@ -158,7 +163,7 @@ trees_of_integers = st.dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=depth(100, 1600), deadline=None)
 @given(trees_of_integers)
 @example({"k": [2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1]})
 def test_integers_of_64_bits_come_back_exactly_and_are_hashed_as_doubles(data: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import reference
+from support.depth import depth
 from support.json_texts import json_texts, keys, objects, string_texts
 
 import pysync._core as core
@@ -48,7 +49,8 @@ def outcome(make: Any, data: bytes) -> Any:
         return type(error)
 
 
-@settings(max_examples=200)
+@pytest.mark.slow
+@settings(max_examples=depth(50, 800))
 @given(bodies)
 @example(
     b'{"data":{"events":[{"ev\\u0065nt":"\\u0000\\ud83d\\ude00","__proto__":1,"b":2,"a":{"d":1,"c":2}}]}}'

@@ -53,6 +53,7 @@ print(len(window), resident() - before)
 """
 
 
+@pytest.mark.process
 def test_a_million_nonces_take_at_most_sixty_four_bytes_each() -> None:
     done = subprocess.run([sys.executable, "-c", REPLAY_MEMORY], capture_output=True, text=True, check=True)
     count, grown = map(int, done.stdout.split())

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import reference
+from support.depth import depth
 
 import pysync._core as core
 
@@ -13,19 +14,20 @@ globs = st.lists(st.sampled_from(["*", "**", "/", "a", "b", "é", ".", "{identit
 document_keys = st.text("ab/é.\n", max_size=10)
 
 
-@settings(max_examples=600, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=depth(150, 2400), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["", "", "!"]), globs).map("".join), max_size=3), document_keys)
 def test_a_scope_allows_what_the_twin_allows(paths: list[str], key: str) -> None:
     assert core.Scope(paths, "ab").allows(key) == reference.scope_allows(paths, "ab", key)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=depth(125, 2000), deadline=None)
 @given(globs, document_keys)
 def test_a_deny_never_reads_less_than_an_allow(glob: str, key: str) -> None:
     assert not core.Scope([glob, f"!{glob}"], "ab").allows(key)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=depth(75, 1200), deadline=None)
 @given(
     st.text("ab/", min_size=60, max_size=200),
     st.lists(st.integers(0, 200), min_size=2, max_size=6),

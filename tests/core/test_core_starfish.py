@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import reference_append_log as twin
 from support.core_append_log import DATA, NOW_MS, PROOFS, Kept
+from support.depth import depth
 
 import pysync._core as core
 from pysync.errors import DocumentCorrupt
@@ -28,7 +29,7 @@ def starfish_log(elements: list[tuple[int, Any, Any]]) -> twin.Log:
     return twin.Log(tuple(made))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=depth(50, 800), deadline=None)
 @given(
     starfish_elements,
     st.sampled_from(["items", "entries", "ü"]),
@@ -63,7 +64,7 @@ def test_a_document_of_starfish_is_a_log_in_any_layout(
         assert json.loads(kept.head.beside or "{}") == beside
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=depth(50, 800), deadline=None)
 @given(
     starfish_elements.filter(lambda elements: len(elements) > 1),
     st.integers(1, 12),

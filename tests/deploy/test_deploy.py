@@ -104,11 +104,13 @@ def unit(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_systemd_understands_the_unit(systemd_analyze: str, unit: Path) -> None:
     done = subprocess.run([systemd_analyze, "verify", unit], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.process
 def test_the_unit_leaves_little_to_attack(systemd_analyze: str, unit: Path) -> None:
     """1.2 of 10 at systemd 252: what is left is the network, without which it would be no server."""
     command = [systemd_analyze, "security", "--offline=true", "--threshold=15", "--no-pager", str(unit)]
@@ -207,6 +209,7 @@ def test_the_image_is_made_of_files_that_exist_and_that_the_builder_is_sent() ->
     )
 
 
+@pytest.mark.process
 async def test_the_health_check_of_the_image_tells_a_server_that_answers(start: Start) -> None:
     command = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
     port = (await start({"server": {"publicHosts": ["sync.example"]}})).rpartition(":")[2]

@@ -15,6 +15,8 @@ from support.clients import SUBJECT, Browser, Signed, root_device
 from support.deployment import DEPLOY
 from support.nginx_fixture import site
 
+pytestmark = pytest.mark.process
+
 PASSWORD = "0123456789abcdef"
 ME = SUBJECT.user_id
 

@@ -261,6 +261,7 @@ async def test_a_site_with_tls_takes_what_was_signed_for_it(
         assert (await me.pull(f"u/{ME}/a")).json["data"] == {"n": 1}
 
 
+@pytest.mark.process
 async def test_what_was_signed_passes_over_http2(
     start: Start, start_nginx: StartNginx, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ async def listed(window: Window, *titles: str) -> None:
     await window.until(f"{shown} === {json.dumps(json.dumps(titles, separators=(',', ':')))}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mount", ["", "/v1"])
 async def test_what_is_written_in_one_window_shows_in_the_other(
     start: Start, screen: Chromium, mount: str
@@ -188,6 +189,7 @@ async def test_a_push_whose_answer_is_lost_is_made_once(
     assert (await Browser(base, session).pull("notes/n")).json["data"]["text"] == "once"
 
 
+@pytest.mark.slow
 async def test_a_change_costs_a_push_in_one_window_and_a_pull_in_the_other(
     start: Start, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:
@@ -208,6 +210,7 @@ async def test_a_change_costs_a_push_in_one_window_and_a_pull_in_the_other(
         assert proxy.calls == {"POST": 1, "GET": 3}, "and each has pulled what came after it"
 
 
+@pytest.mark.slow
 async def test_no_word_is_lost_or_doubled_while_connections_break(
     start: Start, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:
@@ -236,6 +239,7 @@ async def test_no_word_is_lost_or_doubled_while_connections_break(
             await saved(window)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 async def test_windows_say_that_the_server_is_away_and_catch_up_when_it_is_back(
     tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession, how: signal.Signals
@@ -245,6 +249,7 @@ async def test_windows_say_that_the_server_is_away_and_catch_up_when_it_is_back(
     await away_and_back(tmp_path, screen, session, base, port, how)
 
 
+@pytest.mark.process
 async def test_behind_nginx_they_do_so_too(
     tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession, start_nginx: StartNginx
 ) -> None:
@@ -286,6 +291,7 @@ async def away_and_back(
             await listed(window, "from elsewhere", "before")
 
 
+@pytest.mark.process
 async def test_a_window_begins_anew_where_the_server_knows_nothing_of_what_it_saw(
     tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:
@@ -304,6 +310,7 @@ async def test_a_window_begins_anew_where_the_server_knows_nothing_of_what_it_sa
         await shows(await page(screen, process.base, "a"), "kept here")
 
 
+@pytest.mark.slow
 async def test_a_note_that_is_refused_says_why_and_is_saved_when_it_fits(
     start: Start, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.depth import depth
 from support.faulty_coordinator import FaultyCoordinator, Scene, Verb, made_scene
 
 from pysync import _core
@@ -286,7 +287,7 @@ class Traced(MemoryStore):
         return etag
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=depth(20, 240), deadline=None)
 @given(st.integers(0, 2**32))
 async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order(seed: int) -> None:
     chosen = random.Random(seed)

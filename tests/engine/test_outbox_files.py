@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.depth import depth
 from support.faulty_coordinator import FaultyCoordinator, Scene, Verb, made_scene
 
 from pysync.changelog import Change, DocumentRef, parse_change
@@ -219,7 +220,7 @@ async def test_a_crash_at_any_step_loses_no_announcement_of_a_file(
     await scene.heal()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=depth(20, 240), deadline=None)
 @given(st.integers(0, 2**32))
 async def test_whatever_fails_every_file_that_came_to_light_is_announced_in_order(seed: int) -> None:
     chosen = random.Random(seed)

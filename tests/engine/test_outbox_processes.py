@@ -13,6 +13,8 @@ from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.store.local.store import LocalStore
 from pysync.testing import FakeClock, FaultyStore
 
+pytestmark = pytest.mark.process
+
 WRITE_ON = """
 import asyncio, itertools, sys
 from pysync.changelog import Change

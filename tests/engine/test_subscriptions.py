@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.change_feed import NOTES, Ear, Followed, Log, following, note, until
+from support.depth import depth
 
 from pysync.changelog import Retention
 from pysync.engine import catch_up as catch_up_module
@@ -17,13 +18,14 @@ from pysync.engine.subscriptions import (
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.sampled_from(["write", "burst", "begin", "resume", "slow", "one", "leave", "turn"]), max_size=60
     ),
     st.lists(st.sampled_from([0, 0, 0, 1, 12]), max_size=200),
 )
-@settings(max_examples=300)
+@settings(max_examples=depth(75, 1200))
 def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
     steps: list[str], turns: list[int]
 ) -> None:

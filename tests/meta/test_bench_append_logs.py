@@ -95,6 +95,7 @@ def filled() -> Iterator[tuple[servers.Running, Path]]:
         yield server, folder
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["append", "append-1000", "signed-append", "log-last", "log-checkpoint"])
 def test_workloads_of_logs_are_answered_in_full(filled: tuple[servers.Running, Path], name: str) -> None:
     found = run(filled[0], name, 40)

@@ -7,6 +7,7 @@ import pytest
 from benches import regression, servers
 
 
+@pytest.mark.process
 def test_every_workload_is_measured_on_both_servers_in_each_round(tmp_path: Path) -> None:
     workloads = ("pull", "log-last")
     with servers.serving(tmp_path / "before") as before, servers.serving(tmp_path / "now") as now:
@@ -20,6 +21,7 @@ def test_a_ratio_is_the_cost_now_beside_the_cost_before() -> None:
     assert shown.endswith("| pull | 10.0 | 20.0 | 1.10 (1.00 to 3.00) |")
 
 
+@pytest.mark.process
 def test_a_checkout_that_is_not_built_has_no_server(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), servers.serving(tmp_path / "data", checkout=tmp_path):
         pass

@@ -36,6 +36,7 @@ def event_server(folder: Path) -> Iterator[servers.Running]:
         yield server
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["file-pull", "file-pull-304", "file-push"])
 def test_workloads_of_files_are_answered_in_full(server: servers.Running, name: str) -> None:
     found = run(server, name, 20)
@@ -67,6 +68,7 @@ def test_plain_files_are_whole_and_shared_out_to_all_writers(tmp_path: Path) -> 
     assert [file.stat().st_size for file in (tmp_path / "plain").iterdir()] == [FILE_BYTES] * 3
 
 
+@pytest.mark.process
 def test_pushes_are_measured_beside_plain_files() -> None:
     found = files.pushes(clients=2, files=4)
     assert found.mb_per_second > 0 < found.plain_mb_per_second
@@ -81,6 +83,7 @@ def test_a_push_that_is_refused_is_not_timed(server: servers.Running) -> None:
         files.push_each(server, Author(server.url), ["a//b"])
 
 
+@pytest.mark.process
 def test_long_files_come_back_as_they_went_and_memory_is_watched() -> None:
     found = files.long_transfers(mebibytes=3, times=1)
     assert [each.way for each in found] == ["up", "down"]
@@ -111,6 +114,7 @@ def test_batches_hold_a_hundred_events_and_no_event_comes_twice() -> None:
     assert {len(event) for batch in found for event in batch} == {10}
 
 
+@pytest.mark.process
 def test_batches_are_measured_and_every_one_is_on_disk(tmp_path: Path) -> None:
     with event_server(tmp_path) as server:
         found = events.measure(server, 30, 4, BATCHES)
@@ -125,6 +129,7 @@ def test_batches_are_measured_and_every_one_is_on_disk(tmp_path: Path) -> None:
         events.stored(tmp_path, BATCHES)
 
 
+@pytest.mark.process
 def test_a_query_is_timed_over_all_events_before_they_are_merged_and_after(tmp_path: Path) -> None:
     compaction.push(tmp_path, BATCHES)
     before = compaction.ask(tmp_path, times=2)

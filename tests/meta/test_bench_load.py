@@ -190,6 +190,7 @@ def test_the_service_that_is_measured_has_the_collections_that_the_figures_name(
     assert len(config.load(servers.SERVICE, {}).collections) == COLLECTIONS
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["batch-100", "batch-100-signed", "batch-100-304", "fill-list", "config"])
 def test_bulk_workloads_are_answered_in_full(name: str) -> None:
     with servers.pysync() as server:

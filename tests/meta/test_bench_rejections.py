@@ -6,6 +6,8 @@ import pytest
 
 from benches import refusals, servers
 
+pytestmark = pytest.mark.process
+
 
 def test_every_kind_of_refusal_is_measured(tmp_path: Path) -> None:
     with servers.serving(tmp_path / "data") as server:

@@ -19,6 +19,7 @@ def stub() -> Iterator[servers.Running]:
         yield running
 
 
+@pytest.mark.slow
 async def test_nothing_costs_more_requests_to_s3_than_its_goal(moto: S3Server) -> None:
     rows = {row.asked: row for row in await s3.trips(moto)}
     for row in rows.values():
@@ -28,6 +29,7 @@ async def test_nothing_costs_more_requests_to_s3_than_its_goal(moto: S3Server) -
     assert rows["list, a page of 100"].calls == {"LIST": 1}
 
 
+@pytest.mark.process
 async def test_the_stub_keeps_conditions(stub: servers.Running) -> None:
     config = StoreConfig(
         url="s3://bench", endpoint=stub.url, force_path_style=True, access_key_id="a", secret_access_key="b"
@@ -49,6 +51,7 @@ async def test_the_stub_keeps_conditions(stub: servers.Running) -> None:
         await store.close()
 
 
+@pytest.mark.slow
 def test_both_clients_are_measured_in_turn(stub: servers.Running) -> None:
     found = asyncio.run(s3_cost.measure(stub.url, rounds=2, count=s3_cost.AT_ONCE))
     assert list(found) == ["get", "put"]

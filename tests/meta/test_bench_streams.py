@@ -9,6 +9,8 @@ from benches import servers, streams
 from benches.streams import Hearing, listen
 from benches.workloads import Author
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:

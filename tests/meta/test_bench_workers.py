@@ -12,6 +12,7 @@ from benches.workloads import WORKLOADS, Author
 SECONDS = 0.2
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [1, 2])
 def test_signed_pulls_are_answered_by_every_worker(count: int, tmp_path: Path) -> None:
     with servers.serving(tmp_path / "data", workers=count) as server:
@@ -22,6 +23,7 @@ def test_signed_pulls_are_answered_by_every_worker(count: int, tmp_path: Path) -
     assert run.server_cpu_us > 0
 
 
+@pytest.mark.process
 def test_refusals_are_no_answers(tmp_path: Path) -> None:
     with servers.serving(tmp_path / "data") as server:
         author = Author(server.url)

@@ -38,12 +38,14 @@ async def run(program: str, url: str, folder: Path) -> list[str]:
     return output.decode().splitlines()
 
 
+@pytest.mark.process
 async def test_the_program_does_what_the_page_says(start: Start, tmp_path: Path) -> None:
     printed = await run(FILES, await start(json.loads(SERVICE)), tmp_path)
     assert printed == [str(b"a sealed file"), str({"title": "Picnic"})]
     assert (tmp_path / "copy.png").read_text() == FILES
 
 
+@pytest.mark.process
 async def test_the_program_that_edits_without_a_network_prints_what_the_page_says(
     start: Start, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_an_s3_server_has_a_bucket_and_keeps_conditions(
     assert client.get_object(Bucket=s3.bucket, Key="a/b")["Body"].read() == b"one"
 
 
+@pytest.mark.slow
 def test_of_writers_at_once_one_wins(s3: components.S3Server, make_client: Callable[[], Any]) -> None:
     clients = [make_client() for _ in range(8)]
     barrier = Barrier(len(clients))
@@ -158,9 +159,19 @@ def test_another_way(start_redis): start_redis("--appendonly", "yes")
 """
 
 
+@pytest.mark.process
 def test_tests_without_their_component_are_named_and_the_others_pass(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "components.fixtures", "test_some.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "components.fixtures",
+        "--basetemp=base",
+        "test_some.py",
+    ]
     environment = {
         **os.environ,
         "PATH": str(tmp_path),
@@ -178,6 +189,7 @@ def test_tests_without_their_component_are_named_and_the_others_pass(tmp_path: P
     assert "test_without" not in listed
 
 
+@pytest.mark.process
 def test_the_installer_says_what_it_cannot_install_and_goes_on(tmp_path: Path) -> None:
     ended = subprocess.run(
         ["/bin/bash", ROOT / "tests/components/install"],

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pysync"
 
@@ -69,6 +71,7 @@ def imported_modules(path: Path, known: Mapping[str, Path]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_imports_form_a_cycle() -> None:
     """Not inside a package either, and not by imports inside functions."""
     known = modules()
@@ -78,6 +81,7 @@ def test_no_imports_form_a_cycle() -> None:
     assert not below, f"imported in a circle, or from one: {sorted(below)}"
 
 
+@pytest.mark.slow
 def test_no_module_uses_private_names_of_another() -> None:
     known = modules()
     for name, path in known.items():
@@ -100,6 +104,7 @@ def test_no_module_uses_private_names_of_another() -> None:
                 assert not node.attr.startswith("_"), f"{name} uses {node.value.id}.{node.attr}"
 
 
+@pytest.mark.slow
 def test_heavy_dependencies_have_one_home() -> None:
     homes = {
         "aiohttp.web": ("server/",),

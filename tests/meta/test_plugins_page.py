@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 from support.clients import ISSUER, STRANGER, Browser, Signed, root_device
 
 from pysync.plugins.hooks import implements
@@ -29,6 +30,7 @@ def test_every_hook_is_documented() -> None:
         assert f"**`{hook}`**" in PAGE
 
 
+@pytest.mark.process
 async def test_the_example_does_what_the_page_says(tmp_path: Path, session: aiohttp.ClientSession) -> None:
     (tmp_path / "teams.py").write_text(shown("python"))
     (tmp_path / "pysync.json").write_text(shown("json"))

@@ -56,6 +56,7 @@ async def local(tmp_path: Path) -> AsyncIterator[Store]:
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_folder_moves_to_a_bucket_and_back(bucket: Store, local: Store, tmp_path: Path) -> None:
     await fill(local, ELEMENTS)
     content = os.urandom(1024) * 20 * 1024
@@ -80,6 +81,7 @@ async def test_a_folder_moves_to_a_bucket_and_back(bucket: Store, local: Store, 
     await back.close()
 
 
+@pytest.mark.slow
 async def test_files_and_batches_of_events_move_both_ways_with_their_types_and_hashes(
     bucket: Store, local: Store, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ async def test_a_bucket_of_starfish_is_read(
     assert {key: json.loads(body) for key, (_, body) in held.items()} == values
 
 
+@pytest.mark.slow
 async def test_a_run_that_broke_off_is_finished_by_the_next(bucket: Store, local: Store) -> None:
     await fill(local, ELEMENTS)
     for after in (0, 3, 40):

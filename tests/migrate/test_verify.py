@@ -144,6 +144,7 @@ async def test_the_command_lists_what_is_damaged_and_exits_1(shell: Shell, tmp_p
         assert counts["damaged"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["object", "sqlite_autoindex_object_1"])
 async def test_the_command_finds_a_damaged_database(shell: Shell, tmp_path: Path, part: str) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
@@ -197,6 +198,7 @@ class TestBuckets:
         found: S3Server = request.getfixturevalue(request.param)
         return found
 
+    @pytest.mark.slow
     async def test_what_is_damaged_in_a_bucket_is_named(self, server: S3Server) -> None:
         prefix = new_prefix()
         async with opened(server, prefix) as store, another_program(server) as client:

@@ -297,6 +297,7 @@ class Seen:
 """
 
 
+@pytest.mark.process
 async def test_each_worker_has_plugins_of_its_own_from_beside_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "seen_by.py").write_text(SEEN)
     seen: set[bytes] = set()
@@ -312,6 +313,7 @@ async def test_each_worker_has_plugins_of_its_own_from_beside_the_configuration(
     assert str(served.process.pid).encode() not in seen
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_whose_plugins_are_none_does_not_start(workers: int, tmp_path: Path) -> None:
     (tmp_path / "audits.py").write_text(AUDIT.replace("after_write", "afterWrite"))
@@ -331,6 +333,7 @@ def test_a_server_whose_plugins_are_none_does_not_start(workers: int, tmp_path: 
         assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.process
 def test_check_accepts_a_configuration_whose_plugins_load(tmp_path: Path) -> None:
     (tmp_path / "audits.py").write_text(AUDIT)
     (tmp_path / "c.json").write_text(json.dumps({"plugins": ["audits:plugin"]}))

@@ -43,6 +43,7 @@ class Follower:
         self._place = ""
         self._seen = asyncio.Condition()
         self._keys = set[tuple[str, str]]()
+        self._resets = 0
 
     async def run(self) -> None:
         """Follow until it is cancelled."""
@@ -52,9 +53,10 @@ class Follower:
                 await asyncio.sleep(self._random.uniform(0, LONGEST_BACKOFF_S))
 
     async def has_seen(self, key: str, hash_: str) -> None:
-        """Return when it was told of this version, or that it was not told of all."""
+        """Return when it was told of this version, or from now on that it was not told of all."""
+        before = self._resets
         async with self._seen:
-            await self._seen.wait_for(lambda: (key, hash_) in self._keys)
+            await self._seen.wait_for(lambda: (key, hash_) in self._keys or self._resets > before)
 
     async def _follow(self, node: int) -> bool:
         """One stream; whether it told anything."""
@@ -95,6 +97,9 @@ class Follower:
         told, now = orjson.loads(block.data), time.monotonic()
         if block.event == "reset":
             self._history.add(self._operation("reset", node, {"id": block.id}, now))
+            async with self._seen:
+                self._resets += 1
+                self._seen.notify_all()
             return
         key = "/".join((told["collection"], *told["params"].values()))
         heard = self._operation("event", node, {"id": block.id}, now)

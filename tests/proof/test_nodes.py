@@ -1,4 +1,4 @@
-"""Many nodes behave as one while some of them die: short runs of `python -m tests.proof`."""
+"""Many nodes behave as one while some of them die: runs of `python -m tests.proof`."""
 
 import secrets
 from collections.abc import Callable
@@ -8,14 +8,26 @@ from random import Random
 
 import pytest
 from components import RedisServer, S3Server
+from support.depth import LONG, depth
 
 from proof.command import BUILD
 from proof.nodes import Nodes, machines_on_s3, workers_on_a_folder
 from proof.run import prove
 
-SECONDS = 10.0
-SECONDS_OF_MACHINES = 14.0
+pytestmark = [pytest.mark.process, pytest.mark.long]
+
+SECONDS = depth(4.0, 60.0)
+SECONDS_OF_MACHINES = depth(7.0, 90.0)
 """They take longer to start again."""
+KINDS = (
+    "append 200", "batch 200", "download 200", "event", "follow 200", "kill", "list 200", "metered 200",
+    "pull 200", "push 200", "replay 401", "rows 200", "tail 200", "upload 200",
+)  # fmt: skip
+RARE_KINDS = (
+    "append 401", "append unknown", "download 304", "metered 429", "pull 304", "push 409", "push unknown",
+    "replay after a kill",
+)  # fmt: skip
+"""What does not happen in every run of a few seconds."""
 
 
 async def keeps_every_promise(nodes: Nodes, seed: int, *faults: str, seconds: float = SECONDS) -> None:
@@ -25,22 +37,17 @@ async def keeps_every_promise(nodes: Nodes, seed: int, *faults: str, seconds: fl
     if verdict.violations:
         pytest.fail(f"seed {seed}, history in {path}\n{verdict}", pytrace=False)
     path.unlink()
-    for what in (
-        "append 200", "append 401", "append unknown", "batch 200", "download 200", "download 304", "event",
-        "follow 200", "kill", "list 200", "metered 200", "metered 429", "pull 200", "pull 304", "push 200",
-        "push 409", "push unknown", "replay 401", "replay after a kill", "rows 200", "tail 200", "upload 200",
-        *faults,
-    ):  # fmt: skip
+    for what in (*KINDS, *(RARE_KINDS if LONG else ()), *(faults if LONG else ())):
         assert verdict.counts[what], f"no {what}: {verdict}"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(depth(180, 600))
 async def test_four_workers_on_a_folder_behave_as_one(tmp_path: Path) -> None:
     async with workers_on_a_folder(tmp_path) as nodes:
         await keeps_every_promise(nodes, secrets.randbits(32))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(depth(240, 600))
 async def test_a_redis_that_forgets_costs_followers_a_reset_and_nothing_else(
     tmp_path: Path, radosgw: S3Server, start_redis: Callable[[], RedisServer]
 ) -> None:
@@ -53,7 +60,7 @@ async def test_a_redis_that_forgets_costs_followers_a_reset_and_nothing_else(
     assert verdict.counts["reset"] > 0
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(depth(240, 600))
 async def test_three_machines_on_s3_and_redis_behave_as_one(
     tmp_path: Path, radosgw: S3Server, start_redis: Callable[[], RedisServer]
 ) -> None:

@@ -5,12 +5,13 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.depth import depth
 
 from proof.judge import judge_operations
 from proof.simulated import Clients, Flaw
 
 
-@settings(max_examples=60)
+@settings(max_examples=depth(20, 240))
 @given(seed=st.integers(0, 2**32), clients=st.integers(1, 12), ticks=st.integers(0, 1500))
 def test_a_service_that_keeps_its_promises_always_passes(seed: int, clients: int, ticks: int) -> None:
     history = Clients(Random(seed), clients=clients).run(ticks)

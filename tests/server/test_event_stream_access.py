@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, minted_at, root_device
+from support.depth import depth
 from support.sse_client import Heard, listen
 
 from pysync import config
@@ -136,8 +138,9 @@ def scenes(draw: st.DrawFn) -> tuple[dict[str, Any], list[Write], list[str]]:
     return members, draw(writes(len(found))), paths
 
 
+@pytest.mark.slow
 @given(scenes())
-@settings(max_examples=60)
+@settings(max_examples=depth(20, 240))
 def test_a_stream_tells_of_what_its_caller_could_pull_and_of_nothing_else(
     scene: tuple[dict[str, Any], list[Write], list[str]],
 ) -> None:

@@ -161,6 +161,7 @@ async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, hear:
     assert told == [str(number) for number in range(count)]
 
 
+@pytest.mark.slow
 async def test_who_catches_up_slowly_is_given_time(serve: Serve, hear: Listen) -> None:
     log, count = MemoryCoordinator(), 20_000
     browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
@@ -202,6 +203,7 @@ async def slow_reader(browser: Browser, query: str = "") -> Callable[[], Awaitab
     return read
 
 
+@pytest.mark.process
 async def test_streams_of_a_process_end_in_good_order(tmp_path: Path, hear: Listen) -> None:
     async with (
         serving(tmp_path, server={"drainTimeoutMs": 3_600_000}) as process,
@@ -216,6 +218,7 @@ async def test_streams_of_a_process_end_in_good_order(tmp_path: Path, hear: List
     assert len(retries) > 1
 
 
+@pytest.mark.process
 async def test_a_write_on_one_worker_is_heard_on_the_others(tmp_path: Path, hear: Listen) -> None:
     connector = aiohttp.TCPConnector(force_close=True)
     async with (
@@ -233,6 +236,7 @@ async def test_a_write_on_one_worker_is_heard_on_the_others(tmp_path: Path, hear
             pass  # the other worker tells every second
 
 
+@pytest.mark.process
 async def test_a_process_may_have_as_many_connections_as_the_system_allows(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))

@@ -16,6 +16,8 @@ from support.sse_client import Heard, listen
 
 from pysync.testing import FaultProxy
 
+pytestmark = pytest.mark.process
+
 GONE = (ConnectionError, EOFError, asyncio.IncompleteReadError)
 
 

@@ -461,6 +461,7 @@ async def test_a_body_that_ends_early_leaves_what_was_there(browser: Browser, fr
     assert (await browser.request("GET", "/list/photos")).json["items"] == ["a"]
 
 
+@pytest.mark.slow
 async def test_a_client_that_waits_to_continue_is_refused_before_it_sends(browser: Browser) -> None:
     for head, first in (
         ("/push/photos/a HTTP/1.1\r\nContent-Type: text/html", b"415"),

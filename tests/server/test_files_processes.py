@@ -17,6 +17,8 @@ from support.collections import PUBLIC
 from support.server_process import Process, serving
 from yarl import URL
 
+pytestmark = pytest.mark.process
+
 MB = 1_048_576
 FILES = {
     "name": "files",

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.clients import ISSUER, PROTOCOL, SUBJECT, Browser, Signed, Start, root_device
+from support.depth import depth
 
 from pysync import config
 from pysync.errors import errors_by_code
@@ -84,12 +85,13 @@ class Recorder(MemoryStore):
         return await super().put(key, *arguments, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_no_malformed_request_is_a_server_error_or_leaves_a_trace(caplog: pytest.LogCaptureFixture) -> None:
     store = Recorder()
     accepted: list[str] = []
 
-    @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=depth(100, 1600), deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         st.sampled_from(["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"]),
         prefixes,

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.clients import PROTOCOL, SUBJECT, Browser, Reply, Signed, root_device
 from support.collections import collection
+from support.depth import depth
 
 from pysync import config
 from pysync._core import canonicalize
@@ -28,7 +29,7 @@ CODES = set(errors_by_code())
 LIMIT = {"windowMs": 3_600_000, "maxRequests": 1000, "bucket": "ip"}
 METERED = collection("by-address", rateLimit={"push": LIMIT, "pull": LIMIT})
 
-thorough = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=depth(37, 600), deadline=None, suppress_health_check=list(HealthCheck))
 
 texts = st.text(max_size=6)
 numbers = st.one_of(
@@ -144,6 +145,7 @@ odd_pushes = st.one_of(
 names = st.text("abc", min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("collection", ["settings", "cards", "typed", "profiles", "notes"])
 def test_no_signed_push_is_a_server_error(attacked: Attacked, collection: str) -> None:
@@ -269,6 +271,7 @@ def test_bytes_above_ascii_are_no_server_error(
     attacked.answer(attacked.talk(raw(target, {name: prefix + value}, b'{"data":{}}')))
 
 
+@pytest.mark.slow
 @bytes_above_ascii
 @pytest.mark.parametrize(
     "name", ["Authorization", "Host", "X-Starfish-Sig", "X-Starfish-Ts", "X-Starfish-Nonce", "X-Starfish-Pub"]

@@ -145,9 +145,9 @@ async def test_gzip_bodies_are_taken(anyone: Browser, owner: Signed, unique: Uni
 @pytest.mark.parametrize(
     ("encoding", "body", "status"),
     [
-        ("gzip", gzip.compress(b" " * 5000), 413),
-        ("gzip", gzip.compress(b"{}")[:-3], 400),
-        ("gzip", gzip.compress(b"{}") * 2, 400),
+        ("gzip", gzip.compress(b" " * 5000, mtime=0), 413),
+        ("gzip", gzip.compress(b"{}", mtime=0)[:-3], 400),
+        ("gzip", gzip.compress(b"{}", mtime=0) * 2, 400),
         ("gzip", b"{}", 400),
         ("br", b"{}", 415),
         ("deflate", b"{}", 415),
@@ -381,6 +381,7 @@ async def test_what_is_not_http_gets_json_and_is_closed(base: str, sent: bytes) 
     assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"]
 
 
+@pytest.mark.slow
 async def test_a_refused_upload_is_closed_after_its_answer(base: str) -> None:
     sent = (
         b"POST /push/notes/x HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"

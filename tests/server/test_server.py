@@ -219,6 +219,7 @@ async def test_a_head_that_does_not_end_gets_408(
     writer.close()
 
 
+@pytest.mark.slow
 async def test_a_body_that_stalls_gets_408(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_module, "STALL_S", 0.05)
     url = URL(await start({"collections": [NOTES]}))

@@ -18,6 +18,8 @@ from pysync.changelog import parse_change
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
 
+pytestmark = pytest.mark.process
+
 
 async def increment(browser: Browser, key: str) -> int:
     """Add one to the counter at `key` until it is done; how often somebody else was faster."""

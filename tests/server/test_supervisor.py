@@ -36,6 +36,7 @@ def outcome(work: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("work", "told"),
     [
@@ -58,6 +59,7 @@ def test_what_keeps_a_worker_from_starting_is_raised_and_nobody_left_behind(work
     assert outcome(work) == [told, "no child is left"]
 
 
+@pytest.mark.process
 def test_an_end_that_is_wanted_before_all_are_ready_is_no_failure() -> None:
     """The worker asks for it itself, and never becomes ready; the others are ended by the signal."""
     work = "post.number == 2 and (os.kill(os.getppid(), signal.SIGTERM), signal.pause())"
@@ -75,6 +77,7 @@ def test_a_worker_whose_parent_is_gone_before_it_is_ready_learns_it_in_the_usual
     os.close(parent_fd)
 
 
+@pytest.mark.process
 def test_an_output_that_nobody_reads_ends_no_worker_in_disorder() -> None:
     """What a worker could not print is lost; it must not run on in its parent's place."""
     work = "sys.stdout.write('unread'); os.close(1); os.kill(os.getppid(), signal.SIGTERM)"

@@ -26,6 +26,8 @@ from support.worker_processes import (
     workers,
 )
 
+pytestmark = pytest.mark.process
+
 UNFINISHED = (
     b"POST /push/notes/late HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
     b"Content-Length: 30\r\nExpect: 100-continue\r\n\r\n"

@@ -47,6 +47,7 @@ async def test_every_flipped_byte_of_a_file_is_found(store: LocalStore, path: Pa
         assert await damages(store) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["sha256", "size", "mtime_ns", "inode", "etag", "name"])
 async def test_a_changed_row_of_a_file_is_found_or_without_effect(
     tmp_path: Path, column: str, store: LocalStore

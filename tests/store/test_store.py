@@ -176,6 +176,7 @@ async def test_a_full_disk_refuses_the_group_and_keeps_what_was_there(folder: Pa
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_late_page_of_a_listing_costs_what_the_first_does(store: LocalStore, folder: Path) -> None:
     for start in range(0, 20_000, 2_000):
         await asyncio.gather(*(store.put(f"p/{n:05}", b"1") for n in range(start, start + 2_000)))
@@ -272,6 +273,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.process
 async def test_two_processes_on_one_folder_lose_no_update(folder: Path) -> None:
     processes = [run_python(COUNT_UP, str(folder), "200") for _ in range(2)]
     for process in processes:
@@ -308,6 +310,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.process
 async def test_every_acknowledged_write_survives_a_kill(folder: Path) -> None:
     process = run_python(WRITE_ON, str(folder))
     assert process.stdout is not None

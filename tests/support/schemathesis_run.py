@@ -39,9 +39,10 @@ from pysync.server.app import create_app
 from pysync.server.serve import serve_on
 from support.clients import ISSUER, root_device
 from support.collections import ROOM, UNSIGNED, collection
+from support.depth import LONG, depth
 
 SEED = 20261120
-EXAMPLES = 20
+EXAMPLES = depth(6, 100)
 SIGNED = "/(rooms|files|pages|acme|batch|config|events)(/|$)"
 """The paths where it matters who asks."""
 CHECKS = [
@@ -115,7 +116,7 @@ def settings() -> SchemathesisConfig:
     """The same requests on every run, none kept between runs. Methods that a path does not have are left to
     the tests of the protocol."""
     generation = GenerationConfig(max_examples=EXAMPLES, deterministic=True, database="none")
-    phases = PhasesConfig(coverage=CoveragePhaseConfig(unexpected_methods=set()))
+    phases = PhasesConfig(coverage=CoveragePhaseConfig(enabled=LONG, unexpected_methods=set()))
     project = ProjectConfig(generation=generation, phases=phases)
     return SchemathesisConfig(seed=SEED, projects=ProjectsConfig(default=project))
 

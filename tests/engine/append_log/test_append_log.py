@@ -175,6 +175,7 @@ async def test_logs_do_not_wait_for_each_other(node: Node) -> None:
     await slow
 
 
+@pytest.mark.slow
 async def test_an_append_reads_nothing_and_puts_as_much_at_any_length(make_node: MakeNode) -> None:
     node = make_node(head_bytes=None)
     costs = []
@@ -268,6 +269,7 @@ async def test_a_tail_is_what_its_bounds_say(node: Node) -> None:
             assert await node.elements(since, None, count) == log.within(since, None, count)
 
 
+@pytest.mark.slow
 async def test_a_tail_is_read_from_the_segments_that_hold_it(node: Node, make_node: MakeNode) -> None:
     await filled(node, 1500)
     segments = [key for key in await keys_below(node, "_pysync/logs") if "index" not in key]
@@ -304,6 +306,7 @@ async def test_a_read_of_an_unchanged_log_costs_one_get(node: Node) -> None:
     assert (node.calls["get"], node.calls["put"]) == (2, 0)
 
 
+@pytest.mark.slow
 async def test_a_long_tail_comes_in_pieces_that_make_the_same_text(node: Node) -> None:
     await filled(node, 1000)
     for bounds in (LogRange(), LogRange(since=95), LogRange(newest=900), LogRange(9990), LogRange(newest=0)):
@@ -315,6 +318,7 @@ async def test_a_long_tail_comes_in_pieces_that_make_the_same_text(node: Node) -
         assert parsed(b"".join(pieces)) == parsed(whole)
 
 
+@pytest.mark.slow
 async def test_a_piece_stays_small_though_elements_become_long(make_node: MakeNode) -> None:
     node = make_node(None)
     await node.append(*({"n": n, "text": "s" * 1000} for n in range(300)))

@@ -34,6 +34,7 @@ async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(
     assert [await gets(node, key) for key in (*keys[:5], keys[-1])] == [0] * 6, "each counts once"
 
 
+@pytest.mark.slow
 async def test_of_logs_that_expired_and_began_anew_a_node_remembers_few(
     node: Node, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ async def test_a_refused_append_is_refused_again_and_made_once_it_may_be(node: N
     assert (await node.once(twin.Element(101, {"n": 1}), "k")).timestamp_ms == 101
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("element", "refused", "rules"),
     [

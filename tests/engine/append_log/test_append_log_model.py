@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support import reference_append_log as twin
+from support.depth import depth
 
 from pysync._core import LogHead, decode_append
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
@@ -28,6 +30,8 @@ from pysync.model import WriteResult
 from pysync.store import ANY, JSON_TYPE, NotModified, Precondition, StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
+
+pytestmark = pytest.mark.slow
 
 KEY = "logs/a"
 TTL_MS = 2 * IDEMPOTENCY_TTL_MS
@@ -383,4 +387,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLog = LogMachine.TestCase
-TestLog.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLog.settings = settings(max_examples=depth(20, 240), stateful_step_count=30, deadline=None)

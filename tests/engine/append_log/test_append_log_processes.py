@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from support import reference_append_log as twin
 from support.clients import Browser
 from support.collections import UNSIGNED, collection
+from support.depth import depth
 from support.server_process import Process, serving
+
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 COLLECTIONS = [collection("logs", appendOnly=UNSIGNED)]
 KEY = "logs/one"
+EACH = depth(125, 625)
+"""Elements that a client appends."""
 
 
 class Clients:
@@ -86,8 +92,8 @@ async def test_four_processes_and_32_clients_append_to_one_log(
     async with AsyncExitStack() as stack:
         processes = await four_processes(stack, tmp_path)
         clients = Clients(session, processes)
-        await asyncio.gather(*(clients.append(client, 625) for client in range(32)))
-        assert len(clients.acknowledged) + len(clients.unknown) == 20_000
+        await asyncio.gather(*(clients.append(client, EACH) for client in range(32)))
+        assert len(clients.acknowledged) + len(clients.unknown) == 32 * EACH
         assert len(clients.unknown) < 200
         await clients.check()
 

@@ -132,6 +132,7 @@ async def test_whoever_passes_its_last_id_misses_nothing(store: Store, clock: Fa
     assert newest == [f"{batch_id(10)}.parquet"]
 
 
+@pytest.mark.slow
 async def test_a_poller_beside_pushes_and_compactions_misses_nothing(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
     other = await LocalStore.open_folder(tmp_path / "data")
@@ -244,6 +245,7 @@ async def test_what_cannot_be_merged_is_left_and_told(store: Store, clock: FakeC
         assert [(await read_file(store, key))[1] for key in (broken, text, earlier)] == bodies
 
 
+@pytest.mark.slow
 async def test_merging_again_writes_a_row_only_where_files_double(store: Store, clock: FakeClock) -> None:
     written = 0
     for at in range(64):

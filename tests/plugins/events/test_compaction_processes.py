@@ -16,6 +16,8 @@ from support.clients import Browser
 from support.event_batches import EVENTS, SECTION, listed, pushed
 from support.server_process import serving
 
+pytestmark = pytest.mark.process
+
 ROUNDS = 5
 
 

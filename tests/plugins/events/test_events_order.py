@@ -51,6 +51,7 @@ async def folder(start: Start, session: aiohttp.ClientSession, tmp_path: Path) -
         yield Folder(start, session, tmp_path, stack)
 
 
+@pytest.mark.slow
 async def test_who_lists_while_two_workers_store_misses_nothing(folder: Folder) -> None:
     early, late = FakeClock(1_700_000_000_000), FakeClock(1_700_000_000_777)
     workers = [await folder.worker(early), await folder.worker(late)]

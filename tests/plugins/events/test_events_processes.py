@@ -9,9 +9,12 @@ from typing import Any
 
 import aiohttp
 import duckdb
+import pytest
 from support.clients import Browser
 from support.event_batches import EVENTS, SECTION, listed
 from support.server_process import Process, serving
+
+pytestmark = pytest.mark.process
 
 SETTINGS: dict[str, Any] = {"collections": [EVENTS], "events": [SECTION]}
 EVENTS_A_BATCH = 20

@@ -118,13 +118,15 @@ async def test_a_service_made_in_python_is_that_of_the_file(
     plain = parse({"collections": [SERVICE["collections"][2]]}).collections
     reports = create_parquet_collection(name="reports", storage_path=REPORT, write="public")
     vault = create_sealed_parquet_collection(name="vault", storage_path="vault/{id}", read="public")
-    made = Config(collections=(reports, vault, *plain))
+    memory = StoreConfig(url="memory:")
+    made = Config(store=memory, collections=(reports, vault, *plain))
     assert made.collections == parse(SERVICE).collections
     plugin = create_events_plugin("events", EVENTS)
-    async with await create_app(made, await open_store(StoreConfig(url="memory:")), plugins=[plugin]):
+    async with await create_app(made, await open_store(memory), plugins=[plugin]):
         pass
 
 
+@pytest.mark.process
 def test_what_needs_no_parquet_does_not_load_it() -> None:
     """It would cost each process of a service its time to start, and its memory."""
     command = (

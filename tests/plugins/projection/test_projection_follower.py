@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients import Browser, Start
 from support.collections import PUBLIC
+from support.depth import depth
 from support.projection_follower import following, lists, until
 from support.projection_site import NOTES, TITLES, Site, entry, members, titled
 
@@ -116,6 +117,7 @@ async def _is_down(store: FaultyStore) -> bool:
     return store._writes_left is not None and store._writes_left < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["get", "put"])
 async def test_a_store_that_is_away_for_a_while_costs_nothing(verb: Any) -> None:
     memory, coordinator = MemoryStore(), MemoryCoordinator()
@@ -147,6 +149,7 @@ class Away(MemoryCoordinator):
             raise CoordinatorUnavailable
 
 
+@pytest.mark.slow
 async def test_a_coordinator_that_is_away_for_a_while_costs_nothing() -> None:
     site = Site(members(TITLES), coordinator=Away())
     await site.note("a", title="A")
@@ -179,6 +182,7 @@ async def test_who_does_not_lead_writes_nothing() -> None:
     assert store.calls["put"] == puts
 
 
+@pytest.mark.slow
 async def test_who_leads_no_more_finishes_what_was_told_and_stops() -> None:
     coordinator = Elected()
     site = Site(members(TITLES), coordinator=coordinator)
@@ -254,8 +258,9 @@ async def test_a_thousand_writes_cost_far_fewer_writes_of_the_list(
     assert sum(json.loads(change.text)["collection"] == "lists" for _, change in found) < 250
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=150)
+@settings(max_examples=depth(37, 600))
 def test_whoever_folds_a_change_and_when_the_last_put_holds_the_newest_state(seed: int) -> None:
     dice = random.Random(seed)
     schedule = [dice.choice([0, 1, 2, 40]) for _ in range(60)]

@@ -18,6 +18,8 @@ from pysync import _core
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
 
+pytestmark = pytest.mark.process
+
 SETTINGS: dict[str, Any] = {"collections": [NOTES, LISTS], "projections": [TITLES]}
 SPACES = ("x", "y")
 

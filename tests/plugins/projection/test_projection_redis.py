@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from components import RedisServer
 from support.projection_follower import following, lists
@@ -38,6 +39,7 @@ async def test_what_is_written_on_any_node_is_in_the_list_of_all(nodes: list[Sit
         await lists(one, [entry("a", title="A"), entry("b", title="B")])
 
 
+@pytest.mark.slow
 async def test_when_the_node_that_keeps_the_lists_leaves_the_other_goes_on(nodes: list[Site]) -> None:
     one, other = nodes
     expected: list[Any] = []

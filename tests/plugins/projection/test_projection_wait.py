@@ -32,6 +32,7 @@ async def push(browser: Browser, path: str, data: dict[str, Any], **members: Any
     return answer.json
 
 
+@pytest.mark.slow
 async def test_a_push_is_answered_when_its_list_holds_it(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

@@ -248,6 +248,7 @@ async def test_members_that_somebody_put_beside_the_items_stay() -> None:
     assert await site.data() == {"title": "Spring", "items": [entry("a", title="A"), *items[1:]]}
 
 
+@pytest.mark.slow
 async def test_elements_of_a_log_are_projected_in_their_order() -> None:
     def project(event: WriteEvent) -> Any:
         data = event.body or {}

@@ -63,6 +63,7 @@ def open_to_others(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 async def test_all_that_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     folder = tmp_path / "deep/er/data"
     store = await LocalStore.open_folder(folder)
@@ -144,6 +145,7 @@ async def test_nothing_is_written_or_removed_through_a_link(
     assert [(path.name, path.read_bytes()) for path in outside.iterdir()] == [("b", b"secret")]
 
 
+@pytest.mark.slow
 async def test_a_file_that_is_written_takes_the_place_of_a_link(
     store: LocalStore, folder: Path, outside: Path
 ) -> None:

@@ -303,6 +303,7 @@ async def test_a_service_without_its_database_answers_503(
     assert (await browser.request("GET", "/health")).status == 200
 
 
+@pytest.mark.process
 async def test_workers_whose_database_is_deleted_acknowledge_nothing_and_begin_no_other(
     tmp_path: Path, folder: Path
 ) -> None:
@@ -353,6 +354,7 @@ database.close()
 """
 
 
+@pytest.mark.process
 async def test_a_database_that_others_open_back_up_and_close_is_still_there(
     store: LocalStore, folder: Path, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ def kill_between_folders_and_rows(folder: Path, merge_until: Callable[[int], boo
 EVERYTHING = Counter("1234567")
 
 
+@pytest.mark.process
 @pytest.mark.timeout(120)
 async def test_a_kill_at_any_step_leaves_everything_once(
     folder: Path, merge_until: Callable[[int], bool]
@@ -165,6 +166,7 @@ async def test_a_kill_at_any_step_leaves_everything_once(
     assert step > 12
 
 
+@pytest.mark.slow
 async def test_who_has_the_store_open_meets_no_missing_file_after_a_kill(
     folder: Path, merge_until: Callable[[int], bool]
 ) -> None:
@@ -188,6 +190,7 @@ async def test_who_has_the_store_open_meets_no_missing_file_after_a_kill(
         pytest.fail("no merge came to its end")
 
 
+@pytest.mark.slow
 async def test_whoever_looks_while_files_are_merged_and_written_finds_each_once(
     store: LocalStore, folder: Path
 ) -> None:

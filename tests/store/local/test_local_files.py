@@ -210,6 +210,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("acknowledged", [1, 3, 8])
 async def test_after_a_kill_a_file_is_whole_and_not_older_than_acknowledged(
     folder: Path, acknowledged: int
@@ -476,6 +477,7 @@ while status:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("settle_every", [0, FLUSH_EVERY])
 async def test_a_kill_before_any_step_on_disk_leaves_files_and_rows_at_one(
     tmp_path: Path, settle_every: int
@@ -533,6 +535,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("acknowledged", [1, 30, 200])
 async def test_after_kills_files_and_rows_agree_and_what_was_acknowledged_is_there(
     folder: Path, acknowledged: int
@@ -589,6 +592,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("verb", ["open", "stat", "write", "put", "delete", "reopen"])
 async def test_who_is_slow_to_move_a_file_does_no_harm(store: LocalStore, folder: Path, verb: str) -> None:
     await store.write("e/1.parquet", chunks_of(b"before"), "text/plain")
@@ -643,6 +647,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.process
 async def test_who_lists_after_the_last_name_misses_no_file_of_any_process(
     store: LocalStore, folder: Path
 ) -> None:

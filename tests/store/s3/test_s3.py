@@ -247,6 +247,7 @@ class TestBigFiles:
         assert (file.sha256, file.content_type) == (sha256, "application/x-test")
         assert sha256 == hashlib.sha256(body).hexdigest()
 
+    @pytest.mark.slow
     async def test_what_the_network_loses_is_sent_again(self, bucket: Proxied) -> None:
         for fault in (bucket.proxy.abort, bucket.proxy.lose_reply, bucket.proxy.throttle):
             for kind in ("POST uploads", "PUT partNumber", "POST uploadId"):

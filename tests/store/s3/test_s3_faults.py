@@ -129,6 +129,7 @@ class TestAPutWhoseAnswerIsLost:
         bucket.proxy.reset()
         await bucket.store.put("a", b"two", expect=Etag(etag))
 
+    @pytest.mark.slow
     async def test_is_found_where_it_was_stored_just_before_its_repetition(self, bucket: Proxied) -> None:
         store = await bucket.open(timeout_ms=2_000)
         etag = await store.put("a", b"one")
@@ -280,6 +281,7 @@ class TestARead:
             [chunk async for chunk in file.chunks]
 
 
+@pytest.mark.slow
 async def test_increments_of_many_writers_are_as_many_as_their_successes(bucket: Proxied) -> None:
     await bucket.other.put("counter", b"0")
     stores = [bucket.store, await bucket.open()]

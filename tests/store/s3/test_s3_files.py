@@ -198,6 +198,7 @@ class TestALargeFile:
         assert await uploads(client, radosgw, bucket) == []
         assert await bucket.other.stat("a") is None
 
+    @pytest.mark.process
     async def test_whose_writer_is_killed_is_not_seen(self, radosgw: S3Server, bucket: Proxied) -> None:
         await bucket.other.write("a", chunks_of(b"old"), "text/plain")
         completes = bucket.proxy.delay("POST uploadId", until=asyncio.Event())

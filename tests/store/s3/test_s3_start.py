@@ -131,6 +131,7 @@ class TestCredentials:
             await store.put("a", b"one")
             assert isinstance(await store.get("a"), StoredObject)
 
+    @pytest.mark.process
     async def test_are_waited_for_where_they_are_renewed_late(
         self, radosgw: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -138,7 +138,7 @@ async def test_an_append_is_answered_with_the_version_that_pulls_tell(browser: B
     assert appended.json["hash"] != true_hash({"n": 1, "last": {"name": "ann"}})
 
 
-async def test_batches_and_bundles_without_a_body_are_of_the_version_that_their_reader_is_told(
+async def test_head_of_batches_and_bundles_has_the_readers_etag(
     browser: Browser,
 ) -> None:
     """Their ETags are made of versions: of hashes, they would verify guesses of what is hidden."""

@@ -210,7 +210,7 @@ class Counted:
 real = _core.RevocationList.parse
 
 
-async def test_a_publication_that_is_stale_or_forged_is_refused_before_its_entries_are_read(
+async def test_stale_or_forged_revocation_lists_are_rejected_before_their_entries_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     revocations = RevocationRegistry(MemoryStore(), wall_clock_ms)

@@ -67,7 +67,7 @@ async def test_a_namespace_is_watched_and_its_changes_say_so(start: Start) -> No
 
 
 @pytest.mark.process
-async def test_a_reset_is_a_line_and_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
+async def test_resets_are_printed_and_an_outage_is_reported_once() -> None:
     scripts = [
         told(event("1")),
         *[refused(503, "unavailable")] * 2,

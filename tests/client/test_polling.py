@@ -154,7 +154,7 @@ async def test_while_a_stream_is_lost_the_time_tells() -> None:
         assert waits.seconds == [1, 2, 3]
 
 
-async def test_a_stream_that_is_refused_is_left_alone_and_one_that_is_busy_asked_for_later() -> None:
+async def test_rejected_stream_is_not_retried_and_a_busy_one_is() -> None:
     asked: list[float] = []
     later = asyncio.Event()
 

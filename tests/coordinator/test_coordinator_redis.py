@@ -96,7 +96,7 @@ class TestRedisLeaders(RedisTime, LeaseContract):
         await other.close()
 
 
-async def test_the_nodes_of_a_redis_have_ticks_one_after_another_though_its_clock_was_set_back(
+async def test_redis_timestamps_stay_monotonic_when_its_clock_is_set_back(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
     other = await RedisCoordinator.connect(redis.url)

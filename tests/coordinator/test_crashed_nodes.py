@@ -81,7 +81,7 @@ async def killed_before_it_announces(
             await pushing
 
 
-async def test_the_next_start_of_a_node_announces_what_a_killed_one_wrote(
+async def test_starting_node_announces_writes_of_a_killed_node(
     tmp_path: Path,
     moto: S3Server,
     redis: RedisServer,
@@ -135,7 +135,7 @@ async def pulled(base: str, key: str, session: aiohttp.ClientSession) -> bytes:
 
 
 @pytest.mark.parametrize(("size", "makes_visible"), [(9, "PUT"), (3_000_000, "POST uploadId")])
-async def test_a_file_whose_node_was_killed_when_it_came_to_light_is_announced_before_the_next(
+async def test_file_of_a_killed_node_is_announced_before_the_next_write(
     tmp_path: Path,
     moto: S3Server,
     redis: RedisServer,
@@ -164,7 +164,7 @@ async def test_a_file_whose_node_was_killed_when_it_came_to_light_is_announced_b
         assert await hashes(follower, 2) == [hashlib.sha256(bytes(size)).hexdigest(), second]
 
 
-async def test_a_file_whose_node_was_killed_before_it_came_to_light_is_not_there(
+async def test_unfinished_file_of_a_killed_node_is_not_there(
     tmp_path: Path,
     moto: S3Server,
     redis: RedisServer,
@@ -190,7 +190,7 @@ async def test_a_file_whose_node_was_killed_before_it_came_to_light_is_not_there
         assert await hashes(follower, 1) == [first]
 
 
-async def test_a_batch_of_events_whose_node_was_killed_is_stored_once_when_it_is_repeated_at_another(
+async def test_event_batch_is_idempotent_across_nodes_after_a_crash(
     tmp_path: Path,
     moto: S3Server,
     redis: RedisServer,

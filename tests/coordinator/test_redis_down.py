@@ -59,7 +59,7 @@ def redis(start_redis: StartRedis) -> RedisServer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
-async def test_without_its_redis_a_service_goes_on_as_far_as_it_safely_can(
+async def test_without_redis_only_safe_requests_are_served(
     redis: RedisServer,
     start: Start,
     session: aiohttp.ClientSession,
@@ -125,7 +125,7 @@ async def test_without_its_redis_a_service_writes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
-async def test_a_push_whose_announcement_fails_is_done_and_announced_when_redis_is_back(
+async def test_push_is_stored_and_announced_once_redis_is_back(
     redis: RedisServer,
     start: Start,
     session: aiohttp.ClientSession,
@@ -149,7 +149,7 @@ async def test_a_push_whose_announcement_fails_is_done_and_announced_when_redis_
 
 
 @pytest.mark.slow
-async def test_a_node_announces_what_another_has_left_behind(
+async def test_node_announces_pending_writes_of_another(
     redis: RedisServer, start: Start, session: aiohttp.ClientSession
 ) -> None:
     follower = await RedisCoordinator.connect(redis.url)

@@ -139,7 +139,7 @@ def test_the_unit_starts_what_pysync_understands() -> None:
     assert understood(arguments).config == "/etc/pysync/config.json"
 
 
-def test_systemd_waits_until_a_server_has_drained_and_signals_only_its_first_process() -> None:
+def test_systemd_waits_for_draining_and_signals_only_the_main_process() -> None:
     settings = settings_of_the_unit()
     assert float(settings["TimeoutStopSec"].removesuffix("s")) > DRAIN_S
     assert (settings["KillMode"], settings["KillSignal"]) == ("mixed", "SIGTERM")

@@ -324,7 +324,7 @@ async def test_a_note_that_is_refused_says_why_and_is_saved_when_it_fits(
     assert (await Browser(base, session).pull("notes/n")).json["data"] == {"title": "", "text": "short"}
 
 
-async def test_whatever_is_in_the_collection_is_shown_as_text_and_keeps_what_else_it_has(
+async def test_notes_are_shown_as_text_and_keep_unknown_members(
     start: Start, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:
     base = await service(start)

@@ -120,7 +120,7 @@ async def test_a_file_whose_reply_was_lost_is_announced(scene: Scene) -> None:
     assert await scene.told() == [told_of(b"one")]
 
 
-async def test_a_file_whose_announcement_fails_is_stored_and_announced_by_the_next_write(
+async def test_failed_file_announcement_is_made_by_the_next_write(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene.coordinator.fail("announce")

@@ -26,9 +26,7 @@ from pysync.engine.subscriptions import (
     st.lists(st.sampled_from([0, 0, 0, 1, 12]), max_size=200),
 )
 @settings(max_examples=depth(75, 1200))
-def test_whoever_comes_and_whenever_misses_nothing_and_hears_nothing_twice(
-    steps: list[str], turns: list[int]
-) -> None:
+def test_every_subscriber_gets_each_change_exactly_once(steps: list[str], turns: list[int]) -> None:
     async def play() -> None:
         log, written = Log(turns), 0
         feed = following(log)

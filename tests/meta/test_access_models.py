@@ -91,7 +91,7 @@ async def test_a_space_is_entered_by_those_whom_its_owner_lists(
     assert (await friend.pull(room)).status == 403
 
 
-async def test_a_collection_of_trusted_issuers_takes_the_commands_of_the_page_and_no_stranger(
+async def test_trusted_issuers_are_admitted_as_the_page_says_and_strangers_are_not(
     start: Start,
     session: aiohttp.ClientSession,
     shell: Shell,

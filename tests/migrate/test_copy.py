@@ -204,7 +204,7 @@ async def grown(backup: Store, store: Store) -> Node:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
-async def test_what_is_damaged_of_a_log_is_healed_by_a_backup_though_the_log_has_grown(
+async def test_damaged_log_is_repaired_from_an_older_backup(
     source: Store, target: Store, damage: str
 ) -> None:
     node = await grown(source, target)

@@ -171,7 +171,7 @@ async def test_a_push_is_answered_when_plugins_have_been_told(
         (Cancelled("after_write"), 5.0, "plugin cancelled: after_write failed"),
     ],
 )
-async def test_a_plugin_that_fails_after_a_write_is_logged_and_counted_and_changes_nothing(
+async def test_failing_after_write_hook_is_logged_and_counted_only(
     plugin: Any,
     hook_s: float,
     said: str,

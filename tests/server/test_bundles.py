@@ -142,7 +142,7 @@ async def test_a_member_that_wants_to_know_its_readers_is_left_out_for_nobody(
     assert list(await pulled(stranger, "boards/b1")) == ["a", "b"]
 
 
-async def test_a_member_that_is_only_pushed_is_left_out_and_one_that_is_only_pulled_is_not_pushed(
+async def test_push_only_members_are_left_out_and_pull_only_members_take_no_push(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     parts = part("in", "public", pushOnly=True), part("out", "public", pullOnly=True)

@@ -141,7 +141,7 @@ def scenes(draw: st.DrawFn) -> tuple[dict[str, Any], list[Write], list[str]]:
 @pytest.mark.slow
 @given(scenes())
 @settings(max_examples=depth(20, 240))
-def test_a_stream_tells_of_what_its_caller_could_pull_and_of_nothing_else(
+def test_stream_delivers_exactly_what_its_caller_could_pull(
     scene: tuple[dict[str, Any], list[Write], list[str]],
 ) -> None:
     asyncio.run(_play(*scene))

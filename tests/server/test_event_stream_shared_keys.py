@@ -141,9 +141,7 @@ async def test_plugins_are_told_once_of_a_write_that_several_share(
     ]
 
 
-async def test_batches_of_events_are_told_to_who_pulls_their_files_by_the_names_of_these(
-    serve: Serve, hear: Listen
-) -> None:
+async def test_event_batches_are_announced_by_file_name(serve: Serve, hear: Listen) -> None:
     clicks = {"name": "clicks", "storagePath": "clicks/{app}/{batch}", **PUBLIC}
     lake = {"name": "lake", "storagePath": "lake/{app}/{file}", "allowedMimeTypes": ["*/*"], **PUBLIC}
     browser = await serve(

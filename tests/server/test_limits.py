@@ -46,7 +46,7 @@ async def test_a_key_has_at_most_1000_bytes(
         "a%2Fb",
     ],
 )
-async def test_a_key_with_two_dots_an_empty_segment_or_a_control_character_is_refused_everywhere(
+async def test_unsafe_keys_are_rejected_on_every_route(
     start: Start, session: aiohttp.ClientSession, bad: str
 ) -> None:
     """Before authentication: even where none would be accepted."""

@@ -188,7 +188,7 @@ async def test_namespaces_are_told_beside_the_root_and_each_at_its_own_place(
     assert (await browser.request("GET", "/nowhere/config")).error == (404, "Not found")
 
 
-async def test_the_published_clients_place_is_an_alias_unless_a_namespace_has_that_name(
+async def test_published_clients_stream_path_is_an_alias_unless_a_namespace_has_its_name(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     browser = Browser(await start(service("public", namespaces=SPACES)), session)

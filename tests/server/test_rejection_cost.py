@@ -66,7 +66,7 @@ def unsigned(headers: dict[str, str]) -> None:
         ("GET", f"/batch/pull?collections=mine&params={KEYS}", None, 200),
     ],
 )
-async def test_nothing_is_made_of_a_certificate_before_the_signature_of_the_request_holds(
+async def test_certificate_is_read_only_after_the_request_signature_holds(
     start: Start,
     session: aiohttp.ClientSession,
     looked: Looked,
@@ -151,7 +151,7 @@ async def test_what_is_refused_takes_no_replay_memory_and_what_is_allowed_does(
     assert [(await owner.pull(KEY)).status for _ in range(7)] == [200] * 6 + [503]
 
 
-async def test_who_owns_something_is_served_after_strangers_filled_their_share_of_the_memory(
+async def test_owners_are_served_after_strangers_filled_their_share_of_memory(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     members = {"collections": [MINE], "auth": {"trustedIssuers": [ISSUER.ed_pub]}}

@@ -321,7 +321,7 @@ async def test_an_answer_waits_for_a_client_that_does_not_read(
 
 
 @pytest.mark.parametrize("stored", [b"garbage", b"\xff", b"{}"])
-async def test_an_unreadable_revocation_list_refuses_its_issuer_until_it_publishes_another(
+async def test_unreadable_revocation_list_blocks_its_issuer_until_it_is_replaced(
     start: Start, session: aiohttp.ClientSession, stored: bytes
 ) -> None:
     store = MemoryStore()

@@ -161,7 +161,7 @@ def test_a_piece_that_fails_leaves_the_body_incomplete(
     assert "store_unavailable" in record.getMessage() or "unforeseen" in str(record.exc_info)
 
 
-def test_a_piece_that_fails_resets_a_connection_whose_end_would_complete_the_body(run: Run) -> None:
+def test_failing_chunk_resets_the_connection_rather_than_completing_the_body(run: Run) -> None:
     async def scenario() -> None:
         async with connected(Source([b"x"], StoreUnavailable())) as (reader, writer):
             writer.write(b"GET / HTTP/1.0\r\n\r\n")

@@ -66,7 +66,7 @@ def test_an_end_that_is_wanted_before_all_are_ready_is_no_failure() -> None:
     assert outcome(work) == ["status 0", "no child is left"]
 
 
-def test_a_worker_whose_parent_is_gone_before_it_is_ready_learns_it_in_the_usual_way() -> None:
+def test_worker_ends_when_its_parent_dies_before_it_is_ready() -> None:
     parent_fd, parents_end = os.pipe()
     parents_line, line = os.pipe()
     for fd in (parents_end, parents_line):

@@ -318,7 +318,7 @@ async def test_workers_listen_wherever_one_process_would(tmp_path: Path, host: s
         await asked_everybody(service.base, health, 2)
 
 
-def test_what_keeps_workers_from_starting_is_told_once_and_as_one_process_tells_it(tmp_path: Path) -> None:
+def test_worker_start_failure_is_reported_once_as_by_a_single_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     alone, several = (refused(tmp_path / "file", "--port", "0", "--workers", count) for count in ("1", "4"))
     assert alone == several

@@ -85,7 +85,7 @@ def test_no_byte_of_a_document_changes_unnoticed(body: bytes, mark: bytes) -> No
 
 
 @pytest.mark.parametrize("body", [b'{"data":{}}', PLAIN, BODY], ids=["empty", "plain", "escapes"])
-def test_of_a_document_without_checksum_only_its_time_and_author_can_change_unnoticed(body: bytes) -> None:
+def test_without_checksum_only_time_and_author_can_change_undetected(body: bytes) -> None:
     """As versions before the checksum wrote it: the hash covers `data` alone, and of integers that are no
     doubles the digits that doubles have."""
     push = _core.decode_push(body)

@@ -204,7 +204,7 @@ async def test_other_data_under_a_key_is_refused_by_every_node(make_node: MakeNo
     assert await node.datas() == numbered(41)
 
 
-async def test_other_data_under_a_key_is_refused_also_where_the_first_append_got_no_answer(
+async def test_idempotency_key_with_other_data_is_rejected_even_if_the_first_answer_was_lost(
     make_node: MakeNode,
 ) -> None:
     dying, other = make_node(), make_node()

@@ -279,7 +279,7 @@ async def test_a_log_may_refuse_to_be_read_as_a_whole(anyone: Browser, unique: U
     [("last=4", [3, 4]), ("limit=1", [4]), ("checkpoint=0", [1, 2]), ("checkpoint=0&last=3", [3, 4]),
      ("checkpoint=2000", [3, 4]), ("checkpoint=3000", [4])],
 )  # fmt: skip
-async def test_of_a_larger_tail_than_the_log_gives_a_count_gets_the_newest_a_checkpoint_the_oldest(
+async def test_above_the_limit_a_count_gets_the_newest_and_a_checkpoint_the_oldest(
     anyone: Browser, unique: Unique, query: str, numbers: list[int]
 ) -> None:
     key = unique("few")

@@ -52,7 +52,7 @@ async def folder(start: Start, session: aiohttp.ClientSession, tmp_path: Path) -
 
 
 @pytest.mark.slow
-async def test_who_lists_while_two_workers_store_misses_nothing(folder: Folder) -> None:
+async def test_listing_beside_two_writers_misses_nothing(folder: Folder) -> None:
     early, late = FakeClock(1_700_000_000_000), FakeClock(1_700_000_000_777)
     workers = [await folder.worker(early), await folder.worker(late)]
     stored: list[str] = []
@@ -102,7 +102,7 @@ async def test_attempts_at_one_push_in_two_workers_are_one(folder: Folder) -> No
     assert len(await listed(workers[0])) == 21
 
 
-async def test_lists_end_before_a_batch_that_is_under_way_where_ids_are_given_beforehand(
+async def test_lists_end_before_unfinished_batches_with_reserved_ids(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store, release = FaultyStore(MemoryStore()), asyncio.Event()

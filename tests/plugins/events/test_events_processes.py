@@ -56,7 +56,7 @@ class Senders:
         return found
 
 
-async def test_what_was_acknowledged_outlives_the_process_that_did_and_no_repetition_doubles_it(
+async def test_acknowledged_batches_survive_a_kill_and_retries_add_none(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with AsyncExitStack() as stack:

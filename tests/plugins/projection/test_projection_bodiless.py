@@ -63,7 +63,7 @@ async def test_files_are_projected_without_a_body_and_rebuilt_from_what_is_there
     assert sorted(await anew.items(), key=lambda item: item["id"]) == expected
 
 
-async def test_what_a_log_announces_and_does_not_store_is_projected_and_kept_by_a_rebuild() -> None:
+async def test_unstored_elements_are_projected_and_survive_a_rebuild() -> None:
     one = site(PINGS, source="pings")
     for id_ in ("a", "b"):
         await one.push("pings", {"space": "s", "id": id_}, {"n": 1})

@@ -183,7 +183,7 @@ async def test_who_does_not_lead_writes_nothing() -> None:
 
 
 @pytest.mark.slow
-async def test_who_leads_no_more_finishes_what_was_told_and_stops() -> None:
+async def test_former_leader_finishes_announced_changes_and_stops() -> None:
     coordinator = Elected()
     site = Site(members(TITLES), coordinator=coordinator)
     async with following(site):

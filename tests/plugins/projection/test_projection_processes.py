@@ -87,7 +87,7 @@ async def writing(base: str, number: int, enough: asyncio.Event) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_a_server_killed_in_the_middle_of_a_burst_leaves_no_list_behind_its_sources(
+async def test_projected_lists_catch_up_after_a_kill_during_a_burst(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as store:

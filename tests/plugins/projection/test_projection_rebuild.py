@@ -181,7 +181,7 @@ async def test_what_is_written_and_folded_meanwhile_is_in_the_list() -> None:
     assert await server.items() == [entry("a", title="A"), entry("b", title="B")]
 
 
-async def test_rebuilding_against_writers_and_followers_ends_with_what_the_sources_say() -> None:
+async def test_rebuild_beside_writers_and_followers_matches_the_sources() -> None:
     store, coordinator = Turning(), MemoryCoordinator()
     settings = members(TITLES | {"maxRetries": 1000})
     writer, server, site = (Site(settings, store=store, coordinator=coordinator) for _ in range(3))

@@ -40,7 +40,7 @@ async def test_what_is_written_on_any_node_is_in_the_list_of_all(nodes: list[Sit
 
 
 @pytest.mark.slow
-async def test_when_the_node_that_keeps_the_lists_leaves_the_other_goes_on(nodes: list[Site]) -> None:
+async def test_another_node_takes_over_projections_when_the_leader_leaves(nodes: list[Site]) -> None:
     one, other = nodes
     expected: list[Any] = []
     async with following(one):

@@ -195,9 +195,7 @@ async def test_a_link_in_the_place_of_the_stores_lock_is_not_followed(folder: Pa
 
 
 @pytest.mark.parametrize("name", ["coordinator.lock", "nonces/lock", "nonces/0"])
-async def test_a_link_in_the_place_of_what_a_coordinator_locks_or_appends_to_is_not_followed(
-    folder: Path, outside: Path, name: str
-) -> None:
+async def test_coordinator_follows_no_symbolic_link(folder: Path, outside: Path, name: str) -> None:
     (folder / "nonces").mkdir(parents=True)
     (folder / name).symlink_to(outside / "b")
     with pytest.raises(CoordinatorUnavailable, match="symbolic links"):

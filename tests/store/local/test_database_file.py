@@ -127,9 +127,7 @@ async def test_a_write_whose_database_is_deleted_before_it_is_acknowledged_is_re
         await store._writer.submit(write)
 
 
-async def test_a_file_stays_as_it_is_where_its_new_row_is_written_to_a_database_that_is_gone(
-    store: LocalStore, folder: Path
-) -> None:
+async def test_file_is_kept_when_its_database_was_deleted(store: LocalStore, folder: Path) -> None:
     await store.write("a/b", chunks(b"old"), "text/plain")
     replace(folder)
     with pytest.raises(StoreUnavailable):
@@ -304,7 +302,7 @@ async def test_a_service_without_its_database_answers_503(
 
 
 @pytest.mark.process
-async def test_workers_whose_database_is_deleted_acknowledge_nothing_and_begin_no_other(
+async def test_workers_acknowledge_nothing_after_their_database_was_deleted(
     tmp_path: Path, folder: Path
 ) -> None:
     async def push(browser: Browser) -> Reply:

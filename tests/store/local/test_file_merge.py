@@ -191,9 +191,7 @@ async def test_who_has_the_store_open_meets_no_missing_file_after_a_kill(
 
 
 @pytest.mark.slow
-async def test_whoever_looks_while_files_are_merged_and_written_finds_each_once(
-    store: LocalStore, folder: Path
-) -> None:
+async def test_readers_during_a_merge_find_each_file_once(store: LocalStore, folder: Path) -> None:
     other = await LocalStore.open_folder(folder)
     wanted = dict(EVERYTHING)
     written = set(EVERYTHING)

@@ -7,7 +7,7 @@
 #   make bench   the speed figures of benches/RESULTS.md
 #   make docs    the documentation as a static site, in target/site
 #   make build   .venv with the release extension and every dependency
-#   make reference  write the generated pages of docs/reference/
+#   make reference  write the generated pages of docs/reference/ and the JSON Schema of the configuration
 #   make lock    resolve the Python pins anew
 
 PYTHON ?= python3.11

@@ -6,6 +6,7 @@ from pysync import __version__
 from pysync.cli.parser import (
     EXIT_CODES,
     Parser,
+    PrintSchema,
     add_client,
     add_config,
     add_issuer,
@@ -42,7 +43,8 @@ def build_parser() -> Parser:
     check = commands.add_parser(
         "check",
         help="validate a configuration and print its routes",
-        example="pysync check pysync.json --strict\npysync check pysync.json --probe",
+        example="pysync check pysync.json --strict\npysync check pysync.json --probe\n"
+        "pysync check --json-schema > pysync.schema.json",
     )
     default = default_config()
     check.add_argument(
@@ -56,6 +58,12 @@ def build_parser() -> Parser:
         "--probe", action="store_true", help="also open the store and the coordinator, and test them"
     )
     check.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
+    check.add_argument(
+        "--json-schema",
+        action=PrintSchema,
+        nargs=0,
+        help="print the JSON Schema of the configuration, for editors, and exit",
+    )
     check.runs("serve", "check")
 
     _add_keys(commands.add_parser("keys", help="create and show keys"))

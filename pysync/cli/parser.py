@@ -5,6 +5,7 @@ import difflib
 import os
 import re
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,6 +67,14 @@ class Parser(argparse.ArgumentParser):
     def add_commands(self, metavar: str = "COMMAND") -> "argparse._SubParsersAction[Parser]":
         """Return the subparsers of this command."""
         return self.add_subparsers(required=True, metavar=metavar)
+
+
+class PrintSchema(argparse.Action):
+    """Print the JSON Schema of the configuration and exit, whatever else the command line lacks."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
+        print((files("pysync.config") / "pysync.schema.json").read_text(), end="")
+        parser.exit()
 
 
 def add_storage_options(parser: Parser) -> None:

@@ -91,7 +91,7 @@ class Converter:
                 self._add_problem(at, _unknown_member(str(name), kind, fields))
                 continue
             field = fields[name]
-            item = _NORMALIZERS.get((kind, field.name), _as_is)(item)
+            item = NORMALIZERS.get((kind, field.name), _as_is)(item)
             if item is None:  # null is absent
                 continue
             named.add(field.name)
@@ -336,7 +336,7 @@ def _one_or_many(kind: type) -> Callable[[Any], Any]:
     return lambda value: [value] if isinstance(value, kind) else value
 
 
-_NORMALIZERS: Mapping[tuple[type, str], Callable[[Any], Any]] = {
+NORMALIZERS: Mapping[tuple[type, str], Callable[[Any], Any]] = {
     (Config, "store"): lambda value: {"url": value} if isinstance(value, str) else value,
     (Config, "rate_limit"): _default_rate_limit,
     (Config, "scrub"): lambda value: None if value is True else value,

@@ -51,6 +51,7 @@ def parse(
     """
     if not isinstance(value, Mapping):
         raise ConfigError([Problem("", "the configuration must be an object")])
+    value = {name: item for name, item in value.items() if name != "$schema"}  # for editors
     converter = Converter(environ, folder)
     config = converter.object(_apply_overrides(value, environ, overrides), Config, "")
     assert config is not None, "no member of Config is required"

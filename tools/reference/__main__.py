@@ -1,4 +1,4 @@
-"""Generate the pages of `docs/reference/` that the code determines.
+"""Generate the pages of `docs/reference/` that the code determines, and the configuration's JSON Schema.
 
 `python -m tools.reference` writes them; `--check` writes nothing and exits with status 1 if one is stale.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from tools.reference import command_line, configuration, error_codes
+from tools.reference import command_line, configuration, error_codes, json_schema
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
@@ -16,6 +16,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "docs/reference/command-line.md": command_line.page,
     "docs/reference/exit-codes.md": command_line.exit_codes_page,
     "docs/reference/errors.md": error_codes.page,
+    "pysync/config/pysync.schema.json": json_schema.text,
 }
 
 

@@ -1,6 +1,7 @@
 """`docs/reference/command-line.md` and `exit-codes.md`, from the argument parser."""
 
 import argparse
+import os
 import re
 import textwrap
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ A script can rely on them. For example, retry on 5 and merge on 3:
 
 def page() -> str:
     """The page about every command, with a final line break."""
+    os.environ["PYSYNC_CONFIG"] = "pysync.json"  # so that the configuration is shown as optional
     environment = re.findall(r"^ +(PYSYNC_\w+) +(.*)$", EXIT_CODES, re.M)
     rows = "".join(f"| `{name}` | {_cell(meaning)} |\n" for name, meaning in environment)
     return "\n".join([HEAD + rows, *_sections(build_parser(), "pysync", "##")])

@@ -34,6 +34,24 @@ leaving a member out.
   `cap:write:NAME`, `cap:list:NAME` (a certificate for collection NAME), `delegated:ISSUER:NAME`,
   `device:root`, `admin:USER`, `admin` (the admin token), `space:owner`, `space:member`, and those of
   `identityRoles` and plugins.
+
+## JSON Schema
+
+The JSON Schema of the file lets editors complete members and mark mistakes. `pysync check --json-schema`
+prints it, and the installed package has it at `pysync/config/pysync.schema.json`. Name it at the top of the
+file:
+
+    pysync check --json-schema > pysync.schema.json
+
+```json
+{
+  "$schema": "./pysync.schema.json",
+  "collections": []
+}
+```
+
+The loader ignores `$schema`. The schema knows each member by itself; `pysync check` also finds members that
+do not fit together.
 """
 
 

@@ -40,11 +40,6 @@ def error_body(error: PysyncError) -> bytes:
     return orjson.dumps({"error": text, "code": error.code, **error.extras})
 
 
-def write_response_body(hash_: str, timestamp_ms: int) -> bytes:
-    """The answer to a push or an append: `{"hash", "timestamp"}`."""
-    return b'{"hash":"%b","timestamp":%d}' % (hash_.encode(), timestamp_ms)
-
-
 JSON_TYPE: Final = "application/json"
 OCTET_STREAM: Final = "application/octet-stream"
 PARQUET_TYPE: Final = "application/vnd.apache.parquet"

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from pysync.config import Action, Collection, Config, RateRule, Restriction, Trust, effective_limit, trust_of
 from pysync.config.key_templates import KeyTemplate, params
-from pysync.errors import Forbidden
 from pysync.model import ANONYMOUS, Caller
 
 _OPS: dict[Action, frozenset[str]] = {
@@ -44,9 +43,13 @@ class AccessPolicy:
     """Templates of other collections in the namespace that win keys over this one's."""
     uses_dynamic_roles: bool = field(init=False)
     """Roles count that a caller holds for one request alone: of a space, or of plugins."""
+    is_open: bool = field(init=False)
+    """Everybody may act on every key, and credentials are not looked at."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "uses_dynamic_roles", self.uses_space_roles or self.uses_plugin_roles)
+        denials = (self.denial_reason(ANONYMOUS, identity, "") for identity in (None, "anybody"))
+        object.__setattr__(self, "is_open", not self.needs_credentials and not any(denials))
 
     @classmethod
     def from_config(
@@ -104,16 +107,6 @@ class AccessPolicy:
         lead to is owned; what is put together from a template need not be."""
         return not any(rival.matches(document_key) for rival in self.shadowing_templates)
 
-    def authorize(self, caller: Caller, identity: str | None, document_key: str) -> None:
-        """Raise Forbidden unless `allows`."""
-        reason = self.denial_reason(caller, identity, document_key)
-        if reason is not None:
-            raise Forbidden(reason=reason)
-
-    def allows(self, caller: Caller, identity: str | None, document_key: str) -> bool:
-        """Whether `caller` may act on `document_key`, whose path names `identity` (None: no identity)."""
-        return self.denial_reason(caller, identity, document_key) is None
-
     def denial_reason(self, caller: Caller, identity: str | None, document_key: str) -> str | None:
         """Return the reason, for the operator's log, why `caller` may not act on `document_key`; None if it
         may."""
@@ -134,15 +127,6 @@ class AccessPolicy:
         if any(role not in _OWN_IDENTITY_ONLY and not role.startswith("cap:") for role in held):
             return None
         return "roles: the path names another identity"
-
-    def would_serve(self, caller: Caller, identity: str | None, document_key: str) -> bool:
-        """Whether a request of its own would be answered: as `allows`, except that an open collection does
-        not look at who asks, and one that is closed wants to know."""
-        if not self.needs_credentials:
-            caller = ANONYMOUS
-        elif not self.allows_anonymous and caller == ANONYMOUS:
-            return False
-        return self.allows(caller, identity, document_key)
 
     def effective_roles(self, caller: Caller, identity: str | None) -> frozenset[str]:
         """The roles that `caller` holds where the path names `identity`: `self` too, where it is theirs."""

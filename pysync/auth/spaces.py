@@ -100,38 +100,60 @@ class Spaces:
         named = members if isinstance(members, list) else []
         return Membership(owner, frozenset(name for name in named if isinstance(name, str)))
 
-    async def enrich(self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str]) -> Caller:
-        """`caller` with its roles in the space of `params`, as far as `policy` asks for such roles.
+    def memberships(self, found: Mapping[str, bytes | str | None]) -> dict[str, Membership | None]:
+        """Return the members of spaces by the access documents `found` at their keys, or the texts of the
+        errors that kept these from being read; None where nobody can tell."""
+        return {
+            key: None if isinstance(stored, str) else self.membership(key, stored)
+            for key, stored in found.items()
+        }
 
-        Raises AuthorizationError where the access document cannot be read, RolesUnavailable where that takes
-        longer than 5 s.
+    async def load_membership(
+        self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str]
+    ) -> dict[str, Membership | None]:
+        """Read the access document that decides on the roles of `caller`, for `add_space_roles`; `{}` where
+        none does.
+
+        Raises AuthorizationError where it cannot be read, RolesUnavailable where that takes longer than 5 s.
         """
-        key = self.access_document_key(params) if policy.uses_space_roles and caller.identity else None
+        key = self._deciding_key(policy, caller, params)
+        return {} if key is None else {key: self.membership(key, await self._read(key))}
+
+    def add_space_roles(
+        self,
+        policy: AccessPolicy,
+        caller: Caller,
+        params: Mapping[str, str],
+        memberships: Mapping[str, Membership | None],
+    ) -> Caller:
+        """`caller` with its roles in the space of `params`, as far as `policy` asks for such roles.
+        `memberships` holds the members of that space. Raises AuthorizationError where nobody can tell."""
+        key = self._deciding_key(policy, caller, params)
         if key is None:
             return caller
-        _, roles = await self._roles(key, caller.identity)
-        return add_roles(caller, roles)
-
-    async def enrich_for_push(
-        self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str, text: bytes
-    ) -> Caller:
-        """`enrich`, for a push of `text` to `access_document_key`. Whoever makes a space owns it: a push that
-        can only create its access document, and names the caller its owner, is its owner's."""
-        access_key = self.access_document_key(params) if policy.uses_space_roles and caller.identity else None
-        if access_key is None:
-            return caller
-        stored, roles = await self._roles(access_key, caller.identity)
-        if stored is None and key == access_key and _creates_space(text, caller.identity):
-            roles |= {OWNER}
-        return add_roles(caller, roles)
-
-    async def _roles(self, key: str, identity: str) -> tuple[bytes | None, frozenset[str]]:
-        """The access document at `access_document_key`, and the roles that it gives. Raises as `enrich`."""
-        stored = await self._read(key)
-        membership = self.membership(key, stored)
+        membership = memberships.get(key)
         if membership is None:
             raise AuthorizationError
-        return stored, membership.roles(identity)
+        return add_roles(caller, membership.roles(caller.identity))
+
+    async def add_space_roles_for_push(
+        self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str, text: bytes
+    ) -> Caller:
+        """`add_space_roles`, for a push of `text` to the document at `key`. Whoever makes a space owns it: a
+        push that can only create its access document, and names the caller its owner, is its owner's. Raises
+        as `load_membership`."""
+        access_key = self._deciding_key(policy, caller, params)
+        if access_key is None:
+            return caller
+        stored = await self._read(access_key)
+        caller = self.add_space_roles(policy, caller, params, self.memberships({access_key: stored}))
+        if stored is None and key == access_key and _creates_space(text, caller.identity):
+            return add_roles(caller, frozenset({OWNER}))
+        return caller
+
+    def _deciding_key(self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str]) -> str | None:
+        """The key of the access document that decides on the roles of `caller`; None: none does."""
+        return self.access_document_key(params) if policy.uses_space_roles and caller.identity else None
 
     async def _read(self, key: str) -> bytes | None:
         try:

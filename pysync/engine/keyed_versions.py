@@ -9,12 +9,9 @@ from typing import Final
 import orjson
 
 from pysync import _core
-from pysync.auth import field_permissions
-from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import RESERVED
 from pysync.corruption import CorruptionReporter
 from pysync.errors import DocumentCorrupt, StoreUnavailable
-from pysync.model import Caller, WriteResult
 from pysync.store import ABSENT, EtagMismatch, Store, StoredObject
 
 SECRET_DOCUMENT_KEY: Final = f"{RESERVED}/secrets/versions"
@@ -47,16 +44,6 @@ class KeyedVersions:
         if hidden and hash_:
             await self.load()
         return self.compute(key, hash_, written_ms, hidden)
-
-    async def version_for_caller(
-        self, policy: AccessPolicy, caller: Caller, identity: str | None, key: str, written: WriteResult
-    ) -> str:
-        """Return the version of `written` that `caller` sees, by the rule and `{identity}` of its request."""
-        permissions = policy.collection.field_permissions
-        if not permissions:
-            return written.hash
-        hidden = field_permissions.hidden_fields(permissions, policy.effective_roles(caller, identity))
-        return await self.load_and_compute(key, written.hash, written.timestamp_ms, hidden)
 
     async def load(self) -> None:
         """Load the secret from the store, or create it there. Raises DocumentCorrupt and StoreUnavailable."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-
-from aiohttp import web
+from typing import Final
 
 from pysync import __version__
 from pysync.auth.authentication import Authenticator
@@ -43,20 +42,16 @@ from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_of
-from pysync.server.authorization import RequestAuthenticator, RoleResolver
+from pysync.server.authorization import Authorizer
 from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
-from pysync.server.handlers.documents import DocumentHandlers, KeyringFold
-from pysync.server.handlers.files import FileHandlers
-from pysync.server.handlers.listing import ListHandler
-from pysync.server.handlers.plugin_hooks import PluggedFiles, PluggedHandlers, PluginDispatch
 from pysync.server.handlers.projection_wait import ProjectionWaiter
 from pysync.server.handlers.service import ServiceHandlers
 from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
 from pysync.server.middleware import Middleware
 from pysync.server.request_log import RequestLog
-from pysync.server.responses import Response
 from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections, pull_policies
+from pysync.server.service import Service
 from pysync.server.sse import SSEHub
 from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
 from pysync.store import Store, open_store
@@ -109,48 +104,53 @@ class App:
         known = {*map(user_id, every_trusted_issuer(config)), *every_named_identity(config)}
         revocations = RevocationRegistry(store, clock, known, ownership.owns_data)
         refusal = hooks.validate_certificate if hooks.has_certificate_hooks else None
-        access = Authenticator(config, coordinator, revocations, ownership.owns_data, clock.wall_ms, refusal)
-        roles = RoleResolver(Spaces(config.auth.spaces, store, corruption), hooks)
+        authenticator = Authenticator(
+            config, coordinator, revocations, ownership.owns_data, clock.wall_ms, refusal
+        )
         request_log = RequestLog(
             request_id, logs_refusals=server.log_refusals, logs_requests=server.access_log
         )
-        callers = RequestAuthenticator(
-            access, roles, request_log, server.mount_path, server.trusted_proxy_hops
+        authorizer = Authorizer(
+            authenticator,
+            Spaces(config.auth.spaces, store, corruption),
+            hooks,
+            request_log,
+            server.mount_path,
+            server.trusted_proxy_hops,
         )
-        keyrings = KeyringFold(documents, roles, hooks, tables)
-        plugs = PluginDispatch(hooks, outbox, documents.versions)
-        handling = documents, access, callers, revocations, keyrings
         rules = list(pull_policies(config, hooks))
-        hearing = StreamAuthorizer(rules, access, roles, store, clock.wall_ms, documents.versions)
+        hearing = StreamAuthorizer(rules, authenticator, authorizer, store, clock.wall_ms, documents.versions)
         feed = ChangeDispatcher(outbox.log, KeyIndex(rules, hooks.stored_files), hearing.authorize)
         self.subscribers = SSEHub(feed, hearing, tally, config.changes.max_resumed)
-        routes = Router()
-        RouteBuilder(
+        service = Service(
             config=config,
-            routes=routes,
             store=store,
             documents=documents,
             logs=self._logs,
-            access=access,
-            callers=callers,
-            roles=roles,
+            files=files,
+            outbox=outbox,
+            authenticator=authenticator,
+            authorizer=authorizer,
+            revocations=revocations,
             hooks=hooks,
-            plugs=plugs,
+            corruption=corruption,
+            key_owners=tables,
+        )
+        routes = Router()
+        RouteBuilder(
+            service=service,
+            routes=routes,
             projection_waiter=ProjectionWaiter(config, plugins, outbox),
-            handlers=DocumentHandlers(*handling),
-            plugged=PluggedHandlers(plugs, *handling),
-            files=FileHandlers(files, *handling),
-            plugged_files=PluggedFiles(plugs, files, *handling),
-            lists=ListHandler(store, callers),
             stream_authorizer=hearing,
             sse_hub=self.subscribers,
             ops=self.ops,
-            corruption=corruption,
         ).add_all()
         told = request_id if hooks.has_hooks or request_log.needs_id else None
         self._middleware = Middleware(
             routes, tally, server.cors.origins, server.public_hosts, told, request_log
         )
+        self.handle: Final = self._middleware.handle
+        """Answers one request."""
         sweeps = worker is None or worker.runs_background_jobs
         self.ttl_sweeper = TtlSweeper(documents, self._logs, routes, clock, sweeps=sweeps)
         self._outbox_relay = OutboxRelay(outbox, sweeps=sweeps)
@@ -183,10 +183,6 @@ class App:
     async def open(self) -> None:
         """Enter the plugins' lifespans. Raises ValueError where one of them fails."""
         await self._hooks.open(self._services)
-
-    async def handle(self, request: web.BaseRequest) -> Response:
-        """Answer one request."""
-        return await self._middleware.handle(request)
 
     def drain(self) -> None:
         """Be ready no longer, end change streams, and make every answer a connection's last: the service is

@@ -1,15 +1,20 @@
-"""The caller of an aiohttp request, and the decision whether the caller may do what it asks for.
+"""The one place that decides who may read or write a key.
 
-The roles that callers hold for one request alone: by the space that it is about, and by plugins.
+Single requests, lists, batches, bundles, keyring folds and change streams all ask here. A handler gets an
+`Access`, which says as whom the caller acts and which members of the data it must not see; there is no other
+way to one. The decision takes into account the credentials, the rate limits, the roles that a space or a
+plugin gives for this request alone, the collection's policy, the plugins' veto and the field permissions.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
+from pysync.auth import field_permissions
 from pysync.auth.authentication import (
     ANONYMOUS_REQUEST,
     NO_CREDENTIALS,
@@ -20,127 +25,224 @@ from pysync.auth.authentication import (
 )
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.signing import canonical_host_of_header
-from pysync.auth.spaces import Spaces, add_roles
-from pysync.errors import Forbidden, Unauthorized
+from pysync.auth.spaces import Membership, Spaces, add_roles
+from pysync.engine.subscriptions import Event
+from pysync.errors import Forbidden, PysyncError, Unauthorized
 from pysync.model import ANONYMOUS, Caller
-from pysync.plugins import PluginRequest
+from pysync.plugins import PluginRequest, PullResponse
 from pysync.plugins.hooks import Hooks
 from pysync.server.request_log import RequestLog
 from pysync.server.router import Match
 
 
-class RoleResolver:
-    """Where such roles come from. What asks for them looks at `Rule.uses_dynamic_roles` first: most rules
-    name none, and pay nothing. All of this raises AuthorizationError where nobody can tell, RolesUnavailable
-    where that takes longer than 5 s, and whatever a plugin refuses the request with."""
+class Access(NamedTuple):
+    """The permission to act on one key. `caller` has its roles for this key, and `hidden` are the top-level
+    members of the data that it must not see. `roles` decide which members it may write; they are empty where
+    the collection has no field permissions."""
 
-    def __init__(self, spaces: Spaces, hooks: Hooks) -> None:
-        self.spaces = spaces
-        self._hooks = hooks
-
-    async def enrich(self, rule: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str) -> Caller:
-        """`caller` with the roles it has beside its own for what `rule` is about at `key`, whose template has
-        `params`."""
-        if rule.uses_space_roles:
-            caller = await self.spaces.enrich(rule, caller, params)
-        return await self.add_plugin_roles(rule, caller, params, key) if rule.uses_plugin_roles else caller
-
-    async def enrich_for_push(
-        self, rule: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str, text: bytes
-    ) -> Caller:
-        """`enrich`, for a push of `text`."""
-        if rule.uses_space_roles:
-            caller = await self.spaces.enrich_for_push(rule, caller, params, key, text)
-        return await self.add_plugin_roles(rule, caller, params, key) if rule.uses_plugin_roles else caller
-
-    async def add_plugin_roles(
-        self, rule: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str
-    ) -> Caller:
-        """`caller`, who has its roles by the space already, with those that plugins give. Nobody is asked
-        about a caller without credentials where these are needed: it is refused anyway."""
-        if not rule.uses_plugin_roles or (caller == ANONYMOUS and not rule.allows_anonymous):
-            return caller
-        return add_roles(caller, await self._hooks.roles(plugin_request(rule, caller, params, key)))
+    caller: Caller
+    signer: Caller = ANONYMOUS
+    """The caller of a request as its credentials say, without the roles for this key alone."""
+    hidden: frozenset[str] = frozenset()
+    roles: frozenset[str] = frozenset()
+    reply: PullResponse | None = None
+    """The answer of a plugin to a pull, instead of what is stored."""
 
 
-def plugin_request(rule: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str) -> PluginRequest:
-    """A request as plugins see it."""
-    if rule.trust is not None:
-        caller = replace(caller, roles=rule.trusted_roles(caller))
-    return PluginRequest(rule.action, rule.collection.name, rule.namespace, params, key, caller)
+_OPEN: Final = Access(ANONYMOUS)
+Memberships = Mapping[str, Membership | None]
+"""The members of spaces, by the keys of the access documents; None where nobody can tell."""
 
 
-class RequestAuthenticator:
-    """Requests as `Access` sees them. `mount` is the prefix of every route, `proxy_hops` how many proxies in
-    front are believed.
+class Authorizer:
+    """The decisions of one service. `mount` is the prefix of every route; `proxy_hops` is the number of
+    proxies in front whose X-Forwarded-For is believed.
 
     The order is the same everywhere: the signature, rate limits, roles and scope, and the nonce last, so that
-    nothing that is refused takes any of the replay memory.
+    a refused request takes none of the replay memory. Then plugins may veto a pull, or answer it.
     """
 
     def __init__(
-        self, access: Authenticator, roles: RoleResolver, request_log: RequestLog, mount: str, proxy_hops: int
+        self,
+        authenticator: Authenticator,
+        spaces: Spaces,
+        hooks: Hooks,
+        request_log: RequestLog,
+        mount: str,
+        proxy_hops: int,
     ) -> None:
-        self._access = access
-        self._roles = roles
+        self.spaces: Final = spaces
+        self._authenticator = authenticator
+        self._hooks = hooks
         self._log = request_log
         self._mount = mount
         self._proxy_hops = proxy_hops
 
-    async def authorize_read(self, request: web.BaseRequest, match: Match) -> tuple[Caller, Caller]:
-        """Return the caller of an allowed request without a body to speak of: as its credentials say, and
-        with its roles for this request. Raises what `Access.present`, `authorize` and `Rule.authorize` do."""
-        return await self.authorize(
-            request, match, self._access.credentials_for(match.policy, request.headers)
-        )
+    def credentials_for(self, request: web.BaseRequest, policy: AccessPolicy) -> Credentials:
+        """Return the credentials in the headers. Raises as `Authenticator.credentials_for`."""
+        if not policy.needs_credentials:
+            return NO_CREDENTIALS
+        return self._authenticator.credentials_for(policy, request.headers)
 
     async def authorize(
         self,
         request: web.BaseRequest,
         match: Match,
-        credentials: Credentials,
+        credentials: Credentials | None = None,
         body: bytes = b"",
         *,
-        pushes: bool = False,
-    ) -> tuple[Caller, Caller]:
-        """`authorize_read`, of a request with `body` that presents `credentials`; `pushes` a document.
+        pushes_document: bool = False,
+    ) -> Access:
+        """Authorise a request for the key of its path. `credentials` are those of its headers, if they were
+        read before the `body`.
 
-        Raises what `Access.verify`, `enforce_rate_limits` and `consume`, `RoleResolver` and `Rule.authorize`
-        do.
+        Raises what `Authenticator.credentials_for`, `authenticate` and `consume_nonce` do; Forbidden;
+        AuthorizationError or RolesUnavailable if nobody can tell the roles; and what a plugin refuses with.
         """
-        rule = match.policy
-        verified = await self.authenticate(request, credentials, body, rule)
-        signer = caller = verified.caller
-        if rule.uses_dynamic_roles:
-            if pushes:
-                caller = await self._roles.enrich_for_push(rule, signer, match.params, match.key, body)
-            else:
-                caller = await self._roles.enrich(rule, signer, match.params, match.key)
-        rule.authorize(caller, match.identity, match.key)
-        if verified.certificate is not None:
-            await self._access.consume_nonce(verified)
-        return signer, caller
+        policy = match.policy
+        if policy.is_open and policy.limit is None:
+            access = _OPEN
+        else:
+            if credentials is None:
+                credentials = self.credentials_for(request, policy)
+            verified = await self.authenticate(request, credentials, body, policy)
+            caller = verified.caller
+            if policy.uses_dynamic_roles:
+                pushed = body if pushes_document else None
+                caller = await self._add_roles(policy, caller, match.params, match.key, pushed)
+            decision = _decide(policy, caller, match.identity, match.key, verified.caller)
+            if isinstance(decision, Forbidden):
+                raise decision
+            access = decision
+            if verified.certificate is not None:
+                await self._authenticator.consume_nonce(verified)
+        if self._hooks.has_pull_hooks and policy.action == "pull":
+            about = plugin_request(policy, access.caller, match.params, match.key)
+            access = access._replace(reply=await self._hooks.run_pull_hooks(about))
+        return access
+
+    async def decide(
+        self,
+        policy: AccessPolicy,
+        caller: Caller,
+        identity: str | None,
+        params: Mapping[str, str],
+        key: str,
+        memberships: Memberships | None = None,
+    ) -> Access | PysyncError:
+        """Decide on a document that is read together with others: what a pull of its own would get, or the
+        error that would refuse it. `caller` is authenticated, and `identity` is the `{identity}` of the
+        document's path. `memberships` holds what was read already of its space; None: it is read.
+
+        A plugin that answers the pull refuses it here, because a nested read cannot carry its answer. Where
+        no plugin has a say, many documents may be decided on at once: `key` is `""` then, and the scope of
+        `caller` None, which has to be looked at elsewhere.
+        """
+        try:
+            caller = _presented(policy, caller)
+            if policy.shadowing_templates and not policy.owns_key(key):
+                raise Forbidden(reason="the key belongs to another collection")
+            if memberships is None:
+                memberships = await self.spaces.load_membership(policy, caller, params)
+            caller = self.spaces.add_space_roles(policy, caller, params, memberships)
+            caller = await self._add_plugin_roles(policy, caller, params, key)
+            access = _decide(policy, caller, identity, key)
+            if self._hooks.has_pull_hooks and isinstance(access, Access):
+                await self._hooks.veto_nested_read(plugin_request(policy, caller, params, key))
+        except PysyncError as error:
+            return error
+        return access
+
+    def decide_event(
+        self, policy: AccessPolicy, caller: Caller, event: Event, memberships: Memberships
+    ) -> Access | PysyncError:
+        """`decide`, on an event of a change stream, if no plugin gives roles. An event tells of a write and
+        not what was written, so pull hooks are not asked."""
+        assert not policy.uses_plugin_roles, "plugins have a say"
+        try:
+            caller = self.spaces.add_space_roles(
+                policy, _presented(policy, caller), event.params, memberships
+            )
+            return _decide(policy, caller, event.params.get("identity"), event.key)
+        except PysyncError as error:
+            return error
+
+    async def decide_event_with_plugins(
+        self, policy: AccessPolicy, caller: Caller, event: Event, memberships: Memberships
+    ) -> Access | PysyncError:
+        """`decide_event`, where plugins give roles or refuse."""
+        try:
+            caller = self.spaces.add_space_roles(
+                policy, _presented(policy, caller), event.params, memberships
+            )
+            caller = await self._add_plugin_roles(policy, caller, event.params, event.key)
+            return _decide(policy, caller, event.params.get("identity"), event.key)
+        except PysyncError as error:
+            return error
+
+    async def may_read_nested(
+        self,
+        policy: AccessPolicy,
+        caller: Caller,
+        identity: str | None,
+        params: Mapping[str, str],
+        key: str,
+        memberships: Memberships | None = None,
+    ) -> Access | None:
+        """`decide`; None where a pull would be refused. Raises the error if nobody can tell."""
+        decision = await self.decide(policy, caller, identity, params, key, memberships)
+        if isinstance(decision, Access):
+            return decision
+        if decision.status >= 500:
+            raise decision
+        return None
+
+    async def _add_roles(
+        self,
+        policy: AccessPolicy,
+        caller: Caller,
+        params: Mapping[str, str],
+        key: str,
+        pushed: bytes | None,
+    ) -> Caller:
+        """`caller` with the roles that it has for this request alone; `pushed` is the document of a push."""
+        if pushed is None:
+            memberships = await self.spaces.load_membership(policy, caller, params)
+            caller = self.spaces.add_space_roles(policy, caller, params, memberships)
+        else:
+            caller = await self.spaces.add_space_roles_for_push(policy, caller, params, key, pushed)
+        return await self._add_plugin_roles(policy, caller, params, key)
+
+    async def _add_plugin_roles(
+        self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str
+    ) -> Caller:
+        """`caller` with the roles that plugins give. They are not asked about a caller without credentials
+        where these are needed: it is refused anyway."""
+        if not policy.uses_plugin_roles or (caller == ANONYMOUS and not policy.allows_anonymous):
+            return caller
+        return add_roles(caller, await self._hooks.roles(plugin_request(policy, caller, params, key)))
 
     async def authenticate(
         self,
         request: web.BaseRequest,
         credentials: Credentials,
         body: bytes,
-        rule: AccessPolicy,
+        policy: AccessPolicy,
         *others: AccessPolicy,
     ) -> AuthenticatedRequest:
         """Return the caller of a request, its signature checked and counted against the limits of these
-        rules. The nonce is not taken yet: call `Access.consume` once the request is allowed."""
-        is_metered = _has_rate_limit(rule, *others)
+        policies. The nonce is not taken yet: call `consume_nonce` once the request is allowed. Raises what
+        `Authenticator.authenticate` and `enforce_rate_limits` do."""
+        is_metered = _has_rate_limit(policy, *others)
         if credentials is NO_CREDENTIALS and not is_metered:
             return ANONYMOUS_REQUEST
-        inbound = self.signed_request(request, rule.namespace)
-        verified = await self._access.authenticate(credentials, inbound, body)
-        if verified.certificate is not None:
+        signed = self._signed_request(request, policy.namespace)
+        verified = await self._authenticator.authenticate(credentials, signed, body)
+        if self._log.logs_requests and verified.certificate is not None:
             self._log.set_identity(verified.caller.identity)
         if is_metered:
-            await self._access.enforce_rate_limits(
-                verified.caller.identity, self.client_ip(request), (rule, *others)
+            await self._authenticator.enforce_rate_limits(
+                verified.caller.identity, self.client_ip(request), (policy, *others)
             )
         return verified
 
@@ -150,42 +252,40 @@ class RequestAuthenticator:
         """Return the caller of a request without a body that anybody may send: `ANONYMOUS_REQUEST` if its
         credentials are not valid. The request is not counted, and its nonce not taken."""
         try:
-            credentials = self._access.parse_credentials(request.headers)
+            credentials = self._authenticator.parse_credentials(request.headers)
             if credentials is NO_CREDENTIALS:
                 return ANONYMOUS_REQUEST
-            verified = await self._access.authenticate(
-                credentials, self.signed_request(request, namespace), b""
+            verified = await self._authenticator.authenticate(
+                credentials, self._signed_request(request, namespace), b""
             )
         except (Unauthorized, Forbidden) as error:
             self._log.log_ignored_credentials(request, error)
             return ANONYMOUS_REQUEST
-        self._log.set_identity(verified.caller.identity)
+        if self._log.logs_requests:
+            self._log.set_identity(verified.caller.identity)
         return verified
 
     async def enforce_rate_limits(
-        self, request: web.BaseRequest, caller: Caller, rules: list[AccessPolicy]
+        self, request: web.BaseRequest, caller: Caller, policies: list[AccessPolicy]
     ) -> None:
-        """Count a request once for each of `rules` that has a limit. Raises as
-        `Access.enforce_rate_limits`."""
-        if _has_rate_limit(*rules):
-            await self._access.enforce_rate_limits(caller.identity, self.client_ip(request), rules)
+        """Count a request once for each of `policies` that has a limit. Raises as
+        `Authenticator.enforce_rate_limits`."""
+        if _has_rate_limit(*policies):
+            await self._authenticator.enforce_rate_limits(caller.identity, self.client_ip(request), policies)
 
-    async def consume_nonce(self, request: web.BaseRequest, verified: AuthenticatedRequest) -> bool:
+    async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
+        """Take the nonce of a request that is allowed. Raises as `Authenticator.consume_nonce`."""
+        if verified.certificate is not None:
+            await self._authenticator.consume_nonce(verified)
+
+    async def consume_optional_nonce(self, request: web.BaseRequest, verified: AuthenticatedRequest) -> bool:
         """Take the nonce of a request that anybody may send; False if its credentials are not valid."""
         try:
-            await self._access.consume_nonce(verified)
+            await self.consume_nonce(verified)
         except Unauthorized as error:
             self._log.log_ignored_credentials(request, error)
             return False
         return True
-
-    def signed_request(self, request: web.BaseRequest, namespace: str | None) -> SignedRequest:
-        """The parts of a request to `namespace` that its signature covers."""
-        return SignedRequest(
-            request.method,
-            _targets(request.raw_path, self._mount, namespace),
-            canonical_host_of_header(request.headers.get("Host", ""), "http"),
-        )
 
     def client_ip(self, request: web.BaseRequest) -> str:
         """The client's address, as the outermost of the believed proxies saw it."""
@@ -197,18 +297,61 @@ class RequestAuthenticator:
                     return str(ip_address(seen[-self._proxy_hops].strip())).partition("%")[0]
         return request.remote or ""
 
+    def _signed_request(self, request: web.BaseRequest, namespace: str | None) -> SignedRequest:
+        """The parts of a request to `namespace` that its signature covers. A client may have signed its
+        target with the mount (a namespaced client, whose base URL is the origin) or without it (any other,
+        whose base URL holds the mount)."""
+        targets, mount = [request.raw_path], self._mount
+        if mount:
+            targets.insert(0 if namespace is None else 1, request.raw_path.removeprefix(mount))
+        host = canonical_host_of_header(request.headers.get("Host", ""), "http")
+        return SignedRequest(request.method, targets, host)
 
-def _has_rate_limit(*rules: AccessPolicy) -> bool:
-    for rule in rules:  # noqa: SIM110 (a generator costs every request more than the test itself)
-        if rule.limit is not None:
+
+def may_read(policy: AccessPolicy, caller: Caller, identity: str | None) -> bool:
+    """Return True if `caller`, whose scope is None, may read documents whose path names `identity`, by the
+    roles that it has now."""
+    try:
+        return policy.denial_reason(_presented(policy, caller), identity, "") is None
+    except Forbidden:
+        return False
+
+
+def plugin_request(
+    policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str
+) -> PluginRequest:
+    """A request as plugins see it."""
+    if policy.trust is not None:
+        caller = replace(caller, roles=policy.trusted_roles(caller))
+    return PluginRequest(policy.action, policy.collection.name, policy.namespace, params, key, caller)
+
+
+def _presented(policy: AccessPolicy, caller: Caller) -> Caller:
+    """The caller that a request of its own would have: an open collection does not look at who asks. Raises
+    Forbidden for an anonymous caller where the collection wants to know."""
+    if not policy.needs_credentials:
+        return ANONYMOUS
+    if caller == ANONYMOUS and not policy.allows_anonymous:
+        raise Forbidden(reason="no credentials")
+    return caller
+
+
+def _decide(
+    policy: AccessPolicy, caller: Caller, identity: str | None, key: str, signer: Caller = ANONYMOUS
+) -> Access | Forbidden:
+    """Decide on a caller that has all its roles for this key."""
+    reason = policy.denial_reason(caller, identity, key)
+    if reason is not None:
+        return Forbidden(reason=reason)
+    permissions = policy.collection.field_permissions
+    if not permissions:
+        return Access(caller, signer)
+    roles = policy.effective_roles(caller, identity)
+    return Access(caller, signer, field_permissions.hidden_fields(permissions, roles), roles)
+
+
+def _has_rate_limit(*policies: AccessPolicy) -> bool:
+    for policy in policies:  # noqa: SIM110 (a generator costs every request more than the test itself)
+        if policy.limit is not None:
             return True
     return False
-
-
-def _targets(raw: str, mount: str, namespace: str | None) -> list[str]:
-    """The forms of the request target that a client may have signed: with the mount (a namespaced client,
-    whose base URL is the origin) or without it (any other, whose base URL holds the mount)."""
-    if not mount:
-        return [raw]
-    forms = [raw.removeprefix(mount), raw]
-    return forms if namespace is None else forms[::-1]

@@ -97,10 +97,9 @@ class Middleware:
         try:
             if self._hosts:
                 self._check_host(request)
-            method = request.method
-            match = self._routes.match(
-                "GET" if method == "HEAD" else method, protocol.path_of(request.raw_path)
-            )
+            method, target = request.method, request.raw_path
+            path = target.partition("?")[0] if target.startswith("/") else protocol.path_of(target)
+            match = self._routes.match("GET" if method == "HEAD" else method, path)
             if method == "POST" and "Origin" in request.headers:
                 self._check_origin(request)
             answer = await match.route.handler(request, match)

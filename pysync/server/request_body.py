@@ -15,7 +15,6 @@ from aiohttp import StreamReader, web
 
 from pysync import _core, protocol
 from pysync.auth import sealed
-from pysync.auth.authentication import Authenticator
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.errors import (
     BadRequest,
@@ -25,7 +24,7 @@ from pysync.errors import (
     UnsupportedMediaType,
 )
 from pysync.model import Caller
-from pysync.server.authorization import RequestAuthenticator
+from pysync.server.authorization import Access, Authorizer
 from pysync.server.json_schema import Validator
 from pysync.server.router import Match
 from pysync.store import JSON_TYPE
@@ -181,27 +180,20 @@ T = TypeVar("T")
 _is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 
 
-async def read_authenticated_body(
-    request: web.BaseRequest,
-    match: Match,
-    access: Authenticator,
-    callers: RequestAuthenticator,
-    *,
-    pushes: bool = False,
-) -> tuple[Caller, bytes]:
-    """Return the caller of an allowed write, with its roles for it, and the body. The server refuses what it
-    can by the headers before it reads the body. `pushes`: the write is the push of a document.
+async def read_authorized_body(
+    request: web.BaseRequest, match: Match, authorizer: Authorizer, *, pushes_document: bool = False
+) -> tuple[Access, bytes]:
+    """Return the access of an allowed write, and its body. The server refuses what it can by the headers
+    before it reads the body.
 
-    Raises UnsupportedMediaType for what is not JSON, and what `Access.present`, `read_body` and
-    `Callers.allowed` do.
+    Raises UnsupportedMediaType for what is not JSON, and what `Authorizer.authorize` and `read_body` do.
     """
-    rule = match.policy
-    credentials = access.credentials_for(rule, request.headers)
+    credentials = authorizer.credentials_for(request, match.policy)
     if media_type(request) != JSON_TYPE:
         raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
-    text = await read_body(request, rule.collection.max_body_bytes)
-    _, caller = await callers.authorize(request, match, credentials, text, pushes=pushes)
-    return caller, text
+    text = await read_body(request, match.policy.collection.max_body_bytes)
+    access = await authorizer.authorize(request, match, credentials, text, pushes_document=pushes_document)
+    return access, text
 
 
 def media_type(request: web.BaseRequest) -> str:

@@ -158,6 +158,11 @@ async def flush(request: web.BaseRequest, transport: asyncio.Transport) -> None:
         raise ConnectionResetError("the client has gone, or takes nothing")
 
 
+def write_response(version: str, timestamp_ms: int) -> Response:
+    """The answer to a push or an append: `{"hash", "timestamp"}`."""
+    return Response(200, b'{"hash":"%b","timestamp":%d}' % (version.encode(), timestamp_ms), NO_STORE)
+
+
 class HeadResponse(Response):
     """The answer to HEAD if only building the body would give its length: the headers of GET without
     `Content-Length`, which RFC 9110 (section 9.3.2) allows to leave out."""

@@ -6,97 +6,82 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from pysync.auth.authentication import Authenticator
 from pysync.auth.policy import AccessPolicy
 from pysync.config import Action, Collection, Config
 from pysync.config.derived import accepts_json
 from pysync.config.key_templates import KeyTemplate, params
-from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log import AppendLogs, LogSettings
-from pysync.engine.documents import Documents
+from pysync.engine.append_log import LogSettings
 from pysync.engine.files import FileSettings
 from pysync.errors import NotFound, PysyncError
 from pysync.plugins.hooks import Hooks
-from pysync.server.authorization import RequestAuthenticator, RoleResolver
 from pysync.server.handlers.append_log import LogHandlers
 from pysync.server.handlers.batch import BatchHandler
 from pysync.server.handlers.bundle import Bundle, BundleHandler
 from pysync.server.handlers.config import Manifest
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.events import EventStreamHandler
+from pysync.server.handlers.files import FileHandlers
 from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
-from pysync.server.handlers.plugin_hooks import PluggedLogs, PluginDispatch
 from pysync.server.handlers.projection_wait import ProjectionWaiter
 from pysync.server.handlers.service import Examples, ServiceHandlers
 from pysync.server.json_schema import compile_schema
 from pysync.server.openapi import OpenApi
 from pysync.server.responses import Response
 from pysync.server.router import Handler, Match, Route, Router
+from pysync.server.service import Service
 from pysync.server.sse import SSEHub
 from pysync.server.stream_authorization import StreamAuthorizer
-from pysync.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteBuilder:
     """What the routes of one service are made of."""
 
-    config: Config
+    service: Service
     routes: Router
-    store: Store
-    documents: Documents
-    logs: AppendLogs
-    access: Authenticator
-    callers: RequestAuthenticator
-    roles: RoleResolver
-    hooks: Hooks
-    plugs: PluginDispatch
     projection_waiter: ProjectionWaiter
-    handlers: DocumentHandlers
-    plugged: DocumentHandlers
-    """The handlers where plugins have a say."""
-    files: DocumentHandlers
-    """The handlers of what has files, and where plugins have a say in that."""
-    plugged_files: DocumentHandlers
-    lists: ListHandler
     stream_authorizer: StreamAuthorizer
     sse_hub: SSEHub
     ops: ServiceHandlers
-    corruption: CorruptionReporter
+
+    @property
+    def config(self) -> Config:
+        return self.service.config
 
     def add_all(self) -> None:
         """Fill the table."""
+        documents, files = DocumentHandlers(self.service), FileHandlers(self.service)
         for namespace, collections in _namespaces(self.config):
             for collection in collections:
-                self._add_collection(namespace, collection)
+                self._add_collection(namespace, collection, documents, files)
             self._add_bundles(namespace, collections)
             self._add_batch(namespace)
             self._add_stream(namespace, collections)
         self._add_manifests()
         self._add_examples()
-        self._add_service()
+        self._add_service(documents)
 
-    def _add_collection(self, namespace: str | None, collection: Collection) -> None:
+    def _add_collection(
+        self,
+        namespace: str | None,
+        collection: Collection,
+        documents: DocumentHandlers,
+        file_handlers: FileHandlers,
+    ) -> None:
         path = collection.storage_path
         key = collection.key_template.text
-        pull = (self.plugged if self.hooks.has_pull_hooks else self.handlers).pull
-        push, pushes = (self.plugged if self.hooks.has_push_hooks else self.handlers).push, "push"
+        pull, push, pushes = documents.pull, documents.push, "push"
+        files, listed = FileSettings.from_collection(collection), ListHandler(self.service).list
+        stored = self.service.hooks.stored_files.get(collection.name)
         if collection.append_only is not None:
-            pull = self._log_handlers(collection, has_hooks=self.hooks.has_pull_hooks).pull
-            push, pushes = (
-                self._log_handlers(collection, has_hooks=self.hooks.has_push_hooks).append,
-                "append",
-            )
-        files, listed = FileSettings.from_collection(collection), self.lists.list
+            logs = LogHandlers(self.service, LogSettings.from_collection(collection))
+            pull, push, pushes = logs.pull, logs.append, "append"
         if files is not None:
-            push = (self.plugged_files if self.hooks.has_push_hooks else self.files).push
-        stored = self.hooks.stored_files.get(collection.name)
+            pull, push = file_handlers.pull, file_handlers.push
         if stored is not None:
             files = FileSettings(template=KeyTemplate.of(stored.template), suffix=stored.suffix)
-            push = (self.plugged if self.hooks.has_push_hooks else self.handlers).push
-            listed = PluginFileListHandler(stored, self.store, self.callers).list
-        if files is not None:
-            pull = (self.plugged_files if self.hooks.has_pull_hooks else self.files).pull
+            pull, push = file_handlers.pull, documents.push
+            listed = PluginFileListHandler(self.service, stored).list
         if not collection.push_only and collection.bundle is None:
             self._add_action("pull", "GET", pull, namespace, collection, key, files=files)
         if not collection.pull_only:
@@ -106,20 +91,13 @@ class RouteBuilder:
             prefix = path.rpartition("/")[0]
             self._add_action("list", "GET", listed, namespace, collection, prefix)
 
-    def _log_handlers(self, collection: Collection, *, has_hooks: bool) -> LogHandlers:
-        """The handlers of a log; `has_hooks`: plugins have a say."""
-        parts = (
-            LogSettings.from_collection(collection),
-            self.logs,
-            self.access,
-            self.callers,
-            self.documents.versions,
-        )
-        return PluggedLogs(self.plugs, *parts) if has_hooks else LogHandlers(*parts)
-
     def _policy(self, namespace: str | None, collection: Collection, action: Action) -> AccessPolicy:
         return AccessPolicy.from_config(
-            self.config, namespace, collection, action, uses_plugin_roles=self.hooks.has_authorize_hooks
+            self.config,
+            namespace,
+            collection,
+            action,
+            uses_plugin_roles=self.service.hooks.has_authorize_hooks,
         )
 
     def _add_action(
@@ -173,9 +151,7 @@ class RouteBuilder:
             for prefix in _prefixes(self.config, namespace):
                 head = segments(f"{prefix}/pull")
                 route = Route(
-                    BundleHandler(
-                        bundle, self.documents, self.access, self.callers, self.roles, self.hooks
-                    ).pull,
+                    BundleHandler(self.service, bundle).pull,
                     head + tuple(path.split("/")),
                     params(path),
                     "bundle",
@@ -196,25 +172,13 @@ class RouteBuilder:
             id(found)
             for found in collections
             if accepts_json(found)
-            and not (found.bundle or found.push_only or found.name in self.hooks.stored_files)
+            and not (found.bundle or found.push_only or found.name in self.service.hooks.stored_files)
         }
         rules = [
             (self._policy(namespace, collection, "pull"), id(collection) in batched)
             for collection in collections
         ]
-        batch = BatchHandler(
-            config,
-            namespace,
-            rules,
-            self.store,
-            self.documents,
-            self.logs,
-            self.callers,
-            self.roles,
-            self.hooks,
-            self.documents.now_ms,
-            self.corruption,
-        )
+        batch = BatchHandler(self.service, namespace, rules)
         for prefix in _prefixes(config, namespace):
             template = segments(f"{prefix}/batch/pull")
             alias = prefix != _prefix(config, namespace)
@@ -225,7 +189,7 @@ class RouteBuilder:
         if not collections:
             return
         rules = [self._policy(namespace, collection, "pull") for collection in collections]
-        stream = EventStreamHandler(rules, self.access, self.callers, self.stream_authorizer, self.sse_hub)
+        stream = EventStreamHandler(self.service, rules, self.stream_authorizer, self.sse_hub)
         for prefix in _prefixes(self.config, namespace):
             alias = prefix != _prefix(self.config, namespace)
             route = Route(
@@ -237,12 +201,12 @@ class RouteBuilder:
         """The routes that tell clients the configuration; `/sync/config` is where a published client asks."""
         if self.config.config_endpoint is None:
             return
-        root = Manifest(self.config, self.access)
+        root = Manifest(self.config, self.service.authenticator)
         mount = self.config.server.mount_path
         self._add_manifest(root, f"{mount}/config", alias=False)
         self._add_manifest(root, f"{mount}/sync/config", alias=False)
         for namespace in self.config.namespaces:
-            own = Manifest(self.config, self.access, namespace)
+            own = Manifest(self.config, self.service.authenticator, namespace)
             for prefix in _prefixes(self.config, namespace):
                 alias = prefix != _prefix(self.config, namespace)
                 self._add_manifest(own, f"{prefix}/config", alias=alias)
@@ -261,7 +225,7 @@ class RouteBuilder:
             template = segments(f"{server.mount_path}/examples/{path}")
             self.routes.add(["GET"], Route(examples.serve, template, action="example"))
 
-    def _add_service(self) -> None:
+    def _add_service(self, documents: DocumentHandlers) -> None:
         mount = self.config.server.mount_path
         for path, handler, action in (
             ("/health", self.ops.health, "health"),
@@ -272,11 +236,11 @@ class RouteBuilder:
         ):
             for prefix in {"", mount}:
                 self.routes.add(["GET"], Route(handler, segments(prefix + path), action=action))
-        revoke = Route(self.handlers.revoke, segments(f"{mount}/revocations"), action="revoke")
+        revoke = Route(documents.revoke, segments(f"{mount}/revocations"), action="revoke")
         self.routes.add(["POST"], revoke)
         template = segments(f"{mount}/revocations/{{issuer}}")
         issuer = Route(
-            self.handlers.revocations, template, ("issuer",), "revocations", key_from=len(template) - 1
+            documents.revocations, template, ("issuer",), "revocations", key_from=len(template) - 1
         )
         self.routes.add(["GET"], issuer)
 

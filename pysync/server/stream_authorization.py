@@ -13,11 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
-from pysync.auth import field_permissions
 from pysync.auth.authentication import Authenticator
 from pysync.auth.certificate_cache import VerifiedCertificate
 from pysync.auth.policy import AccessPolicy
-from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, Membership, add_roles
+from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, add_roles
 from pysync.changelog import DocumentRef, origin
 from pysync.config.key_templates import KeyTemplate, TemplateIndex
 from pysync.engine.keyed_versions import KeyedVersions
@@ -30,10 +29,10 @@ from pysync.engine.subscriptions import (
     SubscriptionFilter,
     Topic,
 )
-from pysync.errors import PysyncError, StoreUnavailable
+from pysync.errors import PysyncError, RolesUnavailable, StoreUnavailable
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins import FileBackedCollection
-from pysync.server.authorization import RoleResolver
+from pysync.server.authorization import Access, Authorizer, Memberships, may_read
 from pysync.server.handlers.batch_reads import read_many
 from pysync.store import Store
 
@@ -132,8 +131,7 @@ MAX_CONCURRENT_HOOKS: Final = 100
 _ANY_IDENTITY: Final = "."
 """An identity that nobody has: no parameter takes it."""
 
-DENIED: Final = Caller(roles=frozenset())
-"""Who may hear nothing: a plugin has refused them."""
+_UNDECIDED: Final = RolesUnavailable()
 _ANY_SPACE: Final = frozenset({OWNER, MEMBER})
 
 
@@ -164,8 +162,8 @@ class StreamAuthorizer:
     def __init__(
         self,
         rules: Iterable[AccessPolicy],
-        access: Authenticator,
-        roles: RoleResolver,
+        authenticator: Authenticator,
+        authorizer: Authorizer,
         store: Store,
         now_ms: Callable[[], int],
         versions: KeyedVersions,
@@ -176,9 +174,9 @@ class StreamAuthorizer:
             topic: frozenset(rule.collection.path_template.params) for topic, rule in self._rules.items()
         }
         self._versions = versions
-        self._access = access
-        self._roles = roles
-        self._spaces = roles.spaces
+        self._authenticator = authenticator
+        self._authorizer = authorizer
+        self._spaces = authorizer.spaces
         self._store = store
         self._now_ms = now_ms
 
@@ -211,13 +209,13 @@ class StreamAuthorizer:
         caller, own, identity = replace(caller, scope=None), caller.identity, _identity(rule, values)
         # The members that they miss, and so their version, depend on the event.
         is_asked = scope is not None or bool(rule.collection.field_permissions)
-        if rule.would_serve(caller, identity, "") and not rule.uses_plugin_roles:
+        if may_read(rule, caller, identity) and not rule.uses_plugin_roles:
             return values, is_asked
         if rule.uses_plugin_roles and (rule.allows_anonymous or caller != ANONYMOUS):
             return values, True
-        if rule.uses_space_roles and own and rule.would_serve(add_roles(caller, _ANY_SPACE), identity, ""):
+        if rule.uses_space_roles and own and may_read(rule, add_roles(caller, _ANY_SPACE), identity):
             return values, True
-        if own and identity == _ANY_IDENTITY and rule.would_serve(caller, own, ""):
+        if own and identity == _ANY_IDENTITY and may_read(rule, caller, own):
             return {**values, "identity": own}, is_asked
         return None
 
@@ -239,10 +237,7 @@ class StreamAuthorizer:
             for hearer in hearers:
                 hearer.abort()
             return _deny_all
-        known = {
-            key: None if isinstance(stored, str) else self._spaces.membership(key, stored)
-            for key, stored in found.items()
-        }
+        known = self._spaces.memberships(found)
         by_plugins = await self._plugin_decisions(plan, known)
         if any(self._rules[event.topic].collection.field_permissions for event, _ in plan):
             try:
@@ -257,20 +252,16 @@ class StreamAuthorizer:
             hearer = cast(AuthorizedSubscriber, listener)
             if event.topic not in hearer.restricted:
                 return event
-            rule = self._rules[event.topic]
-            if rule.uses_plugin_roles:
-                caller = by_plugins[id(listener), event.id]
+            policy = self._rules[event.topic]
+            if policy.uses_plugin_roles:
+                access = by_plugins[id(listener), event.id]
             else:
-                caller = self._with_space_roles(rule, hearer, event, known)
-            if caller is None:
-                listener.abort()
+                access = self._authorizer.decide_event(policy, hearer.caller, event, known)
+            if isinstance(access, PysyncError):
+                if access.status >= 500:
+                    listener.abort()
                 return None
-            identity = event.params.get("identity")
-            if not rule.would_serve(caller, identity, event.key):
-                return None
-            hidden = field_permissions.hidden_fields(
-                rule.collection.field_permissions, rule.effective_roles(caller, identity)
-            )
+            hidden = access.hidden
             if not hidden:
                 return event
             variant = variants.get((event.id, event.topic, hidden))
@@ -283,27 +274,11 @@ class StreamAuthorizer:
 
         return permit
 
-    def _with_space_roles(
-        self,
-        rule: AccessPolicy,
-        hearer: AuthorizedSubscriber,
-        event: Event,
-        known: Mapping[str, Membership | None],
-    ) -> Caller | None:
-        """The hearer with the roles of the event's space; None where these cannot be told."""
-        caller = hearer.caller
-        space = self._access_key(rule, event) if caller.identity else None
-        if space is None:
-            return caller
-        membership = known[space]
-        return None if membership is None else add_roles(caller, membership.roles(caller.identity))
-
     async def _plugin_decisions(
-        self, plan: Deliveries, known: Mapping[str, Membership | None]
-    ) -> Mapping[tuple[int, str], Caller | None]:
-        """Those whom plugins are asked about, by event, with all their roles: `DENIED` where one refuses
-        them, None where one fails, or where asking them all takes longer than 5 s: whoever else listens
-        waits for that."""
+        self, plan: Deliveries, known: Memberships
+    ) -> Mapping[tuple[int, str], Access | PysyncError]:
+        """The decisions on those whom plugins are asked about, by event. Where asking them all takes longer
+        than 5 s, nobody can tell for the rest: whoever else listens waits for that."""
         asked = [
             (cast(AuthorizedSubscriber, listener), event)
             for event, listeners in plan
@@ -311,16 +286,16 @@ class StreamAuthorizer:
             for listener in listeners
             if event.topic in cast(AuthorizedSubscriber, listener).restricted
         ]
-        found: dict[tuple[int, str], Caller | None] = {
-            (id(hearer), event.id): None for hearer, event in asked
+        found: dict[tuple[int, str], Access | PysyncError] = {
+            (id(hearer), event.id): _UNDECIDED for hearer, event in asked
         }
         waiting = iter(asked)
 
         async def ask_on() -> None:
             for hearer, event in waiting:
-                rule = self._rules[event.topic]
-                caller = self._with_space_roles(rule, hearer, event, known)
-                found[id(hearer), event.id] = await self._decide_with_plugins(rule, caller, event)
+                found[id(hearer), event.id] = await self._authorizer.decide_event_with_plugins(
+                    self._rules[event.topic], hearer.caller, event, known
+                )
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ROLE_TIMEOUT_S), asyncio.TaskGroup() as group:
@@ -328,23 +303,13 @@ class StreamAuthorizer:
                     group.create_task(ask_on())
         return found
 
-    async def _decide_with_plugins(
-        self, rule: AccessPolicy, caller: Caller | None, event: Event
-    ) -> Caller | None:
-        if caller is None:
-            return None
-        try:
-            return await self._roles.add_plugin_roles(rule, caller, event.params, event.key)
-        except PysyncError as error:
-            return DENIED if error.status < 500 else None
-
     async def check(self, subscriber: AuthorizedSubscriber) -> None:
         """End whoever listens by a certificate that does not hold any more, and cut where nobody can tell."""
         if subscriber.proof is None or not self._is_due(subscriber):
             return
         now_ms = self._now_ms()
         try:
-            if await self._access.is_still_valid(subscriber.proof):
+            if await self._authenticator.is_still_valid(subscriber.proof):
                 subscriber.verified_at_ms = now_ms
             else:
                 subscriber.close()

@@ -1,15 +1,14 @@
 """When plugins begin and end, what they think of certificates, and that nobody pays for them who has none."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import MethodType
 from typing import Any
 
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Signed, Start, minted_at, root_device
-from support.plugin_samples import EVERYTHING, MINE, NOTES, Reading, Roles, Taking, Told, batch, people
+from support.plugin_samples import EVERYTHING, MINE, NOTES, batch, people
 
 from pysync import config
 from pysync.auth import issuing
@@ -17,10 +16,7 @@ from pysync.auth.certificates import Certificate
 from pysync.config import Config
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext
-from pysync.server.app import App, create_app
-from pysync.server.handlers.append_log import LogHandlers
-from pysync.server.handlers.documents import DocumentHandlers
-from pysync.server.handlers.plugin_hooks import PluggedHandlers, PluggedLogs
+from pysync.server.app import create_app
 from pysync.server.serve import serve_on
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
@@ -221,35 +217,8 @@ async def test_every_plugin_looks_at_a_certificate(start: Start, session: aiohtt
     assert (one.seen, two.seen) == (["device"], ["device"])
 
 
-def handlers(app: App) -> Iterator[tuple[str, type]]:
-    """What answers each action of documents and logs."""
-    for _, route in app._middleware._routes:
-        if route.action in ("pull", "push", "append"):
-            assert isinstance(route.handler, MethodType), "nothing is wrapped around it"
-            yield route.action, type(route.handler.__self__)
-
-
-async def test_a_service_without_plugins_is_wired_as_if_there_were_none() -> None:
+async def test_a_service_without_plugins_gives_no_roles_by_plugins_and_keeps_no_request_id() -> None:
     async with await create_app(settings(*EVERYTHING)) as app:
-        assert {handler for _, handler in handlers(app)} == {DocumentHandlers, LogHandlers}
         rules = [route.policy for _, route in app._middleware._routes if route.policy is not None]
         assert not any(rule.uses_plugin_roles or rule.uses_dynamic_roles for rule in rules)
         assert app._middleware._request_id_var is None
-
-
-@pytest.mark.parametrize(
-    ("plugin", "pull", "push"),
-    [
-        (Told(), (DocumentHandlers, LogHandlers), (PluggedHandlers, PluggedLogs)),
-        (Taking("notes", None), (DocumentHandlers, LogHandlers), (PluggedHandlers, PluggedLogs)),
-        (Reading(), (PluggedHandlers, PluggedLogs), (DocumentHandlers, LogHandlers)),
-        (Roles({}), (DocumentHandlers, LogHandlers), (DocumentHandlers, LogHandlers)),
-    ],
-)
-async def test_only_what_a_plugin_has_hooks_for_is_wired_to_it(
-    plugin: object, pull: tuple[type, ...], push: tuple[type, ...]
-) -> None:
-    async with await create_app(settings(*EVERYTHING), plugins=[plugin]) as app:
-        found = set(handlers(app))
-    assert {handler for action, handler in found if action == "pull"} == set(pull)
-    assert {handler for action, handler in found if action != "pull"} == set(push)

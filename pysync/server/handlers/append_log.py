@@ -8,9 +8,7 @@ from aiohttp import web
 
 from pysync import _core, protocol
 from pysync.auth import field_permissions
-from pysync.auth.authentication import Authenticator
-from pysync.engine.append_log import AppendLogs, LogRange, LogSettings, LogSlice
-from pysync.engine.keyed_versions import KeyedVersions
+from pysync.engine.append_log import LogRange, LogSettings, LogSlice
 from pysync.errors import (
     AppendProofMissing,
     BadRequest,
@@ -22,17 +20,19 @@ from pysync.errors import (
     PullBoundRequired,
 )
 from pysync.model import Caller, WriteResult
-from pysync.server.authorization import RequestAuthenticator
+from pysync.server.authorization import Access
+from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.request_body import (
     check_sealed,
     idempotency_key,
     in_thread_if_large,
-    read_authenticated_body,
+    read_authorized_body,
     validate,
     verify_author_proof,
 )
-from pysync.server.responses import NO_STORE, HeadResponse, Response, etag_matches
+from pysync.server.responses import HeadResponse, Response, etag_matches, write_response
 from pysync.server.router import Match
+from pysync.server.service import Service
 from pysync.server.streaming import streaming_response
 
 REDACT_IN_THREAD_ABOVE = 64 * 1024
@@ -45,53 +45,55 @@ _is_bound = re.compile(r"0|[1-9][0-9]*").fullmatch
 class LogHandlers:
     """The routes of one append-only collection, whose logs follow `rules`."""
 
-    def __init__(
-        self,
-        rules: LogSettings,
-        logs: AppendLogs,
-        access: Authenticator,
-        callers: RequestAuthenticator,
-        versions: KeyedVersions,
-    ) -> None:
-        self._settings = rules
-        self._logs = logs
-        self._versions = versions
-        self._access = access
-        self._callers = callers
+    def __init__(self, service: Service, settings: LogSettings) -> None:
+        self._service = service
+        self._settings = settings
+        self._logs = service.logs
+        self._versions = service.documents.versions
+        self._authorizer = service.authorizer
+        self._hooks = service.hooks
 
     async def append(self, request: web.BaseRequest, match: Match) -> Response:
         """`POST {ns}/push/<key>`: one element at the log's end."""
-        caller, element = await self._authorize(request, match)
-        written = await self._append(request, match, caller, element)
-        told = await self._versions.version_for_caller(
-            match.policy, caller, match.identity, match.key, written
-        )
-        return Response(200, protocol.write_response_body(told, written.timestamp_ms), NO_STORE)
+        access, element = await self._authorize_append(request, match)
+        if self._hooks.has_push_hooks:
+            return await push_with_plugins(
+                self._service, request, match, access, element,
+                lambda: self._append(request, match, access.caller, element),
+            )  # fmt: skip
+        written = await self._append(request, match, access.caller, element)
+        version = written.hash
+        if access.hidden:
+            version = await self._versions.load_and_compute(
+                match.key, version, written.timestamp_ms, access.hidden
+            )
+        return write_response(version, written.timestamp_ms)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET {ns}/pull/<key>`: the elements within the bounds of the query."""
-        signer, caller = await self._callers.authorize_read(request, match)
-        return await self._respond(request, match, signer, caller)
+        access = await self._authorizer.authorize(request, match)
+        if access.reply is not None:
+            return plugin_response(request, match, access.reply)
+        return await self._respond(request, match, access)
 
-    async def _authorize(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.Append]:
-        """Who appends, with its roles for this log, and what: allowed and checked."""
-        rule = match.policy
-        permissions = rule.collection.field_permissions
-        caller, text = await read_authenticated_body(request, match, self._access, self._callers)
+    async def _authorize_append(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.Append]:
+        """The access of an append, and its element, which is checked."""
+        permissions = match.policy.collection.field_permissions
+        access, text = await read_authorized_body(request, match, self._authorizer)
         element = await in_thread_if_large(len(text), _core.decode_append, text)
         if self._settings.require_author_signature:
             if element.author_pubkey is None:
                 raise AppendProofMissing
-            await in_thread_if_large(len(text), verify_author_proof, "append", element, caller, match.key)
-        if permissions:
-            field_permissions.check_append(
-                permissions, rule.effective_roles(caller, match.identity), element.data
+            await in_thread_if_large(
+                len(text), verify_author_proof, "append", element, access.caller, match.key
             )
+        if permissions:
+            field_permissions.check_append(permissions, access.roles, element.data)
         if match.route.keyrings is not None:
             await check_sealed(match, element.data)
         if match.route.validator is not None:
             await validate(match.route.validator, element.data)
-        return caller, element
+        return access, element
 
     async def _append(
         self, request: web.BaseRequest, match: Match, caller: Caller, element: _core.Append
@@ -103,11 +105,8 @@ class LogHandlers:
             return await self._logs.append(match.key, element, self._settings, subject)
         return await self._logs.append_idempotent(match.key, element, self._settings, once, subject)
 
-    async def _respond(
-        self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller
-    ) -> Response:
-        """The answer to a pull that is allowed."""
-        rule = match.policy
+    async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
+        """The answer to a pull that is allowed, with what is stored."""
         now_ms = self._logs.now_ms()
         query = request.query if "?" in request.raw_path else {}
         tail = await self._logs.read(
@@ -115,12 +114,7 @@ class LogHandlers:
         )
         if not tail.hash:
             return Response(200, self._render(tail, b"", now_ms), match.route.read_headers)
-        permissions = rule.collection.field_permissions
-        hidden: frozenset[str] = frozenset()
-        if permissions:
-            hidden = field_permissions.hidden_fields(
-                permissions, rule.effective_roles(caller, match.identity)
-            )
+        hidden = access.hidden
         version = tail.hash = await self._versions.load_and_compute(
             match.key, tail.hash, tail.newest_ms, hidden
         )

@@ -15,22 +15,13 @@ from pysync import _core, protocol
 from pysync.auth import field_permissions
 from pysync.auth.authentication import ANONYMOUS_REQUEST, AuthenticatedRequest
 from pysync.auth.policy import AccessPolicy
-from pysync.auth.spaces import add_roles
-from pysync.config import Config
 from pysync.config.key_templates import params
 from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log import AppendLogs, LogRange
+from pysync.engine.append_log import LogRange
 from pysync.engine.documents import CachedVersion, Documents
-from pysync.errors import (
-    AuthorizationError,
-    DocumentCorrupt,
-    Forbidden,
-    PysyncError,
-    RolesUnavailable,
-)
-from pysync.model import ANONYMOUS, Caller
-from pysync.plugins.hooks import Hooks
-from pysync.server.authorization import RequestAuthenticator, RoleResolver, plugin_request
+from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden, RolesUnavailable
+from pysync.model import Caller
+from pysync.server.authorization import Access, Memberships
 from pysync.server.handlers.batch_reads import (
     BatchLogReader,
     Budget,
@@ -44,6 +35,7 @@ from pysync.server.handlers.batch_reads import (
 )
 from pysync.server.responses import HeadResponse, Response, etag_matches, wants_body
 from pysync.server.router import Match
+from pysync.server.service import Service
 from pysync.store import MAX_CONCURRENT_READS, Store
 
 IN_THREAD_ABOVE: Final = 64 * 1024
@@ -54,7 +46,8 @@ _T = TypeVar("_T")
 
 
 class Decision(NamedTuple):
-    """The verdict on a group of entries: the text of an error, or the members `hidden` from its documents."""
+    """The decision on a group of entries: the text of an error, or the members `hidden` from its
+    documents."""
 
     error: str | None
     hidden: frozenset[str] = frozenset()
@@ -226,9 +219,6 @@ _Group = tuple[int, str | None, list[str]]
 """Entries that are decided on together, as a plan tells them: their collection, the `{identity}` of their
 paths, and the values of the parameters that decide."""
 
-_FORBIDDEN = Decision(Forbidden.default_message)
-_UNKNOWN = Decision(AuthorizationError.default_message)
-
 
 class BatchHandler:
     """The batch pulls of one `namespace`. `rules` are those of pulling its collections, each with whether
@@ -236,32 +226,24 @@ class BatchHandler:
 
     def __init__(
         self,
-        config: Config,
+        service: Service,
         namespace: str | None,
         rules: Sequence[tuple[AccessPolicy, bool]],
-        store: Store,
-        documents: Documents,
-        logs: AppendLogs,
-        callers: RequestAuthenticator,
-        roles: RoleResolver,
-        hooks: Hooks,
-        now_ms: Callable[[], int],
-        corruption: CorruptionReporter,
         reads_at_once: int = MAX_CONCURRENT_READS,
     ) -> None:
+        config, hooks = service.config, service.hooks
         self._namespace = namespace
         self._rules = [rule for rule, _ in rules]
-        self._store = store
-        self._documents = documents
+        self._store = service.store
+        self._documents = service.documents
         self._max_bytes = config.max_batch_bytes
-        self._log_reader = BatchLogReader(logs, self._rules, documents.versions)
-        self._callers = callers
-        self._roles = roles
-        self._spaces = roles.spaces
+        self._log_reader = BatchLogReader(service.logs, self._rules, service.documents.versions)
+        self._authorizer = service.authorizer
+        self._spaces = service.authorizer.spaces
         self._hooks = hooks
         self._has_hooks = hooks.has_authorize_hooks or hooks.has_pull_hooks
-        self._now_ms = now_ms
-        self._corruption = corruption
+        self._now_ms = service.documents.now_ms
+        self._corruption = service.corruption
         self._reads_at_once = reads_at_once
         self._deciding_params = [
             list(params(rule.collection.storage_path)) if self._has_hooks else self._spaces.params(rule)
@@ -282,7 +264,7 @@ class BatchHandler:
         """Answer a batch pull. The entries' errors are theirs alone; what the request as a whole did wrong is
         told before anything is read."""
         query = request.raw_path.partition("?")[2].encode(errors="surrogateescape")
-        verified = await self._callers.authenticate_optional(request, self._namespace)
+        verified = await self._authorizer.authenticate_optional(request, self._namespace)
         return await self._respond(request, query, verified)
 
     async def _respond(
@@ -293,13 +275,14 @@ class BatchHandler:
         caller = verified.caller
         plan = self._planner.plan(query, caller.identity, caller.scope)
         named = [self._rules[row] for row in plan.collections]
-        await self._callers.enforce_rate_limits(request, caller, named)
-        if self._hooks.has_pull_hooks and not await self._callers.consume_nonce(request, verified):
+        await self._authorizer.enforce_rate_limits(request, caller, named)
+        authorizer, has_pull_hooks = self._authorizer, self._hooks.has_pull_hooks
+        if has_pull_hooks and not await authorizer.consume_optional_nonce(request, verified):
             return await self._respond(request, query, ANONYMOUS_REQUEST)
         known = await self._read_access(plan, caller)
-        verdicts = await self._decisions(plan, caller, known)
-        is_taken = self._hooks.has_pull_hooks or all(verdict.error is not None for verdict in verdicts)
-        if not is_taken and not await self._callers.consume_nonce(request, verified):
+        verdicts = await self._decide(plan, caller, self._spaces.memberships(known))
+        is_taken = has_pull_hooks or all(verdict.error is not None for verdict in verdicts)
+        if not is_taken and not await authorizer.consume_optional_nonce(request, verified):
             return await self._respond(request, query, ANONYMOUS_REQUEST)
         reads = BatchReads(
             self._store, self._documents, self._log_reader, plan, verdicts, self._shadowed_reads(plan), known,
@@ -330,61 +313,28 @@ class BatchHandler:
             return None
         return self._spaces.access_document_key(dict(zip(self._deciding_params[row], values, strict=True)))
 
-    async def _decisions(
-        self, plan: _core.BatchPlan, caller: Caller, access: dict[str, ReadOutcome]
+    async def _decide(
+        self, plan: _core.BatchPlan, caller: Caller, memberships: Memberships
     ) -> list[Decision]:
-        """What single pulls would get, for each group of the plan."""
+        """What single pulls would get, for each group of the plan. Where plugins have a say, a group is one
+        document."""
         if self._has_hooks:
             return await asyncio.gather(
-                *(self._decide_with_plugins(group, caller, access) for group in plan.groups)
+                *(self._decide_group(group, caller, memberships) for group in plan.groups)
             )
         caller = replace(caller, scope=None)  # the plan saw to it
-        verdicts = []
-        for group in plan.groups:
-            row, identity, _ = group
-            reader = self._with_space_roles(group, caller, access)
-            verdicts.append(_UNKNOWN if reader is None else _decide(self._rules[row], reader, identity, ""))
-        return verdicts
+        return [await self._decide_group(group, caller, memberships) for group in plan.groups]
 
-    async def _decide_with_plugins(
-        self, group: _Group, caller: Caller, access: dict[str, ReadOutcome]
-    ) -> Decision:
-        """The verdict on a group, which is one document, once plugins have been asked."""
+    async def _decide_group(self, group: _Group, caller: Caller, memberships: Memberships) -> Decision:
         row, identity, values = group
-        rule = self._rules[row]
-        reader = self._with_space_roles(group, caller if rule.needs_credentials else ANONYMOUS, access)
-        if reader is None:
-            return _UNKNOWN
-        path_params = dict(zip(self._deciding_params[row], values, strict=True))
-        key = rule.collection.path_template.fill(path_params)
-        try:
-            reader = await self._roles.add_plugin_roles(rule, reader, path_params, key)
-            verdict = _decide(rule, reader, identity, key)
-            if verdict.error is None and self._hooks.has_pull_hooks:
-                await self._hooks.veto_nested_read(plugin_request(rule, reader, path_params, key))
-        except RolesUnavailable:
-            return _UNKNOWN
-        except PysyncError as error:
-            return Decision(error.message)
-        return verdict
-
-    def _with_space_roles(
-        self, group: _Group, caller: Caller, access: dict[str, ReadOutcome]
-    ) -> Caller | None:
-        """`caller` with its roles in the group's space; None where they could not be read."""
-        rule = self._rules[group[0]]
-        if (
-            rule.uses_space_roles
-            and rule.needs_credentials
-            and caller.identity
-            and (key := self._access_key(group)) is not None
-        ):
-            stored = access[key]
-            membership = None if isinstance(stored, str) else self._spaces.membership(key, stored)
-            if membership is None:
-                return None
-            return add_roles(caller, membership.roles(caller.identity))
-        return caller
+        policy = self._rules[row]
+        params = dict(zip(self._deciding_params[row], values, strict=True))
+        key = policy.collection.path_template.fill(params) if self._has_hooks else ""
+        access = await self._authorizer.decide(policy, caller, identity, params, key, memberships)
+        if isinstance(access, Access):
+            return Decision(None, access.hidden) if access.hidden else ALLOWED
+        is_unknown = isinstance(access, RolesUnavailable)
+        return Decision(AuthorizationError.default_message if is_unknown else access.message)
 
     def _shadowed_reads(self, plan: _core.BatchPlan) -> frozenset[tuple[str, int]]:
         """The reads whose key is another collection's: a single pull of it would ask for that one's roles."""
@@ -393,17 +343,6 @@ class BatchHandler:
         rows = [row for row, _, _ in plan.groups]
         reads = plan.reads + [tail[:2] for tail in plan.tails]
         return frozenset((key, group) for key, group in reads if not self._rules[rows[group]].owns_key(key))
-
-
-def _decide(rule: AccessPolicy, reader: Caller, identity: str | None, key: str) -> Decision:
-    """What single pulls of a group would get."""
-    if not rule.would_serve(reader, identity, key):
-        return _FORBIDDEN
-    permissions = rule.collection.field_permissions
-    if not permissions:
-        return ALLOWED
-    hidden = field_permissions.hidden_fields(permissions, rule.effective_roles(reader, identity))
-    return Decision(None, hidden) if hidden else ALLOWED
 
 
 def _headers(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswer) -> str:

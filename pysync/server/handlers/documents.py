@@ -3,7 +3,6 @@
 The keyring fold: a document's `_keyring` sibling in the same answer (wire section 4).
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 import orjson
@@ -11,93 +10,70 @@ from aiohttp import web
 
 from pysync import _core, protocol
 from pysync.auth import field_permissions
-from pysync.auth.authentication import Authenticator
-from pysync.auth.revocation import RevocationRegistry
 from pysync.config import Limit
 from pysync.config.key_templates import RESERVED, KeyTemplate
-from pysync.engine.documents import CachedVersion, Documents
+from pysync.engine.documents import CachedVersion
 from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound, PysyncError
-from pysync.model import ANONYMOUS, Caller, WriteResult
-from pysync.plugins.hooks import Hooks
-from pysync.server.authorization import RequestAuthenticator, RoleResolver, plugin_request
+from pysync.model import Caller, WriteResult
+from pysync.server.authorization import Access
+from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.request_body import (
     check_sealed,
     idempotency_key,
     in_thread_if_large,
-    read_authenticated_body,
+    read_authorized_body,
     read_body,
     validate,
     verify_author_proof,
 )
-from pysync.server.responses import NO_STORE, HeadResponse, Response, etag_matches, wants_body
-from pysync.server.router import Match, Router
+from pysync.server.responses import (
+    NO_STORE,
+    HeadResponse,
+    Response,
+    etag_matches,
+    wants_body,
+    write_response,
+)
+from pysync.server.router import Match
+from pysync.server.service import Service
 
 
 class KeyringFold:
-    """Finds the keyrings of documents. `owners` say which collection, by its rule for pulls, a key belongs
-    to: one table for each namespace, with every collection in it, pulled or not."""
+    """Finds the keyrings of documents."""
 
-    def __init__(
-        self, documents: Documents, roles: RoleResolver, hooks: Hooks, owners: Sequence[Router]
-    ) -> None:
-        self._documents = documents
-        self._roles = roles
-        self._hooks = hooks
-        self._owners = owners
+    def __init__(self, service: Service) -> None:
+        self._documents = service.documents
+        self._authorizer = service.authorizer
+        self._owners = service.key_owners
 
     async def fold(self, match: Match, caller: Caller, now_ms: int) -> tuple[bytes, str] | None:
         """The JSON text of the answer's `keyring` member, `null` where none is stored, and its version. None
         where the caller may not read it: its scope, or the collections that own the key, do not allow it."""
         key = _keyring_key(match)
-        if key.startswith(f"{RESERVED}/"):
+        if key.startswith(f"{RESERVED}/") or (caller.scope is not None and not caller.scope.allows(key)):
             return None
         owners = self._owners_of(key)
         for owner in owners:
-            reader = await self._reader(owner, caller)
-            if reader is not None:
-                return await self._read(key, now_ms, owner, reader)
-        if owners or (caller.scope is not None and not caller.scope.allows(key)):
-            return None
-        return await self._read(key, now_ms)
+            collection = owner.policy.collection
+            if collection.push_only or collection.append_only is not None:
+                continue
+            access = await self._authorizer.may_read_nested(
+                owner.policy, caller, owner.identity, owner.params, key
+            )
+            if access is not None:
+                return await self._read(key, now_ms, collection.ttl_ms, access.hidden)
+        return None if owners else await self._read(key, now_ms, None, frozenset())
 
     async def _read(
-        self, key: str, now_ms: int, owner: Match | None = None, reader: Caller = ANONYMOUS
+        self, key: str, now_ms: int, ttl_ms: int | None, hidden: frozenset[str]
     ) -> tuple[bytes, str]:
-        keyring = await self._documents.pull(key, owner.policy.collection.ttl_ms if owner else None)
+        keyring = await self._documents.pull(key, ttl_ms)
         if keyring is None:
             return b"null", ""
-        hidden: frozenset[str] = frozenset()
-        if owner is not None:
-            roles = owner.policy.effective_roles(reader, owner.identity)
-            hidden = field_permissions.hidden_fields(owner.policy.collection.field_permissions, roles)
         data = field_permissions.redact(keyring.data, hidden) if hidden else keyring.data
         version = await self._documents.versions.load_and_compute(key, keyring.hash, keyring.ts_ms, hidden)
         entry = {"data": orjson.Fragment(data), "hash": version, "timestamp": now_ms}
         return orjson.dumps(entry), version
-
-    async def _reader(self, owner: Match, caller: Caller) -> Caller | None:
-        """`caller` with the roles that it has for the key alone; None where a pull of its own would not give
-        it a document of `owner`."""
-        rule = owner.policy
-        collection = rule.collection
-        if (
-            collection.push_only
-            or collection.append_only is not None
-            or (caller is ANONYMOUS and not rule.allows_anonymous)
-        ):
-            return None
-        try:
-            if rule.uses_dynamic_roles:
-                caller = await self._roles.enrich(rule, caller, owner.params, owner.key)
-            if not rule.allows(caller, owner.identity, owner.key):
-                return None
-            if self._hooks.has_pull_hooks:
-                await self._hooks.veto_nested_read(plugin_request(rule, caller, owner.params, owner.key))
-        except PysyncError as error:
-            if error.status >= 500:
-                raise
-            return None
-        return caller
 
     def _owners_of(self, key: str) -> list[Match]:
         found = []
@@ -125,54 +101,53 @@ REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
 class DocumentHandlers:
     """The document routes of one service."""
 
-    def __init__(
-        self,
-        documents: Documents,
-        access: Authenticator,
-        callers: RequestAuthenticator,
-        revocations: RevocationRegistry,
-        keyrings: KeyringFold,
-    ) -> None:
-        self._documents = documents
-        self._access = access
-        self._callers = callers
-        self._revocations = revocations
-        self._keyrings = keyrings
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._documents = service.documents
+        self._authorizer = service.authorizer
+        self._hooks = service.hooks
+        self._keyrings = KeyringFold(service)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET {ns}/pull/<key>` (wire section 4)."""
-        signer, caller = await self._callers.authorize_read(request, match)
-        return await self._respond(request, match, signer, caller)
+        access = await self._authorizer.authorize(request, match)
+        if access.reply is not None:
+            return plugin_response(request, match, access.reply)
+        return await self._respond(request, match, access)
 
     async def push(self, request: web.BaseRequest, match: Match) -> Response:
         """`POST {ns}/push/<key>` (wire section 4)."""
-        caller, body = await self._authorize(request, match)
-        written = await self._store(request, match, caller, body)
-        told = await self._visible_version(match, caller, written)
-        return Response(200, protocol.write_response_body(told, written.timestamp_ms), NO_STORE)
+        access, body = await self._authorize_push(request, match)
+        if self._hooks.has_push_hooks:
+            return await push_with_plugins(
+                self._service, request, match, access, body,
+                lambda: self._store(request, match, access, body),
+            )  # fmt: skip
+        written = await self._store(request, match, access, body)
+        version = written.hash
+        if access.hidden:
+            version = await self._visible_version(match, access, written)
+        return write_response(version, written.timestamp_ms)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Response:
         """`POST /revocations`: the list is its own proof (wire section 3)."""
-        await self._access.enforce_rate_limit(
-            REVOCATION_LIMIT, f"revocations:{self._callers.client_ip(request)}"
+        await self._service.authenticator.enforce_rate_limit(
+            REVOCATION_LIMIT, f"revocations:{self._authorizer.client_ip(request)}"
         )
         text = await read_body(request, MAX_REVOCATION_BYTES)
-        generation = await self._revocations.publish(text)
+        generation = await self._service.revocations.publish(text)
         return Response(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
 
     async def revocations(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET /revocations/<issuer>`: the list as it was published, for anybody."""
-        text = await self._revocations.published(match.values[0])
+        text = await self._service.revocations.published(match.values[0])
         if text is None:
             raise NotFound
         return Response(200, text, "Cache-Control: no-cache\r\n")
 
-    async def _respond(
-        self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller
-    ) -> Response:
-        """The answer to a pull that is allowed: `caller` is the `signer` with its roles for this document."""
-        document = await self._load(request, match)
-        return await self._document_response(request, match, signer, caller, document)
+    async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
+        """The answer to a pull that is allowed, with what is stored."""
+        return await self._document_response(request, match, access, await self._load(request, match))
 
     async def _load(self, request: web.BaseRequest, match: Match) -> _core.Document | CachedVersion | None:
         """The document of a pull, or only its version where that may be all that is told."""
@@ -183,25 +158,18 @@ class DocumentHandlers:
         self,
         request: web.BaseRequest,
         match: Match,
-        signer: Caller,
-        caller: Caller,
+        access: Access,
         document: _core.Document | CachedVersion | None,
     ) -> Response:
         """The answer to a pull of `document` (None: there is none). Reads the document if only its version is
         known and that does not suffice."""
-        rule = match.policy
         now_ms = self._documents.now_ms()
         keyring = None
         if "?" in request.raw_path and request.query.get("withKeyring", "").lower() in ("1", "true"):
-            keyring = await self._keyrings.fold(match, signer, now_ms)
+            keyring = await self._keyrings.fold(match, access.signer, now_ms)
         if document is None:
             return Response(200, _empty(now_ms, keyring), match.route.read_headers)
-        permissions = rule.collection.field_permissions
-        hidden: frozenset[str] = frozenset()
-        if permissions:
-            hidden = field_permissions.hidden_fields(
-                permissions, rule.effective_roles(caller, match.identity)
-            )
+        hidden = access.hidden
         if not hidden and keyring is None:
             headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
             if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), document.hash):
@@ -209,8 +177,8 @@ class DocumentHandlers:
             if request.method == "HEAD":
                 return HeadResponse(headers)
         if isinstance(document, CachedVersion):
-            document = await self._documents.pull(match.key, rule.collection.ttl_ms)
-            return await self._document_response(request, match, signer, caller, document)
+            document = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
+            return await self._document_response(request, match, access, document)
         if not hidden and keyring is None:
             return Response(200, document.answer(now_ms), headers)
         version = await self._documents.versions.load_and_compute(
@@ -218,27 +186,29 @@ class DocumentHandlers:
         )
         return _personalized(request, match, document, hidden, version, keyring, now_ms)
 
-    async def _authorize(self, request: web.BaseRequest, match: Match) -> tuple[Caller, _core.PushBody]:
-        """Who pushes, with its roles for this document, and what: allowed and checked."""
-        rule = match.policy
-        caller, text = await read_authenticated_body(request, match, self._access, self._callers, pushes=True)
+    async def _authorize_push(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.PushBody]:
+        """The access of a push, and its body, which is checked."""
+        access, text = await read_authorized_body(request, match, self._authorizer, pushes_document=True)
         body = await in_thread_if_large(len(text), _core.decode_push, text)
-        await in_thread_if_large(len(text), verify_author_proof, "document", body, caller, match.key)
+        if body.author_pubkey is not None:
+            await in_thread_if_large(
+                len(text), verify_author_proof, "document", body, access.caller, match.key
+            )
         if match.route.keyrings is not None:
             await check_sealed(match, body.data)
-        if rule.collection.field_permissions:
-            body = await self._apply_field_permissions(request, match, caller, body)
+        if match.policy.collection.field_permissions:
+            body = await self._apply_field_permissions(request, match, access, body)
         if match.route.validator is not None:
             await validate(match.route.validator, body.data)
-        return caller, body
+        return access, body
 
     async def _store(
-        self, request: web.BaseRequest, match: Match, caller: Caller, body: _core.PushBody
+        self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
     ) -> WriteResult:
         """Store a push that is allowed and checked."""
         ttl_ms = match.policy.collection.ttl_ms
-        subject = match.document_ref(caller)
-        once = idempotency_key(request, caller, match.key)
+        subject = match.document_ref(access.caller)
+        once = idempotency_key(request, access.caller, match.key)
         try:
             if once is None:
                 return await self._documents.push(match.key, body, ttl_ms, subject)
@@ -247,43 +217,40 @@ class DocumentHandlers:
             if body.base_hash != _STALE_BASE:
                 raise
             # Members that the caller may not change have changed meanwhile, and so has the merged data.
-            raise await self._conflict(match, caller) from None
+            raise await self._conflict(match, access) from None
         except Conflict as error:
             current = WriteResult(error.current_hash, error.written_ms)
-            raise Conflict(await self._visible_version(match, caller, current)) from None
+            raise Conflict(await self._visible_version(match, access, current)) from None
 
-    async def _conflict(self, match: Match, caller: Caller) -> Conflict:
+    async def _conflict(self, match: Match, access: Access) -> Conflict:
         """Return the error for a push whose base is not the stored version."""
         current = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
         if current is None:
             return Conflict("")
-        return Conflict(await self._visible_version(match, caller, WriteResult(current.hash, current.ts_ms)))
+        return Conflict(await self._visible_version(match, access, WriteResult(current.hash, current.ts_ms)))
 
-    async def _visible_version(self, match: Match, caller: Caller, written: WriteResult) -> str:
+    async def _visible_version(self, match: Match, access: Access, written: WriteResult) -> str:
         """The version that the caller gets for a hash."""
-        return await self._documents.versions.version_for_caller(
-            match.policy, caller, match.identity, match.key, written
+        return await self._documents.versions.load_and_compute(
+            match.key, written.hash, written.timestamp_ms, access.hidden
         )
 
     async def _apply_field_permissions(
-        self, request: web.BaseRequest, match: Match, caller: Caller, body: _core.PushBody
+        self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
     ) -> _core.PushBody:
         """The push as far as the caller may change the members of the document. Of one that its
         Idempotency-Key may show to be a repetition the base is not decided on."""
-        permissions, roles = (
-            match.policy.collection.field_permissions,
-            match.policy.effective_roles(caller, match.identity),
-        )
+        permissions, roles = match.policy.collection.field_permissions, access.roles
         if not body.base_hash:
             return field_permissions.preserve_read_only_fields(permissions, roles, body, None)
         current = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
         if current is None:
             raise Conflict("")
-        version = await self._visible_version(match, caller, WriteResult(current.hash, current.ts_ms))
+        version = await self._visible_version(match, access, WriteResult(current.hash, current.ts_ms))
         if version == body.base_hash:
             body = body if version == current.hash else body.rebased(current.hash)
             return field_permissions.preserve_read_only_fields(permissions, roles, body, current.data)
-        if idempotency_key(request, caller, match.key) is None:
+        if idempotency_key(request, access.caller, match.key) is None:
             raise Conflict(version)
         with suppress(Forbidden):
             # Not over the base that it names, which may be a guess of the hash.

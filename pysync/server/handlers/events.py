@@ -9,15 +9,15 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion
 
 from pysync import _core, protocol
-from pysync.auth.authentication import NO_CREDENTIALS, Authenticator
+from pysync.auth.authentication import NO_CREDENTIALS
 from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import is_parameter, params
 from pysync.engine.subscriptions import Topic
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
-from pysync.server.authorization import RequestAuthenticator
 from pysync.server.connection import Connection
 from pysync.server.responses import Response
 from pysync.server.router import Match
+from pysync.server.service import Service
 from pysync.server.sse import SSEConnection, SSEHub
 from pysync.server.stream_authorization import StreamAuthorizer, topic_of
 
@@ -28,23 +28,23 @@ RequestedTopics = Mapping[Topic, Mapping[str, str]]
 
 
 class EventStreamHandler:
-    """The change stream of one namespace. `rules` are those of pulling its collections."""
+    """The change stream of one namespace. `policies` are those of pulling its
+    collections."""
 
     def __init__(
         self,
-        rules: Sequence[AccessPolicy],
-        access: Authenticator,
-        callers: RequestAuthenticator,
-        hearing: StreamAuthorizer,
-        subscribers: SSEHub,
+        service: Service,
+        policies: Sequence[AccessPolicy],
+        stream_authorizer: StreamAuthorizer,
+        hub: SSEHub,
     ) -> None:
-        self._policies = {rule.collection.name: rule for rule in rules}
+        self._policies = {policy.collection.name: policy for policy in policies}
         # What a stream as a whole asks: credentials that hold, where any collection looks at them.
-        self._policy = replace(rules[0], limit=None)
-        self._access = access
-        self._callers = callers
-        self._authorizer = hearing
-        self._hub = subscribers
+        self._policy = replace(policies[0], limit=None)
+        self._authenticator = service.authenticator
+        self._authorizer = service.authorizer
+        self._stream_authorizer = stream_authorizer
+        self._hub = hub
 
     async def open(self, request: web.BaseRequest, match: Match) -> Response:
         """Begin a stream. It counts as a pull of each collection that it tells of.
@@ -57,20 +57,20 @@ class EventStreamHandler:
         """
         named, wanted = self._parse_topics(request.query)
         examines = any(rule.needs_credentials for rule in named)
-        credentials = self._access.parse_credentials(request.headers) if examines else NO_CREDENTIALS
-        verified = await self._callers.authenticate(request, credentials, b"", self._policy)
-        if verified.certificate is not None and self._access.has_expired(verified.certificate):
+        credentials = self._authenticator.parse_credentials(request.headers) if examines else NO_CREDENTIALS
+        verified = await self._authorizer.authenticate(request, credentials, b"", self._policy)
+        if verified.certificate is not None and self._authenticator.has_expired(verified.certificate):
             raise Unauthorized("expired: a stream would end at once")
-        grant = self._authorizer.grant(wanted, verified.caller)
+        grant = self._stream_authorizer.grant(wanted, verified.caller)
         if not grant.filter:
             if credentials is NO_CREDENTIALS:
                 raise Unauthorized("no credentials")
             raise Forbidden(reason="roles: none of the collections")
         told = [rule for rule in named if topic_of(rule) in grant.filter]
-        await self._callers.enforce_rate_limits(request, verified.caller, told)
-        await self._access.consume_nonce(verified)
+        await self._authorizer.enforce_rate_limits(request, verified.caller, told)
+        await self._authorizer.consume_nonce(verified)
         start = await self._hub.dispatcher.resolve_start(_last_event_id(request))
-        account = verified.caller.identity or self._callers.client_ip(request)
+        account = verified.caller.identity or self._authorizer.client_ip(request)
         subscriber = SSEConnection(self._hub, grant, verified.caller, verified.certificate, start, account)
         return EventStreamResponse(lambda connection, head: subscriber.begin(connection, head, start))
 

@@ -3,18 +3,21 @@
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
 from pysync import protocol
-from pysync.engine.files import Files, FileSettings
+from pysync.engine.files import FileSettings
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
-from pysync.model import Caller, WriteResult
+from pysync.model import Caller
+from pysync.server.authorization import Access
 from pysync.server.handlers.documents import DocumentHandlers
+from pysync.server.handlers.plugin_hooks import run_after_write
 from pysync.server.request_body import check_body_headers, media_type, read_body, stream_body
-from pysync.server.responses import NO_STORE, Response, etag_matches
+from pysync.server.responses import Response, etag_matches, write_response
 from pysync.server.router import Match
+from pysync.server.service import Service
 from pysync.server.streaming import SendfileResponse, StreamingResponse
 from pysync.store import JSON_TYPE, FileStat, OpenFile
 from pysync.store.local.disk import FileReader
@@ -56,21 +59,23 @@ class Upload(NamedTuple):
 class FileHandlers(DocumentHandlers):
     """The routes of collections that have files, and perhaps documents too."""
 
-    def __init__(self, files: Files, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._files = files
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._files = service.files
 
     async def push(self, request: web.BaseRequest, match: Match) -> Response:
         """`POST {ns}/push/<key>`: a file, or a document where the collection has both."""
-        if is_document(request, match):
+        if file_settings(match).documents and media_type(request) == JSON_TYPE:
             return await super().push(request, match)
         async with self._begin_upload(request, match) as upload:
-            written = await self._store_file(match, upload)
-        return Response(200, protocol.write_response_body(written.hash, written.timestamp_ms), NO_STORE)
+            written = await self._files.push(
+                match.key, upload.chunks, upload.content_type, match.document_ref(upload.caller)
+            )
+        if self._hooks.has_push_hooks:
+            await run_after_write(self._service, match, upload.caller, written, match.params, None)
+        return write_response(written.hash, written.timestamp_ms)
 
-    async def _respond(
-        self, request: web.BaseRequest, match: Match, signer: Caller, caller: Caller
-    ) -> Response:
+    async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
         rules = file_settings(match)
         document = None
         for _ in range(_LOOKUP_ATTEMPTS):
@@ -82,17 +87,17 @@ class FileHandlers(DocumentHandlers):
             document = await self._load(request, match)
             if document is not None:
                 break
-        return await self._document_response(request, match, signer, caller, document)
+        return await self._document_response(request, match, access, document)
 
     @asynccontextmanager
     async def _begin_upload(self, request: web.BaseRequest, match: Match) -> AsyncIterator[Upload]:
         """The file that is pushed, once its sender is admitted and allowed: before it is read, because the
         signature covers an empty body. It covers what is sent as JSON, which is therefore held whole.
 
-        Raises UnsupportedMediaType, and what `Access.present`, `check_body_headers` and `Callers.writer` do.
+        Raises UnsupportedMediaType, and what `check_body_headers` and `Authorizer.authorize` do.
         """
         rule, rules = match.policy, file_settings(match)
-        credentials = self._access.credentials_for(rule, request.headers)
+        credentials = self._authorizer.credentials_for(request, rule)
         sent_as = media_type(request)
         if not (_is_media_type(sent_as) and rules.accepts(sent_as)):
             allowed = (JSON_TYPE, *rules.types) if rules.documents else rules.types
@@ -100,15 +105,12 @@ class FileHandlers(DocumentHandlers):
         max_bytes = rule.collection.max_body_bytes
         check_body_headers(request, max_bytes)
         signed = await read_body(request, max_bytes) if sent_as == JSON_TYPE else b""
-        _, caller = await self._callers.authorize(request, match, credentials, signed)
+        access = await self._authorizer.authorize(request, match, credentials, signed)
         chunks = _single_chunk(signed) if sent_as == JSON_TYPE else stream_body(request, max_bytes)
         async with aclosing(chunks):
-            yield Upload(caller, chunks, rules.content_type or sanitize(request.headers["Content-Type"]))
-
-    async def _store_file(self, match: Match, upload: Upload) -> WriteResult:
-        """Store a file that is allowed."""
-        subject = match.document_ref(upload.caller)
-        return await self._files.push(match.key, upload.chunks, upload.content_type, subject)
+            yield Upload(
+                access.caller, chunks, rules.content_type or sanitize(request.headers["Content-Type"])
+            )
 
     async def _try_file(self, request: web.BaseRequest, match: Match, rules: FileSettings) -> Response | None:
         """The answer that the file makes; None where there is none. Raises RangeNotSatisfiable."""
@@ -141,11 +143,6 @@ class FileHandlers(DocumentHandlers):
             await file.chunks.aclose()
             raise RangeNotSatisfiable(file.size)
         return await _file_response(match, rules, file, is_partial=file.size > 0)
-
-
-def is_document(request: web.BaseRequest, match: Match) -> bool:
-    """Whether what is pushed is a document."""
-    return file_settings(match).documents and media_type(request) == JSON_TYPE
 
 
 def file_settings(match: Match) -> FileSettings:

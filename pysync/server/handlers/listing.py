@@ -6,7 +6,7 @@ Pages of a collection: the values of its last path parameter (wire section 7).
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -14,9 +14,9 @@ from pysync import _core
 from pysync.config.key_templates import KeyTemplate, are_parameters, is_parameter
 from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
 from pysync.plugins import FileBackedCollection
-from pysync.server.authorization import RequestAuthenticator
 from pysync.server.responses import Response, json_response
 from pysync.server.router import Match
+from pysync.server.service import Service
 from pysync.store import Store
 
 DEFAULT_LIMIT = 100
@@ -76,9 +76,9 @@ _LIMIT_DIGITS = len(str(MAX_LIMIT))
 class ListHandler:
     """The list routes of one service."""
 
-    def __init__(self, store: Store, callers: RequestAuthenticator) -> None:
-        self._store = store
-        self._callers = callers
+    def __init__(self, service: Service) -> None:
+        self._store = service.store
+        self._authorizer = service.authorizer
 
     async def list(self, request: web.BaseRequest, match: Match) -> Response:
         """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
@@ -100,8 +100,9 @@ class ListHandler:
     ) -> tuple[int, str | None, _core.Scope | None]:
         """The limit of a list that is allowed, the name that it is to begin after, and the caller's scope if
         that denies any names."""
-        _, caller = await self._callers.authorize_read(request, match)
-        scope = caller.scope if caller.scope is not None and caller.scope.has_denies else None
+        access = await self._authorizer.authorize(request, match)
+        scope = access.caller.scope
+        scope = scope if scope is not None and scope.has_denies else None
         if "?" not in request.raw_path:
             return DEFAULT_LIMIT, None, scope
         return _limit(request.query.get("limit")), _after(request.query.get("after")), scope
@@ -110,8 +111,8 @@ class ListHandler:
 class PluginFileListHandler(ListHandler):
     """The list routes of a collection whose files a plugin keeps."""
 
-    def __init__(self, files: FileBackedCollection, *parts: Any) -> None:
-        super().__init__(*parts)
+    def __init__(self, service: Service, files: FileBackedCollection) -> None:
+        super().__init__(service)
         self._suffix = files.suffix
         self._folder = KeyTemplate(files.template.rpartition("/")[0])
         self._visible_before = files.visible_before

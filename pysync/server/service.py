@@ -1,0 +1,36 @@
+"""What the handlers of one service share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pysync.auth.authentication import Authenticator
+from pysync.auth.revocation import RevocationRegistry
+from pysync.config import Config
+from pysync.corruption import CorruptionReporter
+from pysync.engine.append_log import AppendLogs
+from pysync.engine.documents import Documents
+from pysync.engine.files import Files
+from pysync.engine.outbox import Outbox
+from pysync.plugins.hooks import Hooks
+from pysync.server.authorization import Authorizer
+from pysync.server.router import Router
+from pysync.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The parts of one service that its handlers work with. `key_owners` has one table for each namespace: it
+    says which collection a key belongs to, by its policy for pulls."""
+
+    config: Config
+    store: Store
+    documents: Documents
+    logs: AppendLogs
+    files: Files
+    outbox: Outbox
+    authenticator: Authenticator
+    authorizer: Authorizer
+    revocations: RevocationRegistry
+    hooks: Hooks
+    corruption: CorruptionReporter
+    key_owners: Sequence[Router]

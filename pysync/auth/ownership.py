@@ -46,8 +46,7 @@ class Ownership:
 
 def _identity_prefixes(config: Config) -> Iterator[tuple[str, bool]]:
     """Return the part of each template before `{identity}`, and whether anything follows it."""
-    for _, _, collections in config.each_namespace():
-        for collection in collections:
-            before, identity, after = collection.storage_path.partition("{identity}")
-            if identity and "{" not in before:
-                yield before, not after and collection.bundle is None
+    for _, _, collection in config.each_collection():
+        before, identity, after = collection.storage_path.partition("{identity}")
+        if identity and "{" not in before:
+            yield before, not after and collection.bundle is None

@@ -172,11 +172,10 @@ def every_named_identity(config: Config) -> frozenset[str]:
 def every_role(config: Config) -> frozenset[str]:
     """Return every role that the configuration asks for."""
     asked: set[str] = set()
-    for _, _, collections in config.each_namespace():
-        for collection in collections:
-            asked.update(collection.read_roles, collection.write_roles)
-            for permission in collection.field_permissions.values():
-                asked.update(permission.read_roles or (), permission.write_roles or ())
+    for _, _, collection in config.each_collection():
+        asked.update(collection.read_roles, collection.write_roles)
+        for permission in collection.field_permissions.values():
+            asked.update(permission.read_roles or (), permission.write_roles or ())
     return frozenset(asked)
 
 
@@ -221,9 +220,8 @@ def is_multi_process(config: Config) -> bool:
 
 def _every_trust(config: Config) -> Iterator[Trust]:
     yield trust_of(config)
-    for namespace, _, collections in config.each_namespace():
-        for collection in collections:
-            yield trust_of(config, namespace, collection)
+    for namespace, _, collection in config.each_collection():
+        yield trust_of(config, namespace, collection)
 
 
 def _rules(action: Action, limits: tuple[RateLimit | None, ...]) -> Iterator[RateRule]:

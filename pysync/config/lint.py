@@ -10,7 +10,7 @@ from pysync.config.convert import ENV_REFERENCE, join, suggest
 from pysync.config.derived import Trust, accepts_json, effective_limit, file_types, is_metered, trust_of
 from pysync.config.loader import env_overrides
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections
-from pysync.config.problem import Problem
+from pysync.config.problem import FieldError, Problem
 from pysync.config.schema import Action, Collection, Config
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
@@ -36,13 +36,12 @@ def lint(config: Config, environ: Mapping[str, str] = _NO_ENVIRONMENT, value: ob
 
 
 def _warnings(config: Config) -> Iterator[Problem]:
-    namespaces = list(config.each_namespace())
-    if not any(collections for _, _, collections in namespaces):
+    found = list(config.each_collection())
+    if not found:
         yield Problem("collections", "nothing is served: there is no collection")
-    for namespace, path, collections in namespaces:
-        for at, collection in enumerate(collections):
-            trust = trust_of(config, namespace, collection)
-            yield from _collection(collection, f"{path}[{at}]", _Roles(config, collection, trust))
+    for namespace, path, collection in found:
+        trust = trust_of(config, namespace, collection)
+        yield from _collection(collection, path, _Roles(config, collection, trust))
     yield from _limits(config)
     yield from _shared_keys(config)
     yield from overlaps.shared_between_namespaces(config)
@@ -72,12 +71,10 @@ def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
 
 
 def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[Problem]:
-    if "public" in collection.write_roles and not collection.pull_only:
+    if "public" in collection.roles_for("push"):
         who = "anyone" if collection.require_auth is not True else "anyone with a key of their own"
         yield Problem(f"{path}.writeRoles", f"public: {who} may write", collection.name)
-    readers = () if collection.push_only else collection.read_roles
-    writers = () if collection.pull_only else collection.write_roles
-    if not (readers or writers):
+    if not (collection.roles_for("pull") or collection.roles_for("push")):
         yield Problem(path, "nobody may use it: no route has roles", collection.name)
     for member, roles in _role_lists(collection):
         for at, role in enumerate(roles):
@@ -91,9 +88,8 @@ def _rebinding(config: Config) -> Iterator[Problem]:
     """Warn about anonymous writes, if only the Host header tells them from those of a foreign page."""
     names = [
         found.name
-        for _, _, collections in config.each_namespace()
-        for found in collections
-        if "public" in found.write_roles and not found.pull_only and found.require_auth is not True
+        for _, _, found in config.each_collection()
+        if "public" in found.roles_for("push") and found.require_auth is not True
     ]
     if names and not config.server.public_hosts:
         yield Problem(
@@ -106,17 +102,14 @@ def _rebinding(config: Config) -> Iterator[Problem]:
 def _limits(config: Config) -> Iterator[Problem]:
     """Warn about limits that meter nothing, because they lack numbers or no collection uses them."""
     used = False
-    for _, path, collections in config.each_namespace():
-        for at, collection in enumerate(collections):
-            limit = collection.rate_limit
-            metered = [action for action in get_args(Action) if limit and is_metered(limit, action)]
-            used = used or bool(metered)
-            unlimited = [one for one in metered if effective_limit(config, collection, one) is None]
-            if unlimited:
-                message = (
-                    f"meters no {', '.join(unlimited)}: neither it nor the server's rateLimit has numbers"
-                )
-                yield Problem(f"{path}[{at}].rateLimit", message, collection.name)
+    for _, path, collection in config.each_collection():
+        limit = collection.rate_limit
+        metered = [action for action in get_args(Action) if limit and is_metered(limit, action)]
+        used = used or bool(metered)
+        unlimited = [one for one in metered if effective_limit(config, collection, one) is None]
+        if unlimited:
+            message = f"meters no {', '.join(unlimited)}: neither it nor the server's rateLimit has numbers"
+            yield Problem(f"{path}.rateLimit", message, collection.name)
     if config.rate_limit is not None and not used:
         message = "meters nothing: no collection has a rateLimit that takes these numbers"
         yield Problem("rateLimit", message)
@@ -125,13 +118,12 @@ def _limits(config: Config) -> Iterator[Problem]:
 def _shared_keys(config: Config) -> Iterator[Problem]:
     """Collections of different namespaces that hold the same keys, and would not keep them alike."""
     holders: dict[str, Collection] = {}
-    for _, path, collections in config.each_namespace():
-        for at, collection in enumerate(collections):
-            first = holders.setdefault(collection.key_template.shape, collection)
-            if _storage_settings(first) != _storage_settings(collection):
-                members = "appendOnly, ttlMs, allowedMimeTypes"
-                message = f"its keys are also those of {first.name}, which keeps them otherwise: {members}"
-                yield Problem(f"{path}[{at}].storagePath", message, collection.name)
+    for _, path, collection in config.each_collection():
+        first = holders.setdefault(collection.key_template.shape, collection)
+        if _storage_settings(first) != _storage_settings(collection):
+            members = "appendOnly, ttlMs, allowedMimeTypes"
+            message = f"its keys are also those of {first.name}, which keeps them otherwise: {members}"
+            yield Problem(f"{path}.storagePath", message, collection.name)
 
 
 def _storage_settings(collection: Collection) -> tuple[str | None, int | None, bool, bool]:
@@ -140,7 +132,7 @@ def _storage_settings(collection: Collection) -> tuple[str | None, int | None, b
     return field, collection.ttl_ms, accepts_json(collection), bool(file_types(collection))
 
 
-def _log(collection: Collection) -> Iterator[tuple[str, str]]:
+def _log(collection: Collection) -> Iterator[FieldError]:
     log = collection.append_only
     if log is None or log.persist is False:
         return
@@ -150,7 +142,7 @@ def _log(collection: Collection) -> Iterator[tuple[str, str]]:
         yield "appendOnly.allowFull", "false, but checkpoint=0 gives the whole log too: set maxPullLimit"
 
 
-def _files(collection: Collection) -> Iterator[tuple[str, str]]:
+def _files(collection: Collection) -> Iterator[FieldError]:
     if accepts_json(collection):
         return
     if collection.object_schema is not None:

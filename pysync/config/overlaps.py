@@ -70,11 +70,7 @@ class _Site(NamedTuple):
 
     def format_roles(self, action: Literal["pull", "push"]) -> str:
         """The roles that the action asks for, as people read them."""
-        one = self.collection
-        is_closed, roles = (
-            (one.push_only, one.read_roles) if action == "pull" else (one.pull_only, one.write_roles)
-        )
-        return "nobody" if is_closed or not roles else ", ".join(roles)
+        return ", ".join(self.collection.roles_for(action)) or "nobody"
 
 
 def takeovers(config: Config, path_of: Callable[[object], str]) -> Iterator[Problem]:
@@ -145,9 +141,7 @@ def _exposed_to(collection: Collection, name: str, readers: frozenset[str]) -> f
     own = collection.field_permissions.get(name)
     if "public" in readers or (own is not None and readers.issuperset(own.read_roles or ("public",))):
         return frozenset()
-    roles = () if collection.push_only else collection.read_roles
-    roles += () if collection.pull_only else collection.write_roles
-    return frozenset(roles) - readers - {"admin"}
+    return frozenset(collection.roles_for("pull") + collection.roles_for("push")) - readers - {"admin"}
 
 
 def exposed_by_projections(config: Config) -> Iterator[Problem]:
@@ -188,11 +182,7 @@ def _restricted_members(
 
 
 def _sites(config: Config) -> list[_Site]:
-    return [
-        _Site(namespace, f"{path}[{at}]", collection)
-        for namespace, path, collections in config.each_namespace()
-        for at, collection in enumerate(collections)
-    ]
+    return [_Site(*place) for place in config.each_collection()]
 
 
 def _owning_site(sites: Sequence[_Site], key: KeyTemplate) -> _Site | None:
@@ -304,12 +294,11 @@ def _allowed(
         whose = place.get("{identity}") if role.startswith(_OWN_PATH_ONLY) else None
         return _Holders(role, on, whose)
 
-    is_closed = collection.push_only if action == "pull" else collection.pull_only
-    if roles is None:
-        roles = collection.read_roles if action == "pull" else collection.write_roles
+    if roles is None or action not in collection.actions:
+        roles = collection.roles_for(action)
     inner = config.namespaces[site.namespace].restrictions if site.namespace else ()
     return _Allowed(
-        frozenset() if is_closed else frozenset(map(holders, roles)),
+        frozenset(map(holders, roles)),
         collection.root_only,
         frozenset(
             one for one in (*inner, *collection.restrictions) if one.actions is None or action in one.actions

@@ -10,11 +10,9 @@ from typing import Final
 from pysync.config import key_templates
 from pysync.config.derived import accepts_json, collection_for_key
 from pysync.config.key_templates import KeyTemplate
+from pysync.config.problem import FieldError
 from pysync.config.schema import Collection, Config, EventsConfig, ProjectionConfig
 from pysync.protocol import JSON_TYPE
-
-FieldError = tuple[str, str]
-"""The member at fault, relative to its object, and the message."""
 
 
 def events_errors(plugin: EventsConfig, known: Mapping[str, list[Collection]]) -> Iterator[FieldError]:
@@ -46,11 +44,9 @@ def duplicate_collections(plugins: Sequence[EventsConfig]) -> Iterator[tuple[Eve
 def overlapping_collections(plugin: EventsConfig, config: Config) -> Iterator[str]:
     """The names of what else has keys that the plugin's files may have."""
     files = KeyTemplate.of(plugin.storage_path)
-    for _, _, collections in config.each_namespace():
-        for collection in collections:
-            is_other = collection.name != plugin.collection
-            if is_other and files.overlaps(collection.key_template):
-                yield collection.name
+    for _, _, collection in config.each_collection():
+        if collection.name != plugin.collection and files.overlaps(collection.key_template):
+            yield collection.name
     for other in config.events:
         is_other = other.collection != plugin.collection
         if is_other and files.overlaps(KeyTemplate.of(other.storage_path)):
@@ -231,10 +227,9 @@ def _target_errors(
 def _collections_named(source: str, config: Config) -> Iterator[NamespacedCollection]:
     """The collections that a source may mean: `notes` in any namespace, `acme/notes` in one, `/notes` in the
     root alone."""
-    for namespace, _, collections in config.each_namespace():
-        for collection in collections:
-            if source in (collection.name, f"{namespace}/{collection.name}"):
-                yield namespace, collection
+    for namespace, _, collection in config.each_collection():
+        if source in (collection.name, f"{namespace}/{collection.name}"):
+            yield namespace, collection
 
 
 def _qualified_name(place: NamespacedCollection) -> _QualifiedName:

@@ -23,6 +23,10 @@ class Problem:
         return f"{self.location}: {self.message}" if self.path else self.message
 
 
+FieldError = tuple[str, str]
+"""The member at fault, relative to its object, and the message."""
+
+
 class ConfigError(Exception):
     """The configuration is invalid. `problems` has everything that was found, wrong types before broken
     rules, in `file` (`""`: not known, or named by the problems)."""

@@ -7,7 +7,7 @@ the source of `docs/reference/configuration.md`.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pysync.config.key_templates import KeyTemplate
 
@@ -192,6 +192,18 @@ class Collection:
     identity_roles: Mapping[str, tuple[str, ...]] | None = option(
         _ROLES_HERE.format("namespace's, else the "), None
     )
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """The actions that it has routes for; a member of a bundle is pulled with the bundle."""
+        has = {"pull": not self.push_only, "push": not self.pull_only, "list": self.listable}
+        return tuple(action for action in get_args(Action) if has[action])
+
+    def roles_for(self, action: Action) -> tuple[str, ...]:
+        """The roles that may perform the action: none if it has no route for it."""
+        if action not in self.actions:
+            return ()
+        return self.write_roles if action == "push" else self.read_roles
 
     @property
     def path_template(self) -> KeyTemplate:
@@ -403,10 +415,15 @@ class Config:
         for name, namespace in self.namespaces.items():
             yield name, f"namespaces.{name}.collections", namespace.collections
 
+    def each_collection(self) -> Iterator[tuple[str, str, Collection]]:
+        """Every collection, after its namespace's name (`""`: the root) and its path in the file."""
+        for name, path, collections in self.each_namespace():
+            for at, collection in enumerate(collections):
+                yield name, f"{path}[{at}]", collection
+
     def collections_by_name(self) -> dict[str, list[Collection]]:
         """The collections of each name, in all namespaces."""
         named: dict[str, list[Collection]] = {}
-        for _, _, collections in self.each_namespace():
-            for collection in collections:
-                named.setdefault(collection.name, []).append(collection)
+        for _, _, collection in self.each_collection():
+            named.setdefault(collection.name, []).append(collection)
         return named

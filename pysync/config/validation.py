@@ -19,14 +19,13 @@ from pysync.config.derived import (
 from pysync.config.overlaps import takeovers
 from pysync.config.plugin_validation import (
     OBJECT_REFERENCE,
-    FieldError,
     cycles,
     duplicate_collections,
     duplicate_names,
     events_errors,
     projection_errors,
 )
-from pysync.config.problem import Problem
+from pysync.config.problem import FieldError, Problem
 from pysync.config.schema import Action, Auth, Collection, Config, Namespace, RateLimit, Server, wire_name
 
 PathOf = Callable[[object], str]
@@ -59,9 +58,8 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
         ("", (fault for action in get_args(Action) for fault in _limit(action, config.rate_limit))),
     ):
         yield from _at(path, faults)
-    for _, _, collections in config.each_namespace():
-        for collection in collections:
-            yield from _at(path_of(collection), _limits_of(collection, config))
+    for _, _, collection in config.each_collection():
+        yield from _at(path_of(collection), _limits_of(collection, config))
     for at, plugin in enumerate(config.plugins):
         if not (OBJECT_REFERENCE.fullmatch(plugin) or _ENTRY_POINT.fullmatch(plugin)):
             yield Problem(f"plugins[{at}]", "must be package.module:plugin, or the name of an entry point")
@@ -130,7 +128,7 @@ def _paths_do_not_collide(collections: tuple[Collection, ...], path_of: PathOf) 
     for collection in collections:
         path = collection.path_template.shape
         taken = [path] if collection.bundle is None else [path, f"{path}/{collection.name}"]
-        for action, at in product(_actions(collection), taken):
+        for action, at in product(collection.actions, taken):
             other = first.setdefault((action, at), collection)
             of_one_bundle = collection.bundle is not None and collection.bundle == other.bundle
             if other is not collection and not (of_one_bundle and at == path):
@@ -138,15 +136,6 @@ def _paths_do_not_collide(collections: tuple[Collection, ...], path_of: PathOf) 
                     f"{path_of(collection)}.storagePath",
                     f"matches the same keys as {path_of(other)}.storagePath",
                 )
-
-
-def _actions(collection: Collection) -> Iterator[Action]:
-    if not collection.push_only:
-        yield "pull"
-    if not collection.pull_only:
-        yield "push"
-    if collection.listable:
-        yield "list"
 
 
 def _collection(collection: Collection) -> Iterator[FieldError]:

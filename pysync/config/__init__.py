@@ -8,6 +8,7 @@
     plugin_validation  the rules of projections and events
     overlaps           templates that share keys, and projections, by which others could read or write
     key_templates      key templates
+    routes             the routes that a configuration makes
     derived            what follows from several members: an action's limit, the coordinator, media types
     lint               settings that are accepted and probably not meant
     report             the output of `pysync check`

@@ -1,7 +1,7 @@
 """What `pysync check FILE` prints: every problem, or the warnings and the route table."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,9 +10,18 @@ from pysync.config.derived import accepts_json, file_types
 from pysync.config.lint import lint
 from pysync.config.loader import parse, read_file
 from pysync.config.problem import ConfigError, Problem
+from pysync.config.routes import RouteSpec, routes_of
 from pysync.config.schema import Collection, Config
 
-_READING = ("as pulls of what is named",)
+_OF_COLLECTION = ("pull", "push", "append", "list")
+_PROBES = ("health", "ready", "metrics", "version")
+_SERVICE_ROLES = {
+    "batch": "as pulls of what is named",
+    "events": "as pulls of what is named",
+    "revoke": "public (a signed list)",
+    "revocations": "public",
+    "openapi": "public",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,44 +87,33 @@ def routes_table(config: Config) -> list[Row]:
     """The routes that are served, in the order of the file, under the mount path and their namespace; last
     those of the whole service. Probes and metrics are left out."""
     mount, batched = config.server.mount_path, {events.collection for events in config.events}
-    rows: list[Row] = []
-    for name, _, collections in config.each_namespace():
-        prefix = f"{mount}/{name}" if name else mount
-        rows += _routes(prefix, collections, batched)
-        rows.append(Row("GET", f"{prefix}/batch/pull", "", _READING))
-        if collections:
-            rows.append(Row("GET", f"{prefix}/events", "", _READING))
-        if config.config_endpoint is not None:
-            is_open = config.config_endpoint.auth == "public"
-            shown_to = "public" if is_open else "public (filtered by roles)"
-            rows.append(Row("GET", f"{prefix}/config", "", (shown_to,)))
-    rows.append(Row("POST", f"{mount}/revocations", "", ("public (a signed list)",)))
-    rows.append(Row("GET", f"{mount}/revocations/{{issuer}}", "", ("public",)))
-    rows.append(Row("GET", f"{mount}/openapi.json", "", ("public",)))
-    return rows
+    hidden = {f"{mount}/sync/config", "/openapi.json" if mount else ""}
+    return [
+        Row(spec.method, spec.path, _label(spec, batched), _roles(spec, config))
+        for spec in routes_of(config)
+        if spec.action not in _PROBES and spec.path not in hidden
+    ]
 
 
-def _routes(prefix: str, collections: Iterable[Collection], batched: set[str]) -> Iterator[Row]:
-    bundles: dict[str, list[Collection]] = {}
-    for collection in collections:
-        key, roles = collection.storage_path, _display_roles(collection, collection.read_roles)
-        label = collection.name + (" (events)" if collection.name in batched else _kind(collection))
-        if collection.bundle is not None:
-            bundles.setdefault(collection.bundle, []).append(collection)
-            key = f"{key}/{collection.name}"
-        elif not collection.push_only:
-            yield Row("GET", f"{prefix}/pull/{key}", label, roles)
-        if not collection.pull_only:
-            roles_to_write = _display_roles(collection, collection.write_roles)
-            yield Row("POST", f"{prefix}/push/{key}", label, roles_to_write)
-        if collection.listable:
-            yield Row("GET", f"{prefix}/list/{key}".rpartition("/")[0], label, roles)
-    for members in bundles.values():
-        readable = [member for member in members if not member.push_only]
-        names = ", ".join(member.name for member in readable)
-        roles = tuple(dict.fromkeys(role for member in readable for role in member.read_roles))
-        if readable:
-            yield Row("GET", f"{prefix}/pull/{members[0].storage_path}", names, roles)
+def _label(spec: RouteSpec, batched: set[str]) -> str:
+    if spec.action == "bundle":
+        return ", ".join(member.name for member in spec.collections)
+    if spec.action in _OF_COLLECTION:
+        (collection,) = spec.collections
+        return collection.name + (" (events)" if collection.name in batched else _kind(collection))
+    return ""
+
+
+def _roles(spec: RouteSpec, config: Config) -> tuple[str, ...]:
+    if spec.action == "bundle":
+        return tuple(dict.fromkeys(role for member in spec.collections for role in member.read_roles))
+    if spec.action in _OF_COLLECTION:
+        (collection,) = spec.collections
+        pushed = spec.action in ("push", "append")
+        return _display_roles(collection, collection.write_roles if pushed else collection.read_roles)
+    if spec.action == "config" and config.config_endpoint is not None:
+        return ("public" if config.config_endpoint.auth == "public" else "public (filtered by roles)",)
+    return (_SERVICE_ROLES[spec.action],)
 
 
 def _kind(collection: Collection) -> str:

@@ -1,0 +1,87 @@
+"""The routes that a configuration makes, stated once for the server and for `pysync check`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pysync.config.key_templates import KeyTemplate
+from pysync.config.schema import Collection, Config
+
+NO_KEY = KeyTemplate("")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSpec:
+    """A route. `action` is an `Action` of a collection, `append` for pushes to a log, `bundle`, `batch`,
+    `events`, `config`, or the name of a route of the whole service."""
+
+    method: Literal["GET", "POST"]
+    action: str
+    path: str
+    """The path at which it is described, with `{param}` segments."""
+    namespace: str | None = None
+    collections: tuple[Collection, ...] = ()
+    """The collections that it reads or writes: several for a bundle, a batch or a change stream."""
+    key: KeyTemplate = NO_KEY
+    """The end of the path, which names a document, the prefix of a list, or an issuer."""
+    aliases: tuple[str, ...] = ()
+    """Further paths at which the same is served."""
+
+
+def routes_of(config: Config) -> Iterator[RouteSpec]:
+    """Every route except those of example files: of each namespace its collections in the order of the file,
+    then its bundles, batch, change stream and manifest; last those of the whole service."""
+    for name, _, collections in config.each_namespace():
+        yield from _namespace_routes(config, name or None, collections)
+    mount = config.server.mount_path
+    if config.config_endpoint is not None:  # where a published client asks
+        yield RouteSpec("GET", "config", f"{mount}/sync/config")
+    yield RouteSpec("POST", "revoke", f"{mount}/revocations")
+    issuer = KeyTemplate("{issuer}")
+    yield RouteSpec("GET", "revocations", f"{mount}/revocations/{issuer.text}", key=issuer)
+    for prefix in dict.fromkeys((mount, "")):
+        for path, action in (
+            ("/openapi.json", "openapi"),
+            ("/health", "health"),
+            ("/health/ready", "ready"),
+            ("/metrics", "metrics"),
+            ("/version", "version"),
+        ):
+            yield RouteSpec("GET", action, prefix + path)
+
+
+def _namespace_routes(
+    config: Config, namespace: str | None, collections: tuple[Collection, ...]
+) -> Iterator[RouteSpec]:
+    mount = config.server.mount_path
+    own = mount if namespace is None else f"{mount}/{namespace}"
+    # Published clients ask for a namespace under /v1, so it is also there where nothing is mounted.
+    aliases = () if namespace is None or mount else (f"/v1{own}",)
+
+    def route(
+        method: Literal["GET", "POST"], action: str, below: str, *read: Collection, key: KeyTemplate = NO_KEY
+    ) -> RouteSpec:
+        path = f"/{below}/{key.text}".rstrip("/")
+        return RouteSpec(
+            method, action, own + path, namespace, read, key, tuple(prefix + path for prefix in aliases)
+        )
+
+    bundles: dict[str, list[Collection]] = {}
+    for one in collections:
+        if one.bundle is None and "pull" in one.actions:
+            yield route("GET", "pull", "pull", one, key=one.key_template)
+        elif "pull" in one.actions:
+            bundles.setdefault(one.bundle or "", []).append(one)
+        if "push" in one.actions:
+            action = "push" if one.append_only is None else "append"
+            yield route("POST", action, "push", one, key=one.key_template)
+        if "list" in one.actions:
+            folder = KeyTemplate.of(one.storage_path.rpartition("/")[0])
+            yield route("GET", "list", "list", one, key=folder)
+    for members in bundles.values():
+        yield route("GET", "bundle", "pull", *members, key=members[0].path_template)
+    yield route("GET", "batch", "batch/pull", *collections)
+    if collections:
+        yield route("GET", "events", "events", *collections)
+    if config.config_endpoint is not None:
+        yield route("GET", "config", "config")

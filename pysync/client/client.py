@@ -1,9 +1,4 @@
-"""The calls of the protocol (clients-and-crypto 6.2).
-
-How a request names the part of a log that it asks for (wire sections 5 and 6).
-
-Access to many spaces, told in one request (clients-and-crypto section 7.3).
-"""
+"""The client: one method for each call of the protocol."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,14 +33,17 @@ from pysync.errors import NotFound, PysyncError
 
 ParamSet = Mapping[str, str | int]
 RangeParams = Mapping[str, int]
-"""Of one log in a batch: `since` or `last` or both."""
+"""The bounds of one log in a batch: `since` or `last` or both."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """The part of a log that a batch is to read: the log's path parameters, and `since` or `last` or both, as
-    for `Client.pull`. With `since` alone a server gives the *oldest* elements above it, as many as it gives
-    at once (its `maxPullLimit`, or 1000): ask again, since the newest of them, until none come."""
+    """The part of a log that a batch reads: the log's path parameters, and `since` or `last` or both, as for
+    `Client.pull`.
+
+    With `since` alone a server returns the *oldest* elements after it, up to its limit (`maxPullLimit`, or
+    1000). Request the rest with the timestamp of the newest one as `since`, until none come.
+    """
 
     params: ParamSet = field(default_factory=dict)
     since: int | None = None
@@ -53,12 +51,14 @@ class LogRange:
 
     @property
     def bounds(self) -> RangeParams:
+        """Return `since` and `last` as a batch request names them."""
         named = {"since": self.since, "last": self.last}
         return {name: value for name, value in named.items() if value is not None}
 
 
 def pull_query(since: int | None, last: int | None, full: bool) -> dict[str, str]:
-    """The query of a single pull; empty without bounds. Raises ValueError for what no server takes."""
+    """Return the query string of a single pull; empty without bounds. Raises ValueError for bounds that every
+    server rejects."""
     if full and (since is not None or last is not None):
         raise ValueError("full is all of a log: it excludes since and last")
     _check("since", since)
@@ -68,7 +68,7 @@ def pull_query(since: int | None, last: int | None, full: bool) -> dict[str, str
 
 
 def check_append_params(append_params: Mapping[str, Sequence[RangeParams | None]]) -> None:
-    """Raises ValueError for what no server takes."""
+    """Raise ValueError for bounds that every server rejects."""
     for bounds in append_params.values():
         for entry in bounds:
             for name, value in (entry or {}).items():
@@ -87,16 +87,17 @@ MAX_PAGE_SIZE = 1000
 
 Entries = list[BatchEntry]
 LogSlices = list[list[LogElement] | PysyncError]
-"""For each log that was asked for its elements, or the refusal that a pull would raise."""
+"""The elements of each requested log, or the error that a pull would raise."""
 
 
 class Client(FileMethods):
-    """One server, and who speaks to it: a key with its certificate, an admin token, or nobody.
+    """A client of one server. It signs with a key and its certificate, or sends an admin token, or is
+    anonymous.
 
-    An async context manager; usable by many tasks at once. Every attempt is signed afresh. Pulls, pushes and
-    appends are repeated when the connection fails and on 429 and 503; what writes carries an Idempotency-Key,
-    so that the server applies it once. Refusals are the classes of `pysync.errors`, and `Unreachable` where
-    none came.
+    An async context manager, usable by many tasks at once. Each attempt gets a fresh signature. Pulls, pushes
+    and appends are repeated when the connection fails and after 429 and 503. Writes carry an Idempotency-Key,
+    so that the server applies them once. Errors are the classes of `pysync.errors`, and `Unreachable` if
+    there was no response.
     """
 
     async def pull(
@@ -108,14 +109,15 @@ class Client(FileMethods):
         last: int | None = None,
         full: bool = False,
     ) -> PullResult:
-        """The document at `key`, empty where nothing is stored.
+        """Return the document at `key`; an empty one if nothing is stored.
 
-        A log is pulled with bounds, and `PullResult.elements` are its elements: those with a time above
-        `since`, of those the newest `last`, or `full`: all. Without `full` a server may give no more than the
-        log's `maxPullLimit`: of `last` the newest, of `since` alone the oldest, with `has_more`, so that
-        asking again, since the newest of them, misses none: a `LogCursor` does.
+        A log is pulled with bounds: the elements after timestamp `since`, the newest `last` of these, or all
+        of them with `full`. `PullResult.elements` returns them. Without `full` a server may return no more
+        than the log's `maxPullLimit`: with `last` the newest, with `since` alone the oldest and `has_more`. A
+        `LogCursor` then pulls the rest.
 
-        Raises ValueError for bounds that no server takes, for `with_keyring` beside them, and for a file.
+        Raises ValueError for bounds that every server rejects, for `with_keyring` together with bounds, and
+        for a file.
         """
         query = pull_query(since, last, full)
         if with_keyring and query:
@@ -134,11 +136,11 @@ class Client(FileMethods):
         idempotency_key: str | None = None,
         sign_author: bool = False,
     ) -> PushResult:
-        """Replace the document at `key`, if it is still at `base_hash`; None: if nothing is stored there.
+        """Replace the document at `key` if its hash is still `base_hash`; create it if `base_hash` is None.
 
-        Raises Conflict, with the `current_hash`, otherwise, and ValueError for NaN and infinite numbers,
-        which JSON lacks. `idempotency_key` is made up unless given: give one to repeat a push across
-        restarts of the caller. `sign_author` proves to readers who wrote it.
+        Raises Conflict with the `current_hash` otherwise, and ValueError for NaN and infinite numbers, which
+        JSON lacks. `idempotency_key` defaults to a new one: pass one to repeat a push across restarts of the
+        caller. `sign_author` adds a proof of the author.
         """
         members: dict[str, Any] = {"data": orjson.Fragment(encode(data)), "baseHash": base_hash}
         if sign_author:
@@ -156,12 +158,13 @@ class Client(FileMethods):
         idempotency_key: str | None = None,
         sign_author: bool | None = None,
     ) -> PushResult:
-        """Append `data` to the log at `key`: the answer tells the time that it got. Appends never conflict.
+        """Append `data` to the log at `key` and return the timestamp of the new element. Appends never
+        conflict.
 
-        `ts_ms` asks for a time of the caller's own: NonMonotonicTimestamp unless it is greater than the last
-        element's. `idempotency_key`, and what is no JSON, are as for `push`. `sign_author` proves who wrote
-        the element, as most logs require; None: where the client has keys. Raises AppendLimitExceeded where
-        the log is full.
+        `ts_ms` requests a timestamp; the server rejects it with NonMonotonicTimestamp unless it is greater
+        than that of the last element. `idempotency_key` and numbers are as for `push`. `sign_author` adds a
+        proof of the author, which most logs require; the default is True if the client has keys. Raises
+        AppendLimitExceeded if the log is full.
         """
         keys = self._keys
         if sign_author is None:
@@ -178,16 +181,16 @@ class Client(FileMethods):
         *,
         idempotency_key: str | None = None,
     ) -> PushResult:
-        """`append` as nobody: no certificate, signature or token of this client goes along. `keys`, which may
-        be made for this one element, prove that who wrote it holds them; None: no proof."""
+        """Append without the certificate, signature or token of this client. `keys`, which may be created for
+        this one element, sign the proof of its author; None adds no proof."""
         body = _append_body(key, data, None, keys, keys is not None)
         headers = self._write_headers(idempotency_key)
         target = self._target("push", key)
         return await self._request("POST", target, push_result, body, headers, anonymous=True)
 
     async def pull_bundle(self, key: str) -> dict[str, PullResult]:
-        """The members of the bundle at `key` that the caller may read, by their names; a member that was
-        never written is there and empty."""
+        """Return the members of the bundle at `key` that the caller may read, by name. A member that was
+        never written is included, and empty."""
         return await self._request("GET", self._target("pull", key), bundle_result)
 
     async def batch_pull(
@@ -196,21 +199,23 @@ class Client(FileMethods):
         params: Mapping[str, Sequence[ParamSet]] | None = None,
         append_params: Mapping[str, Sequence[RangeParams | None]] | None = None,
     ) -> dict[str, Entries]:
-        """Documents of the collections `names`, in one request: for each the entries of its `params`, in
-        their order; one where it has none, of the caller's own. An entry is a document, or the refusal that a
-        pull of it would raise.
+        """Return documents of the collections `names`, read with one request.
 
-        Logs want bounds: `append_params` has, for each of the `params` of a log, `since` or `last` or both
-        (`LogRange` says what they give).
+        Each collection has one entry for each of its `params`, in their order, or one entry for the caller's
+        own document if it has none. An entry is a document, or the error that a single pull would raise.
 
-        Raises TooManyCollections for more names, or entries, than the server takes at once,
-        BatchAppendBudgetExceeded for more elements, and ValueError for bounds that no server takes.
+        Logs need bounds: `append_params` has `since` or `last` or both for each of the `params` of a log; see
+        `LogRange`.
+
+        Raises TooManyCollections for more names or entries than the server accepts, BatchAppendBudgetExceeded
+        for more elements, and ValueError for bounds that every server rejects.
         """
         target = self._batch_target(names, params or {}, append_params or {})
         return await self._request("GET", target, batch_result)
 
     async def batch_pull_many(self, name: str, params: Sequence[ParamSet]) -> Entries:
-        """`batch_pull` of one collection: an entry for each of `params`. None of them asks for nothing."""
+        """Return one entry for each of `params`, all of one collection, as `batch_pull`. An empty `params`
+        sends no request."""
 
         if not params:
             return []
@@ -220,9 +225,9 @@ class Client(FileMethods):
     async def batch_pull_many_append(
         self, name: str, requests: Sequence[LogRange], *, field: str = "items"
     ) -> LogSlices:
-        """Parts of logs of one collection, in one request: for each of `requests` the elements, or the
-        refusal that a pull would raise. `field` is as for `PullResult.elements`. None of them asks for
-        nothing."""
+        """Return parts of logs of one collection, read with one request: for each of `requests` the elements,
+        or the error that a single pull would raise. `field` is as for `PullResult.elements`. An empty
+        `requests` sends no request."""
 
         def tails(answer: dict[str, Any]) -> LogSlices:
             entries = _check_count(answer, name, len(requests))
@@ -237,9 +242,9 @@ class Client(FileMethods):
     async def list(
         self, prefix: str = "", *, after: str | None = None, page_size: int = MAX_PAGE_SIZE
     ) -> AsyncIterator[str]:
-        """The values of the last parameter below `prefix` (`""`: of a collection without one), in code-point
-        order, those greater than `after`; from all pages, each asked for when it is needed. What is written
-        meanwhile may or may not be met."""
+        """Iterate over the values of the last path parameter below `prefix` (`""` for a collection without
+        one), in code-point order, after `after`. Each page is requested when it is needed. Names written
+        meanwhile may or may not appear."""
         target = self._target("list", prefix) if prefix else f"{self._prefix}/list"
         has_more = True
         while has_more:
@@ -259,15 +264,17 @@ class Client(FileMethods):
         on_disconnect: Callable[[Exception], None] = lambda _: None,
         on_connect: Callable[[], None] = lambda: None,
     ) -> Watch:
-        """Each write to the collections named, as it is made; None: to all that the caller may read. `params`
-        narrows some of them to the documents with these values of their path's parameters. A client with a
-        namespace hears of that one alone, others of the root's collections.
+        """Return an iterator over writes as they happen, to the collections named, or to all that the caller
+        may read. `params` limits some of them to documents with these values of their path parameters. A
+        client with a namespace receives changes of that namespace, any other those of the root.
 
-        It begins now, or `after` an earlier `Watch.place`, and goes on without end or gap: when its
-        connection ends, or says nothing for `idle_s`, it makes another after a while (`retry:` and
-        `Retry-After` say how long, else the client's backoff). `on_disconnect` is told why, once each time,
-        and `on_connect` when it is there, or there again. A refusal is raised, and so is a server that cannot
-        be reached from the beginning, after as many attempts as for other requests.
+        The watch starts now, or after the `Watch.last_event_id` of an earlier one, and continues without an
+        end or a gap. It reconnects when its connection ends or is silent for `idle_s`, after the wait that
+        the server requests with `retry:` or `Retry-After`, else after that of the client's `backoff`. It
+        calls `on_disconnect` once with each failure, and `on_connect` when the stream is live.
+
+        Raises the errors with which a server rejects the stream, and Unreachable if the server cannot be
+        reached at the start, after as many attempts as other requests.
 
         Each watch holds a connection; one is enough for any number of collections.
         """
@@ -285,13 +292,13 @@ class Client(FileMethods):
         )
 
     async def server_config(self, headers: Mapping[str, str] | None = None) -> ServerConfig:
-        """What the server tells this caller of its collections; with a namespace, of that namespace's.
-        Raises NotFound where it tells nobody."""
+        """Return the server's manifest: the collections that it describes to this caller, and with a
+        namespace those of that namespace. Raises NotFound if the server has no manifest."""
         return await self._request("GET", f"{self._prefix}/config", server_config, headers=headers)
 
     async def revoke(self, revocations: RevocationList) -> int:
-        """Publish a revocation list and return its generation. Raises StaleGeneration where the server knows
-        this one or a later one; a lost answer is not retried, for that reason."""
+        """Publish a revocation list and return its generation. Raises StaleGeneration if the server has this
+        generation or a later one. A lost response is not retried, for that reason."""
         headers = {"Content-Type": "application/json"}
         return await self._request_once(
             "POST", "/revocations", lambda answer: int(answer["generation"]), revocations.text, headers
@@ -310,7 +317,7 @@ class Client(FileMethods):
             return None
 
     async def health(self) -> dict[str, Any]:
-        """What the server says of itself. Unsigned, and tried once."""
+        """Return what the server reports about itself. Unsigned, and tried once."""
         return await self._request_once("GET", "/health", lambda answer: answer)
 
     def _events_target(self, collections: Sequence[str] | None, params: Mapping[str, ParamSet] | None) -> str:
@@ -346,7 +353,7 @@ def _append_body(
 
 
 def _author_proof(keys: Signer | None, tag: str, key: str, body: bytes) -> dict[str, str]:
-    """The members that prove who wrote the `data` of `body`, as the server will store it."""
+    """Return the members that prove the author of the `data` in `body`, as the server will store it."""
     if keys is None:
         raise ValueError("an author proof needs keys")
     return signing.sign_author(keys, tag, document_key(key), decode_push(body).data)
@@ -364,15 +371,16 @@ def _encoded(query: Mapping[str, str]) -> str:
 
 
 async def fetch_server_config(base_url: str, *, headers: Mapping[str, str] | None = None) -> ServerConfig:
-    """What the server at `base_url` tells of its collections to whoever sends `headers`: a certificate's
-    `Authorization` is enough where it is filtered by roles. Raises as `Client` does for anything but 200."""
+    """Return the manifest of the server at `base_url` for a caller that sends `headers`. The `Authorization`
+    of a certificate is enough for a manifest that is filtered by roles. Raises as `Client` does for any
+    status but 200."""
     async with Client(base_url) as client:
         return await client.server_config(headers)
 
 
 class SpacesAccess(dict[str, dict[str, Any]]):
-    """The data of access documents by the id of their space. A space that could not be read is not in it;
-    `errors` says why: Forbidden for one that the caller is no member of, NotFound where none is stored."""
+    """The data of access documents by the id of their space. `errors` has the reason for each space that
+    could not be read: Forbidden if the caller is not a member, NotFound if nothing is stored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -382,9 +390,9 @@ class SpacesAccess(dict[str, dict[str, Any]]):
 async def read_spaces_access(
     client: Client, space_ids: Sequence[str], *, collection: str = "spaceaccess", param: str = "spaceId"
 ) -> SpacesAccess:
-    """The access documents of the spaces `space_ids`, as far as the caller of `client` may read them.
+    """Return the access documents of the spaces `space_ids` that the caller of `client` may read.
 
-    Raises what `Client.batch_pull` does where the request as a whole fails.
+    Raises as `Client.batch_pull` if the whole request fails.
     """
     access = SpacesAccess()
     entries = await client.batch_pull_many(collection, [{param: space_id} for space_id in space_ids])

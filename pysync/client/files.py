@@ -1,9 +1,4 @@
-"""Files: bytes pushed and pulled as they are, streamed both ways (clients-and-crypto 6.2, wire section 8).
-
-Files on their way to a server: whole in memory, in a file, or as they are made.
-
-Files on their way from a server: what is told of them first, and their bytes across cuts.
-"""
+"""Upload and download of files."""
 
 import asyncio
 import hashlib
@@ -25,7 +20,7 @@ from pysync.errors import UnsupportedMediaType
 from pysync.protocol import JSON_TYPE, OCTET_STREAM, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 UploadSource = bytes | Path | AsyncIterable[bytes]
-"""The bytes of a file, where they lie, or chunks that can be had once."""
+"""The bytes of a file, its path, or chunks that can be read once."""
 
 CHUNK_BYTES: Final = 1 << 18
 
@@ -38,12 +33,12 @@ def _ignore(done: int, size: int | None) -> None:
 
 
 class UploadBody:
-    """One attempt to send a `source`. It may take any time, but not wait longer than `idle_s` for the server
-    to take a chunk: `stall_timeout` is then over."""
+    """One attempt to send a `source`. It may take any time in all, but `stall_timeout` expires if the server
+    takes no chunk for `idle_s`."""
 
     def __init__(self, source: UploadSource, idle_s: float | None, on_progress: OnProgress = _ignore) -> None:
-        """Raises OSError where a file is not there, and ValueError for a pipe, or a device: nobody knows how
-        much comes of it, nor whether it comes again. Of a file that grows, what there is now is sent."""
+        """Raises OSError for a missing file, and ValueError for a pipe or a device, whose size is unknown and
+        which cannot be read twice. Of a file that grows, the bytes that it has now are sent."""
         size: int | None
         chunks: AsyncIterable[bytes]
         if isinstance(source, Path):
@@ -56,14 +51,14 @@ class UploadBody:
         else:
             size, chunks = None, source
         self.size = size
-        """How many bytes it is; None where that is known only at its end."""
+        """Size in bytes; None if it is known only at the end."""
         self._chunks = chunks
         self._on_progress = on_progress
         self._idle_s = idle_s
         self.stall_timeout = asyncio.timeout(None)
-        """To send it within."""
+        """The deadline for the current chunk."""
         self.failure: Exception | None = None
-        """What the source itself raised."""
+        """The error that the source raised."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         sent = 0
@@ -81,8 +76,8 @@ class UploadBody:
 
 
 async def _read(path: Path, initial_stat: os.stat_result) -> AsyncIterator[bytes]:
-    """The file as it was when it `initial_stat` to be sent. Raises ValueError, before the last chunk, where
-    it is another by then."""
+    """Yield the file as it was at `initial_stat`. Raises ValueError before the last chunk if the file was
+    changed meanwhile."""
     left = initial_stat.st_size
     with await asyncio.to_thread(path.open, "rb") as file:
         while left:
@@ -94,7 +89,7 @@ async def _read(path: Path, initial_stat: os.stat_result) -> AsyncIterator[bytes
 
 
 def _has_changed(initial_stat: os.stat_result, now: os.stat_result) -> bool:
-    """Whether anything but what may have been added at its end is other than it was."""
+    """Return True if the file was changed in any way but by appending to it."""
     if (initial_stat.st_dev, initial_stat.st_ino) != (
         now.st_dev,
         now.st_ino,
@@ -109,19 +104,19 @@ async def _slices(source: bytes) -> AsyncIterator[bytes]:
 
 
 _EMPTY_DOCUMENT_BYTES: Final = 256
-"""The answer where nothing is stored is shorter."""
+"""The response for a missing document is shorter."""
 _is_sha256 = re.compile("[0-9a-f]{64}").fullmatch
 _content_range = re.compile(r"bytes ([0-9]+)-[0-9]+/(?:[0-9]+|\*)").fullmatch
 
 
 class FileChanged(Unreachable):
-    """A pull was cut, and when it went on the file was another."""
+    """A download was interrupted, and the file was replaced before it could resume."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What a server tells of a file before its bytes. `hash` is their SHA-256, in hex (another server's own
-    version of them; None: it tells none), `size` their number, where it is told."""
+    """The metadata that a server sends before a file's bytes. `hash` is their SHA-256 in hex, another
+    server's own version, or None if the server sends none; `size` is their number, if known."""
 
     content_type: str
     hash: str | None
@@ -129,7 +124,8 @@ class FileInfo:
 
 
 class ResumableDownload:
-    """How much of a file has come, to go on after a cut. `etag` is as it came."""
+    """The progress of a download, from which it can resume after an interruption. `etag` is kept as the
+    server sent it."""
 
     def __init__(self, head: FileInfo, etag: str) -> None:
         self.head = head
@@ -140,16 +136,16 @@ class ResumableDownload:
 
     @property
     def can_resume(self) -> bool:
-        """Whether it can be told later that the file is still the same."""
+        """Return True if the ETag can show later that the file is unchanged."""
         return self._etag.startswith('"')
 
     def headers(self) -> dict[str, str]:
-        """What asks for the rest."""
+        """Return the headers that request the rest of the file."""
         return {"Range": f"bytes={self._received}-", "If-Range": self._etag}
 
     async def resume(self, response: aiohttp.ClientResponse) -> None:
-        """Take the answer for the rest, or for all of it once more. Raises FileChanged, and the refusal that
-        other answers are."""
+        """Accept the response with the rest, or with the whole file again. Raises FileChanged, and the error
+        for any other response."""
         if response.status not in (200, 206, 404, 416):
             raise response_error(response, await response.read())
         begins = _content_range(response.headers.get("Content-Range", ""))
@@ -160,7 +156,7 @@ class ResumableDownload:
         self._already_received = self._received if is_whole else 0
 
     def consume(self, chunk: bytes) -> bytes:
-        """What of `chunk` has not come before."""
+        """Return the bytes of `chunk` that were not received before."""
         fresh, self._already_received = (
             chunk[self._already_received :],
             max(0, self._already_received - len(chunk)),
@@ -170,7 +166,7 @@ class ResumableDownload:
         return fresh
 
     def verify(self) -> None:
-        """Raises Unreachable where what came is not what the server has, and ValueError where that is no
+        """Raise Unreachable if the bytes do not match the server's hash, and ValueError if they are not a
         file."""
         if self.head.hash is None or not _is_sha256(self.head.hash):
             return
@@ -181,8 +177,8 @@ class ResumableDownload:
 
 
 async def start_download(response: aiohttp.ClientResponse) -> tuple[ResumableDownload, bytes] | None:
-    """What the first answer tells, and the first of its bytes; None where nothing is stored: `404` without a
-    body, or the empty document, which has no ETag. Raises the refusal that other answers are."""
+    """Return the metadata and the first bytes of a download. None if nothing is stored: `404` without a body,
+    or the empty document, which has no ETag. Raises the error for any other response."""
     if response.status != 200:
         answer = await response.read()
         if response.status == 404 and not answer:
@@ -222,12 +218,12 @@ def _size(headers: Mapping[str, str]) -> int | None:
 
 
 class FileTooLarge(ValueError):
-    """A file has more bytes than the caller allows."""
+    """The file is larger than the caller allows."""
 
 
 class File(NamedTuple):
-    """A file. `hash` is the SHA-256 of `data`, in hex (another server's own version of it; None: it tells
-    none)."""
+    """A file. `hash` is the SHA-256 of `data` in hex, another server's own version, or None if the server
+    sends none."""
 
     data: bytes
     content_type: str
@@ -235,15 +231,15 @@ class File(NamedTuple):
 
 
 class FileStream(NamedTuple):
-    """A file that is being pulled: `chunks` are its bytes, once."""
+    """A file that is being downloaded. `chunks` yields its bytes once."""
 
     head: FileInfo
     chunks: AsyncIterator[bytes]
 
 
 class FileMethods(Transport):
-    """The calls of a client that are about files. None of them holds a file in memory, but for the bytes that
-    it is given or returns."""
+    """The methods of a client that transfer files. They hold no file in memory, except bytes that they are
+    given or return."""
 
     async def push_blob(
         self,
@@ -254,12 +250,12 @@ class FileMethods(Transport):
         idempotency_key: str | None = None,
         on_progress: OnProgress = _ignore,
     ) -> PushResult:
-        """Store a file at `key`, whatever is there: the last write wins. `source` is its bytes, the path of a
-        file, or chunks of bytes; a push of chunks, which can be had once, is not repeated when it fails.
+        """Store a file at `key`, and replace what is stored there: the last write wins.
 
-        The signature covers no byte of the file, except where `content_type` is JSON: of that, `source` must
-        be the bytes (else ValueError). Raises UnsupportedMediaType, PayloadTooLarge, KeyConflict, and what
-        `source` itself raises.
+        `source` is the file's bytes, its path, or chunks of bytes. A push of chunks, which can be read once,
+        is not repeated after a failure. The signature does not cover the file's bytes, unless `content_type`
+        is JSON; `source` must then be bytes, else ValueError. Raises UnsupportedMediaType, PayloadTooLarge,
+        KeyConflict, and any error of `source`.
         """
         is_json = content_type.partition(";")[0].strip().lower() == JSON_TYPE
         if is_json and not isinstance(source, bytes):
@@ -275,8 +271,8 @@ class FileMethods(Transport):
         return await attempt()
 
     async def pull_blob(self, key: str, *, max_bytes: int | None = None) -> File | None:
-        """The file at `key`; None where nothing is stored. Raises FileTooLarge where it has more than
-        `max_bytes`, ValueError where a document is stored there, and as `open_blob`."""
+        """Return the file at `key`; None if nothing is stored. Raises FileTooLarge above `max_bytes`,
+        ValueError if a document is stored there, and as `open_blob`."""
 
         async def attempt() -> File | None:
             async with self.open_blob(key) as stream:
@@ -292,8 +288,8 @@ class FileMethods(Transport):
         return await self._retry(attempt, (FileChanged,))
 
     async def pull_blob_to(self, key: str, path: Path, on_progress: OnProgress = _ignore) -> FileInfo | None:
-        """Have the file at `key` written to `path`, in the place of what is there: all of it, or nothing.
-        None where nothing is stored, and nothing is written. Raises OSError, and as `pull_blob`."""
+        """Download the file at `key` to `path` and return its metadata; None if nothing is stored. `path` is
+        replaced atomically, or left as it is. Raises OSError, and as `pull_blob`."""
 
         part = path.with_name(f".{self._random(8).hex()}.part")
 
@@ -316,11 +312,11 @@ class FileMethods(Transport):
 
     @asynccontextmanager
     async def open_blob(self, key: str) -> AsyncIterator[FileStream | None]:
-        """The file at `key` with its bytes as they come; None where nothing is stored.
+        """Stream the file at `key`; None if nothing is stored.
 
-        When the connection is cut the pull goes on where it was. The chunks raise FileChanged where the file
-        is another by then, Unreachable where it does not go on, or where what came is not what was stored,
-        and ValueError where that is a document: only after the last chunk the bytes are known to be good.
+        An interrupted download resumes where it stopped. The chunks raise FileChanged if the file was
+        replaced meanwhile, Unreachable if the download cannot resume or the bytes do not match the hash, and
+        ValueError if a document is stored there. The bytes are verified only after the last chunk.
         """
         async with aclosing(self._download(self._target("pull", key))) as parts:
             head = await anext(parts, None)
@@ -329,12 +325,12 @@ class FileMethods(Transport):
     async def push_parquet(
         self, key: str, source: UploadSource, *, idempotency_key: str | None = None
     ) -> PushResult:
-        """`push_blob` of a Parquet file."""
+        """Store a Parquet file, as `push_blob`."""
         return await self.push_blob(key, source, PARQUET_TYPE, idempotency_key=idempotency_key)
 
     async def pull_parquet(self, key: str, *, max_bytes: int | None = None) -> File | None:
-        """`pull_blob` of a Parquet file. Raises UnsupportedMediaType where the file at `key` is none by its
-        type, which must be exactly one of PARQUET_MIME_TYPES."""
+        """Return a Parquet file, as `pull_blob`. Raises UnsupportedMediaType unless the media type is one of
+        PARQUET_MIME_TYPES."""
         blob = await self.pull_blob(key, max_bytes=max_bytes)
         if blob is not None and blob.content_type not in PARQUET_MIME_TYPES:
             raise UnsupportedMediaType(f"{key} is {blob.content_type}, not one of {PARQUET_MIME_TYPES}")
@@ -365,7 +361,7 @@ class FileMethods(Transport):
             raise
 
     async def _download(self, target: str) -> AsyncGenerator[FileInfo | bytes]:
-        """The head of a file, then its bytes; nothing where none is stored."""
+        """Yield the metadata of a file, then its bytes; nothing if none is stored."""
         idle_s = self._timeout.total
         limits = aiohttp.ClientTimeout(total=None, connect=idle_s, sock_read=idle_s)
         # Compressed on the way, a file would lose the ETag by which a pull goes on.
@@ -408,6 +404,6 @@ async def _bytes_of(chunks: AsyncIterator[FileInfo | bytes]) -> AsyncIterator[by
 
 
 def check_size(size: int, max_bytes: int | None) -> None:
-    """Raises FileTooLarge for more bytes than the caller allows; None: any number."""
+    """Raise FileTooLarge if `size` is above `max_bytes`; None allows any size."""
     if max_bytes is not None and size > max_bytes:
         raise FileTooLarge(f"the file has more than {max_bytes} bytes")

@@ -1,4 +1,4 @@
-"""A log followed: what was appended since the last look, each element once (clients-and-crypto 6.4)."""
+"""A cursor that reads a log, each element once."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -15,13 +15,13 @@ from pysync.client.transport import document_key
 from pysync.errors import CheckpointTooOld, FullNotAllowed
 
 QUIET_FETCH_COUNT = 100
-"""How many of the newest elements are asked for where the server finds a checkpoint too old: of a log that is
-quiet for so long, few are new."""
+"""Number of newest elements requested after CheckpointTooOld. A log that was quiet for that long has few new
+ones."""
 
 
 class BadAuthorProof(ValueError):
-    """An element that was pulled (`element`) is not signed, or not by an author who was expected, or its
-    signature is not over these data in this log."""
+    """A pulled `element` is unsigned, has an unexpected author, or its signature does not match its data in
+    this log."""
 
     def __init__(self, element: LogElement) -> None:
         super().__init__(f"the author proof of the element at {element.ts_ms} does not hold")
@@ -29,15 +29,16 @@ class BadAuthorProof(ValueError):
 
 
 class LogCursor:
-    """A place in the log at `key`: each `pull` gives what was appended after it and moves it on.
+    """A position in the log at `key`. Each `pull` returns the elements appended since, and moves the
+    position.
 
-    No element is left out, and none comes twice. Where a server gives no more than `maxPullLimit` elements at
-    once, those are the oldest after the place; `has_more` says so, and the next pull goes on from there. Of a
-    collection with `forceFullFetch` each pull transfers all of the log, and gives what is new. A log that
-    expired and began anew goes on after the place, as times do. Where the first look found nothing and the
-    server refuses `full`, an element at time 0 (no server's clock gives it) is out of reach.
+    Every element is returned exactly once. If a server returns at most `maxPullLimit` elements at once, these
+    are the oldest after the position; `has_more` is then True, and the next pull continues. For a collection
+    with `forceFullFetch` each pull transfers the whole log and returns the new elements. A log that expired
+    and restarted continues after the position, because timestamps do. If the first pull found nothing and the
+    server rejects `full`, an element with timestamp 0, which no server assigns, cannot be reached.
 
-    The elements are the caller's: the cursor keeps none. Pulls of several tasks wait for each other.
+    The cursor does not keep elements. Pulls of several tasks wait for each other.
     """
 
     def __init__(
@@ -54,16 +55,16 @@ class LogCursor:
         skip_bad_proofs: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """The first pull takes all of the log, which a server may refuse (FullNotAllowed), or the newest
-        `first` elements, 0 for none. To go on from an earlier cursor, give its `checkpoint_ms` as `since`, or
-        the elements that are `seen` already: it begins after them.
+        """The first pull reads the whole log, which a server may reject (FullNotAllowed), or the newest
+        `first` elements, 0 for none. To continue an earlier cursor, pass its `checkpoint_ms` as `since`, or
+        the elements already `seen`.
 
-        `verify` checks every author proof; `authors` are the public keys that alone may have written. Where
-        one does not hold, a pull raises BadAuthorProof and takes in nothing, or with `skip_bad_proofs` leaves
-        the element out. A proof covers the data and the log, not the time: for that, and for nothing being
-        held back, the server is trusted.
+        `verify` checks every author proof. `authors` are the only public keys that may have written. For a
+        proof that does not hold, a pull raises BadAuthorProof and stays where it was, or with
+        `skip_bad_proofs` omits the element. A proof covers the data and the log, but not the timestamp: the
+        server is trusted for timestamps and for completeness.
 
-        Raises ValueError for bounds that are none, and for a `since` below what is known.
+        Raises ValueError for invalid bounds, and for a `since` before the elements already seen.
         """
         newest = max((element.ts_ms for element in seen), default=None)
         if since is not None and since < (newest or 0):
@@ -85,8 +86,8 @@ class LogCursor:
 
     @property
     def checkpoint_ms(self) -> int | None:
-        """The time of the newest element that was taken in (or skipped); None before there is one. A cursor
-        with this `since` goes on from here."""
+        """The timestamp of the newest element that was returned or skipped; None before the first. Pass it as
+        `since` to continue from here."""
         return self._checkpoint_ms
 
     @property
@@ -98,11 +99,10 @@ class LogCursor:
         """Return the new elements, in the log's order. If the server returns only some of them
         (`maxPullLimit`) they are the oldest, and `has_more` is True: the next pull continues from there.
 
-        Raises what `Client.pull` does, and BadAuthorProof; the cursor then stays where it was. It raises
-        CheckpointTooOld where its place is further back than the log's `maxCheckpointAgeMs` and neither the
-        newest elements nor `full` reach back to it: a new cursor begins where the caller says, `first` takes
-        the newest. It raises FullNotAllowed where the collection has `forceFullFetch`, and a log that is
-        longer than `maxPullLimit` may not be pulled in full.
+        Raises as `Client.pull`, and BadAuthorProof; the cursor then stays where it was. Raises
+        CheckpointTooOld if the position is older than the log's `maxCheckpointAgeMs` and neither the newest
+        elements nor `full` reach back to it: start a new cursor, for example with `first`. Raises
+        FullNotAllowed if the collection has `forceFullFetch` and the log is longer than `maxPullLimit`.
         """
         async with self._lock:
             place = -1 if self._checkpoint_ms is None else self._checkpoint_ms
@@ -128,14 +128,15 @@ class LogCursor:
         max_s: float = 2.0,
         on_disconnect: Callable[[Exception], None] = lambda _: None,
     ) -> AsyncGenerator[list[LogElement]]:
-        """What each pull that finds something gives, without end. While something comes it pulls again at
-        once; else when the server's change stream tells of an append. Name the log's `collection`, and the
-        `params` of its path, to be sent no more than that; else all is sent that the caller may read. The
-        stream takes a connection for as long as this is iterated.
+        """Yield the new elements of each pull that finds some, without an end.
 
-        Where there is no stream, or none to be had now, it waits for `initial_s`, doubling up to `max_s`.
-        When the server is out of reach or busy it tells `on_disconnect`, once, of what failed and goes on
-        asking; of the first pull this is raised, as any other error is.
+        While elements come it pulls again at once, else when the server's change stream announces an append.
+        Pass the log's `collection`, and the `params` of its path, to receive only these changes; otherwise
+        the server sends all that the caller may read. The stream holds a connection during the iteration.
+
+        Without a stream it polls after `initial_s`, doubling up to `max_s`. If the server is unreachable or
+        busy it calls `on_disconnect` once with the error and keeps trying. An error of the first pull is
+        raised, as is any other error.
         """
         return follow(
             self._client,

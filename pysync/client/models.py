@@ -1,7 +1,4 @@
-"""What a server answers, as values.
-
-Values as JSON text.
-"""
+"""Values of the client: results, and JSON."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -15,8 +12,8 @@ from pysync.errors import PysyncError, from_batch_error
 
 
 def encode(value: Any, options: int = 0) -> bytes:
-    """Return `value` as JSON. Raises TypeError for what JSON cannot hold, and ValueError, which says where it
-    is, for NaN and infinite numbers: orjson would write null in their place."""
+    """Return `value` as JSON. Raises TypeError for values that JSON cannot represent, and ValueError with the
+    position of NaN and infinite numbers, which orjson would write as null."""
     text = orjson.dumps(value, option=options)
     if b"null" in text:
         for path in _non_finite(value):
@@ -25,7 +22,7 @@ def encode(value: Any, options: int = 0) -> bytes:
 
 
 def _non_finite(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the places of all NaN and infinite numbers in whatever orjson can serialise."""
+    """Yield the positions of all NaN and infinite numbers in a value that orjson can serialise."""
     if isinstance(value, float):
         if not isfinite(value):
             yield path
@@ -44,8 +41,8 @@ def _non_finite(value: Any, path: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class LogElement:
-    """An element of a log. `ts_ms` is its time, greater than that of every element before it. Who wrote it is
-    what the server tells: `LogCursor` checks it."""
+    """An element of a log. `ts_ms` is its timestamp, greater than those of all elements before it. The author
+    is as the server reports it; `LogCursor` verifies it."""
 
     ts_ms: int
     data: dict[str, Any]
@@ -55,9 +52,10 @@ class LogElement:
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """A document as the server holds it: `hash` is `""` and `data` empty where nothing is stored.
-    `timestamp_ms` is the time of the pull. `keyring` is None where it was not asked for, is not stored, or
-    may not be read. `has_more`: the server left out elements of a log that are newer than those in `data`."""
+    """A document as the server stores it. `hash` is `""` and `data` empty if nothing is stored.
+    `timestamp_ms` is the time of the pull. `keyring` is None if it was not requested, is not stored, or may
+    not be read. `has_more` is True if the server left out elements of a log that are newer than those in
+    `data`."""
 
     data: dict[str, Any]
     hash: str
@@ -68,8 +66,8 @@ class PullResult:
     has_more: bool = False
 
     def elements(self, field: str = "items") -> list[LogElement]:
-        """The elements of a log that were pulled, in its order; `field` is what its collection calls them.
-        Raises ValueError where something is stored that has no such elements."""
+        """Return the elements of a pulled log, in its order. `field` is the name of the array that holds
+        them. Raises ValueError if the stored data has no such array."""
         found = self.data.get(field, () if self.hash else [])
         try:
             if isinstance(found, list):
@@ -81,8 +79,8 @@ class PullResult:
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """A push that was applied: `hash` is the base of the next one. Of an append, `timestamp_ms` is the time
-    of its element, and `hash` that of the log; of a batch of events, `batch_id` is what it is pulled by."""
+    """An applied push. `hash` is the base of the next one. For an append, `timestamp_ms` is the timestamp of
+    its element and `hash` that of the log; for a batch of events, `batch_id` is the name of its file."""
 
     hash: str
     timestamp_ms: int
@@ -90,12 +88,12 @@ class PushResult:
 
 
 BatchEntry = PullResult | PysyncError
-"""An entry of a batch: the document, or the refusal that a pull of it would raise."""
+"""An entry of a batch: the document, or the error that a single pull would raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionInfo:
-    """What a server tells of a collection. `append_only` is its configuration, None where it is no log."""
+    """The description of a collection. `append_only` is its log configuration; None if it is not a log."""
 
     name: str
     max_body_bytes: int
@@ -110,20 +108,21 @@ class CollectionInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The collections that a server tells the caller of: at its root, and by namespace."""
+    """The collections that a server describes to the caller: at its root, and by namespace."""
 
     collections: tuple[CollectionInfo, ...]
     namespaces: Mapping[str, tuple[CollectionInfo, ...]]
 
 
 def as_object(answer: Any) -> dict[str, Any]:
-    """The members of a JSON object. Raises TypeError for anything else."""
+    """Return the members of a JSON object. Raises TypeError for anything else."""
     if not isinstance(answer, dict):
         raise TypeError("not a JSON object")
     return answer
 
 
 def pull_result(answer: dict[str, Any]) -> PullResult:
+    """Decode the response to a pull."""
     keyring = answer.get("keyring")
     return PullResult(
         data=as_object(answer["data"]),
@@ -137,15 +136,17 @@ def pull_result(answer: dict[str, Any]) -> PullResult:
 
 
 def push_result(answer: dict[str, Any]) -> PushResult:
+    """Decode the response to a push."""
     return PushResult(answer["hash"], answer["timestamp"], answer.get("batchId"))
 
 
 def file_result(answer: dict[str, Any]) -> PushResult:
-    """Other servers need not tell the time of a file's push; it is 0 then."""
+    """Decode the response to the push of a file. Other servers may omit its timestamp, which is then 0."""
     return PushResult(hash=answer["hash"], timestamp_ms=answer.get("timestamp", 0))
 
 
 def bundle_result(answer: dict[str, Any]) -> dict[str, PullResult]:
+    """Decode the response to the pull of a bundle."""
     timestamp_ms = answer["timestamp"]
     return {
         name: PullResult(as_object(member["data"]), member["hash"], timestamp_ms)
@@ -154,6 +155,7 @@ def bundle_result(answer: dict[str, Any]) -> dict[str, PullResult]:
 
 
 def batch_result(answer: dict[str, Any]) -> dict[str, list[BatchEntry]]:
+    """Decode the response to a batch pull."""
     return {
         name: [_entry(as_object(entry)) for entry in entries]
         for name, entries in as_object(answer["collections"]).items()
@@ -161,10 +163,12 @@ def batch_result(answer: dict[str, Any]) -> dict[str, list[BatchEntry]]:
 
 
 def list_page(answer: dict[str, Any]) -> tuple[list[str], bool]:
+    """Decode one page of a list."""
     return list(answer["items"]), bool(answer["hasMore"])
 
 
 def server_config(answer: dict[str, Any]) -> ServerConfig:
+    """Decode a manifest."""
     spaces = as_object(answer.get("namespaces", {}))
     return ServerConfig(
         collections=_infos(answer),

@@ -1,4 +1,4 @@
-"""When to look again at a document or a log: when the change stream tells, else now and then."""
+"""When to fetch a document or log again: on a change, or else periodically."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -12,32 +12,32 @@ from pysync.errors import BadRequest, PysyncError, RateLimited, Unavailable
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 Fetch = Callable[[], Awaitable[tuple[T | None, bool]]]
-"""Gives what it found, None for nothing, and whether to look again at once."""
+"""Returns the result, None for nothing, and whether to fetch again at once."""
 
 RESUBSCRIBE_S: Final = 30.0
-"""How long a stream that could not be had, for a reason that may pass, is not asked for again."""
+"""Seconds before a stream that was temporarily unavailable is requested again."""
 
 
 class WatchTarget(NamedTuple):
-    """The document at `key`, and what narrows the stream to it: its collection, and the values of its path's
-    parameters. None: all that the caller may read is told, and what may be meant is picked here."""
+    """The document at `key`, and the filter of its stream: its collection and path parameters. Without them
+    the server sends all that the caller may read, and the client filters."""
 
     key: str
     collection: str | None = None
     params: ParamSet | None = None
 
     def might_match(self, change: ChangeEvent) -> bool:
-        """Whether the change may be the document's: a parameter's value is a whole segment of a key."""
+        """Return True if the change may belong to the document: a parameter value is a whole segment of a
+        key."""
         return set(change.params.values()) <= set(document_key(self.key).split("/"))
 
 
 class ChangeNotifier:
-    """Tells when to look again. An async context manager, inside which it listens to the server's change
-    stream; where there is none, or it is refused, the time tells. For one task.
+    """Signals when to fetch again. An async context manager that listens to the server's change stream;
+    without a stream it relies on time alone. For one task.
 
-    `is_unseen` says whether a change is of something that the caller has not got yet. It is asked while the
-    caller waits; what is told while the caller looks is always taken for news, for the look may have come
-    before it.
+    `is_unseen` decides whether a change is new to the caller. It is called while the caller waits; a change
+    that arrives during a fetch always counts as new, because the fetch may have preceded it.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class ChangeNotifier:
         await asyncio.gather(self._listening, return_exceptions=True)
 
     async def wait(self, wait_s: float) -> None:
-        """Return when it is time to look again: while the stream is live, when it tells something new; else
-        after `wait_s` at the latest. Raises BadRequest where the server does not know what narrows it."""
+        """Return when it is time to fetch again: on a new change while the stream is live, else after
+        `wait_s`. Raises BadRequest if the server rejects the filter."""
         sleeping: asyncio.Future[None] | None = None
         self._is_waiting = True
         try:
@@ -83,7 +83,8 @@ class ChangeNotifier:
             self._is_waiting = self._is_notified = False
 
     async def _listen(self) -> None:
-        """Hear the stream, for good; end where it is refused. Raises BadRequest: what narrows it is wrong."""
+        """Listen to the change stream until cancelled. Returns if the server refuses the stream; raises
+        BadRequest if the collection or parameters are invalid."""
         narrow = self._target.collection
         collections = None if narrow is None else [narrow]
         params = None if narrow is None or self._target.params is None else {narrow: self._target.params}
@@ -138,9 +139,10 @@ async def follow(
     on_disconnect: Callable[[Exception], None],
     sleep: Sleep,
 ) -> AsyncGenerator[T]:
-    """What each look finds, without end. Where no stream tells when to look, the wait is `initial_s`,
-    doubling up to `max_s` while nothing is found. When the server is out of reach or busy, `on_disconnect` is
-    told once of what failed; unless the caller `has_started` before, that of the first look is raised."""
+    """Yield the result of each fetch that finds something, without an end. Without a stream, the wait is
+    `initial_s`, doubling up to `max_s` while nothing is found. If the server is unreachable or busy,
+    `on_disconnect` is called once with the error. The error of the first fetch is raised unless the caller
+    `has_started` before."""
     wait_s, failed = initial_s, False
     async with ChangeNotifier(client, target, is_unseen, sleep) as lookout:
         while True:

@@ -1,4 +1,4 @@
-"""One document kept in step with the server: pull, merge, push, repeat (clients-and-crypto 6.3)."""
+"""One document in sync with the server: pull, merge, push, retry."""
 
 import asyncio
 import copy
@@ -23,8 +23,8 @@ MAX_DROPPED: Final = 1000
 
 
 class UnknownBase(ValueError):
-    """The document has changed on the server (to `current_hash`), and the version that the local edit began
-    from is not known, so the two cannot be merged. Nothing was changed, here or there."""
+    """The document changed on the server (to `current_hash`), and the version from which the local edit began
+    is unknown, so the two cannot be merged. Nothing was changed locally or on the server."""
 
     def __init__(self, current_hash: str) -> None:
         super().__init__(
@@ -35,32 +35,36 @@ class UnknownBase(ValueError):
 
 
 class Cipher(Protocol):
-    """What makes of a document's data what is stored, and the other way round:
-    `pysync.client.sealed.UnlockedKeyring`. `open` raises for anything that was not sealed."""
+    """Encrypts the data of a document before it is stored, and decrypts it:
+    `pysync.client.sealed.UnlockedKeyring`. `open` raises for data that was not sealed."""
 
-    def seal(self, data: Mapping[str, Any]) -> JsonObject: ...
+    def seal(self, data: Mapping[str, Any]) -> JsonObject:
+        """Return the data to store."""
+        ...
 
-    def open(self, sealed: Mapping[str, Any]) -> JsonObject: ...
+    def open(self, sealed: Mapping[str, Any]) -> JsonObject:
+        """Return the data that was sealed."""
+        ...
 
 
 class SyncDocument:
-    """A local copy of one document: `data`, which is yours to edit, and the `hash` of the version that it is
-    based on (`""` before the first pull, and where nothing is stored).
+    """A local copy of one document: `data`, which you may edit, and the `hash` of the version that it is
+    based on (`""` before the first pull, and if nothing is stored).
 
-    The data of that version, the base, is kept. Where the server has another version by the time of a pull or
-    a push, the local edits and those of the others are merged over it, as `ThreeWayMerge` says. `on_conflict`
-    decides about a value that both sides changed, by default for the local side, and `id_member` is what
-    entries of lists are told apart by. `resolve(local, remote)` replaces this merge as a whole:
-    `merge_remote_wins` does what other clients of the protocol do by default. `dropped` has the edits of
-    which a merge kept nothing, the newest 1000: clear it when you have dealt with them.
+    The data of that version, the base, is kept. If the server has another version at a pull or a push, local
+    and remote edits are merged over the base, as `ThreeWayMerge` describes. `on_conflict` decides about a
+    value that both sides changed, by default for the local side; `id_member` identifies the entries of lists.
+    `resolve(local, remote)` replaces the merge as a whole: `merge_remote_wins` is the default of other
+    clients of the protocol. `dropped` holds the newest 1000 edits that merges discarded; clear it when you
+    have dealt with them.
 
-    A push that meets another's is repeated up to `retries` times, over the merged data, and then raises
-    Conflict. Calls of several tasks wait for each other, so that one may `follow` what others `push`. With a
-    `sealing` the server gets and has sealed data alone, while `data` and what is merged is open; what it
-    cannot open is raised, and nothing is taken in.
+    A push that conflicts is repeated with the merged data up to `retries` times, then raises Conflict. Calls
+    of several tasks wait for each other, so one task may `follow` what others `push`. With a `sealing` the
+    server stores sealed data only, while `data` and merges are plain; data that cannot be decrypted is raised
+    as an error and changes nothing.
 
-    `dump` and `restore` take all of it across a restart. A `data` and `hash` that are set by hand are an edit
-    whose base is not known, unless the server still has that version: UnknownBase is raised where it has not.
+    `dump` and `restore` preserve all of it across a restart. A `data` and `hash` set by hand are an edit with
+    an unknown base, unless the server still has that version; otherwise a pull or push raises UnknownBase.
     """
 
     def __init__(
@@ -96,15 +100,15 @@ class SyncDocument:
         self._lock = asyncio.Lock()
 
     async def pull(self) -> JsonObject:
-        """Take in what the server holds, merged with what was edited here and is not pushed yet."""
+        """Return the data of the server, merged with local edits that are not pushed yet."""
         async with self._lock:
             self._apply_remote(await self._client.pull(self.key))
         return self.data
 
     async def push(self, data: JsonObject | None = None) -> PushResult:
-        """Make `data` the document; None: `self.data`, as it was edited. On a conflict it is merged with the
-        server's version first, so what is stored (then in `self.data`) may hold more. Where the push fails,
-        `data` is in `self.data` as an edit that is not pushed yet."""
+        """Store `data`, or the edited `self.data` if None. On a conflict it is first merged with the server's
+        version, so that the stored data, then in `self.data`, may contain more. If the push fails, `data`
+        stays in `self.data` as an edit."""
         async with self._lock:
             if data is not None:
                 encode(data)
@@ -112,8 +116,8 @@ class SyncDocument:
             return await self._store(lambda edited: edited)
 
     async def update(self, change: Callable[[JsonObject], JsonObject]) -> PushResult:
-        """Store `change(current data)`. On a conflict `change` is asked again, with the newer data; it gets a
-        copy each time. Where the push fails nothing is changed here."""
+        """Store `change(current data)`. After a conflict `change` is called again with the newer data, each
+        time with a copy. If the push fails, nothing changes locally."""
         async with self._lock:
             if not self._has_remote:
                 self._apply_remote(await self._client.pull(self.key))
@@ -125,8 +129,8 @@ class SyncDocument:
         return _sorted(self.data) != self._base if self._is_base_known() else bool(self.data)
 
     def dump(self) -> JsonObject:
-        """Return what `restore` goes on from, as JSON can hold it: `data` with the edits that are not pushed,
-        and the version that it is based on. With a `sealing` it is open all the same: keep it as safe as the
+        """Return the state that `restore` continues from, serialisable as JSON: `data` with its unpushed
+        edits, and the version that it is based on. It is plain even with a `sealing`: protect it like the
         keys."""
         return {
             "version": 1,
@@ -137,8 +141,8 @@ class SyncDocument:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from where a SyncDocument of this key was when `dump` returned `state`. What was not pushed
-        then is merged and pushed as if there had been no restart. Raises ValueError for anything else."""
+        """Continue from the `state` that `dump` returned for a SyncDocument of this key. Unpushed edits are
+        merged and pushed as if there had been no restart. Raises ValueError for anything else."""
         data, hash_, base = state.get("data"), state.get("hash"), state.get("base")
         is_whole = isinstance(hash_, str) and isinstance(base, dict | None)
         if state.get("version") != 1 or not isinstance(data, dict) or not is_whole:
@@ -158,13 +162,11 @@ class SyncDocument:
         max_s: float = 2.0,
         on_disconnect: Callable[[Exception], None] = lambda _: None,
     ) -> AsyncGenerator[JsonObject]:
-        """`data`, now and each time that the document was found to be another, without end. It is pulled when
-        the server's change stream tells of a version that is not the one here, and taken in as it is, or
-        resolved with `data` where that is no longer what was last pulled or pushed. What was pushed here
-        meanwhile may come too.
+        """Yield `data` now and whenever the document has changed, without an end.
 
-        `collection` and `params`, the waits where there is no stream, `on_disconnect` and what is raised are
-        as for `LogCursor.follow`.
+        The document is pulled when the server's change stream announces another version, and merged with
+        local edits. Changes pushed from here may be yielded, too. `collection`, `params`, the waits without a
+        stream, `on_disconnect` and errors are as for `LogCursor.follow`.
         """
         given: str | None = None
 
@@ -267,7 +269,7 @@ class SyncDocument:
 
 
 def _copy(data: JsonObject) -> JsonObject:
-    """Return the value as the server would give it back. Raises as `encode` does."""
+    """Return the value as the server would return it. Raises as `encode`."""
     copied: JsonObject = orjson.loads(encode(data))
     return copied
 

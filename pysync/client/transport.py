@@ -1,4 +1,4 @@
-"""One server, asked over HTTP: signed, and again where that is safe (clients-and-crypto 6)."""
+"""HTTP requests of the client: signed, and retried if that is safe."""
 
 import asyncio
 import os
@@ -30,37 +30,39 @@ RENEW_BEFORE_S: Final = 24 * 3600
 
 
 class Unreachable(ConnectionError):
-    """No answer of a server came: the connection failed or timed out, or what answered is no such server. A
-    push that ends so may have been applied."""
+    """There was no response: the connection failed or timed out, or the responder does not speak the
+    protocol. A push that ends so may have been applied."""
 
 
 RETRYABLE: Final = (Unreachable, RateLimited, Unavailable)
-"""What may go well the next time."""
+"""Errors after which a request is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a request is tried, and how long to wait between: `initial_s` doubling up to `max_s`, less up
-    to a half at random. A server that asks for a longer wait than `max_s` is not asked again."""
+    """The number of attempts, and the wait between them: `initial_s`, doubling up to `max_s`, less up to half
+    at random. A request is not repeated if the server asks for a longer wait than `max_s`."""
 
     attempts: int = 4
     initial_s: float = 0.25
     max_s: float = 10.0
 
     def wait_s(self, attempt: int, retry_after_s: float, jitter: float) -> float | None:
-        """The wait after the failed `attempt` (from 1), None to give up. `jitter` is in [0, 1)."""
+        """Return the wait after the failed `attempt` (counted from 1); None to give up. `jitter` is in [0,
+        1)."""
         if attempt >= self.attempts or retry_after_s > self.max_s:
             return None
         return self.pause_s(attempt, retry_after_s, jitter)
 
     def pause_s(self, attempt: int, retry_after_s: float, jitter: float) -> float:
-        """The wait after the failed `attempt` (from 1) of one who never gives up."""
+        """Return the wait after the failed `attempt` (counted from 1) of a caller that never gives up."""
         wait_s: float = min(self.initial_s * 2 ** min(attempt - 1, 32), self.max_s)
         return max(wait_s * (1 - jitter / 2), retry_after_s)
 
 
 class Transport:
-    """What every call of a client goes through. An async context manager; usable by many tasks at once."""
+    """Signed HTTP requests to one server, repeated if that is safe. An async context manager, usable by many
+    tasks at once."""
 
     def __init__(
         self,
@@ -79,11 +81,11 @@ class Transport:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_retry: Callable[[Exception, float], None] = lambda error, wait_s: None,
     ) -> None:
-        """`base_url` is where `/pull` and `/push` begin; with a `namespace`, whose paths begin with `/v1/`,
-        it holds the origin alone. `keys` without a `certificate` speak for themselves: the client makes them
-        a device certificate, and a new one before that expires. A given `session` stays open when the client
-        closes. `on_retry` is called with the error and the seconds to wait before each repeated request.
-        Raises ValueError for what can never work."""
+        """`base_url` is the URL before `/pull` and `/push`; with a `namespace`, whose paths begin with
+        `/v1/`, it is the origin alone. For `keys` without a `certificate` the client issues a device
+        certificate, and renews it before it expires. A given `session` stays open when the client closes.
+        `on_retry` is called with the error and the seconds to wait before each repeated request. Raises
+        ValueError for combinations that can never work."""
         self._on_retry = on_retry
         if keys is None and certificate is not None:
             raise ValueError("a certificate needs keys")
@@ -121,7 +123,7 @@ class Transport:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections, unless the session is the caller's."""
+        """Close the connections, unless the caller passed the session."""
         if not self._owns_session:
             return
         sessions = (self._session, self._streams)
@@ -145,7 +147,7 @@ class Transport:
         )
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], retryable: tuple[type[Exception], ...]) -> T:
-        """What `attempt` returns; it is made again, after a while, where it raises one of `retryable`."""
+        """Return the result of `attempt`, repeating it while it raises one of `retryable`."""
         failures = 0
         while True:
             try:
@@ -155,7 +157,7 @@ class Transport:
                 await self._wait(failures, error)
 
     async def _wait(self, failures: int, error: Exception) -> None:
-        """Wait before the next attempt. Raises `error` where there is to be none."""
+        """Wait before the next attempt, or raise `error` if there is none."""
         wait_s = self._backoff.wait_s(failures, retry_after_s(error), self._jitter())
         if wait_s is None:
             raise error
@@ -178,8 +180,8 @@ class Transport:
             return await self._read(response, decode)
 
     async def _read(self, response: aiohttp.ClientResponse, decode: Callable[[dict[str, Any]], T]) -> T:
-        """What `decode` makes of an answer of JSON. Raises the refusal of any answer but 200, ValueError for
-        a file, which is not read, and Unreachable where it is not understood."""
+        """Decode a JSON response. Raises the error for any status but 200, ValueError for a file, which is
+        not read, and Unreachable for a response that is not understood."""
         if response.status == 200 and response.content_type != JSON_TYPE and "ETag" in response.headers:
             told = response.content_type
             raise ValueError(f"a file of {told} is there: `pull_blob` or `pull --out` gets it")
@@ -196,9 +198,9 @@ class Transport:
     async def _stream(
         self, target: str, headers: Mapping[str, str], idle_s: float
     ) -> AsyncIterator[aiohttp.StreamReader]:
-        """The stream of events at `target`, as its bytes come; leaving closes its connection. Raises the
-        refusal of any answer but 200, and Unreachable for what is no stream of events, and where nothing
-        comes for `idle_s`."""
+        """Yield the bytes of the event stream at `target` as they arrive; leaving closes the connection.
+        Raises the error for any status but 200, and Unreachable for another kind of response, or after
+        `idle_s` without data."""
         limits = aiohttp.ClientTimeout(total=None, connect=self._timeout.total, sock_read=idle_s)
         async with self._send(self._streams, "GET", target, b"", headers, limits) as response:
             if response.status != 200:
@@ -220,9 +222,8 @@ class Transport:
         anonymous: bool = False,
         upload: AsyncIterable[bytes] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to one request, its body still to be read. The signature is over `body`, also where an
-        `upload` is sent in its place. Raises Unreachable where there is no answer, and where reading it
-        fails."""
+        """Send one request and return the response, its body unread. The signature covers `body`, also if an
+        `upload` is sent instead. Raises Unreachable if there is no response, or if reading it fails."""
         if session is None:
             raise RuntimeError("the client is not open: use `async with Client(...)`")
 
@@ -287,13 +288,13 @@ class Transport:
 
 
 def document_key(key: str) -> str:
-    """The key of a document, also from the paths that other clients of the protocol take."""
+    """Return the key of a document, also from the paths that other clients of the protocol accept."""
     return key.removeprefix("/pull/").removeprefix("/push/")
 
 
 def _parse_base_url(base_url: str) -> tuple[str, str]:
-    """The text that requests begin with, and the host they sign. The one is made of the other: what the
-    connection names as Host must be what was signed."""
+    """Return the text with which requests begin, and the host that they sign. Both derive from one parsed
+    URL, because the Host header must equal the signed host."""
     host, url = signing.canonical_host(base_url), urlsplit(base_url)
     if not host or url.username is not None or url.query or url.fragment:
         raise ValueError(f"not the http or https address of a server: {base_url!r}")
@@ -309,18 +310,18 @@ def _describe(error: Exception) -> str:
 
 
 def retry_after_s(error: Exception) -> float:
-    """How long the refusal asks the caller to wait; 0 where it does not say."""
+    """Return the seconds to wait that the error asks for; 0 if it does not say."""
     text = error.headers.get("Retry-After", "") if isinstance(error, PysyncError) else ""
     return float(text) if text.isdecimal() else 0.0
 
 
 def response_error(response: aiohttp.ClientResponse, body: bytes) -> PysyncError:
-    """What an answer that is no success stands for."""
+    """Return the error that a response without success stands for."""
     return from_response(response.status, _error_members(body), response.headers)
 
 
 def _error_members(body: bytes) -> dict[str, Any]:
-    """The members of an error body; none where a proxy answered in another language."""
+    """Return the members of an error body; none if a proxy answered in another format."""
     try:
         return as_object(orjson.loads(body))
     except (ValueError, TypeError):

@@ -1,7 +1,4 @@
-"""Changes told as they are made: the change stream, followed across cuts and restarts (wire section 9).
-
-Server-sent events, read: bytes as they come, blocks as they are meant.
-"""
+"""The change stream, read across reconnects and restarts of the server."""
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
@@ -22,8 +19,8 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class ServerSentEvent(NamedTuple):
-    """What stands between two blank lines, but for comments: the joined lines of its data (None: it has
-    none), the name of its event (`""`: a message), and its id (None: it has none)."""
+    """One event of the stream: the joined lines of its data (None without any), its type (`""` for a message)
+    and its id (None without one)."""
 
     data: str | None
     event: str
@@ -31,7 +28,8 @@ class ServerSentEvent(NamedTuple):
 
 
 class SSEParser:
-    """Reads the blocks of one connection. What the connection's end leaves unfinished is no block."""
+    """Parses the events of one connection. An event that is unfinished when the connection ends is
+    dropped."""
 
     def __init__(self) -> None:
         self.retry_s = 0.0
@@ -45,8 +43,8 @@ class SSEParser:
         self._id: str | None = None
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The blocks that end in `chunk`, however lines and characters are split between chunks; not those
-        without data and id. Raises ValueError for one of more than MAX_EVENT_BYTES."""
+        """Return the events that `chunk` completes, wherever chunks split lines and characters; without those
+        that have neither data nor id. Raises ValueError for one above MAX_EVENT_BYTES."""
         if not chunk:
             return []
         if self._after_cr and chunk.startswith(b"\n"):
@@ -86,7 +84,7 @@ class SSEParser:
 
 
 IDLE_S: Final = 15.0
-"""A stream that says nothing for so long is taken for dead: servers say something every 4 s."""
+"""A stream that is silent for this long counts as dead: servers send a heartbeat every 4 s."""
 
 Connect = Callable[[Mapping[str, str], float], AbstractAsyncContextManager[aiohttp.StreamReader]]
 """Opens the stream: the headers to send along, and the seconds after which it is dead if nothing comes."""
@@ -94,9 +92,10 @@ Connect = Callable[[Mapping[str, str], float], AbstractAsyncContextManager[aioht
 
 @dataclass(frozen=True, slots=True)
 class ChangeEvent:
-    """A write that was applied: to the document of `collection` at these values of its path's parameters.
-    `hash` is what a pull gives unless it was written again; of an append, `timestamp_ms` is its element's
-    time. `namespace` is None at the root. `id` is its place in the stream, for this server to understand."""
+    """A write that was applied, to the document of `collection` with these values of its path parameters.
+    `hash` is what a pull returns unless the document was written again. For an append, `timestamp_ms` is the
+    timestamp of its element. `namespace` is None at the root. `id` is the event's position in the stream,
+    opaque to clients."""
 
     collection: str
     params: Mapping[str, str]
@@ -108,31 +107,32 @@ class ChangeEvent:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """What came after the place is not known any more: anything may have changed, so pull everything again.
-    `id` is the place from which changes are told again."""
+    """Changes after the position are lost, and any document may have changed: pull everything again. `id` is
+    the position from which the stream continues."""
 
     id: str
 
 
 def is_retryable(error: Exception) -> bool:
-    """Whether it may go well the next time: the server is out of reach, or busy, or not well."""
+    """Return True if the request may succeed later: the server is unreachable, busy or unwell."""
     if isinstance(error, PysyncError):
         return error.status >= 500 or isinstance(error, RateLimited | RequestTimeout)
     return isinstance(error, Unreachable)
 
 
 class Watch:
-    """An async iterator of each `ChangeEvent` from a place on, and of a `Reset` where some are lost. It ends
-    when it is closed, which closes its connection at once; no two tasks may wait for it together.
+    """An async iterator over each `ChangeEvent` from a position on, and a `Reset` if some were lost. It ends
+    when it is closed, which closes its connection at once; only one task may wait for it.
 
-    As an async context manager it is entered when the server tells of all that is written from then on: what
-    is pulled inside, and the changes that follow, leave nothing out.
+    As an async context manager it is entered once the stream is live. Documents pulled inside, together with
+    the changes that follow, are therefore complete:
 
         async with client.watch(["notes"]) as changes:
             note = await client.pull("notes/hello")
             async for change in changes: ...
 
-    Changes of one document keep their order. One may come twice; the one that came last is `last_event_id`.
+    Changes of one document keep their order. A change may come twice. `last_event_id` is the id of the
+    newest.
     """
 
     def __init__(self, stream: "ReconnectingStream") -> None:
@@ -142,8 +142,8 @@ class Watch:
 
     @property
     def last_event_id(self) -> str | None:
-        """The id of what came last: a watch `after` it goes on from here, also in another process. None
-        before the server told one."""
+        """The id of the newest event; None before the first. A watch `after` it continues from here, also in
+        another process."""
         return self._stream.last_event_id or None
 
     def __aiter__(self) -> Self:
@@ -163,13 +163,13 @@ class Watch:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection and end."""
+        """Close the connection and end the iteration."""
         await self._events.aclose()
 
 
 class ReconnectingStream:
-    """What a watch iterates over: one connection after another. `last_event_id` is as for a watch, `""` for
-    none; `was_live` says whether there was one that told anything."""
+    """The events of a watch over successive connections. `last_event_id` is as for a watch, `""` for none;
+    `was_live` is True if any connection delivered something."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class ReconnectingStream:
         self._parser = SSEParser()
 
     async def follow(self) -> AsyncGenerator[ChangeEvent | Reset | None]:
-        """All that is told, and None each time that a stream has become live, before anything of it."""
+        """Yield every event, and None each time that a stream becomes live."""
         failures, is_live = 0, False
         while True:
             try:
@@ -231,7 +231,8 @@ class ReconnectingStream:
         return headers | {"Last-Event-ID": self.last_event_id} if self.last_event_id else headers
 
     def _parse(self, chunk: bytes) -> Iterator[ChangeEvent | Reset | None]:
-        """What `chunk` tells, the place moving along; None for signs that the stream is live."""
+        """Yield the events in `chunk` and move the position; None if they only show that the stream is
+        live."""
         try:
             for block in self._parser.feed(chunk):
                 place = self.last_event_id if block.id is None else block.id
@@ -246,7 +247,8 @@ class ReconnectingStream:
             yield None
 
     def _wait_s(self, failures: int, error: Exception) -> float | None:
-        """How long to wait before connecting again, None to give up, as before anything came."""
+        """Return the seconds to wait before connecting again; None to give up if no connection ever
+        succeeded."""
         asked_s = max(retry_after_s(error), self._parser.retry_s)
         if self.was_live:
             return self._backoff.pause_s(failures, asked_s, self._jitter())
@@ -254,7 +256,7 @@ class ReconnectingStream:
 
 
 def _parse_event(event: ServerSentEvent, last_event_id: str) -> ChangeEvent | Reset | None:
-    """None for a block that only moves the place, or tells what is not known here."""
+    """Return the change in an event; None if it only moves the position, or its type is unknown."""
     if event.event == "reset":
         return Reset(last_event_id)
     if event.data is None or event.event not in ("", "message"):

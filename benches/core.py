@@ -34,6 +34,16 @@ Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """A call of the core on `body_bytes`, and the same by its twin."""
+
+    name: str
+    body_bytes: int
+    call: Call
+    twin: Call
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     name: str
     core_us: float
@@ -153,7 +163,8 @@ def pull(stored: bytes) -> tuple[str, int, bytes]:
     return document.hash, document.ts_ms, document.answer(1_700_000_000_000)
 
 
-def measure() -> list[Row]:
+def cases() -> list[Case]:
+    """Every call that is measured."""
     small, large, events = small_body(), large_body(), event_batch()
     stored, stored_large = push_and_store(small), push_and_store(large)
     signer = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -250,11 +261,16 @@ def measure() -> list[Row]:
             lambda: seen.add(hashlib.sha256(f"{key}\0{request[2]}".encode()).digest()[:16]),
         ),
     ]
+    return [Case(*each) for each in calls]
+
+
+def measure() -> list[Row]:
     rows = []
-    for name, size, ours, twin in calls:
-        rounds = microseconds(ours)
-        twin_us = statistics.median(microseconds(twin))
-        rows.append(Row(name, statistics.median(rounds), (rounds[0], rounds[-1]), twin_us, size))
+    for case in cases():
+        rounds = microseconds(case.call)
+        twin_us = statistics.median(microseconds(case.twin))
+        spread = rounds[0], rounds[-1]
+        rows.append(Row(case.name, statistics.median(rounds), spread, twin_us, case.body_bytes))
     return rows
 
 

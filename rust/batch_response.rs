@@ -3,7 +3,8 @@
 use crate::batch::{Entry, Plan, Tail};
 use crate::canonical::write_string;
 use crate::envelope::Document;
-use xxhash_rust::xxh3::Xxh3;
+use std::hash::Hasher;
+use twox_hash::XxHash3_64;
 
 /// What the store said of a read.
 pub enum Stored<'a> {
@@ -62,10 +63,10 @@ impl Plan {
 
     /// A number for what the entries are: names, keys, bounds, hashes, errors and `variant`.
     pub fn version(&self, outcomes: &Outcomes, variant: &[u8]) -> u64 {
-        let mut state = Xxh3::new();
+        let mut state = XxHash3_64::new();
         let mut add = |mark: u8, text: &[u8]| {
-            state.update(&[mark]);
-            state.update(text);
+            state.write(&[mark]);
+            state.write(text);
         };
         add(0xF8, variant);
         for (name, range) in &self.names {
@@ -97,7 +98,7 @@ impl Plan {
                 }
             }
         }
-        state.digest()
+        state.finish()
     }
 
     /// The number of entries that get each read, and each tail.

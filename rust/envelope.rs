@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::xxhash3_128::Hasher;
 
 /// Who vouches for a document, unverified.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,12 +119,12 @@ fn stored_head(ts_ms: u64, hash: &str, author: Option<&Author>) -> Vec<u8> {
 
 /// XXH3 of 128 bits of what `parts` are together, in hex digits.
 fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM] {
-    let mut state = Xxh3::new();
+    let mut state = Hasher::new();
     for part in parts {
-        state.update(part);
+        state.write(part);
     }
     let mut digits = [0; CHECKSUM];
-    digits.copy_from_slice(hex(&state.digest128().to_be_bytes()).as_bytes());
+    digits.copy_from_slice(hex(&state.finish_128().to_be_bytes()).as_bytes());
     digits
 }
 

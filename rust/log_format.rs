@@ -9,7 +9,7 @@ use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::fmt::Write;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 const START: &[u8] = b"{\"v\":1,\"xxh3\":\"";
 const CHECKSUM: usize = 16;
@@ -77,7 +77,7 @@ pub fn write(header: &str, elements: Option<&[u8]>) -> Vec<u8> {
         }
         None => out.push(b'}'),
     }
-    let checksum = format!("{:016x}", xxh3_64(&out[checked..]));
+    let checksum = format!("{:016x}", XxHash3_64::oneshot(&out[checked..]));
     out[START.len()..START.len() + CHECKSUM].copy_from_slice(checksum.as_bytes());
     out
 }
@@ -88,7 +88,7 @@ fn split(stored: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = stored.strip_prefix(START)?;
     let (checksum, rest) = rest.split_at_checked(CHECKSUM)?;
     let rest = rest.strip_prefix(AFTER_CHECKSUM)?;
-    if checksum != format!("{:016x}", xxh3_64(rest)).as_bytes() {
+    if checksum != format!("{:016x}", XxHash3_64::oneshot(rest)).as_bytes() {
         return None;
     }
     match memmem::find(rest, ITEMS) {

@@ -2,6 +2,6 @@
 
 from pysync import _build, _core
 
-__version__ = "0.1.0"
+__version__ = _core.VERSION
 
 _build.check(_core.SOURCE_DIGEST)

@@ -8,6 +8,7 @@ from typing import final
 
 __all__ = [
     "SOURCE_DIGEST",
+    "VERSION",
     "Append",
     "BatchAnswer",
     "BatchPlan",
@@ -38,6 +39,9 @@ __all__ = [
 
 SOURCE_DIGEST: str
 """SHA-256 of `rust/*.rs` as they were when this module was built."""
+
+VERSION: str
+"""The version of pysync, from `Cargo.toml`."""
 
 def canonicalize(text: bytes) -> bytes:
     """The canonical JSON text of `text` (clients-and-crypto section 3): keys by code point, last duplicate

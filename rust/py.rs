@@ -37,6 +37,9 @@ pub mod _core {
     #[pymodule_export]
     const SOURCE_DIGEST: &str = env!("PYSYNC_SOURCE_DIGEST");
 
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+
     #[pyfunction]
     fn canonicalize<'py>(py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
         let canonical = detach_if_large(py, text.len(), || canonical::canonicalize(text))?;

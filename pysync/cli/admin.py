@@ -30,6 +30,7 @@ from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.errors import StoreUnavailable
+from pysync.extras import require
 from pysync.migrate import (
     Copier,
     CopyReport,
@@ -326,10 +327,9 @@ async def _keys(settings: Config, plugin: Events) -> list[str]:
 
 def _open_duckdb(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
     """Return DuckDB with the view `events` over the files at `keys`. Raises ValueError."""
-    try:
-        import duckdb
-    except ImportError:
-        raise ValueError("DuckDB is not installed here: pip install duckdb") from None
+    require("pysync events sql", "duckdb")
+    import duckdb
+
     connection = duckdb.connect()
     read = [duckdb_read_parquet_sql(settings.store, key) for key in keys]
     try:

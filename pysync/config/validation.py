@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, get_args
 
+from pysync import extras
 from pysync.config import key_templates
 from pysync.config.convert import join
 from pysync.config.derived import (
@@ -68,6 +69,8 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
         yield from _at(path_of(projection), projection_errors(projection, config))
     for projection, fault in (*duplicate_names(config.projections), *cycles(config)):
         yield from _at(path_of(projection), [fault])
+    if config.events and (message := extras.missing("pyarrow")):
+        yield Problem("events", message)
     for events in config.events:
         yield from _at(path_of(events), events_errors(events, known))
     for events, fault in duplicate_collections(config.events):
@@ -216,6 +219,9 @@ def _keyring(collection: Collection) -> Iterator[FieldError]:
 def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[FieldError]:
     if schema is None:
         return
+    if message := extras.missing("jsonschema_rs"):
+        yield "objectSchema", message
+        return
     from jsonschema_rs import ValidationError, validator_for  # the one heavy import, paid where it is used
 
     try:
@@ -290,9 +296,13 @@ def _storage(config: Config) -> Iterator[FieldError]:
             s3_location(config.store)
         except ValueError as error:
             yield "store", str(error)
+        if message := extras.missing("aiobotocore", "botocore"):
+            yield "store", message
     if not _COORDINATOR.fullmatch(coordinator):
         yield "coordinator", "must be memory:, file:, file:DIR or redis://host:port/number"
         return
+    if coordinator.startswith("redis") and (message := extras.missing("redis", "hiredis")):
+        yield "coordinator", message
     if coordinator == "file:" and not store.startswith("file:"):
         yield "coordinator", "file: lies in the folder of a file: store; name one: file:DIR"
     if workers > 1 and store == "memory:":

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.base import Coordinator
+from pysync.extras import require
 
 
 async def open_coordinator(
@@ -26,6 +27,7 @@ async def open_coordinator(
 
         return await LocalCoordinator.open_folder(rest or folder or "", now_ms, retention=retention)
     if kind in ("redis", "rediss"):
+        require(f"the coordinator {kind}:", "redis", "hiredis")
         from pysync.coordinator.redis import RedisCoordinator
 
         return await RedisCoordinator.connect(url, now_ms, retention)

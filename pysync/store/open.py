@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
+from pysync.extras import require
 from pysync.store.base import Store
 
 
@@ -28,6 +29,7 @@ async def open_store(
 
         return await LocalStore.open_folder(rest, now_ms, retention)
     if kind == "s3" and rest.startswith("//"):
+        require("the store s3:", "aiobotocore", "botocore")
         from pysync.store.s3 import S3Store
 
         return await S3Store.connect(config, now_ms, shared=shared)

@@ -11,6 +11,7 @@ from typing import Final
 from pysync.config import Config, EventsConfig
 from pysync.config.plugin_validation import events_errors, path_errors
 from pysync.errors import Unavailable
+from pysync.extras import require
 from pysync.plugins import HOOK_TIMEOUT_S, FileBackedCollection, PluginContext, PluginPush, PushResponse
 from pysync.plugins.events.batch_ids import (
     SUFFIX,
@@ -75,6 +76,7 @@ class Events:
     @asynccontextmanager
     async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
         """Take pushes while the service runs. Raises ValueError where it cannot."""
+        require(self.name, "pyarrow")
         for fault in self._errors(services):
             raise ValueError(fault)
         places = ReservingSequencer if services.store.transactional is None else CommitTimeSequencer

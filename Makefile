@@ -1,49 +1,48 @@
-# What people and CI use. Each target does its own set-up on a fresh machine.
-#   make serve   set all up and serve on 127.0.0.1:8080
-#   make test       every test, in parallel
-#   make test-fast  those that need no process, no other server and no second of time
-#   make test-long  proofs, properties and requests made from the description, at full depth
-#   make check   linters, types, stubs, Rust tests
-#   make bench   the speed figures of benches/RESULTS.md
-#   make docs    the documentation as a static site, in target/site
-#   make build   .venv with the release extension and every dependency
-#   make reference  write the generated pages of docs/reference/ and the JSON Schema of the configuration
-#   make lock    resolve the Python pins anew
+# What people and CI use: `make help` lists the targets. Each does its own set-up on a fresh machine.
 
-PYTHON ?= python3.11
-# The extension is built for the machine it runs on: its Ed25519 uses AVX-512 where there is one.
-# `make clean build RUSTFLAGS=` builds a portable one. SHA-256 looks for its instructions when it runs, and has
-# them in functions of their own: compiled into code with AVX they are a hundred times slower on some Intel ones.
-export RUSTFLAGS ?= -C target-cpu=native -C target-feature=-sha
+# The Python to build with, for example PYTHON=python3.12. Empty: the newest from 3.11 to 3.14 that works.
+PYTHON ?=
+# The extension runs on every machine of its architecture: SHA-256, Ed25519 and XXH3 choose their instructions
+# at run time (.cargo/config.toml). NATIVE=1 compiles everything else for this machine as well. It leaves out the
+# SHA instructions, which sha2 keeps in functions of their own: compiled into code with AVX they are a hundred
+# times slower on some Intel processors.
+NATIVE ?=
+ifeq ($(NATIVE),1)
+export RUSTFLAGS := -C target-cpu=native $(if $(filter x86_64,$(shell uname -m)),-C target-feature=-sha)
+endif
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET := 1
 BIN := .venv/bin
-STAMP := .venv/.built
+BUILT := .venv/.built$(NATIVE:1=-native)
+SERVABLE := .venv/.servable$(NATIVE:1=-native)
+SOURCES := pyproject.toml constraints.txt Cargo.toml Cargo.lock .cargo/config.toml $(wildcard rust/*.rs)
 # Tests wait a good part of their time, for servers, for time limits and for each other.
 JOBS ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist worksteal
 # Each of the processes that tests start would compile pysync anew.
 unexport PYTHONDONTWRITEBYTECODE
-RUST := Makefile Cargo.toml Cargo.lock $(wildcard rust/*.rs)
 
-.PHONY: serve test test-fast test-long check bench docs build reference lock clean
+.DEFAULT_GOAL := build
+.PHONY: build serve test test-fast test-long check bench docs reference dist audit lock clean help
 
-serve: build
+build: $(BUILT)  ## install pysync, all extras and the development tools into .venv (NATIVE=1, PYTHON=python3.12)
+
+serve: $(if $(wildcard $(BUILT)),$(BUILT),$(SERVABLE))  ## serve deploy/example.json on 127.0.0.1:8080
 	$(BIN)/pysync serve --config deploy/example.json
 
-test: build
+test: build  ## run every test, in parallel (JOBS=3)
 	tests/components/install
 	$(PYTEST)
 
-test-fast: build
+test-fast: build  ## run the tests that need no process, no other server and no second of time
 	$(PYTEST) -m "not process and not component and not slow"
 
-test-long: build
+test-long: build  ## run proofs, properties and requests made from the description, at full depth
 	tests/components/install
 	PYSYNC_LONG_TESTS=1 $(PYTEST) -m long -o timeout=1800
 
-check: build
+check: build  ## run the linters, type checks, stub check and Rust tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -52,30 +51,45 @@ check: build
 	cargo clippy --release --all-targets --features python -- -D warnings
 	cargo test --release --quiet
 
-bench: build
+bench: build  ## measure the speed figures of benches/RESULTS.md
 	$(BIN)/python benches/run.py
 
-docs: build
+docs: build  ## build the documentation as a static site in target/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-build: $(STAMP)
-
-reference: build
+reference: build  ## write the generated pages of docs/reference and the JSON Schema of the configuration
 	$(BIN)/python -m tools.reference
 
-$(STAMP): pyproject.toml constraints.txt $(RUST)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q maturin
-	rm -f pysync/_core*.so
-	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --extras dev,docs
-	touch $(STAMP)
+dist: build  ## build sdist and wheel into dist/, and test the wheel in an empty environment
+	tools/dist
 
-lock:
-	rm -rf .venv && $(PYTHON) -m venv .venv
-	PIP_CONSTRAINT= $(BIN)/pip install -q maturin
-	PIP_CONSTRAINT= VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --extras dev,docs
+audit: build  ## look for known vulnerabilities in the pinned dependencies
+	tools/audit
+
+lock: clean  ## resolve the pins of constraints.txt anew
+	$(MAKE) build PIP_CONSTRAINT=
 	$(BIN)/pip freeze --exclude-editable | grep -v '^pysync' > constraints.txt
-	touch $(STAMP)
+	touch $(BUILT)
 
-clean:
-	rm -rf .venv target pysync/_core*.so
+clean:  ## delete .venv and everything that was built
+	rm -rf .venv target dist pysync/_core*.so
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Installs pysync as an editable package with these extras, and its release extension.
+define install
+@python=$$(tools/toolchain $(PYTHON)) || exit 1; $(BIN)/python -c '' 2>/dev/null || $$python -m venv --clear .venv
+@rm -f .venv/.built* .venv/.servable* pysync/_core*.so
+@$(BIN)/pip install maturin
+@echo "building the extension and installing pysync[$(1)]: about a minute"
+@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --no-build-isolation --editable '.[$(1)]'
+@touch $@
+endef
+COMMA := ,
+
+$(BUILT): $(SOURCES)
+	$(call install,dev$(COMMA)docs)
+
+$(SERVABLE): $(SOURCES)
+	$(call install,parquet$(COMMA)schema)

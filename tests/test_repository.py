@@ -1,0 +1,262 @@
+"""The repository around the code: version, extras, changelog, Makefile and the tools that it runs."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import pysync
+from pysync.config import load
+from pysync.extras import EXTRA_OF
+
+ROOT = Path(__file__).resolve().parents[1]
+CARGO = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+# Version
+
+
+def test_cargo_toml_is_the_one_source_of_the_version() -> None:
+    assert pysync.__version__ == CARGO["version"] == importlib.metadata.version("pysync")
+    assert PROJECT["dynamic"] == ["version"]
+
+
+def test_no_source_file_repeats_the_version() -> None:
+    for path in (*ROOT.glob("pysync/**/*.py"), *ROOT.glob("rust/*.rs"), ROOT / "pyproject.toml"):
+        assert not re.search(r"version\w* *= *['\"]\d+\.\d+\.\d+", path.read_text()), path
+
+
+# Extras
+
+# Runs the command line as if the packages of the extras were not installed.
+WITHOUT_EXTRAS = """
+import sys
+from pysync.extras import EXTRA_OF
+sys.modules.update(dict.fromkeys(EXTRA_OF))
+import pysync.client.sealed, pysync.server.serve
+from pysync.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+NEEDING: dict[str, dict[str, Any]] = {
+    "s3": {"store": "s3://bucket/prefix"},
+    "redis": {"store": "memory:", "coordinator": "redis://127.0.0.1:6379/0"},
+    "schema": {"collections": [{"name": "n", "storagePath": "n/{id}", "objectSchema": {}}]},
+    "parquet": {
+        "collections": [{"name": "e", "storagePath": "e/{id}"}],
+        "events": [{"collection": "e", "storagePath": "e/{id}"}],
+    },
+}
+
+
+def run_without_extras(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^\w.-]", each)[0] for each in requirements}
+
+
+def test_every_extra_is_one_of_all_and_no_part_of_the_base() -> None:
+    optional = PROJECT["optional-dependencies"]
+    features = set(EXTRA_OF.values())
+    assert set(optional) >= {*features, "all", "dev"}
+    assert optional["all"] == [f"pysync[{','.join(sorted(features))}]"]
+    assert "pysync[all]" in optional["dev"]
+    for extra in features:
+        assert not names_of(PROJECT["dependencies"]) & names_of(optional[extra])
+
+
+def test_base_has_client_server_and_folder_store_without_any_extra(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"version": 1, "store": f"file:{tmp_path}/data"}))
+    ran = run_without_extras("check", str(config), "--probe")
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("extra", sorted(NEEDING))
+def test_configuration_that_needs_a_missing_extra_names_the_command_that_installs_it(
+    tmp_path: Path, extra: str
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"version": 1, "store": "memory:", **NEEDING[extra]}))
+    ran = run_without_extras("check", str(config))
+    assert ran.returncode == 1
+    assert f"{sys.executable} -m pip install 'pysync[{extra}]'" in ran.stdout + ran.stderr
+
+
+def test_command_that_needs_a_missing_extra_names_the_command_that_installs_it(tmp_path: Path) -> None:
+    ran = run_without_extras("verify", "--store", "s3://bucket/prefix")
+    assert ran.returncode == 1
+    assert "-m pip install 'pysync[s3]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_configuration_with_all_extras_installed_is_accepted(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    for needing in NEEDING.values():
+        config.write_text(json.dumps({"version": 1, "store": "memory:", **needing}))
+        assert load(config, {})
+
+
+# Changelog
+
+KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+
+
+def test_the_changelog_keeps_its_format() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert lines[0] == "# Changelog"
+    versions = [line[3:] for line in lines if line.startswith("## ")]
+    assert versions[0] == "[Unreleased]"
+    for version in versions[1:]:
+        assert re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d{2}-\d{2}", version), version
+    numbers = [tuple(map(int, re.findall(r"\d+", version)[:3])) for version in versions[1:]]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[0] == tuple(map(int, CARGO["version"].split(".")))
+    for section in re.split(r"^## ", "\n".join(lines), flags=re.M)[1:]:
+        kinds = re.findall(r"^### (.*)", section, re.M)
+        assert set(kinds) <= set(KINDS)
+        assert len(kinds) == len(set(kinds)), "each kind comes once in a version"
+
+
+# Makefile
+
+
+def make(*arguments: str) -> str:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "RUSTFLAGS")
+    }
+    ran = subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    return ran.stdout
+
+
+def test_make_help_lists_every_target() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.*)", MAKEFILE, re.M)
+    targets = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.M))
+    listed = re.findall(r"^make ([\w-]+) +\S", make("help"), re.M)
+    assert sorted(listed) == sorted(set(listed))
+    assert set(listed) == targets == set(phony.split())
+
+
+def test_make_alone_builds_for_development() -> None:
+    assert make("-n", "-W", "pyproject.toml") == make("-n", "-W", "pyproject.toml", "build")
+    assert "'.[dev,docs]'" in make("-n", "-W", "pyproject.toml")
+
+
+def test_portable_build_is_the_default() -> None:
+    flags = ("-s", "--eval", "flags: ; @echo $(RUSTFLAGS)", "flags")
+    assert make(*flags).strip() == ""
+    assert "target-cpu=native" in make(*flags, "NATIVE=1")
+    settings = tomllib.loads((ROOT / ".cargo/config.toml").read_text())["target"]
+    assert 'curve25519_dalek_backend="avx512"' in settings['cfg(target_arch = "x86_64")']["rustflags"]
+
+
+def test_sdist_holds_what_the_extension_is_built_with() -> None:
+    maturin = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["maturin"]
+    assert {"path": ".cargo/config.toml", "format": "sdist"} in maturin["include"]
+
+
+# Toolchain
+
+
+@pytest.fixture
+def toolchain(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs tools/toolchain where only the given programs exist: name -> the shell script that it is."""
+
+    def run(*arguments: str, **programs: str) -> subprocess.CompletedProcess[str]:
+        for name in ("sh", "sed", "dirname", "rm"):
+            (tmp_path / name).symlink_to(shutil.which(name) or name)
+        for name, script in {
+            "cc": "exit 0",
+            "cargo": "exit 0",
+            "rustc": "echo rustc 1.95.0",
+            **programs,
+        }.items():
+            path = tmp_path / name.replace("_", ".")
+            path.write_text(f"#!{tmp_path}/sh\n{script}\n")
+            path.chmod(0o755)
+        return subprocess.run(
+            [ROOT / "tools/toolchain", *arguments],
+            env={"PATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+Toolchain = Callable[..., subprocess.CompletedProcess[str]]
+SHIM = "echo 'pyenv: command not found' >&2; exit 127"
+NO_VENV = 'case "$2" in *venv*) exit 1;; esac'
+
+
+def test_the_newest_python_that_works_is_chosen(toolchain: Toolchain) -> None:
+    ran = toolchain(python3_14=SHIM, python3_13=NO_VENV, python3_12="exit 0", python3_11="exit 0")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "python3.12\n", "")
+
+
+def test_a_python_that_is_asked_for_is_taken_or_refused(toolchain: Toolchain) -> None:
+    ran = toolchain("mine", mine="exit 1", python3_12="exit 0")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "mine is not a Python from 3.11 to 3.14" in ran.stderr
+
+
+def test_everything_that_is_missing_is_named_at_once(toolchain: Toolchain) -> None:
+    ran = toolchain(cargo="exit 127", cc="exit 1", python3="exit 1")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    for missing in ("Python from 3.11 to 3.14 is missing", "Rust is missing", "A C linker is missing"):
+        assert missing in ran.stderr
+
+
+def test_python_without_venv_names_the_package_that_has_it(toolchain: Toolchain) -> None:
+    assert (
+        "python3 lacks the module venv or ensurepip. On Debian: apt install python3-venv"
+        in toolchain(python3=NO_VENV).stderr
+    )
+
+
+def test_rust_that_is_too_old_is_named_with_what_is_needed(toolchain: Toolchain) -> None:
+    ran = toolchain(python3="exit 0", rustc="echo 'rustc 1.85.1 (x 2025-01-01)'")
+    assert ran.returncode == 1
+    assert f"Rust {CARGO['rust-version']} or newer is needed; this is rustc 1.85.1" in ran.stderr
+
+
+# Pages of the repository
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local", "nothing is downloaded"
+    for hook in repository["hooks"]:
+        tool = hook["entry"].replace(".venv/bin/", "$(BIN)/").replace(" --fix", "")
+        assert tool in MAKEFILE
+
+
+def test_readme_says_that_there_is_no_licence() -> None:
+    assert not list(ROOT.glob("LICEN[SC]E*"))
+    assert "licence" in (ROOT / "README.md").read_text()
+    assert "license" not in PROJECT
+
+
+def test_security_page_names_no_address() -> None:
+    page = (ROOT / "SECURITY.md").read_text()
+    assert not re.search(r"\S@\S|mailto:", page)
+    for heading in ("Supported versions", "Report a vulnerability", "Threat model"):
+        assert f"\n## {heading}\n" in page

@@ -19,7 +19,7 @@ import pysync
 from pysync.config import load
 from pysync.extras import EXTRA_OF
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CARGO = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()

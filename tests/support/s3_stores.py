@@ -13,6 +13,7 @@ from aiobotocore.session import get_session
 from components import S3Server
 
 from pysync.store.s3 import RetryPolicy, S3Store
+from pysync.store.s3.versions import BucketCapabilities
 from pysync.testing import FaultProxy
 
 
@@ -22,6 +23,10 @@ async def no_pause(seconds: float) -> None:
 
 HASTY = RetryPolicy(sleep=no_pause)
 """As many tries as ever, and no pause between them."""
+
+
+_PROBED: dict[str, BucketCapabilities] = {}
+"""What the servers of this run can do, by endpoint."""
 
 
 def new_prefix() -> str:
@@ -48,11 +53,18 @@ async def opened(
     *,
     shared: bool = False,
     patience: RetryPolicy = HASTY,
+    bucket: BucketCapabilities | None = None,
     **members: Any,
 ) -> AsyncIterator[S3Store]:
-    """A store below `prefix` of the server's bucket; `members` are the configuration's."""
+    """A store below `prefix` of the server's bucket; `members` are the configuration's. The bucket is probed
+    once in a run, or where something other than the prefix is given."""
     config = replace(server.store(prefix, endpoint), **members)
-    store = await S3Store.connect(config, shared=shared, retry_policy=patience)
+    is_usual = config == server.store(prefix) and not shared
+    if is_usual:
+        bucket = bucket or _PROBED.get(server.endpoint)
+    store = await S3Store.connect(config, shared=shared, retry_policy=patience, bucket=bucket)
+    if is_usual:
+        _PROBED[server.endpoint] = store.bucket
     try:
         yield store
     finally:
@@ -77,7 +89,9 @@ async def proxied(server: S3Server) -> AsyncIterator[Proxied]:
     async with FaultProxy(server.endpoint) as proxy, AsyncExitStack() as stores:
 
         async def open_one(**options: Any) -> S3Store:
-            return await stores.enter_async_context(opened(server, prefix, proxy.url, **options))
+            return await stores.enter_async_context(
+                opened(server, prefix, proxy.url, bucket=other.bucket, **options)
+            )
 
         other = await stores.enter_async_context(opened(server, prefix))
         found = Proxied(proxy, await open_one(), other, prefix, open_one)

@@ -78,8 +78,10 @@ class S3Store:
         *,
         shared: bool = False,
         retry_policy: RetryPolicy | None = None,
+        bucket: BucketCapabilities | None = None,
     ) -> Self:
-        """The store that `config` names, its bucket examined. `shared` as in `open_store`.
+        """The store that `config` names. `shared` as in `open_store`. The bucket is probed, unless `bucket`
+        says what an earlier probe found.
 
         Raises ValueError for a URL that says what none may, or a bucket that several processes cannot share,
         StoreUnavailable where the bucket cannot be used; both say what is to be done.
@@ -93,7 +95,8 @@ class S3Store:
                 account, root, config.timeout_ms, config.max_connections, retry_policy or RetryPolicy()
             )
             opened.push_async_callback(requests.close)
-            bucket = await probe_bucket(account, requests, place, shared)
+            if bucket is None:
+                bucket = await probe_bucket(account, requests, place, shared)
             store = cls(account, requests, place.bucket, bucket, now_ms)
             await store._damaged.load()
             opened.pop_all()

@@ -5,7 +5,7 @@ A fenced block of the page means
 - with `title="NAME"`: a file of that name, which is written;
 - `sh`: commands. Those of a page share a shell, so variables stay. A last command that does not end (`pysync
   serve`, `pysync watch`, `pysync tail -f`, `curl -sN`) runs in the background;
-- `text`: the output of the block before it. `…` stands for any text within a line, a line of `…` for any lines.
+- `text`: the output of the block before it. `…` stands for any text in a line, a line of `…` for any lines.
   With `title="COMMAND"` it is the output of the background command that begins like this.
 
 Other blocks are checked as far as they can be: JSON is parsed, a configuration validated, Python compiled.
@@ -119,7 +119,7 @@ class PageRunner:
             start_new_session=True,
         )
         # Each background command is a job of its own, so that it can be interrupted, and ends with the shell.
-        self._shell_line("set -m; trap 'kill $(jobs -p)' EXIT")
+        self._shell_line("set -m; trap 'jobs -p | xargs -r kill' EXIT")
 
     def __enter__(self) -> Self:
         return self

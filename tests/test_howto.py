@@ -6,20 +6,36 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
+from components import RedisServer, S3Server
 from page_runner import PageRunner
 from windows import Chromium, Window, driven
 
 DOCS = Path(__file__).parents[1] / "docs"
 BROWSER = "tutorial/browser.md"
-PAGES = sorted(
+SEVERAL_MACHINES = "how-to/run-on-several-machines.md"
+PAGES = {
     str(path.relative_to(DOCS)) for folder in ("tutorial", "how-to") for path in (DOCS / folder).glob("*.md")
-)
+}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", sorted(PAGES - {BROWSER, SEVERAL_MACHINES}))
 def test_page_shows_what_works(page: str, tmp_path: Path) -> None:
     with PageRunner(tmp_path / "page") as runner:
         runner.page((DOCS / page).read_text())
+
+
+def test_nodes_share_a_bucket_and_a_redis_as_the_page_says(
+    radosgw: S3Server, redis: RedisServer, tmp_path: Path
+) -> None:
+    environment = {
+        "STORE_URL": f"s3://{radosgw.bucket}/several-machines",
+        "S3_ENDPOINT": radosgw.endpoint,
+        "REDIS_URL": redis.url,
+        "AWS_ACCESS_KEY_ID": radosgw.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": radosgw.secret_access_key,
+    }
+    with PageRunner(tmp_path / "page", **environment) as runner:
+        runner.page((DOCS / SEVERAL_MACHINES).read_text())
 
 
 async def test_browser_tutorial_syncs_windows_and_lets_the_owner_alone_write(

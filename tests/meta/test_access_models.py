@@ -24,8 +24,8 @@ def section(heading: str) -> str:
 
 def configured(heading: str) -> dict[str, Any]:
     """The configuration that the page shows below this heading, with real values for its placeholders."""
-    (shown,) = re.findall(r"```json\n(.*?)```", section(heading), re.S)
-    members: dict[str, Any] = json.loads(shown.replace("PUBLIC KEY", ISSUER.ed_pub))
+    (shown,) = re.findall(r"```json title.*?\n(.*?)```", section(heading), re.S)
+    members: dict[str, Any] = json.loads(shown.replace("${ISSUER}", ISSUER.ed_pub))
     if heading == "Open":
         members["auth"] = {"adminToken": TOKEN}
     return members
@@ -103,7 +103,7 @@ async def test_trusted_issuers_are_admitted_as_the_page_says_and_strangers_are_n
     for name, keys in (("me", ISSUER), ("bob", IdentityKeys.generate())):
         keys.save(tmp_path / f"{name}.json")
         (tmp_path / f"{name}.pub").write_text(shell.run("keys", "show", f"{name}.json")[1])
-    lines = re.findall(r"^    (?:echo '(.*?)' \| )?pysync (.*)", section("Trusted issuers"), re.M)
+    lines = re.findall(r"^(?:echo '(.*?)' \| )?pysync ((?!serve).*)", section("Trusted issuers"), re.M)
     assert len(lines) == 4
     for stdin, line in lines:
         status, _, errors = await shell.ask(*shlex.split(line), stdin=stdin)

@@ -1,24 +1,35 @@
 """Every command and snippet of the tutorials and how-to pages works, in the order of the page."""
 
 import asyncio
+import hashlib
 import json
+import re
 from pathlib import Path
 from urllib.parse import urljoin
 
+import aiohttp
 import pytest
-from components import RedisServer, S3Server
+from components import RedisServer, S3Server, free_port, program
+from components.fixtures import NOT_RUN, or_not_run
+from components.processes import accepts, running
+from conftest import SUBJECT, Browser, Signed, Start, root_device
 from page_runner import PageRunner
 from windows import Chromium, Window, driven
 
-DOCS = Path(__file__).parents[1] / "docs"
+from pysync.keys import Keys
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 BROWSER = "tutorial/browser.md"
+MIGRATION = "how-to/migrate-from-starfish.md"
+PROXY = "how-to/put-a-proxy-in-front.md"
 SEVERAL_MACHINES = "how-to/run-on-several-machines.md"
 PAGES = {
     str(path.relative_to(DOCS)) for folder in ("tutorial", "how-to") for path in (DOCS / folder).glob("*.md")
 }
 
 
-@pytest.mark.parametrize("page", sorted(PAGES - {BROWSER, SEVERAL_MACHINES}))
+@pytest.mark.parametrize("page", sorted(PAGES - {BROWSER, MIGRATION, PROXY, SEVERAL_MACHINES}))
 def test_page_shows_what_works(page: str, tmp_path: Path) -> None:
     with PageRunner(tmp_path / "page") as runner:
         runner.page((DOCS / page).read_text())
@@ -36,6 +47,60 @@ def test_nodes_share_a_bucket_and_a_redis_as_the_page_says(
     }
     with PageRunner(tmp_path / "page", **environment) as runner:
         runner.page((DOCS / SEVERAL_MACHINES).read_text())
+
+
+async def test_caddy_passes_signed_requests_bodies_and_streams_as_they_are(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with or_not_run():
+        caddy = program("caddy")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Caddy keeps its files
+    with PageRunner(tmp_path / "page") as runner:
+        runner.page((DOCS / PROXY).read_text())
+    mine = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
+    notes = {"name": "notes", "storagePath": "n/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+    node = await start({"server": {"trustedProxyHops": 1}, "collections": [mine, notes]})
+    port = free_port()
+    site = (tmp_path / "page/Caddyfile").read_text()
+    site = site.replace("sync.example.org", f"http://127.0.0.1:{port}")
+    site = site.replace(runner.url.removeprefix("http://"), node.removeprefix("http://"))
+    (tmp_path / "Caddyfile").write_text("{\n\tadmin off\n}\n" + site)
+    command = [caddy, "run", "--adapter", "caddyfile", "--config", str(tmp_path / "Caddyfile")]
+    with running(command, tmp_path / "caddy.out", tmp_path) as process:
+        process.wait_until(lambda: accepts(port))
+        me = Signed(f"http://127.0.0.1:{port}", session, SUBJECT, root_device(SUBJECT))
+        key = f"u/{SUBJECT.user_id}/a%40b"
+        assert (await me.push(key, {"n": 1})).status == 200
+        assert (await me.pull(key)).json["data"] == {"n": 1}
+        assert (await me.request("GET", "/metrics")).status == 404
+        async with session.get(f"{me.base}/events?collections=notes") as stream:
+            assert stream.status == 200
+            assert (await Browser(me.base, session).push("n/a", {"n": 2})).status == 200
+            async for line in stream.content:
+                if line.startswith(b"data:"):
+                    assert json.loads(line[5:])["params"] == {"id": "a"}
+                    break
+
+
+def test_published_clients_of_starfish_work_with_their_data_on_pysync(tmp_path: Path) -> None:
+    installed = ROOT / "target/starfish-clients"
+    if not (installed / "installed").exists():
+        pytest.skip(f"{NOT_RUN}starfish-clients")
+    page = (DOCS / MIGRATION).read_text()
+    for command in re.findall(r"^(?:starfish/bin/pip|npm) install (.*)", page, re.M):
+        assert command in (ROOT / "tests/components/install").read_text(), (
+            "the page names the versions tested"
+        )
+    with PageRunner(tmp_path / "page") as runner:
+        (runner.folder / "starfish").symlink_to(installed / "python")
+        (runner.folder / "node_modules").symlink_to(installed / "node_modules")
+        me = Keys.from_passphrase("correct horse battery staple").user_id
+        old = runner.folder / f"starfish-data/users/{me}/settings"
+        old.parent.mkdir(parents=True)
+        data = {"language": "en"}
+        digest = hashlib.sha256(json.dumps(data, separators=(",", ":")).encode()).hexdigest()
+        old.write_text(json.dumps({"v": 1, "data": data, "ts": 1_700_000_000_000, "hash": digest}))
+        runner.page(page)
 
 
 async def test_browser_tutorial_syncs_windows_and_lets_the_owner_alone_write(

@@ -119,7 +119,7 @@ class PageRunner:
             start_new_session=True,
         )
         # Each background command is a job of its own, so that it can be interrupted, and ends with the shell.
-        self._shell_line("set -m; trap 'jobs -p | xargs -r kill' EXIT")
+        self._shell_line("set -m; trap 'jobs -p | xargs -r kill 2>/dev/null' EXIT")
 
     def __enter__(self) -> Self:
         return self

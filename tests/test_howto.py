@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import json
 import re
+import shutil
+import sys
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -33,6 +35,15 @@ PAGES = {
 def test_page_shows_what_works(page: str, tmp_path: Path) -> None:
     with PageRunner(tmp_path / "page") as runner:
         runner.page((DOCS / page).read_text())
+
+
+def test_readme_shows_what_works(tmp_path: Path) -> None:
+    with PageRunner(tmp_path / "page") as runner:
+        (runner.folder / "deploy").symlink_to(ROOT / "deploy")
+        (runner.folder / ".venv").symlink_to(sys.prefix)
+        shutil.copy(ROOT / "README.md", runner.folder)
+        runner.run("pysync serve --config deploy/example.json")
+        runner.page((ROOT / "README.md").read_text())
 
 
 def test_nodes_share_a_bucket_and_a_redis_as_the_page_says(

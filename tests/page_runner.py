@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.request import urlopen
 
+import yaml
 from components import free_port
 from components.processes import answers
 
@@ -158,6 +159,8 @@ class PageRunner:
         elif block.language == "text":
             self._compare(block)
         elif block.title:
+            if block.language in ("json", "python", "yaml"):
+                check_only(block)
             path = self.folder / block.title
             assert path.resolve().is_relative_to(self.folder.resolve()), (
                 f"{block.title} is no file of the page"
@@ -285,5 +288,7 @@ def check_only(block: Block) -> None:
             config.parse(members)
     elif block.language == "toml":
         tomllib.loads(block.text)
+    elif block.language == "yaml":
+        yaml.safe_load(block.text)
     else:
         assert block.language in ("mermaid", "text") or block.value("not run"), f"{block.language} is not run"

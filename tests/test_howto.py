@@ -15,7 +15,7 @@ from components import RedisServer, S3Server, free_port, program
 from components.fixtures import NOT_RUN, or_not_run
 from components.processes import accepts, running
 from conftest import SUBJECT, Browser, Signed, Start, root_device
-from page_runner import PageRunner
+from page_runner import PageRunner, blocks_of
 from windows import Chromium, Window, driven
 
 from pysync.keys import Keys
@@ -35,6 +35,26 @@ PAGES = {
 def test_page_shows_what_works(page: str, tmp_path: Path) -> None:
     with PageRunner(tmp_path / "page") as runner:
         runner.page((DOCS / page).read_text())
+
+
+def test_blocks_that_are_not_run_are_few_and_say_why() -> None:
+    blocks = [
+        block for page in PAGES for block in blocks_of((DOCS / page).read_text()) if block.language == "sh"
+    ]
+    reasons = [block.value("not run") for block in blocks if block.value("not run")]
+    assert len(reasons) < len(blocks) / 5
+    assert all(len(reason.split()) > 2 for reason in reasons)
+
+
+def test_index_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text()))
+    assert linked >= PAGES
+
+
+def test_metrics_of_the_pages_exist() -> None:
+    known = set(re.findall(r"pysync_\w+", (DOCS / "reference/metrics.md").read_text()))
+    for page in PAGES:
+        assert known.issuperset(re.findall(r"\bpysync_[a-z_]+", (DOCS / page).read_text())), page
 
 
 def test_readme_shows_what_works(tmp_path: Path) -> None:

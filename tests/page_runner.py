@@ -284,7 +284,7 @@ def check_only(block: Block) -> None:
         compile(block.text, f"line {block.line}", "exec")
     elif block.language == "json":
         members = json.loads(block.text)
-        if "collections" in members:
+        if "collections" in members and "${" not in block.text:
             config.parse(members)
     elif block.language == "toml":
         tomllib.loads(block.text)

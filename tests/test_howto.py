@@ -18,7 +18,7 @@ from conftest import SUBJECT, Browser, Signed, Start, root_device
 from page_runner import PageRunner, blocks_of
 from windows import Chromium, Window, driven
 
-from pysync.keys import Keys
+from pysync.auth.signing import Keys
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

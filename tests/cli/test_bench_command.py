@@ -1,8 +1,6 @@
 """`pysync bench`: loads any service with a manifest, in the collections that it is told."""
 
 import json
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +11,6 @@ import pytest
 from support.cli_runner import Shell
 from support.clients import STRANGER, Browser, Start
 from support.collections import OWN, UNSIGNED, collection
-from support.configurations import ROOT
-
-from pysync.cli.commands import build_parser
 
 COLLECTIONS: list[dict[str, Any]] = [
     collection("notes", listable=True),
@@ -128,12 +123,6 @@ async def test_what_cannot_be_loaded_is_told(
     status, _, errors = await shell.ask("bench", "--server", await start(SERVICE), *FEW, *arguments)
     assert status == 1
     assert told in errors
-
-
-def test_the_documentation_shows_a_command_that_is_understood() -> None:
-    (line,) = re.findall(r"^    pysync (bench .*)", (ROOT / "docs/operations.md").read_text(), re.M)
-    options = build_parser().parse_args(shlex.split(line))
-    assert (options.run, len(options.collection)) == (("bench", "bench"), 2)
 
 
 async def test_a_service_without_a_manifest_is_told_of(start: Start, shell: Shell) -> None:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -414,18 +415,19 @@ def test_the_command_fails_where_something_is_left(tmp_path: Path, config: str, 
     assert (status, "DuckDB cannot read the files" in errors) == (1, True)
 
 
-def test_the_queries_of_the_documentation_take_whatever_was_pushed(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
-    [queries] = re.findall("```sql\n(.*?)```", page, re.DOTALL)
+def test_the_queries_of_the_documentation_take_whatever_was_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/store-events.md").read_text()
+    (program,) = re.findall('```python title="query.py"\n(.*?)```', page, re.DOTALL)
     properties: list[Any] = [{"plan": "b"}, None, "no JSON", "", [1]]
     events = json.dumps({"events": [{"properties": each} for each in properties]}).encode()
-    folder = tmp_path / "files/events/web"
+    folder = tmp_path / "data/files/events/shop"
     folder.mkdir(parents=True)
-    (folder / "1.parquet").write_bytes(encode(events, "2026-11-22T03:04:05.678Z", None))
-    with duckdb.connect() as connection:
-        asked = queries.replace("data/files", f"{tmp_path}/files").split(";\n")[:-1]
-        answers = [connection.execute(query).fetchall() for query in asked]
-    assert answers[:2] == [[("", 5)], [("b",), (None,), (None,), (None,), (None,)]]
+    (folder / "1.parquet").write_bytes(encode(events, datetime.now(UTC).isoformat(), None))
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert capsys.readouterr().out.splitlines() == ["[('', 5)]", "[('b', 1), (None, 4)]"]
 
 
 def test_questions_that_cannot_be_answered_are_told_so(tmp_path: Path, config: str, shell: Shell) -> None:

@@ -1,7 +1,6 @@
 """The SQL that reads a store's Parquet files: in a real DuckDB, of a folder and of buckets."""
 
 import io
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,7 @@ from support import duckdb_connection as duck
 from support.configurations import ROOT
 from support.s3_stores import new_prefix, opened, without_credentials
 
-from pysync.config import StoreConfig, parse
+from pysync.config import StoreConfig
 from pysync.parquet import PARQUET_MIME_TYPES, ReadParquet, duckdb_read_parquet_sql
 from pysync.store import open_store
 from pysync.testing import chunks_of
@@ -97,16 +96,17 @@ def test_the_name_of_a_folder_means_nothing_else(
     assert duckdb_.execute("SELECT count(*) FROM t").fetchall() == [(0,)]
 
 
-async def test_what_the_documentation_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = (ROOT / "docs/operations.md").read_text().split("## Parquet files")[1].split("\n## ")[0]
-    assert len(parse(json.loads(section.split("```json")[1].split("```")[0])).collections) == 2
+async def test_what_the_documentation_shows_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/how-to/query-parquet-files.md").read_text()
     monkeypatch.chdir(tmp_path)
     store = await open_store(StoreConfig(url="file:data"))
     await write(store, "reports/sales/2026-11.parquet", "a")
     await store.close()
     made: dict[str, Any] = {}
-    exec(section.split("```python")[1].split("```")[0], made)
-    assert made["rows"] == [("a",)]
+    exec(page.split('```python title="query.py"')[1].split("```")[0], made)
+    assert capsys.readouterr().out.splitlines() == ["[('a',)]"] * 2
     assert made["all_of_sales"].uri == f"{tmp_path}/data/files/reports/sales/*.parquet"
 
 

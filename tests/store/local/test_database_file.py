@@ -98,7 +98,7 @@ async def test_no_write_to_a_database_that_is_gone_is_acknowledged(
     (told,) = criticals(caplog)
     assert "pysync.db" in told
     assert "deleted or replaced" in told
-    assert "docs/operations.md" in told
+    assert "docs/how-to/repair-damage.md" in told
 
 
 @pytest.mark.parametrize("lose", LOSSES)

@@ -18,7 +18,7 @@ from conftest import SUBJECT, Browser, Signed, Start, root_device
 from page_runner import PageRunner, blocks_of
 from windows import Chromium, Window, driven
 
-from pysync.auth.signing import Keys
+from pysync.auth.signing import IdentityKeys
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -125,7 +125,7 @@ def test_published_clients_of_starfish_work_with_their_data_on_pysync(tmp_path: 
     with PageRunner(tmp_path / "page") as runner:
         (runner.folder / "starfish").symlink_to(installed / "python")
         (runner.folder / "node_modules").symlink_to(installed / "node_modules")
-        me = Keys.from_passphrase("correct horse battery staple").user_id
+        me = IdentityKeys.from_passphrase("correct horse battery staple").user_id
         old = runner.folder / f"starfish-data/users/{me}/settings"
         old.parent.mkdir(parents=True)
         data = {"language": "en"}

@@ -1,8 +1,5 @@
 """What operators ask of a running service."""
 
-import re
-from pathlib import Path
-
 import aiohttp
 from support.clients import Browser, Start
 
@@ -53,18 +50,3 @@ async def test_why_the_store_cannot_be_used_is_not_told_to_clients(
         503,
         {"error": "store_unavailable", "code": "store_unavailable"},
     )
-
-
-async def test_the_metrics_are_those_that_are_documented(
-    start: Start, session: aiohttp.ClientSession
-) -> None:
-    notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "pullOnly": True}
-    lists = {"source": "notes", "target": "lists/{id}", "id": "{id}"}
-    browser = Browser(await start({"collections": [notes], "projections": [lists]}), session)
-    told = (await browser.request("GET", "/metrics")).body.decode()
-    exposed = set(re.findall(r"^# TYPE (\S+)", told, re.M))
-    page = (Path(__file__).parents[2] / "docs/operations.md").read_text()
-    (row,) = re.findall(r"^\| `/metrics` \|.*", page, re.M)
-    below = re.findall(r"^\| `(pysync_\w+)`", page, re.M)
-    documented = set(re.findall(r"`(pysync_\w+)[`{]", row)) | set(below)
-    assert documented == exposed

@@ -58,7 +58,7 @@ class DatabaseFile:
             log.critical(
                 "the database %s was deleted or replaced while this process has it open: reads and writes "
                 "are refused until a restart. What was acknowledged is in the file that is still held open: "
-                'save it before you stop the server, as docs/how-to/repair-damage.md says',
+                "save it before you stop the server, as docs/how-to/repair-damage.md says",
                 self.path,
             )
         self.raise_if_moved()

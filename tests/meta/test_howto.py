@@ -14,13 +14,15 @@ import pytest
 from components import RedisServer, S3Server, free_port, program
 from components.fixtures import NOT_RUN, or_not_run
 from components.processes import accepts, running
-from conftest import SUBJECT, Browser, Signed, Start, root_device
-from page_runner import PageRunner, blocks_of
-from windows import Chromium, Window, driven
+from support.browser import Chromium, Window, driven
+from support.clients import SUBJECT, Browser, Signed, Start, root_device
+from support.page_runner import PageRunner, blocks_of
 
 from pysync.auth.signing import IdentityKeys
 
-ROOT = Path(__file__).parents[1]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BROWSER = "tutorial/browser.md"
 MIGRATION = "how-to/migrate-from-starfish.md"

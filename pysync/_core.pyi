@@ -44,12 +44,14 @@ VERSION: str
 """The version of pysync, from `Cargo.toml`."""
 
 def canonicalize(text: bytes) -> bytes:
-    """The canonical JSON text of `text` (clients-and-crypto section 3): keys by code point, last duplicate
+    """The canonical JSON text of `text`: keys by code point, last duplicate
     wins, ECMAScript numbers, nothing dropped.
 
     Raises:
         InvalidJson: not UTF-8 JSON, a NaN or Infinity token, a lone surrogate, a number beyond a double.
         BodyTooDeep: nesting over 64.
+
+    See docs/reference/protocol.md#canonical-json.
     """
 
 def content_hash(text: bytes) -> str:
@@ -87,13 +89,15 @@ class PushBody:
         "xxh3":".."}` and `mark`, which is white space. The checksum covers all else, `mark` too."""
 
 def decode_push(body: bytes) -> PushBody:
-    """Decode a push body (wire sections 2 and 4). Unknown members are ignored; the five unsafe keys are
+    """Decode a push body. Unknown members are ignored; the five unsafe keys are
     dropped from objects, but not inside arrays.
 
     Raises:
         InvalidJson, BodyTooDeep: as `canonicalize`; the body's own object is nesting 1.
         BodyNotObject, InvalidData, InvalidBaseHash: in this order.
         AuthorProofMissing: `authorPubkey` or `authorSignature` without the other, or not a string.
+
+    See docs/reference/protocol.md#push-a-document.
     """
 
 @final
@@ -156,11 +160,13 @@ class Append:
     def __len__(self) -> int: ...
 
 def decode_append(body: bytes) -> Append:
-    """Decode an append body (wire section 5). Unknown members, `baseHash` among them, are ignored.
+    """Decode an append body. Unknown members, `baseHash` among them, are ignored.
 
     Raises:
         InvalidJson, BodyTooDeep, BodyNotObject, InvalidData: as `decode_push`.
         InvalidTs: `ts` is no integer, or negative. One beyond 64 bits is taken for the largest.
+
+    See docs/reference/protocol.md#append-an-element.
     """
 
 def is_log(stored: bytes) -> bool:
@@ -327,7 +333,7 @@ def open_certificate(text: bytes) -> tuple[str, int, int] | None:
     beyond these members."""
 
 def request_message(method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: str) -> bytes:
-    """What a request signature signs (clients-and-crypto section 2.2)."""
+    """What a request signature signs (docs/reference/protocol.md#request-signature)."""
 
 def verify_request(
     key: PublicKey,
@@ -346,11 +352,14 @@ def verify_author(
     tag: str, document_key: str, data: bytes, author_pubkey: str, author_signature: str
 ) -> bool:
     """Whether the author proof holds: `tag` is `starfish-doc-author-v1` or `starfish-append-author-v1`,
-    `data` canonical text (clients-and-crypto section 5). A malformed key or signature is False."""
+    `data` canonical text. A malformed key or signature is False.
+
+    See docs/reference/protocol.md#author-proofs.
+    """
 
 @final
 class Scope:
-    """The paths of a certificate, compiled (clients-and-crypto section 1.6, wire section 3)."""
+    """The paths of a certificate, compiled (docs/reference/protocol.md#path-scopes)."""
 
     def __new__(cls, paths: list[str], identity: str) -> Scope:
         """`{identity}` in an entry stands for `identity`; a leading `!` makes it a deny."""
@@ -365,7 +374,10 @@ class Scope:
 
 @final
 class BatchPlanner:
-    """The collections of one namespace, ready to plan batch pulls over (wire section 6)."""
+    """The collections of one namespace, ready to plan batch pulls over.
+
+    See docs/reference/protocol.md#batch-pull.
+    """
 
     def __new__(
         cls,
@@ -469,7 +481,10 @@ class ReplayWindow:
 
 @final
 class EventColumns:
-    """The events of a batch as columns of text (wire section 12). Its length is how many events there are."""
+    """The events of a batch as columns of text. Its length is how many events there are.
+
+    See docs/reference/protocol.md#events.
+    """
 
     def __new__(cls, data: bytes) -> EventColumns:
         """Of `data` as `PushBody.data` has it, with the array `events`; other members do not count.

@@ -1,6 +1,8 @@
-"""Changes: what is told of a write to those who follow, and the logs that keep it (wire section 9).
+"""Changes: what is told of a write to those who follow, and the logs that keep it.
 
 A change is encoded once, when its write is made; the text that is kept is the text that is sent.
+
+See docs/reference/protocol.md#delivery.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -72,9 +72,12 @@ class WriteResult:
 
 @dataclass(frozen=True)
 class WriteEvent:
-    """A successful push, as plugins and projections are told of it (service, Write event). `text` is the
+    """A successful push, as plugins and projections are told of it. `text` is the
     pushed `data` as JSON, of an append its element's; None where it was no JSON. `identity` is the writer's,
-    None for nobody."""
+    None for nobody.
+
+    See docs/reference/plugins.md#after_write.
+    """
 
     collection: str
     params: Mapping[str, str]

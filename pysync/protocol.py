@@ -32,8 +32,10 @@ def path_of(target: str) -> str:
 
 
 def error_body(error: PysyncError) -> bytes:
-    """The body of a refusal: `{"error": text, "code": code}` and its extras (wire section 2).
+    """The body of a refusal: `{"error": text, "code": code}` and its extras.
     `errors.from_response` is the way back. Why a store or coordinator cannot be used, operators are told.
+
+    See docs/reference/protocol.md#errors.
     """
     is_ours = isinstance(error, StoreUnavailable | CoordinatorUnavailable)
     text = error.default_message if is_ours else error.message
@@ -44,4 +46,4 @@ JSON_TYPE: Final = "application/json"
 OCTET_STREAM: Final = "application/octet-stream"
 PARQUET_TYPE: Final = "application/vnd.apache.parquet"
 PARQUET_MIME_TYPES: Final = (PARQUET_TYPE, "application/x-parquet", OCTET_STREAM)
-"""What Parquet may be pushed as (service, Columnar collections)."""
+"""What Parquet may be pushed as (docs/reference/protocol.md#parquet-files)."""

@@ -1,4 +1,5 @@
-//! Append-only logs (wire section 5): what an append makes of a log's head, and which elements a read takes.
+//! Append-only logs: what an append makes of a log's head, and which elements a read takes.
+//! See docs/reference/protocol.md#append-only-logs.
 //!
 //! A log is a head, which holds its newest elements (the tail) and an index, and immutable objects: segments,
 //! which hold the elements before the tail, and blocks, which hold entries of the index. Positions count from 0.

@@ -1,4 +1,5 @@
-//! Batch pulls (wire section 6): what a request asks for. `batch_response` is the way back.
+//! Batch pulls: what a request asks for (docs/reference/protocol.md#batch-pull).
+//! `batch_response` is the way back.
 
 use crate::canonical::canonicalize;
 use crate::error::CoreError;

@@ -1,4 +1,4 @@
-//! The answer to a batch pull, joined from stored bytes (wire section 6).
+//! The answer to a batch pull, joined from stored bytes (docs/reference/protocol.md#batch-pull).
 
 use crate::batch::{Entry, Plan, Tail};
 use crate::canonical::write_string;

@@ -1,4 +1,5 @@
-//! JSON text to its canonical form (clients-and-crypto section 3), in one pass over the received bytes.
+//! JSON text to its canonical form (docs/reference/protocol.md#canonical-json), in one pass
+//! over the received bytes.
 //!
 //! The tokenizer is serde_json's; the values it meets are written to the output at once, no tree is built.
 //! Members are written in the order in which they arrive. Where that order was not the canonical one, the
@@ -17,7 +18,8 @@ pub const MAX_DEPTH: u32 = 64;
 /// The magnitude below which every whole number is a double of its own, so that its digits are its text.
 const EXACT: u64 = 1 << 53;
 
-/// Keys that are dropped from what is stored (wire section 4), as canonical texts.
+/// Keys that are dropped from what is stored (docs/reference/protocol.md#push-a-document), as
+/// canonical texts.
 const UNSAFE_KEYS: [&[u8]; 5] = [
     b"\"__proto__\"",
     b"\"constructor\"",

@@ -1,4 +1,4 @@
-//! Push bodies and stored documents (wire section 4): what lies around `data`.
+//! Push bodies and stored documents (docs/reference/protocol.md#push-a-document): what lies around `data`.
 //!
 //! A stored document is `{"v":1,"ts":..,"hash":"..",<author>,"data":..,"xxh3":"<32 hex digits>"}`, perhaps with a
 //! mark after it, the checksum being of all else in the object, the mark too. Earlier versions wrote none.

@@ -1,4 +1,4 @@
-//! Batches of events as columns of text (wire section 12).
+//! Batches of events as columns of text (docs/reference/protocol.md#events).
 
 use crate::error::CoreError;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};

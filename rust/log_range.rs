@@ -1,4 +1,4 @@
-//! How much of a log one read asks for (wire sections 5 and 6).
+//! How much of a log one read asks for (docs/reference/protocol.md#read-a-log).
 
 use serde_json::{Map, Value};
 

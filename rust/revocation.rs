@@ -1,4 +1,4 @@
-//! Revocation lists (clients-and-crypto section 1.7).
+//! Revocation lists (docs/reference/protocol.md#revocation-lists).
 
 use crate::canonical::canonicalize;
 use crate::replay::ReplayWindow;

@@ -1,5 +1,5 @@
-//! The paths of a certificate (clients-and-crypto section 1.6): globs where `**` stands for any run of
-//! characters, `*` for one without `/`, and everything else for itself.
+//! The paths of a certificate (docs/reference/protocol.md#path-scopes): globs where `**`
+//! stands for any run of characters, `*` for one without `/`, and everything else for itself.
 
 use memchr::memmem;
 use std::borrow::Cow;

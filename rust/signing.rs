@@ -1,4 +1,4 @@
-//! Ed25519 signatures of requests and authors (clients-and-crypto sections 2 and 5).
+//! Ed25519 signatures of requests and authors (docs/reference/protocol.md#request-signature).
 
 use crate::canonical::{canonicalize, hex, sha256, write_integer, write_string};
 use crate::error::CoreError;

@@ -44,7 +44,8 @@ fn canonical_text_and_hash_are_those_of_the_vectors() {
     for record in section("canonical") {
         let (id, input) = (text(&record, "/id"), text(&record, "/inputJson"));
         let got = canonicalize(input.as_bytes());
-        // Read as null, or not at all, by the published sides; the service refuses it (wire section 2).
+        // Read as null, or not at all, by the published sides; the service refuses it.
+        // See docs/reference/protocol.md#requests-and-responses.
         if id.starts_with("overflow-") || id.starts_with("lone-") {
             assert_eq!(got, Err(CoreError::InvalidJson), "{id}");
             continue;
@@ -105,7 +106,8 @@ fn tampered_requests_do_not_verify() {
             text(&record, "/sig"),
             [text(&record, "/pathAndQuery")],
         );
-        // Stricter than both published sides: padded standard base64 and nothing else (wire section 3).
+        // Stricter than both published sides: padded standard base64 and nothing else.
+        // See docs/reference/protocol.md#authentication.
         let lenient_base64 = text(&record, "/id") == "sig-newline";
         assert_eq!(
             verified,

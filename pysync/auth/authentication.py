@@ -1,4 +1,4 @@
-"""Authentication and rate limits: callers from certificates, signatures and nonces (wire section 3).
+"""Authentication and rate limits: callers from certificates, signatures and nonces.
 
 Nothing dear happens before something cheap could refuse the request, in four steps:
 
@@ -11,6 +11,8 @@ read:
 3. `enforce_rate_limits` counts the request against its rate limits. What the caller may do is then
 `pysync.policy`'s to say. 4. `consume_nonce` takes the nonce of a request that is allowed, and asks whether
 its certificate was revoked.
+
+See docs/reference/protocol.md#authentication.
 """
 
 import asyncio

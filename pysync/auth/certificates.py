@@ -1,4 +1,4 @@
-"""Capability certificates and revocation lists, read and checked (clients-and-crypto 1, wire section 3).
+"""Capability certificates and revocation lists, read and checked (docs/reference/protocol.md#certificates).
 
 Everything here is pure: the caller passes the clock. A certificate goes through `from_authorization` (its
 form), then `verify` (its time and its signature); `check_delegation` adds the rules for what may be handed to
@@ -33,8 +33,11 @@ Kind = Literal["device", "member", "audience"]
 
 
 class CertificateError(Exception):
-    """A certificate that does not hold. `reason` is the code of clients-and-crypto section 1.4: for logs and
-    for the certificate's owner, never for a caller who could learn from it how to forge."""
+    """A certificate that is not valid.
+
+    `reason` is a code of docs/reference/protocol.md#certificate-checks. It is for logs and for the
+    certificate's owner, never for a caller, who could learn from it how to forge.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

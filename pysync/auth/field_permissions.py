@@ -1,4 +1,4 @@
-"""Top-level members of `data` that only some roles see or change (`fieldPermissions`, wire section 10)."""
+"""Members of `data` that only some roles see or change (docs/reference/protocol.md#field-permissions)."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Certificates, revocation lists and public links, made (clients-and-crypto sections 1.3 and 1.7).
+"""Certificates, revocation lists and public links, made (docs/reference/protocol.md#certificates).
 
 Pure: the caller passes the clock (seconds) and a nonce of 16 random bytes. What a server would refuse for
 its form is refused here already, with CertificateError.
@@ -33,7 +33,7 @@ DROPPED_AFTER_S: Final = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a certificate allows: operations, and path globs with `!` for a deny (section 1.6)."""
+    """Operations, and path globs with `!` for a deny (docs/reference/protocol.md#path-scopes)."""
 
     ops: tuple[str, ...]
     paths: tuple[str, ...]

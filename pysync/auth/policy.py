@@ -1,4 +1,7 @@
-"""What a collection's actions ask of a caller: roles, scopes, restrictions (wire section 3)."""
+"""What a collection's actions ask of a caller: roles, scopes, restrictions.
+
+See docs/reference/protocol.md#authorisation.
+"""
 
 from dataclasses import dataclass, field
 

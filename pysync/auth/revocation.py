@@ -1,8 +1,10 @@
-"""Revocation lists: published once, honoured by every node within seconds (wire section 3).
+"""Revocation lists: published once, honoured by every node within seconds.
 
 Anybody may publish one. A stranger is an issuer that the configuration does not name and that owns nothing
 stored here. Lists of strangers must be short and revoke something, and are dropped when all entries have
 expired, so that they neither cost much nor take the room of others.
+
+See docs/reference/protocol.md#revocation-lists.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Tell sealed data by its form, since the server has no keys (protocol.md, "Sealed data")."""
+"""Tell sealed data by its form, since the server has no keys (docs/reference/protocol.md#sealed-data)."""
 
 from typing import Any, Final
 

@@ -1,6 +1,6 @@
-"""The keys of a person or device, and the file they live in (clients-and-crypto section 1.1).
+"""The keys of a person or device, and the file they live in (docs/reference/protocol.md#identities-and-keys).
 
-Signatures over requests and over a document's author, made (clients-and-crypto sections 2 and 5).
+Signatures over requests and over a document's author, made (docs/reference/protocol.md#request-signature).
 
 The native core verifies them. Pure: the caller passes clock and randomness.
 """

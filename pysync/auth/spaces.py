@@ -1,4 +1,4 @@
-"""Spaces: the roles that a space's access document gives (wire section 11).
+"""Spaces: the roles that a space's access document gives (docs/reference/protocol.md#spaces).
 
 The document at `auth.spaces.accessPath` is `{"owner": userId, "members": [userId...]}`. Its owner holds
 `space:owner` and `space:member`, its members `space:member`, and where it is absent nobody holds either: no
@@ -29,7 +29,7 @@ from pysync.model import Caller
 from pysync.store import NotModified, Store
 
 ROLE_TIMEOUT_S = 5.0
-"""How long roles may take to be told (wire section 3)."""
+"""How long roles may take to be told (docs/reference/protocol.md#spaces)."""
 
 OWNER = "space:owner"
 MEMBER = "space:member"

@@ -32,7 +32,7 @@ class RequestBuilder:
     default of a device of its own.
 
     `tag` is in the name of every document, so that two runs on one server never meet. A signed request is
-    good for one use within 300 seconds (clients-and-crypto section 2.4).
+    good for one use within 300 seconds (docs/reference/protocol.md#replay-protection).
     """
 
     def __init__(
@@ -71,7 +71,10 @@ class RequestBuilder:
         return head.encode() + (body or b"")
 
     def signed(self, path: str, body: bytes | None = None, content_type: str = "application/json") -> bytes:
-        """As `request`, signed now. The body of a file is not covered (wire section 8)."""
+        """As `request`, signed now. The body of a file is not covered.
+
+        See docs/reference/protocol.md#push-a-file.
+        """
         signature = signing.sign_request(
             self._keys,
             "GET" if body is None else "POST",

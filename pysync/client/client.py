@@ -1,4 +1,4 @@
-"""The client: one method for each call of the protocol."""
+"""The client: one method for each call of the protocol (docs/reference/protocol.md#overview)."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field

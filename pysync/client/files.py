@@ -1,4 +1,4 @@
-"""Upload and download of files."""
+"""Upload and download of files (docs/reference/protocol.md#files)."""
 
 import asyncio
 import hashlib

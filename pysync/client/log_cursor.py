@@ -1,4 +1,4 @@
-"""A cursor that reads a log, each element once."""
+"""A cursor that reads a log, each element once (docs/reference/protocol.md#read-a-log)."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable

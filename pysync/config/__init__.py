@@ -1,4 +1,4 @@
-"""The whole configuration: one tree of frozen values, one loader, one linter (wire section 10).
+"""The whole configuration: one tree of frozen values, one loader, one linter.
 
     schema             the members of the file, and their documentation
     loader             a file, the environment and flags -> one Config, or every problem at once
@@ -15,6 +15,8 @@
 
 The environment is read here and nowhere else. `lint` and `report` are imported by the commands
 that need them.
+
+See docs/reference/configuration.md.
 """
 
 from pysync.config.derived import (

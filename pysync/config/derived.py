@@ -2,7 +2,7 @@
 
 Where a store lies. In the URL of an `s3:` store query members stand for those of the store's object.
 
-Media types, and what they make of a collection: documents, files, or both (wire section 8).
+Media types, and what they make of a collection: documents, files, or both (docs/reference/protocol.md#files).
 """
 
 import re
@@ -181,7 +181,7 @@ def every_role(config: Config) -> frozenset[str]:
 
 def effective_coordinator(config: Config) -> str:
     """The coordinator's URL: the configured one, else `file:` (its own folder) beside a `file:` store, and
-    `memory:` beside any other (wire section 10). A URL may hold a password."""
+    `memory:` beside any other (docs/reference/configuration.md). A URL may hold a password."""
     if config.coordinator is not None:
         return config.coordinator
     return "file:" if config.store.url.startswith("file:") else "memory:"

@@ -17,7 +17,7 @@ MAX_KEY_BYTES = 1000
 MAX_PARAMETER_BYTES = 255
 
 is_parameter = re.compile(r"(?!\.$)(?!.*\.\.)[A-Za-z0-9._:@-]{1,255}").fullmatch
-"""Whether a text may be the value of a path parameter (wire section 1)."""
+"""Whether a text may be the value of a path parameter (docs/reference/protocol.md#paths-and-keys)."""
 _PARAMETER_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@-"
 
 
@@ -101,7 +101,10 @@ def params(template: str) -> tuple[str, ...]:
 
 
 def errors(template: str) -> Iterator[str]:
-    """What keeps the text from being a key template (wire section 1), nothing for a good one."""
+    """What keeps the text from being a key template, nothing for a good one.
+
+    See docs/reference/protocol.md#paths-and-keys.
+    """
     if template.startswith("/") or template.endswith("/"):
         yield "must not start or end with a slash"
     if "//" in template:
@@ -129,9 +132,12 @@ def are_parameters(names: Sequence[str]) -> bool:
 
 
 def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
-    """The key of a document, or file: `template` with each parameter replaced by its value (service,
-    Columnar file helpers). Raises ValueError with all that is wrong: with the template, with a value that is
-    missing, superfluous or none that a path may hold, or with the key, longer than `MAX_KEY_BYTES`."""
+    """Return the key of a document or file: `template` with each parameter replaced by its value.
+
+    Raises ValueError with everything that is wrong: with the template, with a value that is missing,
+    superfluous or none that a path may hold, or with the key, longer than `MAX_KEY_BYTES`
+    (docs/reference/protocol.md#paths-and-keys).
+    """
     wrong = [f"the template {message}" for message in errors(template)]
     names = params(template)
     wrong += [f"the parameter {{{name}}} has no value" for name in names if name not in values]

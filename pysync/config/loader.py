@@ -1,4 +1,7 @@
-"""A file, the environment and flags -> one Config, or every problem at once (wire section 10)."""
+"""A file, the environment and flags -> one Config, or every problem at once.
+
+See docs/reference/configuration.md.
+"""
 
 import dataclasses
 import os

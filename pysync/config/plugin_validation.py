@@ -1,6 +1,6 @@
-"""What is refused of projections, and what is probably not meant (wire section 10).
+"""Validate projections and `events` sections, and warn about what is probably not meant.
 
-What is refused of an `events` section, and what is probably not meant (service, Events plugin).
+See docs/reference/protocol.md#projected-lists and docs/reference/protocol.md#events.
 """
 
 import re

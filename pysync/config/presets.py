@@ -1,4 +1,4 @@
-"""Presets: collections of Parquet files, said in a few members (service, Columnar file helpers)."""
+"""Presets: collections of Parquet files, said in a few members (docs/reference/protocol.md#parquet-files)."""
 # ruff: noqa: RUF009 (`member` is `dataclasses.field`)
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a configuration may say: one tree of frozen values (wire section 10).
+"""What a configuration may say: one tree of frozen values (docs/reference/configuration.md).
 
 Attributes are the file's members in snake_case: `max_body_bytes` is `maxBodyBytes`. `doc` of each field is
 the source of `docs/reference/configuration.md`.
@@ -110,7 +110,10 @@ class FieldPermission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendOnly:
-    """Absent members stay None, so that clients are told what was configured, not more (wire section 10)."""
+    """Absent members stay None, so that clients are told what was configured, not more.
+
+    See docs/reference/protocol.md#configuration-manifest.
+    """
 
     type: Literal["by_timestamp"] = option("The only type there is.", "by_timestamp")
     field: str | None = option("Member of `data` that holds the elements; absent: `items`.", None)

@@ -25,7 +25,10 @@ MAX_LIVE_NONCES: Final = 4_000_000
 
 
 IDEMPOTENCY_TTL_MS: Final = 600_000
-"""For how long a write is recognised again by its Idempotency-Key (wire section 4)."""
+"""For how long a write is recognised again by its Idempotency-Key.
+
+See docs/reference/protocol.md#idempotency-keys.
+"""
 
 LEASE_MS: Final = 5_000
 """How long a process may do what only one should, after it was last told that it leads."""

@@ -1,8 +1,10 @@
-"""Catch up subscribers that begin in the past, until they join the live feed (wire section 9).
+"""Catch up subscribers that begin in the past, until they join the live feed.
 
 They read the log together, so changes that several have missed are read once, and the time that all of them
 take is bounded. Only changes that their collections may have written are read. A subscriber that arrives
 during a run waits for the next one, unless it is no further back than the subscribers under way.
+
+See docs/reference/protocol.md#resume.
 """
 
 import asyncio

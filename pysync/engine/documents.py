@@ -1,4 +1,4 @@
-"""Documents: pull, push with optimistic concurrency, expiry (wire section 4)."""
+"""Documents: pull, push with optimistic concurrency, expiry (docs/reference/protocol.md#documents)."""
 
 import hashlib
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""Files: bytes as they were sent, the last write wins (wire section 8)."""
+"""Files: bytes as they were sent, the last write wins (docs/reference/protocol.md#files)."""
 
 from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass

@@ -1,10 +1,12 @@
-"""Writes and their changes: each applied write is announced, whatever happens in between (wire section 9).
+"""Writes and their changes: each applied write is announced, whatever happens in between.
 
 A store that keeps a change log of its own takes both in one transaction. With any other the coordinator is
 told first that a write is about to be made; after the write it is announced. Who stops in between leaves that
 intent behind, and `recover` announces it: perhaps a write that was not made after all, which costs followers
 a pull. Where the next write of the document comes first it takes the announcement along, so that the versions
 of a document are told in their order.
+
+See docs/reference/protocol.md#delivery.
 """
 
 import asyncio

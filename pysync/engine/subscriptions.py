@@ -1,9 +1,11 @@
-"""The feed: one follower of the change log for all who listen to a process (wire section 9).
+"""The feed: one follower of the change log for all who listen to a process.
 
 A change is read once, and serialised once for each collection that could pull the written document, however
 many subscribers there are. Subscribers are found by collection and parameters, so the cost of a write depends
 on its own subscribers alone. `pysync.catch_up` first brings a subscriber that begins in the past up to the
 follower's place. Every event has its place in the log, so none is missed or delivered twice at the handover.
+
+See docs/reference/protocol.md#change-stream.
 """
 
 import asyncio

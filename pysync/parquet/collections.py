@@ -20,7 +20,7 @@ def create_parquet_collection(
     cache_duration_ms: int | None = None,
 ) -> Collection:
     """A collection of Parquet files, which are stored as they are sent and can be queried where they lie
-    (service, Columnar file helpers).
+    (docs/reference/protocol.md#parquet-files).
 
     `read` and `write` are `public` (the role of that name), `authenticated` (`cap:read:<name>` and
     `cap:write:<name>`), `none` (no such route) or roles. `rate_limit` is as a collection's, in the tree or in

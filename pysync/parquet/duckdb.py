@@ -1,4 +1,7 @@
-"""SQL for DuckDB that reads the Parquet files of a store where they lie (service, Columnar file helpers)."""
+"""SQL for DuckDB that reads the Parquet files of a store where they lie.
+
+See docs/reference/protocol.md#parquet-files.
+"""
 
 import re
 from dataclasses import dataclass, field

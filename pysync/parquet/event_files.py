@@ -1,6 +1,6 @@
-"""Many files of events as one (wire section 12). Importing this module imports pyarrow.
+"""Write batches of events as Parquet files, and merge many files into one.
 
-Batches of events as Parquet (wire section 12). Importing this module imports pyarrow.
+Importing this module imports pyarrow. See docs/reference/protocol.md#events.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Plugins: objects with a name and hooks, all of them optional (service, Events 2).
+"""Plugins: objects with a name and hooks, all of them optional (docs/reference/plugins.md).
 
 A plugin is any object with a `name` and at least one hook; `Plugin` names them all. The configuration names
 plugins (`"plugins": ["package.module:object"]`, or the name of an entry point of the group `pysync.plugins`),
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 HOOK_TIMEOUT_S: Final = 5.0
-"""How long a hook of one request may take (wire section 3)."""
+"""How long a hook of one request may take (docs/reference/plugins.md#errors-and-time-limits)."""
 SHUTDOWN_TIMEOUT_S: Final = 10.0
 """How long a lifespan may take to end: then the process ends without it."""
 

@@ -1,4 +1,4 @@
-"""JSON Schemas that documents must satisfy (`objectSchema`, wire section 10)."""
+"""JSON Schemas that documents must satisfy (`objectSchema`, docs/reference/protocol.md#push-a-document)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -39,10 +39,12 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     """The whole body of `request`, inflated if it was sent with gzip.
 
     Raises:
-        PayloadTooLarge: declared, streamed or inflated, it is longer than `max_bytes` (wire sections 2, 3).
+        PayloadTooLarge: declared, streamed or inflated, it is longer than `max_bytes`.
         RequestTimeout: nothing arrived for 30 s.
         UnsupportedMediaType: another Content-Encoding than gzip.
         BadRequest: not gzip, or the client left early.
+
+    See docs/reference/protocol.md#requests-and-responses.
     """
     is_gzip = check_body_headers(request, max_bytes)
     body = await _read_all(request, max_bytes)
@@ -212,7 +214,7 @@ def verify_author_proof(
     kind: Authored, body: _core.PushBody | _core.Append, caller: Caller, key: str
 ) -> None:
     """Refuse an author proof that does not hold, or that another key than the presenter's made; a body
-    without one is anybody's (clients-and-crypto section 5). Raises Forbidden."""
+    without one is anybody's (docs/reference/protocol.md#author-proofs). Raises Forbidden."""
     if body.author_pubkey is None or body.author_signature is None:
         return
     if caller.presenter and body.author_pubkey != caller.presenter:

@@ -186,7 +186,7 @@ def json_response(status: int, value: object, headers: str = "") -> Response:
 
 
 def error_response(error: PysyncError, *, close: bool = False) -> Response:
-    """The answer that `error` stands for (wire section 2), never cached."""
+    """The answer that `error` stands for (docs/reference/protocol.md#errors), never cached."""
     lines = NO_STORE + header_lines(error.headers)
     return Response(error.status, protocol.error_body(error), lines, close=close)
 

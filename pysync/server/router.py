@@ -1,7 +1,7 @@
 """The route table: which path and method lead to which handler, with which parameters.
 
 A path is matched decoded, segment by segment, so that what is matched is what the store will see; a
-percent-encoded `/` never becomes a separator (wire section 1).
+percent-encoded `/` never becomes a separator (docs/reference/protocol.md#paths-and-keys).
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence

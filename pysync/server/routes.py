@@ -307,8 +307,11 @@ def _qualified(namespace: str | None, name: str) -> str:
 
 
 def _read_headers(rules: Sequence[AccessPolicy]) -> str:
-    """How an answer may be cached that these rules open (wire section 4). What depends on who asks is never
-    for everybody."""
+    """How an answer may be cached that these rules open. What depends on who asks is never
+    for everybody.
+
+    See docs/reference/protocol.md#caching.
+    """
     public = all("public" in rule.roles and not rule.needs_credentials for rule in rules)
     known_ms = [
         rule.collection.cache_duration_ms for rule in rules if rule.collection.cache_duration_ms is not None

@@ -1,4 +1,7 @@
-"""Open change streams: connections that are told of events, and kept alive in between (wire section 9)."""
+"""Open change streams: connections that are told of events, and kept alive in between.
+
+See docs/reference/protocol.md#keep-alive.
+"""
 
 import asyncio
 import logging

@@ -1,8 +1,8 @@
-"""Who may hear of what: of a write hears who could pull what was written, decided when it is told (wire
-section 9).
+"""Authorise change-stream subscribers. A subscriber receives an event only if it could pull the written
+document at the moment of delivery (docs/reference/protocol.md#subscribe).
 
-An index of the collections that could pull a written key, in any namespace (wire section 9). A change
-names its key; the name that each collection has for it is found here when the change is delivered.
+An index finds the collections, in any namespace, that could pull a written key. A change names its key; each
+collection has a name of its own for it (docs/reference/protocol.md#delivery).
 """
 
 import asyncio

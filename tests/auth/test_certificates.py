@@ -24,7 +24,8 @@ ISSUER, SUBJECT, PRESENTER = (
 NONCE = bytes(range(16))
 NOW_S = 1_700_000_000
 
-# Where pysync is stricter than what both published packages accept (wire section 3).
+# Where pysync is stricter than what both published packages accept.
+# See docs/reference/protocol.md#authentication.
 STRICTER = {
     "iss-uppercase-hex-accepted": "malformed",
     "DIS-nonce-unpadded": "malformed-shape",

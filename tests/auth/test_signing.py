@@ -35,7 +35,8 @@ def test_a_request_is_signed_as_every_client_signs_it(case: dict[str, Any]) -> N
     assert request_message(*request, told["nonce"]).decode() == told["canonicalInput"]
 
 
-# Whitespace in a signature passes in both published packages; the strict form refuses it (wire section 3).
+# Whitespace in a signature passes in both published packages; the strict form refuses it.
+# See docs/reference/protocol.md#authentication.
 STRICTER = {"sig-newline": False}
 
 

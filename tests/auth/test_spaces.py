@@ -1,4 +1,4 @@
-"""Spaces: roles from access documents, on every route (wire section 11)."""
+"""Spaces: roles from access documents, on every route (docs/reference/protocol.md#spaces)."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Batches of events as columns (wire section 12)."""
+"""Batches of events as columns (docs/reference/protocol.md#events)."""
 
 import json
 import struct

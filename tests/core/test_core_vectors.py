@@ -58,7 +58,8 @@ def test_tampered_requests_do_not_verify(record: dict[str, Any]) -> None:
         record["ts"],
         record["nonce"],
     )
-    # Stricter than both published sides: padded standard base64 and nothing else (wire section 3).
+    # Stricter than both published sides: padded standard base64 and nothing else.
+    # See docs/reference/protocol.md#authentication.
     assert verified == (followed(record) is True and "\n" not in record["sig"])
 
 

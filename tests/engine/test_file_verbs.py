@@ -1,4 +1,4 @@
-"""The verbs of files, on stores that may fail (wire section 8)."""
+"""The verbs of files, on stores that may fail (docs/reference/protocol.md#files)."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -54,6 +54,7 @@ def test_every_cited_anchor_exists() -> None:
         for file in files
         for found in re.findall(r"(docs/[\w/-]+\.md)(?:#([\w-]+))?", file.read_text())
     }
+    assert len(cited) > 80
     for file, page, anchor in cited:
         assert (ROOT / page).exists(), f"{file}: {page}"
         assert not anchor or anchor in headings(ROOT / page), f"{file}: {page}#{anchor}"

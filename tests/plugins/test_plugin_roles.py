@@ -1,4 +1,4 @@
-"""The roles that plugins give, on every route (wire section 3)."""
+"""The roles that plugins give, on every route (docs/reference/protocol.md#roles)."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What plugins may do to pulls and pushes (service, Events 2)."""
+"""What plugins may do to pulls and pushes (docs/reference/plugins.md)."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Batch pulls: one request, each entry as a single pull would answer it (wire section 6)."""
+"""Batch pulls: one request, each entry as a single pull would answer it.
+
+See docs/reference/protocol.md#batch-pull.
+"""
 
 import asyncio
 import json

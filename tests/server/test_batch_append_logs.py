@@ -1,4 +1,7 @@
-"""Logs in batch pulls: bounded tails beside documents, each entry with its own fate (wire section 6)."""
+"""Logs in batch pulls: bounded tails beside documents, each entry with its own fate.
+
+See docs/reference/protocol.md#log-tails-in-a-batch.
+"""
 
 import asyncio
 import json

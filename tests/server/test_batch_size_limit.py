@@ -1,4 +1,7 @@
-"""The ceiling of a batch's answer in bytes, told before bodies are read (wire sections 6 and 13)."""
+"""The ceiling of a batch's answer in bytes, told before bodies are read.
+
+See docs/reference/protocol.md#batch-limits.
+"""
 
 import asyncio
 import json

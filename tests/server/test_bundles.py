@@ -1,4 +1,7 @@
-"""Bundles: members that are read together, each by its own rules, and written one by one (wire section 6)."""
+"""Bundles: members that are read together, each by its own rules, and written one by one.
+
+See docs/reference/protocol.md#bundles.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Collections that take sealed data alone: `"enforceSealed": true` (wire section 13)."""
+"""Collections that take sealed data alone: `"enforceSealed": true`.
+
+See docs/reference/protocol.md#sealed-data.
+"""
 
 import json
 import os

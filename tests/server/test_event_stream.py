@@ -1,4 +1,7 @@
-"""`GET {ns}/events`: a client is told of every write that it could pull, and of no other (wire section 9)."""
+"""`GET {ns}/events`: a client is told of every write that it could pull, and of no other.
+
+See docs/reference/protocol.md#change-stream.
+"""
 
 import json
 from typing import Any

@@ -1,4 +1,7 @@
-"""Change streams as published clients read them, and sign for them (clients-and-crypto 6.6)."""
+"""Change streams as published clients read them, and sign for them.
+
+See docs/reference/protocol.md#compatibility.
+"""
 
 import asyncio
 import json

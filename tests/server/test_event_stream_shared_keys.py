@@ -1,4 +1,7 @@
-"""A write is announced under every collection, of any namespace, that could pull its key (wire section 9)."""
+"""A write is announced under every collection, of any namespace, that could pull its key.
+
+See docs/reference/protocol.md#delivery.
+"""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Files over HTTP: what is pushed as it is, and pulled whole or in part (wire section 8)."""
+"""Files over HTTP: what is pushed as it is, and pulled whole or in part.
+
+See docs/reference/protocol.md#files.
+"""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""Lists: who may see which names, page by page (wire section 7)."""
+"""Lists: who may see which names, page by page (docs/reference/protocol.md#list)."""
 
 from collections.abc import Iterable
 from typing import Any

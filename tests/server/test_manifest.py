@@ -1,4 +1,7 @@
-"""The configuration as clients are told it, and who is told what (wire section 10)."""
+"""The configuration as clients are told it, and who is told what.
+
+See docs/reference/protocol.md#configuration-manifest.
+"""
 
 import base64
 import json

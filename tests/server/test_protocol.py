@@ -219,7 +219,7 @@ async def test_an_unusable_idempotency_key_is_refused(anyone: Browser, unique: U
     assert answer.json["code"] == "bad_request"
 
 
-# Bad bodies, paths and methods (wire sections 1 and 2)
+# Bad bodies, paths and methods (docs/reference/protocol.md#errors)
 
 
 @pytest.mark.parametrize(

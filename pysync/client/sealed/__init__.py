@@ -1,5 +1,6 @@
-"""Sealed data: what only the recipients of a keyring, or of one envelope, can read (clients-and-crypto
-section 4). The server keeps it and cannot read it.
+"""Seal data that only the recipients of a keyring, or of one envelope, can read.
+
+The server stores it and cannot read it (docs/reference/protocol.md#sealed-data).
 
 `RemoteKeyring` makes a keyring on a server and opens it; an `UnlockedKeyring` seals documents and log
 elements (`seal`, `open`), also as the `sealing` of a `SyncDocument`, and bytes; `seal_and_push_blob` and

@@ -1,11 +1,8 @@
-"""Content keys: encrypted under, and wrapped for one recipient each (clients-and-crypto section 4.2).
+"""Encrypt content keys for recipients, and seal envelopes. Pure: the caller passes clock and randomness.
 
-Pure: the caller passes clock and randomness.
-
-Why sealed data does not open: each failure is a class of its own (clients-and-crypto section 4).
-
-Envelopes: bytes sealed for one recipient, who shares no keyring with the sealer (clients-and-crypto
-section 4.4, the form of keyrings).
+Each way in which sealed data fails to open is an exception of its own. Envelopes are for one recipient who
+shares no keyring with the sealer. See docs/reference/protocol.md#keyrings and
+docs/reference/protocol.md#sealed-envelopes.
 """
 
 import base64

@@ -1,5 +1,5 @@
 """Files that the server cannot read: sealed before they are pushed, opened after they were pulled
-(clients-and-crypto section 4.3)."""
+(docs/reference/protocol.md#sealed-files)."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Keyring documents: who may open what is sealed, epoch by epoch (clients-and-crypto section 4.2).
+"""Keyring documents: who may open what is sealed, epoch by epoch (docs/reference/protocol.md#keyrings).
 
 A keyring kept on a server, beside what it is for.
 """
@@ -172,7 +172,7 @@ class UnlockedKeyring:
         return f"OpenKeyring(epoch={self.epoch})"  # never the keys
 
     def seal(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of a document, or of a log's element, that only recipients can read (section 4.1)."""
+        """Return a document or log element, sealed (docs/reference/protocol.md#sealed-documents)."""
         key = self.content_keys[self.epoch]
         sealed = crypto.encrypt(key, encode(data), str(self.epoch).encode(), self._random)
         return {"_encrypted": base64.b64encode(sealed).decode(), "_epoch": self.epoch}
@@ -199,8 +199,8 @@ class UnlockedKeyring:
         return data
 
     def seal_bytes(self, plaintext: bytes, aad: str = "") -> bytes:
-        """Bytes that only recipients can read, and only with the same `aad`: 32 more than the plaintext
-        (section 4.3)."""
+        """Return bytes that only recipients can read, and only with the same `aad`: 32 more than the
+        plaintext (docs/reference/protocol.md#sealed-files)."""
         aad_bytes = _sealed_aad(self.epoch, aad)
         sealed = crypto.encrypt(self.content_keys[self.epoch], plaintext, aad_bytes, self._random)
         return self.epoch.to_bytes(_EPOCH_BYTES, "big") + sealed

@@ -1,4 +1,4 @@
-"""Append-only logs (wire section 5): `Logs` appends to them and reads them.
+"""Append-only logs (docs/reference/protocol.md#append-only-logs): `Logs` appends to them and reads them.
 
 A log is a head at its key and, below `_pysync/logs/<id>/`, immutable segments and blocks of its index. An
 append is one conditional put of the head, which holds the newest elements; what has become too much for it is

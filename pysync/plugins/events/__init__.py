@@ -1,4 +1,4 @@
-"""Events: batches of them pushed as JSON and stored as Parquet, one file a push (service, Events plugin).
+"""Events: batches of them pushed as JSON and stored as Parquet, one file a push.
 
     plugin      Events: the collection and the template; the plugin
     ingest      one push: claim, encode, store
@@ -7,6 +7,8 @@
 
 A batch's id is made of the tick that its file was stored with, so that who lists a folder from the last id
 that it knows misses none.
+
+See docs/reference/protocol.md#events.
 """
 
 from collections.abc import Sequence

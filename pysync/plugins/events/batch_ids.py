@@ -1,7 +1,4 @@
-"""How batches get their places in the order of ids, and are stored there once (service, Events plugin 4).
-
-Batch ids, and what is known of a batch that is to be stored (service, Events plugin 4).
-"""
+"""Assign ids to batches of events, and store each batch once (docs/reference/protocol.md#events)."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager

@@ -30,7 +30,7 @@ MAX_IN_FLIGHT: Final = 1_024
 
 class Events:
     """Stores each batch of events that is pushed to `collection` as one Parquet file, at the key that
-    `storage_path` gives with the id of the batch, and nothing else of it (service, Events plugin).
+    `storage_path` gives with the id of the batch, and nothing else of it (docs/reference/protocol.md#events).
 
     It is a plugin: `create_app(..., plugins=[Events(...)])`. A `store` that is given must be the service's.
     Every `compact_every_ms`, unless that is None, files older than `compact_older_than_ms` are merged into

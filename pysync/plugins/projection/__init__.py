@@ -1,4 +1,4 @@
-"""Projections: lists that the server keeps from the writes of other collections (service, Projection).
+"""Projections: lists that the server keeps from the writes of other collections.
 
     spec      ProjectionSpec: sources, target and project, from code or from the configuration
     plugin    Projection and Projections, the plugins that keep lists
@@ -10,6 +10,8 @@
 
 A list is folded from what its sources are when it is written, and not from what the change log says they
 were: so changes may be folded twice, late, or by two processes at once, and the list comes out the same.
+
+See docs/reference/protocol.md#projected-lists.
 """
 
 from pysync.plugins.projection.plugin import (

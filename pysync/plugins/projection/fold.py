@@ -168,8 +168,11 @@ ListTransform = Callable[[bytes | None], FoldResult]
 
 
 def apply_entries(work: Sequence[PendingEntry]) -> ListTransform:
-    """Put and take away entries (service, Projection rules 1 to 3 and 5). An entry that is there keeps its
-    place."""
+    """Put and take away entries. An entry that is there keeps its
+    place.
+
+    See docs/reference/protocol.md#projected-lists.
+    """
 
     def fold(data: bytes | None) -> FoldResult:
         return _fold(data, work)

@@ -1,6 +1,6 @@
 """What a projection is: which writes it reads, which list an entry belongs to, and what the entry is.
 
-Projections that the configuration declares (wire section 10).
+Projections that the configuration declares (docs/reference/protocol.md#projected-lists).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ class EntryChange(NamedTuple):
 
 
 class ProjectionSpec:
-    """A list kept from the writes of other collections (service, Projection).
+    """A list kept from the writes of other collections (docs/reference/protocol.md#projected-lists).
 
     `source` names those collections: `notes` in any namespace, `acme/notes` in one, `/notes` in the root.
     `target` is the list's key, a template of the write's

@@ -1,4 +1,7 @@
-"""Append-only logs over HTTP: append, and pulls of their tails (wire section 5)."""
+"""Append-only logs over HTTP: append, and pulls of their tails.
+
+See docs/reference/protocol.md#append-only-logs.
+"""
 
 import asyncio
 import re

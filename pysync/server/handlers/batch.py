@@ -1,6 +1,8 @@
-"""`GET {ns}/batch/pull`: many documents and logs of one namespace in one answer (wire section 6).
+"""`GET {ns}/batch/pull`: many documents and logs of one namespace in one answer.
 
 The reads of one batch pull, within its budget: identical ones once, large ones beside the event loop.
+
+See docs/reference/protocol.md#batch-pull.
 """
 
 import asyncio
@@ -350,8 +352,8 @@ def _headers(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswe
 
 
 def _cache_lines(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswer) -> str:
-    """Wire section 4, of all entries together: the shortest age, and public where every entry is, whoever
-    asks."""
+    """Return the caching headers of all entries together: the shortest age, and public if every entry is
+    public for every caller (docs/reference/protocol.md#caching)."""
     private = answer.failed or any(
         "public" not in rule.roles
         or rule.needs_credentials

@@ -1,7 +1,4 @@
-"""Tails of logs for batch pulls (wire section 6).
-
-Reading many documents for one request (wire section 6).
-"""
+"""Read the documents and log tails of a batch pull (docs/reference/protocol.md#batch-pull)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Bundles: documents under one path that are read together, each by rules of its own (wire section 6).
+"""Handle pulls of bundles: documents below one path, each with rules of its own.
 
-The pull of a bundle: its members in one answer (wire section 6).
+See docs/reference/protocol.md#bundles.
 """
 
 import asyncio

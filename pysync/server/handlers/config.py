@@ -1,4 +1,7 @@
-"""The configuration as clients are told it: `GET {ns}/config` (wire section 10)."""
+"""The configuration as clients are told it: `GET {ns}/config`.
+
+See docs/reference/protocol.md#configuration-manifest.
+"""
 
 import dataclasses
 import hashlib

@@ -1,6 +1,7 @@
-"""Handlers: decode the request, ask access, call the verb, encode the answer.
+"""Handle pulls and pushes of documents, with the keyring fold, and revocation lists.
 
-The keyring fold: a document's `_keyring` sibling in the same answer (wire section 4).
+See docs/reference/protocol.md#documents, docs/reference/protocol.md#keyring-fold and
+docs/reference/protocol.md#revocation-lists.
 """
 
 from contextlib import suppress
@@ -109,14 +110,14 @@ class DocumentHandlers:
         self._keyrings = KeyringFold(service)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET {ns}/pull/<key>` (wire section 4)."""
+        """`GET {ns}/pull/<key>` (docs/reference/protocol.md#pull-a-document)."""
         access = await self._authorizer.authorize(request, match)
         if access.reply is not None:
             return plugin_response(request, match, access.reply)
         return await self._respond(request, match, access)
 
     async def push(self, request: web.BaseRequest, match: Match) -> Response:
-        """`POST {ns}/push/<key>` (wire section 4)."""
+        """`POST {ns}/push/<key>` (docs/reference/protocol.md#push-a-document)."""
         access, body = await self._authorize_push(request, match)
         if self._hooks.has_push_hooks:
             return await push_with_plugins(
@@ -130,7 +131,7 @@ class DocumentHandlers:
         return write_response(version, written.timestamp_ms)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Response:
-        """`POST /revocations`: the list is its own proof (wire section 3)."""
+        """`POST /revocations`: the list is its own proof (docs/reference/protocol.md#revocation-lists)."""
         await self._service.authenticator.enforce_rate_limit(
             REVOCATION_LIMIT, f"revocations:{self._authorizer.client_ip(request)}"
         )

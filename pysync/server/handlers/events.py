@@ -1,4 +1,4 @@
-"""`GET {ns}/events`: what is written, told as it happens (wire section 9)."""
+"""`GET {ns}/events`: what is written, told as it happens (docs/reference/protocol.md#change-stream)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Files over HTTP: pushed and pulled as bytes, streamed both ways, whole or a range (wire section 8)."""
+"""Files over HTTP: pushed and pulled as bytes, streamed both ways, whole or a range.
+
+See docs/reference/protocol.md#files.
+"""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator

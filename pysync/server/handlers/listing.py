@@ -1,6 +1,6 @@
-"""The list route: what a collection holds under a prefix, page by page (wire section 7).
+"""The list route: what a collection holds under a prefix, page by page (docs/reference/protocol.md#list).
 
-Pages of a collection: the values of its last path parameter (wire section 7).
+Pages of a collection: the values of its last path parameter (docs/reference/protocol.md#list).
 """
 
 import asyncio

@@ -11,7 +11,7 @@ from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed
 
 from pysync.auth import signing
 
-# Author proofs (clients-and-crypto section 5)
+# Author proofs (docs/reference/protocol.md#author-proofs)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Batches of events over HTTP (service, Events plugin; wire section 12)."""
+"""Batches of events over HTTP (docs/reference/protocol.md#events)."""
 
 import asyncio
 import io

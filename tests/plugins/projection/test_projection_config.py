@@ -1,4 +1,7 @@
-"""Projections as the configuration declares them (wire section 10): what they do, and what is refused."""
+"""Projections as the configuration declares them: what they do, and what is refused.
+
+See docs/reference/protocol.md#projected-lists.
+"""
 
 import json
 import sys

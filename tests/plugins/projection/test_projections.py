@@ -1,4 +1,4 @@
-"""Projections, rule by rule (service, Projection), folded on demand."""
+"""Projections, rule by rule (docs/reference/protocol.md#projected-lists), folded on demand."""
 
 import asyncio
 import json

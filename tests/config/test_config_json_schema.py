@@ -13,7 +13,7 @@ from pysync.cli.main import main
 from pysync.config import Config, parse
 from pysync.config.convert import Converter
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(ROOT.glob("deploy/*.json"))
 VALUES: tuple[Any, ...] = (None, 0, "", "none", True, [], {"x": 1})
 SCHEMA = ROOT / "pysync/config/pysync.schema.json"

@@ -52,15 +52,15 @@ __all__ = [
 HOOK_TIMEOUT_S: Final = 5.0
 """How long a hook of one request may take (docs/reference/plugins.md#errors-and-time-limits)."""
 SHUTDOWN_TIMEOUT_S: Final = 10.0
-"""How long a lifespan may take to end: then the process ends without it."""
+"""Time limit for leaving a lifespan; then the process ends without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginRequest:
-    """What a request is about to do: `action` (pull, push or list) on a collection, at the document key
-    `key`, which is the collection's template with `params` (of a list: its prefix). `caller` holds its roles
-    as far as they are known: `authorize` sees them without those that plugins give, and `self` is never among
-    them. Of a certificate's roles only those are there that the configuration names."""
+    """A request that is about to be served: `action` (pull, push or list) on a collection, at the document
+    key `key`, which is the collection's template filled with `params` (for a list: its prefix). `caller` has
+    the roles that are known so far: `authorize` sees it without the roles that plugins grant, and never with
+    `self`. Of a certificate's roles it has only those that the configuration names."""
 
     action: Action
     collection: str
@@ -72,23 +72,23 @@ class PluginRequest:
 
 @dataclass(frozen=True, slots=True)
 class PluginPush:
-    """A push that is about to be made. `data` is what the client sent, sanitised, as the JSON text that would
-    be stored, and `hash` is its hash; of an append to a log, of its element."""
+    """A push that is about to be stored. `data` is the sanitised JSON text that would be stored, and `hash`
+    is its hash; for an append to a log, those of its element."""
 
     request: PluginRequest
     data: bytes
     hash: str
     base_hash: str | None
     request_key: str | None = None
-    """Under what a repetition of this push is known again (its `Idempotency-Key`, with caller and key), for
-    `Coordinator.claim`; None where the client asked for nothing."""
+    """The identifier of repetitions of this push (its `Idempotency-Key` with the caller and the key); None
+    without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullResponse:
-    """A plugin's answer to a pull: its body, `200`. With a `version` it has that as its ETag and honours
-    If-None-Match. Raises ValueError where content type or version do not fit in a header, TypeError where the
-    body is no bytes."""
+    """A plugin's response to a pull: status 200 with a body. A `version` becomes its ETag, and If-None-Match
+    is honoured. Raises ValueError if the content type or version does not fit into a header, and TypeError if
+    the body is not bytes."""
 
     body: bytes
     content_type: str = "application/json"
@@ -104,11 +104,12 @@ class PullResponse:
 
 @dataclass(frozen=True, slots=True)
 class PushResponse:
-    """A plugin's answer to a push: it has stored what the push brought, or taken it elsewhere. `extras` are
-    members of the answer beside `hash` and `timestamp`. Raises TypeError for what is no JSON.
+    """A plugin's response to a push that it stored or forwarded. `extras` are members of the response beside
+    `hash` and `timestamp`. Raises TypeError for values that JSON cannot represent.
 
-    `params` are those of the document that was written, where they are not the request's. `announced`: the
-    plugin has told of the change itself, together with its write (`Outbox.write`)."""
+    `params` are those of the written document, if they differ from the request's. `announced` is True if the
+    plugin announced the change itself, together with its write (`Outbox.write`).
+    """
 
     written: WriteResult
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -125,11 +126,10 @@ class PushResponse:
 
 @dataclass(frozen=True, slots=True)
 class FileBackedCollection:
-    """Where a plugin keeps what was pushed to a collection: as files of the store, whose keys are `template`,
-    filled in with the parameters of the collection's path, and `suffix`. Pulls of the collection are answered
-    with these files, and its lists name them, without the suffix. `visible_before()` is a name: lists end
-    before it, where it is not None, because a file may still come to light that lies before those that are
-    there."""
+    """The location of what a plugin stores for a collection: files of the store whose keys are `template`,
+    filled with the parameters of the collection's path, and `suffix`. Pulls of the collection return these
+    files, and its lists contain their names without the suffix. Lists end before the name that
+    `visible_before()` returns, unless it is None, because a file with a smaller name may still appear."""
 
     template: str
     suffix: str = ""
@@ -138,9 +138,9 @@ class FileBackedCollection:
 
 @dataclass(frozen=True, slots=True)
 class PluginContext:
-    """What a plugin works with while the service runs: the same objects that serve requests. `sweeps`: this
-    process is the one of its machine's that does what need be done only once. `count(metric, *labels, by=1)`
-    counts more of a metric of `pysync.server.metrics.COUNTERS`."""
+    """The objects that serve requests, for plugins to work with while the service runs. `sweeps` is True in
+    the one process of its machine that does work which must be done only once. `count(metric, *labels, by=1)`
+    increments a metric of `pysync.server.metrics.COUNTERS`."""
 
     config: Config
     store: Store
@@ -153,7 +153,7 @@ class PluginContext:
     sweeps: bool
     count: Callable[..., None]
     corruption: CorruptionReporter = field(default_factory=CorruptionReporter)
-    """Is called with the key of a corrupt stored object."""
+    """Reports corrupt stored objects."""
 
 
 CapValidator = Callable[[Certificate], str | None]
@@ -163,40 +163,40 @@ coroutine: it does not wait."""
 
 
 class Plugin(Protocol):
-    """Every hook. A plugin has those that it needs; a method whose name is nearly one of these is refused,
-    unless it begins with an underscore."""
+    """All hooks. A plugin implements those that it needs. A method whose name nearly equals a hook is
+    rejected, unless it begins with an underscore."""
 
     name: str
-    """Names it in logs and metrics; each plugin of a service has its own."""
+    """The name in logs and metrics, unique among the plugins of a service."""
 
     cap_validators: Mapping[str, CapValidator]
-    """By kind of certificate: `device`, `member`, `audience`."""
+    """Validators by kind of certificate: `device`, `member`, `audience`."""
 
     stored_files: Mapping[str, FileBackedCollection]
-    """By name of the collection, in every namespace."""
+    """Locations by name of the collection, in every namespace."""
 
     def lifespan(self, services: PluginContext) -> AbstractAsyncContextManager[None]:
-        """Entered before the service answers its first request, left after its last. What it raises on
-        entering keeps the server from starting; on leaving it is cancelled after `SHUTDOWN_TIMEOUT_S`."""
+        """Entered before the first request and left after the last. An error on entering keeps the server
+        from starting; leaving is cancelled after `SHUTDOWN_TIMEOUT_S`."""
 
     async def authorize(self, request: PluginRequest) -> Iterable[str]:
-        """Roles that the caller has beside its own, for this request alone: of every pull, push and list,
-        also of open collections, of each entry of a batch and each event of a stream. It reads, and changes
-        nothing."""
+        """Return roles that the caller has for this request only, in addition to its own. Called for every
+        pull, push and list, also of open collections, for each entry of a batch and each event of a stream.
+        It must not change anything."""
 
     async def before_pull(self, request: PluginRequest) -> None:
-        """Called once the pull of one document or log is allowed, before the store is read: also of each that
-        a batch, a bundle or a keyring fold is about to read."""
+        """Called when a pull of one document or log is authorised, before the store is read; also for each
+        document of a batch, bundle or keyring fold."""
 
     async def intercept_pull(self, request: PluginRequest) -> PullResponse | None:
-        """The answer to the pull, instead of what is stored; None leaves it to the next plugin, or the
-        store. Asked for each document of a batch, a bundle or a keyring fold too, which cannot carry such an
-        answer: there it is as if the document were in no collection."""
+        """Return the response to a pull in place of the stored document, or None to leave it to the next
+        plugin or the store. Also called for each document of a batch, bundle or keyring fold, which cannot
+        carry such a response: there the document counts as not found."""
 
     async def intercept_push(self, push: PluginPush) -> PushResponse | None:
-        """Take the push, which is allowed, checked and counted, instead of the store; None leaves it to the
-        next plugin, or the store. What is taken is announced like any other write."""
+        """Store a push, which is authorised, validated and metered, in place of the store, or return None to
+        leave it to the next plugin or the store. The change is announced like any other write."""
 
     async def after_write(self, event: WriteEvent) -> None:
-        """Called after each push that was answered 200, in the order in which they ended, before the answer
-        is sent; of a push that is repeated (Idempotency-Key), again."""
+        """Called after each push with status 200, in the order in which they end, before the response is
+        sent; called again when a push is repeated (Idempotency-Key)."""

@@ -38,7 +38,7 @@ class _Hook(NamedTuple):
     call: Callable[..., Any]
 
     async def wait(self, about: object) -> Any:
-        """What the hook returns, for those that wait."""
+        """Await the hook and return its result."""
         return await _await_isolated(self.call(about))
 
 
@@ -132,8 +132,9 @@ class Hooks:
         return frozenset(given)
 
     async def run_pull_hooks(self, request: PluginRequest) -> PullResponse | None:
-        """What plugins answer to a pull that is allowed, instead of the store; None: nothing. Raises
-        InternalError, and what a plugin refuses with."""
+        """Run the pull hooks of an authorised pull and return a plugin's response in place of the stored
+        document; None without one. Raises InternalError, and the error with which a plugin rejects the
+        request."""
         for hook in self._before_pull:
             await self._call(hook, request)
         for hook in self._intercept_pull:
@@ -149,7 +150,8 @@ class Hooks:
             raise NotFound("Collection not found")
 
     async def run_push_hooks(self, push: PluginPush) -> PushResponse | None:
-        """What became of a push that a plugin has taken; None: none has. Raises as `run_pull_hooks`."""
+        """Run the push hooks and return the response of the plugin that stored the push; None if none did.
+        Raises as `run_pull_hooks`."""
         for hook in self._intercept_push:
             pushed = await self._call(hook, push)
             if pushed is not None:
@@ -212,8 +214,8 @@ class _LifespanGuard:
 
 
 async def _await_isolated(waiting: Awaitable[T]) -> T:
-    """What it returns or raises. Where a task of the plugin's own was cancelled, it has failed, and nothing
-    here is cancelled."""
+    """Return or raise what the coroutine does. If the plugin cancelled a task of its own, the hook has
+    failed, and nothing here is cancelled."""
     try:
         return await waiting
     except asyncio.CancelledError as error:
@@ -224,7 +226,7 @@ async def _await_isolated(waiting: Awaitable[T]) -> T:
 
 
 def implements(plugin: object, hook: str) -> bool:
-    """Whether the plugin has the hook: not one that it merely inherits from `Plugin`."""
+    """Return True if the plugin defines the hook itself, rather than inheriting it from `Plugin`."""
     own = getattr(type(plugin), hook, None)
     return hasattr(plugin, hook) and (own is None or own is not getattr(Plugin, hook, None))
 

@@ -1,5 +1,6 @@
-"""Finds the plugins that a configuration names, and checks that they are plugins: a hook with a slip in its
-name would never be called, and nobody would notice."""
+"""Load the plugins that a configuration names, and check that they are plugins. A misspelled hook is an
+error, because it would never be called and the mistake would stay unnoticed.
+"""
 
 import importlib
 import inspect
@@ -30,7 +31,7 @@ _ASYNC: Final = {
 HOOKS: Final = (*_ASYNC, "lifespan", "cap_validators", "stored_files")
 """Every hook."""
 _SIMILARITY: Final = 0.8
-"""How much alike two names are, of 1, when one of them is taken for a slip."""
+"""Similarity of two names, from 0 to 1, above which one counts as a misspelling of the other."""
 
 
 def load_plugins(config: Config, given: Sequence[object] = ()) -> tuple[object, ...]:
@@ -113,7 +114,7 @@ def _instantiate(found: Any) -> Any:
 
 
 def _plugin_errors(plugin: object) -> Iterator[str]:
-    """What keeps an object from being a plugin."""
+    """Yield the reasons why an object is not a plugin."""
     name = getattr(plugin, "name", None)
     if not isinstance(name, str) or not name or not name.isprintable():
         yield f'{type(plugin).__name__} has no name: give it one, name = "..."'
@@ -181,8 +182,8 @@ def _validator_errors(validators: object) -> Iterator[str]:
 
 
 def _file_backed_errors(plugin: object, config: Config, owners: dict[str, str], place: str) -> Iterator[str]:
-    """What keeps collections from being served from the files of a plugin. `owners` are those who keep the
-    files of a collection already, at their places."""
+    """Yield the reasons why collections cannot be served from a plugin's files. `owners` maps collections to
+    the plugins that already serve them."""
     if not implements(plugin, "stored_files"):
         return
     stored = getattr(plugin, "stored_files")  # noqa: B009 (no attribute of `object`)
@@ -206,7 +207,7 @@ def _file_backed_errors(plugin: object, config: Config, owners: dict[str, str], 
 
 
 def _incompatible_settings(files: FileBackedCollection, collection: Collection) -> Iterator[str]:
-    """What in a collection does not go with files that lie elsewhere."""
+    """Yield the settings of a collection that do not work with a plugin's files."""
     if collection.append_only is not None or collection.bundle is not None:
         yield "is a log, or in a bundle"
     names, template = collection.path_template.params, templates.KeyTemplate.of(files.template)
@@ -223,7 +224,7 @@ def _is_async(call: Callable[..., Any]) -> bool:
 
 
 def _accepts(call: Callable[..., Any], count: int) -> bool:
-    """Whether it can be called with so many arguments, as far as can be told."""
+    """Return True if the function accepts this number of arguments, as far as its signature shows."""
     try:
         signature = inspect.signature(call)
     except (ValueError, TypeError):
@@ -236,7 +237,7 @@ def _accepts(call: Callable[..., Any], count: int) -> bool:
 
 
 def _normalized(name: str) -> str:
-    """A name as one that slips past: `afterWrite` is `after_write`."""
+    """Return a name in the form in which misspellings are compared: `afterWrite` is `after_write`."""
     return name.lower().replace("_", "")
 
 

@@ -20,7 +20,7 @@ __all__ = ["Events", "create_events_plugin", "events_of"]
 
 
 def events_of(config: Config) -> Sequence[Events]:
-    """The plugins that store what is pushed to the collections of the `events` section."""
+    """Return the plugins that store events pushed to the collections of the `events` section."""
     return [
         Events(
             said.collection,

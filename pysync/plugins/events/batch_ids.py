@@ -1,4 +1,4 @@
-"""Assign ids to batches of events, and store each batch once (docs/reference/protocol.md#events)."""
+"""The ids of batches of events: their order, and how a batch is stored exactly once."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -13,24 +13,25 @@ from pysync.protocol import PARQUET_TYPE
 from pysync.store import ExistingFileFilter, FileAlreadyExists
 
 BATCH_ID: Final = "batchId"
-"""The member of an answer that holds the id. The path parameter that stands for it may have another name."""
+"""The member of a response that holds the id. The path parameter for it may have another name."""
 SUFFIX: Final = ".parquet"
 
 
 def order_prefix(tick: HybridTimestamp) -> str:
-    """The part of an id that says where in the order of batches it is: such texts have the order of ticks."""
+    """Return the part of an id that orders batches: these texts sort as their timestamps do."""
     return f"{tick.ms:013d}-{tick.counter:06d}"
 
 
 class RandomTokens:
-    """Random texts of 12 hex digits. Randomness is fetched for many of them: whoever asks the system for some
-    lets another thread of the process go first."""
+    """Random texts of 12 hex digits. Randomness is read for many at once, because each system call may yield
+    to another thread."""
 
     def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
         self._random_bytes = random_bytes
         self._digits = ""
 
     def next(self) -> str:
+        """Return the next token."""
         if not self._digits:
             self._digits = self._random_bytes(6 * 256).hex()
         token, self._digits = self._digits[:12], self._digits[12:]
@@ -38,14 +39,14 @@ class RandomTokens:
 
 
 def received_at(ms: int) -> str:
-    """Milliseconds since the epoch as ISO 8601 in UTC."""
+    """Return milliseconds since the epoch as ISO 8601 in UTC."""
     return f"{datetime.fromtimestamp(ms // 1000, UTC).isoformat()[:19]}.{ms % 1000:03d}Z"
 
 
 class PendingBatch(NamedTuple):
-    """A batch that is to be stored in `folder`, under an id that ends in `token` (12 hex digits); and of what
-    it is a change, whose parameter `id_name` is still the client's. `tick` is what its push remembers of the
-    order."""
+    """A batch to be stored in `folder` under an id that ends with `token` (12 hex digits). In the document
+    that it changes, the parameter `id_name` is still the client's. `tick` is the position that its push
+    reserved."""
 
     folder: str
     document_ref: DocumentRef
@@ -56,73 +57,77 @@ class PendingBatch(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """What the name of this batch's file ends with, and no other's."""
+        """Return the end of this batch's file name, which no other batch has."""
         return f"-{self.token}{SUFFIX}"
 
     def id(self, tick: HybridTimestamp) -> str:
-        """Its id, in that place."""
+        """Return the id at this position."""
         return f"{order_prefix(tick)}-{self.token}"
 
     def key(self, tick: HybridTimestamp) -> str:
-        """The key of its file, in that place."""
+        """Return the key of the file at this position."""
         return f"{self.folder}/{order_prefix(tick)}{self.suffix}"
 
     def params(self, id_: str) -> dict[str, str]:
-        """The parameters of the path at which it is pulled."""
+        """Return the path parameters under which the batch is pulled."""
         return {**self.document_ref.params, self.id_name: id_}
 
     def change(self, tick: HybridTimestamp, sha256: str) -> Change:
-        """What is told of it, in that place."""
+        """Return the change that announces the batch at this position."""
         subject = self.document_ref._replace(params=self.params(self.id(tick)), key=self.key(tick))
         return subject.change(sha256, self.received_ms)
 
 
 LEEWAY_MS: Final = 60_000
-"""How far clocks may be set back, or apart, while a push is repeated."""
+"""Milliseconds by which clocks may differ or be set back while a push is repeated."""
 
 Encode = Callable[[], Awaitable[bytes]]
-"""Makes the file of a batch."""
+"""Encodes the file of a batch."""
 
 
 class BatchSequencer(Protocol):
-    """The order of the batches of a service."""
+    """Assigns positions to the batches of a service."""
 
     def low_watermark(self) -> str | None:
-        """A name that all batches which come to light from now on are at or after; None where that goes for
-        every name that is there."""
+        """Return a name that no future batch precedes; None if all existing names qualify."""
 
     def reserve(self, received_ms: int) -> AbstractAsyncContextManager[HybridTimestamp]:
-        """What a push remembers of the order when it begins."""
+        """Return the position that a push reserves when it begins; None if positions are assigned at
+        commit."""
 
     async def is_abandoned(self, batch: PendingBatch, now_ms: int) -> bool:
-        """Whether the first attempt at a push has stored nothing and, after all this time, never will, so
-        that the next one begins anew. Raises StoreUnavailable."""
+        """Return True if the first attempt at a push stored nothing and, after this time, never will, so that
+        the next attempt starts anew. Raises StoreUnavailable."""
 
     async def store(self, batch: PendingBatch, encode: Encode, *, once: bool) -> tuple[str, str]:
-        """Store a batch, `once`: unless another attempt has. Returns its id and sha256. Raises what `encode`
-        does, and Unavailable."""
+        """Store a batch, with `once` unless another attempt has stored it, and return its id and sha256.
+        Raises the errors of `encode`, and Unavailable."""
 
 
 class CommitTimeSequencer:
-    """Of a store that keeps a log of its changes: a batch gets its place when its file comes to light, and in
-    the same transaction the store looks for that of another attempt."""
+    """For a store with a transactional change log: a batch gets its position when its file is committed, and
+    the same transaction looks for the file of another attempt."""
 
     def __init__(self, services: PluginContext) -> None:
         self._outbox = services.outbox
         self._latest = FIRST_TIMESTAMP
 
     def low_watermark(self) -> str | None:
+        """See `BatchSequencer.low_watermark`."""
         return None
 
     @asynccontextmanager
     async def reserve(self, received_ms: int) -> AsyncIterator[HybridTimestamp]:
         # All places to come are later than either; the later these are, the less there is to look through.
+        """See `BatchSequencer.reserve`."""
         yield max(self._latest, HybridTimestamp(received_ms - LEEWAY_MS, 0))
 
     async def is_abandoned(self, batch: PendingBatch, now_ms: int) -> bool:
+        """See `BatchSequencer.is_abandoned`."""
         return False
 
     async def store(self, batch: PendingBatch, encode: Encode, *, once: bool) -> tuple[str, str]:
+        """See `BatchSequencer.store`."""
         unless = ExistingFileFilter(batch.folder, order_prefix(batch.tick), batch.suffix) if once else None
         try:
             tick, sha256 = await self._outbox.write_ordered(
@@ -139,8 +144,8 @@ class CommitTimeSequencer:
 
 
 class ReservingSequencer:
-    """Of any other store: a batch gets its place when the push begins, so that all attempts at it write one
-    file."""
+    """For any other store: a batch gets its position when the push begins, so that all attempts write the
+    same file."""
 
     def __init__(self, services: PluginContext) -> None:
         self._outbox = services.outbox
@@ -149,20 +154,24 @@ class ReservingSequencer:
         self._in_flight: set[str] = set()
 
     def low_watermark(self) -> str | None:
+        """See `BatchSequencer.low_watermark`."""
         return min(self._in_flight, default=None)
 
     @asynccontextmanager
     async def reserve(self, received_ms: int) -> AsyncIterator[HybridTimestamp]:
+        """See `BatchSequencer.reserve`."""
         tick = await self._coordinator.next_timestamp()
         with self._track(tick):
             yield tick
 
     async def is_abandoned(self, batch: PendingBatch, now_ms: int) -> bool:
         # Who follows has passed its place long ago: nothing is to come to light there any more.
+        """See `BatchSequencer.is_abandoned`."""
         is_settled = batch.received_ms + INTENT_TIMEOUT_MS < now_ms
         return is_settled and await self._store.stat(batch.key(batch.tick)) is None
 
     async def store(self, batch: PendingBatch, encode: Encode, *, once: bool) -> tuple[str, str]:
+        """See `BatchSequencer.store`."""
         tick = batch.tick
         key, id_ = batch.key(tick), batch.id(tick)
         with self._track(tick):

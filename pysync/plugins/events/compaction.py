@@ -1,11 +1,9 @@
-"""Compaction: small files of events become larger ones, so that a query opens fewer of them.
+"""Compaction: small files of events are merged into larger ones, so that a query opens fewer files.
 
-Files are merged in the order of their ids, each group into one file whose id is just below that of its last.
-So the id is new, and none ever stands for two contents: who has listed files and then finds one gone lists
-again, and counts nothing twice. And it lies behind every other id of the group: who asks for what comes after
-one of these gets it.
-
-Which files hold the events of a template at one moment.
+Files are merged in the order of their ids, each group into one file whose id is just below that of its last
+file. The id is new, so no id ever stands for two contents: a reader that lists files and then misses one
+lists again and counts nothing twice. The id follows every other id of the group, so a reader that asks for
+everything after one of these receives the merged file.
 """
 
 import asyncio
@@ -26,11 +24,11 @@ from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRejected, Sto
 _MAX_ATTEMPTS: Final = 10
 
 batch_match = re.compile(rf"([0-9]{{13}})(-[0-9]{{6}}-)([0-9a-f]{{12}}){re.escape(SUFFIX)}").fullmatch
-"""The name of a batch's file: milliseconds, number and random digits."""
+"""Matches the name of a batch's file: milliseconds, counter and random digits."""
 
 
 async def batch_keys(store: Store, storage_path: str) -> AsyncIterator[str]:
-    """The keys of all files of batches below the template, in no promised order."""
+    """Yield the keys of all files of batches below the template, in no promised order."""
     template = KeyTemplate.of(storage_path)
     async for listed in store.walk(template.prefix):
         if batch_match(listed.key.rpartition("/")[2]) and template.matches(listed.key):
@@ -38,8 +36,8 @@ async def batch_keys(store: Store, storage_path: str) -> AsyncIterator[str]:
 
 
 async def current_keys(store: Store, storage_path: str) -> list[str]:
-    """The keys of files that hold each event once, in the order of their names, also while files are merged.
-    Raises StoreUnavailable where too much is merged meanwhile."""
+    """Return the keys of files that together contain each event once, sorted by name, also while files are
+    being merged. Raises StoreUnavailable if too many merges are under way."""
     for _ in range(_MAX_ATTEMPTS):
         found = {key async for key in batch_keys(store, storage_path)}
         # Where nothing of it has gone until afterwards, it is what there was when the merges were read.
@@ -60,11 +58,11 @@ log = logging.getLogger("pysync.events")
 T = TypeVar("T")
 
 _LOWEST_SUFFIX: Final = f"-{0:012x}{SUFFIX}"
-"""What the name of the rare batch ends with below whose id there is none: it stays as it is."""
+"""The end of the name of a batch that has no id below it. Such a batch, which is rare, is not merged."""
 _PAGE: Final = 1_000
 _READ_FILES: Final = 32
 _READ_BYTES: Final = 8_388_608
-"""Files that are read at once: so many, or so many bytes; one may be larger."""
+"""Bounds on the files read at once, in number and in bytes. A single file may be larger."""
 
 
 class SourceFile(NamedTuple):
@@ -76,8 +74,8 @@ class SourceFile(NamedTuple):
 
 @dataclass(slots=True)
 class CompactionResult:
-    """What became of the files in one folder: how many there were and are, and how many rows were merged; how
-    many files are too young yet, and which others were left, with the reason."""
+    """The outcome for one folder: the number of files before and after, the number of merged rows, the number
+    of files that are too recent, and the files that were skipped, with the reason."""
 
     folder: str
     before: int = 0
@@ -92,9 +90,9 @@ async def _always() -> bool:
 
 
 class Compaction:
-    """The compaction of the files below one template of keys. They are merged once they are `older_than_ms`,
-    into files of about `to_bytes`; `now_ms` is the clock of their ids. What has outlived `ttl_ms` is left to
-    the sweep: in a merged file it would begin to live anew."""
+    """Compaction of the files below one key template. Files older than `older_than_ms` are merged into files
+    of about `to_bytes`; `now_ms` is the clock of their ids. Files older than `ttl_ms` are left to the TTL
+    sweeper: a merge would restart their lifetime."""
 
     def __init__(
         self,
@@ -115,9 +113,9 @@ class Compaction:
     async def run(
         self, should_continue: Callable[[], Awaitable[bool]] = _always
     ) -> AsyncIterator[CompactionResult]:
-        """Merge what can be merged, and say what became of each folder. `should_continue` is asked before
-        each merge. Servers, readers and other compactions may work meanwhile. Raises Unavailable, where that
-        is about one folder when it has been through all of them."""
+        """Merge files, and yield the result of each folder. `should_continue` is called before each merge.
+        Servers, readers and other compactions may run meanwhile. Raises Unavailable; an error that concerns
+        one folder is raised after all folders."""
         await self._store.recover_merges()
         failed: Unavailable | None = None
         with ThreadPoolExecutor(1, "event-compaction") as thread:
@@ -140,7 +138,7 @@ async def compact_periodically(
     acquire_lease: Callable[[], Awaitable[bool]],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Merge what can be merged every so often, for as long as this process leads, until it is cancelled."""
+    """Merge files periodically while this process holds the lease, until cancelled."""
     while True:
         await sleep(every_ms / 1000)
         try:
@@ -157,7 +155,7 @@ async def compact_periodically(
 
 
 class _Folder:
-    """The compaction of one folder. What takes long is done in `thread`."""
+    """The compaction of one folder. Slow work runs in `thread`."""
 
     def __init__(
         self,
@@ -177,7 +175,7 @@ class _Folder:
     async def compact(
         self, older_than_ms: int, to_bytes: int, should_continue: Callable[[], Awaitable[bool]]
     ) -> CompactionResult:
-        """Merge what can be merged; what became of it."""
+        """Merge files and return the result."""
         before_ms = self._now_ms() - older_than_ms
         async for group in self._groups(before_ms, to_bytes):
             if len(group) > 1 and await should_continue():
@@ -186,8 +184,8 @@ class _Folder:
         return self._done
 
     async def _groups(self, before_ms: int, to_bytes: int) -> AsyncIterator[list[SourceFile]]:
-        """Files to be merged into one, in the order of their ids. One that is large enough parts the groups,
-        so that rows keep their order."""
+        """Yield groups of files to merge, in the order of their ids. A file that is large enough separates
+        groups, so that rows keep their order."""
         group: list[SourceFile] = []
         size = 0
         async for source in self._sources(before_ms):
@@ -201,7 +199,7 @@ class _Folder:
         yield _drop_large_prefix(group)
 
     async def _sources(self, before_ms: int) -> AsyncIterator[SourceFile]:
-        """The batches that are old enough, in the order of their ids."""
+        """Return the batches that are old enough, in the order of their ids."""
         after: str | None = None
         while names := await self._store.list(self._folder, after, _PAGE):
             after = names[-1]
@@ -218,7 +216,7 @@ class _Folder:
                         yield SourceFile(name, stat.size)
 
     async def _merge(self, group: Sequence[SourceFile]) -> None:
-        """Have one file take the place of those in the group that can be merged."""
+        """Replace the files of the group that can be merged by one file."""
         from pysync.parquet.event_files import ParquetMerger
 
         into = await self._in_thread(ParquetMerger)
@@ -244,7 +242,7 @@ class _Folder:
             await self._in_thread(into.close)
 
     async def _append(self, into: "ParquetMerger", some: Sequence[SourceFile]) -> dict[str, str]:
-        """Append files, as far as they can be merged: their keys, and what their sha256 are."""
+        """Append the files that can be merged, and return their keys and sha256."""
         from pysync.parquet.event_files import StillRetryable
 
         now_ms = self._now_ms()
@@ -262,7 +260,7 @@ class _Folder:
         return appended
 
     async def _stat(self, name: str) -> FileStat | None:
-        """Return the metadata of a file; None if it is gone, or damaged, which is noted."""
+        """Return the metadata of a file; None if it is gone, or damaged, which is reported."""
         try:
             return await self._store.stat(self._key(name))
         except DamagedFile as error:
@@ -270,7 +268,7 @@ class _Folder:
             return None
 
     async def _read(self, name: str) -> tuple[str, bytes] | None:
-        """The sha256 and the bytes of a file; None as in `_stat`."""
+        """Return the sha256 and the bytes of a file; None as in `_stat`."""
         try:
             file = await self._store.open(self._key(name))
         except DamagedFile as error:
@@ -287,7 +285,8 @@ class _Folder:
             yield chunk
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
-        """The result of `work` in the thread. Who is cancelled waits for it, as it has hold of the file."""
+        """Return the result of `work` in the thread. A cancelled caller still waits, because the thread uses
+        the file."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         try:
             return await asyncio.shield(running)
@@ -300,7 +299,8 @@ class _Folder:
         self._done.left[f"{names[0]} to {names[-1]}"] = why
 
     def _previous_id(self, key: str) -> str:
-        """The key of the id just below that of `key`. Nobody else has it, as ids end with random digits."""
+        """Return the key of the id just below that of `key`. It is unused, because ids end with random
+        digits."""
         match = batch_match(key.rpartition("/")[2])
         assert match is not None
         ms, number, token = match.groups()
@@ -311,8 +311,8 @@ class _Folder:
 
 
 def _drop_large_prefix(group: list[SourceFile]) -> list[SourceFile]:
-    """The group without those at its beginning that are larger than all that follows: a file is written again
-    only where it doubles, so that all merges together write each row only some times."""
+    """Return the group without leading files that are larger than all that follow. A file is thus rewritten
+    only when it doubles, and each row is written a few times in all."""
     total = sum(source.size for source in group)
     for at, source in enumerate(group):
         total -= source.size
@@ -322,7 +322,7 @@ def _drop_large_prefix(group: list[SourceFile]) -> list[SourceFile]:
 
 
 def _read_groups(group: Sequence[SourceFile]) -> list[list[SourceFile]]:
-    """The group in parts whose files are read at once."""
+    """Split the group into parts whose files are read at once."""
     parts: list[list[SourceFile]] = [[]]
     size = 0
     for source in group:

@@ -1,7 +1,5 @@
-"""What becomes of a push of events: it is claimed where it may be repeated, encoded, and stored.
-
-The thread that makes Parquet files of batches.
-"""
+"""Pushes of events: each batch is claimed if it may be repeated, encoded as Parquet in a thread, and
+stored."""
 
 import asyncio
 import hashlib
@@ -36,12 +34,12 @@ from pysync.plugins.events.batch_ids import (
 )
 
 MAX_QUEUED_BYTES: Final = 33_554_432
-"""Batches that may wait for the thread, in bytes of JSON: a second's work. One batch may, however long."""
+"""Bytes of JSON that may wait for the thread, about one second of work. A single batch may be larger."""
 
 
 NICENESS: Final = 5
-"""Of the thread, beyond that of the process: where a core is busy the event loop goes first. Otherwise it is
-kept waiting, for 20 ms at times (32 clients, one core)."""
+"""Niceness of the thread, added to that of the process, so that the event loop goes first on a busy core.
+Otherwise the loop waits for up to 20 ms (32 clients, one core)."""
 
 
 class _Job(NamedTuple):
@@ -52,7 +50,7 @@ class _Job(NamedTuple):
 
 
 class Encoder:
-    """Makes one file after another while the event loop goes on."""
+    """Encodes one file after another in a thread."""
 
     def __init__(self, max_waiting_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._loop = asyncio.get_running_loop()
@@ -63,12 +61,13 @@ class Encoder:
         self._thread = threading.Thread(target=self._run, name="event-encoder", daemon=True)
 
     async def open(self) -> None:
-        """Begin. What is needed is imported first: no push has to wait for that. Raises ImportError."""
+        """Start the thread. Imports are done first, so that no push waits for them. Raises ImportError."""
         self._thread.start()
         await self._ready
 
     async def encode(self, data: bytes, received_at: str, repeatable_until_ms: int | None) -> bytes:
-        """`pysync.parquet.events.encode`. Raises as that does, and Unavailable where too much waits."""
+        """Encode a batch as `pysync.parquet.event_files.encode`. Raises its errors, and Unavailable if too
+        much waits."""
         if self._waiting_bytes and self._waiting_bytes + len(data) > self._max_waiting_bytes:
             raise Unavailable
         future: asyncio.Future[bytes] = self._loop.create_future()
@@ -77,7 +76,7 @@ class Encoder:
         return await future
 
     async def close(self) -> None:
-        """End, after what waits."""
+        """Stop after the waiting batches."""
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -109,12 +108,13 @@ class Encoder:
 
 
 INGEST_TIMEOUT_S: Final = 25.0
-"""How long a push is gone on with: what it stores is there when `INTENT_TIMEOUT_MS` have passed, or never
-will be. Who repeats it then begins anew."""
+"""Time limit of a push. What it stores exists once `INTENT_TIMEOUT_MS` have passed, or never will; a
+repetition after that starts anew."""
 
 
 class IdempotencyRecord(NamedTuple):
-    """What the first attempt at a push says for all of them: of which data, and what makes its batch."""
+    """The record that the first attempt at a push leaves for all of them: the hash of the data, and the parts
+    of the batch."""
 
     hash: str
     token: str
@@ -122,10 +122,12 @@ class IdempotencyRecord(NamedTuple):
     tick: HybridTimestamp
 
     def encode(self) -> bytes:
+        """Return the record as bytes."""
         return orjson.dumps([self.hash, self.token, self.received_ms, list(self.tick)])
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
+        """Return the record in `text`."""
         hash_, token, received_ms, tick = orjson.loads(text)
         return cls(hash_, token, received_ms, HybridTimestamp(*tick))
 
@@ -151,8 +153,8 @@ class EventIngestor:
         self._tokens = tokens
 
     async def ingest(self, push: PluginPush) -> PushResponse:
-        """Store the events of a push, or find them stored where it is repeated. Raises InvalidEvents,
-        InvalidPathParameter where nobody could pull them, IdempotencyKeyReused, Unavailable."""
+        """Store the events of a push, or return the stored batch of a repeated one. Raises InvalidEvents,
+        InvalidPathParameter if the batch could not be pulled, IdempotencyKeyReused and Unavailable."""
         try:
             async with asyncio.timeout(INGEST_TIMEOUT_S):
                 return await self._ingest(push)
@@ -188,7 +190,7 @@ class EventIngestor:
     async def _first_attempt(
         self, push: PluginPush, request_key: str, own: IdempotencyRecord
     ) -> tuple[str, IdempotencyRecord]:
-        """The claim of the first attempt at a push, `own` where this is the first, and its name."""
+        """Return the record of the first attempt at a push, `own` if this is the first, and its name."""
         name = hashlib.sha256(f"events {request_key}".encode()).hexdigest()
         attempt = 0
         while True:
@@ -208,8 +210,8 @@ class EventIngestor:
 
 
 def _check_keys(push: PluginPush, batch: PendingBatch) -> None:
-    """Raise InvalidPathParameter for a batch whose file no store need take, or that nobody could pull: the
-    id that is given is longer than the one that the client wrote there."""
+    """Raise InvalidPathParameter for a batch whose key may be too long for a store, or that could not be
+    pulled: the assigned id is longer than the one that the client wrote there."""
     request = push.request
     pulled_at = len(request.key) - len(request.params[batch.id_name]) + len(batch.id(batch.tick))
     if max(pulled_at, len(batch.key(batch.tick))) > MAX_KEY_BYTES:

@@ -25,7 +25,7 @@ from pysync.plugins.events.ingest import Encoder, EventIngestor
 from pysync.store import Store
 
 MAX_IN_FLIGHT: Final = 1_024
-"""Batches that are being stored at once; further ones are refused."""
+"""Maximum number of batches being stored at once; more are rejected."""
 
 
 class Events:
@@ -94,9 +94,9 @@ class Events:
             await encoder.close()
 
     async def intercept_push(self, push: PluginPush) -> PushResponse | None:
-        """Store the batch; None for other collections. Raises InvalidEvents, Unavailable.
+        """Store the batch; return None for other collections. Raises InvalidEvents and Unavailable.
 
-        What takes long is not given up: who repeats the push is told what became of it.
+        Work that exceeds the time limit continues, so that a repeated push learns its outcome.
         """
         if push.request.collection != self.collection:
             return None
@@ -146,7 +146,7 @@ class Events:
         return None if self._sequencer is None else self._sequencer.low_watermark()
 
     def _errors(self, services: PluginContext) -> Iterator[str]:
-        """What keeps the plugin from working for this service."""
+        """Yield the reasons why the plugin cannot work for this service."""
         if self._store is not None and self._store is not services.store:
             yield "its store is not that of the service"
         section = EventsConfig(collection=self.collection, storage_path=self.storage_path)

@@ -1,7 +1,4 @@
-"""The sources of projections as they are now: each write that still stands, as an event.
-
-Lists as text: what steps make of one.
-"""
+"""Folding: the current state of the sources, as events, and the lists that they make."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +17,19 @@ from pysync.plugins.projection.targets import DocumentLocation
 from pysync.store import StoredObject
 
 _AT_ONCE: Final = 256
-"""Documents that are read together."""
+"""Number of documents that are read together."""
 
 
 @dataclass(slots=True)
 class ChangedSource:
-    """A source, and what was told of its writes; nothing told: it is read whole."""
+    """A source, and the announced writes to it. Without any, the whole source is read."""
 
     location: DocumentLocation
     changes: list[ParsedChange] = field(default_factory=list)
 
     @property
     def since_ms(self) -> int | None:
-        """When the first of these writes was made."""
+        """Return the time of the first of these writes."""
         return min((told.timestamp_ms for told in self.changes), default=None)
 
 
@@ -140,12 +137,12 @@ def _bodiless(place: DocumentLocation, hash_: str, timestamp_ms: int, identity: 
 
 
 class NotAList(Exception):
-    """What is stored is not `{"items": [..]}`."""
+    """The stored data is not `{"items": [..]}`."""
 
 
 class PendingEntry(NamedTuple):
-    """A step of a projection. `at_ms` is the time of the write that says so: of two about one entry the later
-    one counts. `since_ms` says where a new entry stands among others: that of the first write told of."""
+    """A change of an entry. `at_ms` is the time of the write that caused it: of two changes to one entry the
+    later one counts. `since_ms`, the time of the first announced write, orders new entries."""
 
     projection: ProjectionSpec
     change: EntryChange
@@ -154,8 +151,8 @@ class PendingEntry(NamedTuple):
 
 
 class FoldResult(NamedTuple):
-    """What a list becomes: its `body`, None where it stays as it is; how many `entries` it has then and how
-    many `changed`; whose entries found no room (once for each)."""
+    """The result of a fold: the new `body`, None if unchanged; the number of `entries` and of those
+    `changed`; and the projections whose entries did not fit, once each."""
 
     body: _core.PushBody | None
     entries: int
@@ -164,15 +161,11 @@ class FoldResult(NamedTuple):
 
 
 ListTransform = Callable[[bytes | None], FoldResult]
-"""Makes a list, the text of its `data`, into another; of None there is none yet. Raises NotAList."""
+"""Transforms the text of the `data` of a list, None for a new list. Raises NotAList."""
 
 
 def apply_entries(work: Sequence[PendingEntry]) -> ListTransform:
-    """Put and take away entries. An entry that is there keeps its
-    place.
-
-    See docs/reference/protocol.md#projected-lists.
-    """
+    """Return the transform that adds, replaces and removes entries. An existing entry keeps its position."""
 
     def fold(data: bytes | None) -> FoldResult:
         return _fold(data, work)
@@ -181,7 +174,7 @@ def apply_entries(work: Sequence[PendingEntry]) -> ListTransform:
 
 
 def prune_entries(kept: Collection[str]) -> ListTransform:
-    """Take away the entries whose ids are not `kept`."""
+    """Return the transform that removes entries whose ids are not in `kept`."""
 
     def prune(data: bytes | None) -> FoldResult:
         members, entries = _read(data)
@@ -214,8 +207,8 @@ def _fold(data: bytes | None, work: Sequence[PendingEntry]) -> FoldResult:
 
 
 def _read(data: bytes | None) -> tuple[dict[str, Any], dict[Hashable, Any]]:
-    """The list's members, and its entries by id, in order. What somebody else has put among them that is no
-    entry, or a second one, stays where it is under a name that is no id."""
+    """Return the list's members, and its entries by id, in order. Foreign values among them, and duplicates,
+    keep their position under a key that is no id."""
     members = {"items": []} if data is None else orjson.loads(data)
     items = members.get("items")
     if not isinstance(items, list):
@@ -238,7 +231,7 @@ def _fold_result(
 
 
 def _is_same(one: object, other: object) -> bool:
-    """As JSON, where `1` is not `true`."""
+    """Return True for equal JSON values; unlike Python, `1` is not `true`."""
     return one == other and orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(
         other, option=orjson.OPT_SORT_KEYS
     )

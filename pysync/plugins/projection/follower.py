@@ -1,4 +1,5 @@
-"""Following the change log: one process of a service keeps its lists, and another takes over."""
+"""The worker that follows the change log: one process of a service folds changes into lists, and another
+takes over."""
 
 import asyncio
 import logging
@@ -20,14 +21,14 @@ from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.store import StoredObject
 
 PAGE: Final = 500
-"""Changes that are folded together at most."""
+"""Maximum number of changes that are folded together."""
 
 MIN_INTERVAL_S: Final = 0.1
-"""From one page to the next, unless that is full: a list that is written to all the time is put ten times a
-second, whatever the number of writes."""
+"""Seconds between pages that are not full. A list with constant writes is therefore put ten times a second,
+whatever their number."""
 
 LEASE_RENEW_S: Final = 1.0
-"""How often a process asks whether it leads, and saves how far it came."""
+"""Seconds between renewals of the lease and of the checkpoint."""
 
 CLOSE_S: Final = 5.0
 
@@ -40,10 +41,10 @@ log = logging.getLogger("pysync.projections")
 
 
 class ProjectionWorker:
-    """Folds all changes into lists, from the checkpoint on, for as long as this process leads."""
+    """Folds changes into lists, from the checkpoint on, while this process holds the lease."""
 
     def __init__(self, name: str, projections: Sequence[ProjectionSpec], services: PluginContext) -> None:
-        """Needs a running loop."""
+        """Needs a running event loop."""
         digest = sha256(name.encode()).hexdigest()[:32]
         self._checkpoint = f"_pysync/projections/{digest}"
         self._name = f"projections-{digest}"
@@ -64,14 +65,15 @@ class ProjectionWorker:
         self._task = self._loop.create_task(self._run())
 
     async def wait_until_folded(self, change_id: str) -> None:
-        """Return when all up to the id `change_id` is folded, here or by who leads. Raises Unavailable."""
+        """Return once all changes up to `change_id` are folded, here or by the process that holds the lease.
+        Raises Unavailable."""
         while self._after < change_id and (self._is_leader or await self._poll_leader() < change_id):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
                     await self._advanced.wait()
 
     async def _poll_leader(self) -> str:
-        """Poll the progress of the process that leads, for all who wait."""
+        """Poll the progress of the process that holds the lease, for all waiting callers."""
         async with self._poll_lock:
             if self._loop.time() >= self._next_poll_at:
                 self._polled = await self._read_checkpoint() or ""
@@ -79,7 +81,7 @@ class ProjectionWorker:
         return self._polled
 
     async def close(self) -> None:
-        """Finish the page under way, within some seconds, and save how far that is."""
+        """Finish the current page, within some seconds, and save the checkpoint."""
         self._closing = True
         if self._is_idle:
             self._task.cancel()
@@ -117,7 +119,7 @@ class ProjectionWorker:
             await self._drain_after_handover()
 
     async def _renew_lease(self) -> None:
-        """Ask again and again, also where a page takes long."""
+        """Renew the lease periodically, also during a long page."""
         while self._is_leader:
             await asyncio.sleep(LEASE_RENEW_S)
             try:
@@ -126,7 +128,7 @@ class ProjectionWorker:
                 self._is_leader = False
 
     async def _advance(self) -> None:
-        """Fold the next page; where that is the last, wait for more."""
+        """Fold the next page; after the last one, wait for changes."""
         began = self._loop.time()
         found = await self._fold_page()
         if found is None:
@@ -140,7 +142,7 @@ class ProjectionWorker:
                 await asyncio.sleep(began + MIN_INTERVAL_S - self._loop.time())
 
     async def _fold_page(self) -> int | None:
-        """Fold the next changes and say how many; None where they are not known any more."""
+        """Fold the next changes and return their number; None if the change log no longer has them."""
         found = await self._log.read(self._after, PAGE)
         if found:
             await self._lists.fold([parse_change(change) for _, change in found])
@@ -152,14 +154,14 @@ class ProjectionWorker:
         return None if found is None else len(found)
 
     async def _drain_after_handover(self) -> None:
-        """Fold what was told until now. Another leads already, and what this process has put last may be from
-        before a write that the other one has dealt with."""
+        """Fold the changes up to now. Another process already holds the lease, and the last put of this
+        process may predate a write that the other one has folded."""
         until = await self._log.last_id()
         while self._after < until and await self._fold_page():
             pass
 
     async def _resume_position(self) -> str:
-        """Where to go on; without a checkpoint, before the oldest change there is."""
+        """Return the id to continue from; without a checkpoint, the one before the oldest change."""
         self._saved, self._saved_at = "", 0.0
         found = await self._read_checkpoint()
         if found is None:
@@ -172,7 +174,7 @@ class ProjectionWorker:
         return "" if await self._log.read("", 1) else newest
 
     async def _read_checkpoint(self) -> str | None:
-        """The id in the checkpoint: `""` without one, None where it cannot be read."""
+        """Return the id in the checkpoint: `""` without one, None if it cannot be read."""
         found = await self._store.get(self._checkpoint)
         if not isinstance(found, StoredObject):
             return ""
@@ -182,7 +184,8 @@ class ProjectionWorker:
             return None
 
     async def _rebuild_all(self) -> str:
-        """Make all lists from their sources, and go on with what was written since that began."""
+        """Rebuild all lists from their sources, and continue with the changes since the start of the
+        rebuild."""
         log.warning("the change log does not reach back to where projections were: all lists are rebuilt")
         begun, lists = await rebuild(self._lists, self._lists.projections, self._log)
         log.warning("rebuilt %s lists", len(lists))
@@ -190,14 +193,14 @@ class ProjectionWorker:
         return begun
 
     async def _save(self) -> None:
-        """Save how far it came."""
+        """Save the checkpoint."""
         if self._after != self._saved:
             await self._store.put(self._checkpoint, orjson.dumps({"after": self._after}))
             self._saved, self._saved_at = self._after, self._loop.time()
 
     @contextmanager
     def _idle(self) -> Iterator[None]:
-        """Where `close` need not wait for what is done."""
+        """Mark a section that `close` may interrupt."""
         self._is_idle = True
         try:
             yield

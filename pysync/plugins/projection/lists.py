@@ -1,7 +1,8 @@
-"""Writes of lists: each a conditional put of the whole, over what was read before its sources were.
+"""Writes of lists: each is a conditional put of the whole list, over a version read before its sources were
+read.
 
-So whoever puts a list has seen its sources at a later time than any list that was put before, and the last
-put holds their newest state, whatever the order of changes and whoever else folds them.
+A writer that succeeds has therefore read its sources later than every earlier writer, and the last put
+reflects their newest state, whatever the order of changes and the number of processes.
 """
 
 import asyncio
@@ -31,26 +32,26 @@ from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject
 _MAX_CONCURRENT_LISTS: Final = 16
 
 FOLD_IN_THREAD_ABOVE: Final = 65_536
-"""From this size on a list is folded in a thread: that takes a millisecond or more."""
+"""Bytes from which a list is folded in a thread, which then takes a millisecond or more."""
 
 log = logging.getLogger("pysync.projections")
 
 ListSource = tuple[ProjectionSpec, ChangedSource]
 """A source that a projection folds into a list."""
 MakeChange = Callable[[], Awaitable[ListTransform | None]]
-"""Says what is to become of a list that has just been read; None: nothing."""
+"""Returns the transform for a list that has just been read; None to leave it."""
 
 
 class ListWriteOutcome(NamedTuple):
-    """What became of a list: its entries now, and how many of them are new, other or gone."""
+    """The outcome of a write of a list: the number of its entries, and of those added, changed or removed."""
 
     entries: int = 0
     changed: int = 0
 
 
 class _LoadedList(NamedTuple):
-    """A list that was read: the text of its `data`, None for no list; what a put is to replace, and its
-    hash."""
+    """A list as it was read: the text of its `data`, None without a list; the version that a put replaces,
+    and its hash."""
 
     data: bytes | None
     precondition: Precondition
@@ -58,7 +59,7 @@ class _LoadedList(NamedTuple):
 
 
 class ListWriter:
-    """The lists of `projections`, in a service's store."""
+    """Writes the lists of `projections` to the store of a service."""
 
     def __init__(self, projections: Sequence[ProjectionSpec], services: PluginContext) -> None:
         self.projections = projections
@@ -67,15 +68,15 @@ class ListWriter:
         self._services = services
 
     async def fold(self, changes: Sequence[ParsedChange]) -> None:
-        """Bring the lists of these writes up to date, each with one put. Raises Unavailable: some are, some
-        are not."""
+        """Update the lists affected by these writes, each with one put. Raises Unavailable; some lists may
+        then be updated."""
         groups = await self._grouped(self._changed_sources(changes))
         await for_each(groups, lambda key: self.fold_list(key, groups[key]))
 
     async def fold_list(
         self, key: str, sources: Sequence[ListSource], *, repair: bool = False
     ) -> ListWriteOutcome | None:
-        """Fold the sources as they are now into the list at `key`; `repair` as in `write`. Raises
+        """Fold the current state of the sources into the list at `key`; `repair` as in `write`. Raises
         Unavailable."""
         projections = list(dict.fromkeys(projection for projection, _ in sources))
 
@@ -89,10 +90,10 @@ class ListWriter:
     async def write(
         self, key: str, projections: Sequence[ProjectionSpec], make: MakeChange, *, repair: bool = False
     ) -> ListWriteOutcome | None:
-        """Replace the list at `key` by what is made of it, where nobody else has meanwhile; else again, as
-        often as its projections say, and then it is left as it is, and that is logged. What is stored there
-        and is no list stays, unless it is corrupt and the write `repair`. None where it is left; raises
-        Unavailable."""
+        """Replace the list at `key` by the result of `make`, and retry if another writer was faster, as often
+        as its projections allow; after that the list is left as it is, and the failure is logged. An object
+        that is not a list is left as it is, unless it is corrupt and `repair` is set. Returns None if nothing
+        was written. Raises Unavailable."""
         owners = self.keys.owners(key)
         for _ in range(max(projection.max_retries for projection in projections) + 1):
             found = await self._services.store.get(key)
@@ -118,8 +119,7 @@ class ListWriter:
         return None
 
     async def stored(self, template: KeyTemplate, suffix: str = "") -> AsyncIterator[str]:
-        """The keys of this template, with `suffix` behind it, at which something is stored. Raises
-        StoreUnavailable."""
+        """Return the stored keys of this template with `suffix`. Raises StoreUnavailable."""
         if not template.params:
             if await self._services.store.get(template.text) is not None:
                 yield template.text
@@ -130,7 +130,8 @@ class ListWriter:
                 yield listed.key
 
     def target_key(self, projection: ProjectionSpec, event: WriteEvent) -> str | None:
-        """The key of the list that the write belongs to; None for none, and for one that may not be."""
+        """Return the key of the list that the write belongs to; None without one, or if the key is not
+        allowed."""
         try:
             key = projection.target_key(event)
         except Exception as error:  # whatever somebody's function raises
@@ -145,7 +146,7 @@ class ListWriter:
         return key
 
     def entry_change(self, projection: ProjectionSpec, event: WriteEvent) -> EntryChange | None:
-        """What the write does to its list; nothing, and that is logged, where `project` fails."""
+        """Return the change that the write makes to its list; None if `project` fails, which is logged."""
         try:
             return projection.entry_change(event)
         except Exception as error:  # whatever somebody's function raises
@@ -153,11 +154,11 @@ class ListWriter:
             return None
 
     def report_corrupt(self, projections: Sequence[ProjectionSpec], place: DocumentLocation) -> None:
-        """Tell of a source that is corrupt."""
+        """Report a corrupt source."""
         self._fail(projections, f"source {place.key} is corrupt, and left out")
 
     def _changed_sources(self, changes: Sequence[ParsedChange]) -> list[ChangedSource]:
-        """The sources among what was written, each once."""
+        """Return the sources of these writes, each once."""
         touched: dict[DocumentLocation, ChangedSource] = {}
         for write in changes:
             for place in self.keys.locate_all(write.ref, self._reads):
@@ -168,7 +169,8 @@ class ListWriter:
         return any(one.reads(namespace, collection) for one in self.projections)
 
     async def _grouped(self, touched: Sequence[ChangedSource]) -> dict[str, list[ListSource]]:
-        """What is to be folded into which list. Where a function says so, the sources are read for it."""
+        """Return the sources to fold by list. If a function computes the target, the sources are read for
+        it."""
         groups: dict[str, dict[tuple[ProjectionSpec, DocumentLocation], ListSource]] = {}
         for projection in self.projections:
             # Of several sources with one key the first: what they hold is one document.
@@ -193,7 +195,7 @@ class ListWriter:
         return {key: list(parts.values()) for key, parts in groups.items()}
 
     async def _pending_entries(self, key: str, parts: Sequence[ListSource]) -> list[PendingEntry]:
-        """What the sources do to the list at `key`, as they are now."""
+        """Return the changes that the current state of the sources makes to the list at `key`."""
         readers: dict[DocumentLocation, list[ProjectionSpec]] = {}
         for projection, one in parts:
             readers.setdefault(one.location, []).append(projection)
@@ -219,7 +221,7 @@ class ListWriter:
     def _current(
         self, key: str, found: StoredObject | None, owners: Sequence[DocumentLocation], repair: bool
     ) -> _LoadedList:
-        """The list as it is, empty where there is none yet or it has expired. Raises DocumentCorrupt."""
+        """Return the list as it is, empty if there is none or it has expired. Raises DocumentCorrupt."""
         if found is None:
             return _LoadedList(None, ABSENT, "")
         try:
@@ -236,7 +238,7 @@ class ListWriter:
     async def _put(
         self, key: str, body: _core.PushBody, loaded: _LoadedList, owners: Sequence[DocumentLocation]
     ) -> bool:
-        """Whether the list is written and announced; else another write came first."""
+        """Write and announce the list; return False if another write was faster."""
         now_ms = self._services.now_ms()
         changes = [place.document_ref.change(body.hash, now_ms) for place in owners[:1]]
         try:
@@ -266,7 +268,7 @@ class ListWriter:
 
 
 async def for_each(keys: Collection[str], do: Callable[[str], Awaitable[object]]) -> None:
-    """Do it for each of the lists, some at a time. Raises what any of that does, once all of it has ended."""
+    """Call `do` for each list, several at a time. Raises the first error after all calls have ended."""
     waiting = iter(keys)
 
     async def do_on() -> None:
@@ -280,7 +282,7 @@ async def for_each(keys: Collection[str], do: Callable[[str], Awaitable[object]]
 
 
 def _event_of_params(place: DocumentLocation) -> WriteEvent:
-    """All that the template of a list needs of a write."""
+    """Return an event with all that a list template needs of a write."""
     subject: DocumentRef = place.document_ref
     return WriteEvent(place.name, subject.params, "", 0, namespace=place.namespace)
 

@@ -1,4 +1,4 @@
-"""The plugin that keeps lists, and those among a service's plugins that do."""
+"""The plugins that keep lists, and how they are found among the plugins of a service."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from pysync.plugins.projection.spec import ProjectionSpec, spec_from_config
 
 
 class ProjectionsPlugin:
-    """Keeps the lists of several projections: a plugin. Each name names another checkpoint."""
+    """The plugin that keeps the lists of several projections. Its name identifies the checkpoint."""
 
     def __init__(self, name: str, projections: Sequence[ProjectionSpec]) -> None:
         self.name = name
@@ -30,18 +30,18 @@ class ProjectionsPlugin:
             await follower.close()
 
     async def wait_until_folded(self, change_id: str) -> None:
-        """Return when the lists hold what was announced up to the id `change_id`. Raises Unavailable."""
+        """Return once the lists contain all changes up to `change_id`. Raises Unavailable."""
         if self._worker is None:
             raise Unavailable
         await self._worker.wait_until_folded(change_id)
 
 
 class Projection(ProjectionSpec):
-    """One projection that is a plugin by itself: `create_app(..., plugins=[Projection(...)])`."""
+    """A projection that is a plugin by itself: `create_app(..., plugins=[Projection(...)])`."""
 
     @cached_property
     def plugin(self) -> ProjectionsPlugin:
-        """The keeper of its lists, if the plugin keeps them by itself."""
+        """Return the plugin that keeps its list."""
         return ProjectionsPlugin(self.name, [self])
 
     @asynccontextmanager
@@ -52,8 +52,8 @@ class Projection(ProjectionSpec):
 
 
 def projections_of(config: Config) -> Sequence[ProjectionsPlugin]:
-    """The plugin that keeps the lists which the configuration declares; none where it declares none. Raises
-    ConfigError with all that is wrong with the code that it names."""
+    """Return the plugin for the projections that the configuration declares; empty without any. Raises
+    ConfigError with all problems of the code that they name."""
     made, problems = [], []
     for at, said in enumerate(config.projections):
         try:
@@ -66,7 +66,7 @@ def projections_of(config: Config) -> Sequence[ProjectionsPlugin]:
 
 
 def projections_in(plugins: Iterable[object]) -> list[ProjectionSpec]:
-    """The projections among some plugins."""
+    """Return the projections among these plugins."""
     found: list[ProjectionSpec] = []
     for plugin in plugins:
         if isinstance(plugin, ProjectionsPlugin):
@@ -77,7 +77,7 @@ def projections_in(plugins: Iterable[object]) -> list[ProjectionSpec]:
 
 
 def projections_plugins_in(plugins: Iterable[object]) -> list[ProjectionsPlugin]:
-    """Those among some plugins who keep lists."""
+    """Return those of these plugins that keep lists."""
     return [
         plugin if isinstance(plugin, ProjectionsPlugin) else plugin.plugin
         for plugin in plugins

@@ -1,4 +1,4 @@
-"""Making lists anew from their sources, while these are written and the lists are folded."""
+"""Rebuilding lists from their sources, while sources are written and lists are folded."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -14,13 +14,12 @@ from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.plugins.projection.targets import DocumentLocation
 
 _PAGE: Final = 256
-"""Sources that are read, and folded into a list, together."""
+"""Number of sources that are read and folded together."""
 
 
 @dataclass(slots=True)
 class _ListPlan:
-    """What the sources say of one list: the parts that it is made of, when each was written last, and the ids
-    of the entries that it has."""
+    """The sources of one list: when each was last written, and the ids of its entries."""
 
     sources: dict[tuple[ProjectionSpec, DocumentLocation], tuple[int, ListSource]] = field(
         default_factory=dict
@@ -29,18 +28,19 @@ class _ListPlan:
     is_chosen: bool = False
 
     def in_order(self) -> list[ListSource]:
+        """Return the sources in the order of their last write."""
         return [part for _, part in sorted(self.sources.values(), key=lambda dated: dated[0])]
 
 
 async def rebuild(
     lists: ListWriter, chosen: Sequence[ProjectionSpec], changes: ChangeLog
 ) -> tuple[str, dict[str, ListWriteOutcome]]:
-    """Bring the lists of the `chosen` projections to what their sources say now. Entries that are there keep
-    their places, others are appended in the order in which their sources were written, and entries that no
-    projection of `lists` makes are taken away.
+    """Rebuild the lists of the `chosen` projections from the current state of their sources. Existing entries
+    keep their positions, others are appended in the order in which their sources were written, and entries
+    that no projection of `lists` makes are removed.
 
-    Returns what became of each list, and an id of the change log: what was written while this ran may be
-    missing until the changes after that id have been folded. Raises Unavailable.
+    Returns the outcome of each list, and an id of the change log: writes during the rebuild may be missing
+    until the changes after that id have been folded. Raises Unavailable.
     """
     begun = await changes.last_id()
     related = [one for one in lists.projections if any(_may_share(one, other) for other in chosen)]
@@ -60,8 +60,8 @@ async def rebuild(
 
 
 async def catch_up(lists: ListWriter, changes: ChangeLog, after: str) -> bool:
-    """Fold all that was written after the id `after`; False where that is not known any more. Raises
-    Unavailable."""
+    """Fold all writes after the id `after`; return False if the change log no longer reaches back to it.
+    Raises Unavailable."""
     until = await changes.last_id()
     while after < until:
         found = await changes.read(after, _PAGE)
@@ -77,7 +77,7 @@ async def catch_up(lists: ListWriter, changes: ChangeLog, after: str) -> bool:
 async def _list_plans(
     lists: ListWriter, related: Sequence[ProjectionSpec], chosen: Sequence[ProjectionSpec]
 ) -> defaultdict[str, _ListPlan]:
-    """What all sources say, by list."""
+    """Return the sources of each list."""
     wanted: defaultdict[str, _ListPlan] = defaultdict(_ListPlan)
     async for some in _pages(_sources(lists, related)):
         async for one, event in lists.sources.events(some):
@@ -101,8 +101,8 @@ async def _list_plans(
 async def _rebuild_list(
     lists: ListWriter, key: str, wanted: _ListPlan, related: Sequence[ProjectionSpec]
 ) -> ListWriteOutcome | None:
-    """Fold a list's sources, a page at a time, as they are then; last take away what none of them makes. None
-    where it is no list."""
+    """Fold a list's sources page by page, then remove entries that no source makes. Returns None if the
+    object is not a list."""
     parts = wanted.in_order()
     folded = [
         await lists.fold_list(key, parts[start : start + _PAGE], repair=True)
@@ -135,7 +135,7 @@ def _may_target(projection: ProjectionSpec, key: str) -> bool:
 
 
 async def _sources(lists: ListWriter, projections: Sequence[ProjectionSpec]) -> AsyncIterator[ChangedSource]:
-    """Every document and log that the projections read."""
+    """Yield every document and log that the projections read."""
     collections = {
         (namespace, collection.name): collection
         for projection in projections
@@ -149,8 +149,8 @@ async def _sources(lists: ListWriter, projections: Sequence[ProjectionSpec]) -> 
 
 
 async def _existing(lists: ListWriter, projection: ProjectionSpec) -> AsyncIterator[str]:
-    """The lists that a template may have made. Of those that a function names only the ones that sources name
-    still are known."""
+    """Yield the lists that a template may have made. For a target function, only the lists that current
+    sources name are known."""
     target = projection.target
     if isinstance(target, str):
         async for key in lists.stored(KeyTemplate.of(target)):
@@ -170,7 +170,7 @@ async def _pages(sources: AsyncIterator[ChangedSource]) -> AsyncIterator[list[Ch
 
 
 def _may_share(one: ProjectionSpec, other: ProjectionSpec) -> bool:
-    """Whether both may have entries in one list."""
+    """Return True if both may have entries in one list."""
     if not isinstance(one.target, str) or not isinstance(other.target, str):
         return True
     return KeyTemplate.of(one.target).overlaps(KeyTemplate.of(other.target))

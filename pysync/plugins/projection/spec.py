@@ -1,7 +1,5 @@
-"""What a projection is: which writes it reads, which list an entry belongs to, and what the entry is.
-
-Projections that the configuration declares (docs/reference/protocol.md#projected-lists).
-"""
+"""Projections: the writes that they read, the list that an entry belongs to, and the entry. From code or the
+configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -17,28 +15,27 @@ from pysync.plugins.loader import import_object
 MAX_RETRIES: Final = 8
 
 Target = Callable[[WriteEvent], str | None]
-"""The key of the list that a write belongs to; None: no list."""
+"""Returns the key of the list that a write belongs to; None for no list."""
 Project = Callable[[WriteEvent], Mapping[str, Any] | None]
 """`{"id", "value"}` puts an entry, `{"id", "remove": True}` takes it away, None does neither."""
 
 
 class EntryChange(NamedTuple):
-    """What a write does to a list: `entry` is what the list is to hold under `id`, None: nothing."""
+    """The change that a write makes to a list: the new `entry` under `id`; None removes it."""
 
     id: str
     entry: Mapping[str, Any] | None
 
 
 class ProjectionSpec:
-    """A list kept from the writes of other collections (docs/reference/protocol.md#projected-lists).
+    """A list that the server derives from writes to other collections.
 
-    `source` names those collections: `notes` in any namespace, `acme/notes` in one, `/notes` in the root.
-    `target` is the list's key, a template of the write's
-    path parameters, or a function that returns the key; `project` is a pure function. Both are called anew
-    for each state of a source, any number of times. A list with `max_items` entries gets no further ones;
-    where its writers are in each other's way it is tried `max_retries` times more. With `wait` pushes
-    are answered when the list holds them, or after 5 s. `name` is the target
-    where that is a text, else the function's. Raises ValueError for a target that is no key.
+    `source` names these collections: `notes` in any namespace, `acme/notes` in one, `/notes` at the root.
+    `target` is the list's key, a template of the write's path parameters or a function that returns the key.
+    `project` is a pure function. Both may be called any number of times for each state of a source. A list
+    with `max_items` entries accepts no more. A write that conflicts is retried up to `max_retries` times.
+    With `wait`, pushes return once the list contains them, or after 5 s. `name` defaults to a template's text
+    or a function's name. Raises ValueError for an invalid target.
     """
 
     def __init__(
@@ -65,18 +62,19 @@ class ProjectionSpec:
                 raise ValueError(f"projection {self.name}: target {fault}")
 
     def reads(self, namespace: str | None, collection: str) -> bool:
-        """True if the collection is one of the sources."""
+        """Return True if the collection is one of the sources."""
         return collection in self.sources or f"{namespace or ''}/{collection}" in self.sources
 
     def target_key(self, event: WriteEvent) -> str | None:
-        """The key of the list that the write belongs to, whatever a target function returns for one."""
+        """Return the key of the list that the write belongs to, without checking the result of a target
+        function."""
         if isinstance(self.target, str):
             return format_key(self.target, event.params)
         return self.target(event)
 
     def entry_change(self, event: WriteEvent) -> EntryChange | None:
-        """What the write does to its list. Raises what `project` does, and ValueError, TypeError or a
-        PysyncError for a result that no list can hold."""
+        """Return the change that the write makes to its list. Raises the errors of `project`, and ValueError,
+        TypeError or a PysyncError for a result that a list cannot hold."""
         result = self.project(event)
         if result is None:
             return None
@@ -95,7 +93,7 @@ class ProjectionSpec:
 
 
 def format_key(text: str, params: Mapping[str, str]) -> str:
-    """The text with each `{name}` replaced by that parameter. Raises KeyError."""
+    """Return the text with each `{name}` replaced by that parameter. Raises KeyError."""
     return key_templates.PARAM.sub(lambda name: params[name[1]], text)
 
 
@@ -103,8 +101,8 @@ _MISSING: Final = object()
 
 
 def spec_from_config(section: config.ProjectionConfig) -> ProjectionSpec:
-    """The projection that a member of `projections` declares. Raises ValueError where it names code that is
-    not there."""
+    """Return the projection that a member of `projections` declares. Raises ValueError if it names code that
+    does not exist."""
     target: str | Target = section.target
     if OBJECT_REFERENCE.fullmatch(section.target):
         target = _function(section.target)
@@ -128,7 +126,7 @@ def _function(named: str) -> Callable[[WriteEvent], Any]:
 
 
 def _mapping(section: config.ProjectionConfig) -> Project:
-    """`id`, `value` and `removeWhen` as a function."""
+    """Return `id`, `value` and `removeWhen` as a function."""
     id_ = section.id or ""
     members = {name: _pointer_segments(pointer) for name, pointer in section.value.items()}
     removed = [
@@ -153,7 +151,7 @@ def _mapping(section: config.ProjectionConfig) -> Project:
 
 
 def _pointer_segments(pointer: str) -> list[str]:
-    """The steps of a JSON pointer; `/` alone takes none: it is the whole."""
+    """Return the segments of a JSON pointer; `/` alone has none and refers to the whole value."""
     if pointer == "/":
         return []
     return [step.replace("~1", "/").replace("~0", "~") for step in pointer[1:].split("/")]
@@ -175,5 +173,5 @@ def _is_index(step: str) -> bool:
 
 
 def _canonical(value: Any) -> bytes:
-    """Equal for equal JSON values."""
+    """Return equal bytes for equal JSON values."""
     return _core.canonicalize(orjson.dumps(value))

@@ -1,4 +1,4 @@
-"""Which keys belong to which collections."""
+"""The collections that keys belong to, and the keys that projections may write."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -36,12 +36,12 @@ class DocumentLocation:
 
     @property
     def document_ref(self) -> DocumentRef:
-        """What a write of the server's own to it is of."""
+        """Return the reference of the document, for a write by the server itself."""
         return DocumentRef(self.name, self.params, self.namespace, key=self.key)
 
 
 class KeyResolver:
-    """The keys of one configuration's collections."""
+    """Resolves the keys of a configuration's collections."""
 
     def __init__(self, config: Config) -> None:
         self._by_namespace = [(name or None, collections) for name, _, collections in config.each_namespace()]
@@ -57,12 +57,12 @@ class KeyResolver:
             self._index.setdefault(suffix, TemplateIndex()).add(path, (namespace, collection))
 
     def stored_at(self, collection: Collection) -> tuple[KeyTemplate, str]:
-        """The template of the keys at which a collection has what it stores, and what follows it."""
+        """Return the template of the keys at which a collection stores its objects, and the suffix."""
         batches = self._batches.get(collection.name)
         return (collection.key_template, "") if batches is None else (batches, SUFFIX)
 
     def locate(self, subject: DocumentRef) -> DocumentLocation | None:
-        """Where a write of `document_ref` went; None where the configuration has changed since."""
+        """Return the document of `document_ref`; None if the configuration has changed since."""
         collection = self._by_name.get((subject.namespace, subject.collection))
         if collection is None or set(collection.path_template.params) != set(subject.params):
             return None
@@ -76,7 +76,7 @@ class KeyResolver:
     def locate_all(
         self, subject: DocumentRef, reads: Callable[[str | None, str], bool]
     ) -> list[DocumentLocation]:
-        """The collections that the written key is among and that are read, that of the writer first."""
+        """Return the collections that contain the written key and are read, the writer's first."""
         own = (
             self.locate(subject) if not subject.key or reads(subject.namespace, subject.collection) else None
         )
@@ -94,7 +94,7 @@ class KeyResolver:
         return found
 
     def owners(self, key: str) -> list[DocumentLocation]:
-        """The collection of each namespace that the key belongs to, at this key."""
+        """Return the collection of each namespace that the key belongs to."""
         return [
             self._location(namespace, found, key)
             for namespace, collections in self._by_namespace
@@ -102,7 +102,7 @@ class KeyResolver:
         ]
 
     def why_not_allowed(self, projection: ProjectionSpec, key: object) -> str | None:
-        """Why the projection may keep no list at `key`, None where it may."""
+        """Return the reason why the projection may not keep a list at `key`; None if it may."""
         if not isinstance(key, str) or not _is_key(key):
             return "is no key"
         for place in self.owners(key):
@@ -115,13 +115,14 @@ class KeyResolver:
         return None
 
     def sources(self, projection: ProjectionSpec) -> Iterator[tuple[str | None, Collection]]:
-        """The collections that the projection reads, and their namespaces."""
+        """Yield the collections that the projection reads, with their namespaces."""
         for (namespace, name), collection in self._by_name.items():
             if projection.reads(namespace, name):
                 yield namespace, collection
 
     def location_at(self, namespace: str | None, collection: Collection, key: str) -> DocumentLocation | None:
-        """The document of the collection at `key`, None where that is another's, or nobody's."""
+        """Return the document of the collection at `key`; None if the key belongs to another collection or to
+        none."""
         path, suffix = self.stored_at(collection)
         bare = key.removesuffix(suffix)
         if not key.endswith(suffix) or key.startswith(RESERVED) or not path.matches(bare):
@@ -134,15 +135,15 @@ class KeyResolver:
         return self._location(namespace, collection, key)
 
     def is_list(self, target: str, key: str) -> bool:
-        """Whether a template of lists stands for `key`, and for no other collection's keys there."""
+        """Return True if a template of lists matches `key`, and no other collection owns it."""
         return KeyTemplate.of(target).matches(key) and all(
             collection_for_key(collections, key) is collection_for_key(collections, target)
             for _, collections in self._by_namespace
         )
 
     def has_unstored_sources(self, projection: ProjectionSpec) -> bool:
-        """True if the list has entries of writes that are stored nowhere, so that nobody can tell which
-        entries are left over."""
+        """Return True if the list has entries from writes that are not stored, so that superfluous entries
+        cannot be recognised."""
         return any(self._kind(collection) == "nothing" for _, collection in self.sources(projection))
 
     def _kind(self, collection: Collection) -> StoredKind:

@@ -96,6 +96,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.slow
 def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > len(list(ROOT.glob("docs/**/*.md")))  # the page for what is not found, too
@@ -106,6 +107,7 @@ def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
             assert not re.match(r"(?:[a-z]+:)?//", url) or url.startswith("data:"), f"{page}: {url}"
 
 
+@pytest.mark.slow
 async def test_site_opened_as_files_draws_diagrams_and_searches(site: Path, chromium: str) -> None:
     page = ROOT / "docs/explanation/architecture.md"
     async with driven(chromium) as browser:

@@ -32,14 +32,8 @@ from pysync.coordinator.nonce_log import NonceLog
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
-from pysync.sqlite.connection import (
-    Database,
-    GroupCommit,
-    Schema,
-    SnapshotReader,
-    make_private_dir,
-    open_database,
-)
+from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader
+from pysync.sqlite.database_file import Schema, make_private_dir, open_database
 
 
 class LeaseFiles:

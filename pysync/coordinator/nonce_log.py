@@ -25,7 +25,7 @@ from pysync._core import ReplayWindow
 from pysync.clock import read_saved_number
 from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, LIVE_EPOCHS, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
-from pysync.sqlite.connection import make_private_dir
+from pysync.sqlite.database_file import make_private_dir
 
 RECORD_BYTES: Final = 16
 READ_BYTES: Final = 1 << 20

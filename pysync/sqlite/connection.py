@@ -1,36 +1,27 @@
-"""SQLite as pysync uses it: connections opened one way, and writes committed in groups by one thread.
+"""An open SQLite database as pysync uses it: short reads, and writes committed in groups by one thread.
 
 A commit that reaches the disk costs about a millisecond, a statement some microseconds: so all writes that
 wait at one moment share a transaction, and its outcome reaches the event loop in one call.
 """
 
 import asyncio
-import errno
-import fcntl
 import logging
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from pysync.errors import Unavailable
-from pysync.sqlite.database_file import DatabaseFile
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pysync.sqlite")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-BUSY_TIMEOUT_MS: Final = 5_000
-"""How long a write waits for another process's transaction before it is refused."""
-
-READ_BUSY_TIMEOUT_MS: Final = 100
-"""Readers of a WAL database wait only while another process recovers it; they run on the event loop."""
 
 MAX_WAITING: Final = 4_096
 """Writes that may wait at once; one more is refused rather than queued."""
@@ -39,6 +30,9 @@ CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks that an idle database is still at its path."""
 
 _DATABASE_AND_WAL: Final = 2
+
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_GONE = "the database was deleted or replaced: restart the server"
 
 _STATEMENT_ERRORS = (
     sqlite3.DataError,
@@ -49,25 +43,62 @@ _STATEMENT_ERRORS = (
 """Errors of one statement, after which the transaction still stands."""
 
 
-class Schema(NamedTuple):
-    """The tables of a database file, as they came to be: each step is the statements that bring a file of the
-    version before it to the next, the first of them a new file. A file's version is in its `user_version`."""
+class DatabaseMoved(sqlite3.OperationalError):
+    """The database is not the one at its path any more."""
 
-    steps: tuple[str, ...]
+
+class DatabaseFile:
+    """One database of this process, with the files that belong to it. `check` is called by one thread, the
+    rest by any.
+
+    SQLite goes on with a file that was deleted or replaced, as every program does that holds it open. What is
+    written then is gone when the last process closes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.moved = False
+        """Stays set even if the file is put back: another process may have written to it meanwhile."""
+        self.damage: str | None = None
+        """SQLite's message about the first damage that was met."""
+        self._watched: list[tuple[str, int, int]] = []
+        self.watch(path)
+
+    def watch(self, *paths: Path) -> None:
+        """Watch the files that are now at `paths`. Raises OSError."""
+        for path in map(str, paths):
+            found = os.stat(path)
+            self._watched.append((path, found.st_dev, found.st_ino))
+
+    def check(self, first: int | None = None) -> None:
+        """Raise DatabaseMoved if a file, or one of the `first` that were watched, is not at its path any
+        more; the operator is told once."""
+        if not self.moved and not all(_is_same_file(*watched) for watched in self._watched[:first]):
+            self.moved = True
+            log.critical(
+                "the database %s was deleted or replaced while this process has it open: reads and writes "
+                "are refused until a restart. What was acknowledged is in the file that is still held open: "
+                "save it before you stop the server, as docs/how-to/repair-damage.md says",
+                self.path,
+            )
+        self.raise_if_moved()
+
+    def raise_if_moved(self) -> None:
+        """Raise DatabaseMoved where `check` found it."""
+        if self.moved:
+            raise DatabaseMoved(_GONE)
+
+    def record_error(self, error: BaseException) -> None:
+        """Remember what SQLite raised if it is damage; the operator is told once."""
+        if self.damage is None and is_damage(error):
+            self.damage = str(error)
+            log.critical("the database %s is damaged: %s; restore it from a backup", self.path, error)
 
     @property
-    def version(self) -> int:
-        return len(self.steps)
-
-
-def make_private_dir(path: Path, *, may_be_link: bool = False) -> None:
-    """Make `path` and its parents, closed to other users. Raises OSError, also for a symbolic link, unless it
-    may be one."""
-    if not may_be_link and path.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    if not path.is_dir():
-        make_private_dir(path.parent, may_be_link=True)  # `parents` of mkdir would leave them open to others
-        path.mkdir(mode=0o700, exist_ok=True)
+    def fault(self) -> str | None:
+        """The reason why the database is unusable until a restart."""
+        if self.moved:
+            return _GONE
+        return None if self.damage is None else f"{self.path} is damaged: {self.damage}"
 
 
 class Database(NamedTuple):
@@ -78,107 +109,6 @@ class Database(NamedTuple):
     file: DatabaseFile
     is_durable: bool = True
     """True if commits survive the loss of power."""
-
-
-def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence[Path] = ()) -> Database:
-    """`create_database`, and open it. `synchronous` is SQLite's: FULL survives the loss of power."""
-    create_database(path, schema, traces)
-    file = DatabaseFile(path)
-    reader, writer = connect_reader(path), connect_writer(path, synchronous)
-    for connection in (reader, writer):
-        connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the files beside
-    real = os.path.realpath(path)  # SQLite has them beside the file that a link leads to
-    file.watch(Path(f"{real}-wal"), Path(f"{real}-shm"))
-    file.check()
-    return Database(reader, writer, file, is_durable=synchronous == "FULL")
-
-
-def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> None:
-    """Bring the file at `path` to `schema`, in any number of processes at once: all steps that it lacks, or
-    none.
-
-    Raises ValueError if a newer version wrote it, or if it is gone although one of `traces`, which are made
-    after it, exists; sqlite3.Error or OSError if it cannot be used.
-    """
-    # Turning a database to WAL ignores the busy timeout, so that step needs a lock of its own.
-    with open(path.with_suffix(".lock"), "ab", opener=_open_private) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists() or not path.stat().st_size:
-            _check_is_new(path, traces)
-            # Only a new file: closing one ends the locks that this process has on it.
-            open(path, "ab", opener=_open_private).close()
-        connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
-        try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > schema.version:
-                raise ValueError(
-                    f"{path} has schema {version}, and this version of pysync knows {schema.version}: "
-                    "it was written by a newer one"
-                )
-            if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-                raise ValueError(
-                    f"{path} has tables and no version, as what the command .dump of sqlite3 writes: give it "
-                    f"that of the original, with PRAGMA user_version = {schema.version} if this version of "
-                    "pysync is the version that wrote it"
-                )
-            if version < schema.version:
-                connection.execute("PRAGMA journal_mode = WAL")
-                steps = ";".join(schema.steps[version:])
-                connection.executescript(
-                    f"BEGIN IMMEDIATE; {steps}; PRAGMA user_version = {schema.version}; COMMIT;"
-                )
-        finally:
-            connection.close()
-        fsync_dir(path.parent)
-        fsync_dir(path.parent.parent)
-
-
-def _check_is_new(path: Path, traces: Sequence[Path]) -> None:
-    for trace in traces:
-        if trace.exists():
-            raise ValueError(
-                f"{path} is missing or empty, but {trace} is there, which was made with it: put the database "
-                f"back, or restore it from a backup. To begin with an empty store, move {path.parent} away"
-            )
-
-
-def _open_private(path: str, flags: int) -> int:
-    """Open a file that other users cannot read, whatever its folder; not through a symbolic link. SQLite
-    gives its own files the same mode."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def fsync_dir(path: str | Path) -> None:
-    """Make the names in a folder survive the loss of power. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection for short reads on the event loop's thread."""
-    connection = _connect(path, READ_BUSY_TIMEOUT_MS)
-    connection.execute("PRAGMA query_only = ON")
-    return connection
-
-
-def connect_writer(path: Path, synchronous: str) -> sqlite3.Connection:
-    """A connection for `GroupCommit`. `synchronous` is SQLite's: FULL survives the loss of power."""
-    connection = _connect(path, BUSY_TIMEOUT_MS)
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
-    connection.execute("PRAGMA wal_autocheckpoint = 4000")
-    connection.execute("PRAGMA journal_size_limit = 67108864")
-    return connection
-
-
-def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, isolation_level=None, timeout=busy_timeout_ms / 1000, check_same_thread=False
-    )
-    connection.execute("PRAGMA cache_size = -8192")
-    return connection
 
 
 def as_unavailable(error: BaseException, unavailable: type[Unavailable]) -> Unavailable:
@@ -409,3 +339,18 @@ class GroupCommit:
                 future.set_result(value)
             else:
                 future.set_exception(error)
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return True if SQLite raised this because the file is damaged."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+
+
+def _is_same_file(path: str, device: int, inode: int) -> bool:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # the disk does not answer: no sign that anybody took the file away
+    return found.st_ino == inode and found.st_dev == device

@@ -18,7 +18,7 @@ from pysync.errors import StoreUnavailable
 from pysync.server.app import create_app
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import TRIM_EVERY, TRIM_ROWS
-from pysync.sqlite.connection import create_database
+from pysync.sqlite.database_file import create_database
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA

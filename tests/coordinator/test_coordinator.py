@@ -24,7 +24,7 @@ from pysync.coordinator import (
 from pysync.coordinator.local import SCHEMA, LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
-from pysync.sqlite.connection import Schema, create_database
+from pysync.sqlite.database_file import Schema, create_database
 from pysync.testing import (
     RETENTION,
     BoundedNoncesContract,
@@ -196,7 +196,6 @@ FILL_DISK = """
 import asyncio, resource, signal, sys
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable
-from pysync.sqlite.connection import Schema, create_database
 
 async def main(folder):
     coordinator = await LocalCoordinator.open_folder(folder, lambda: 1_700_000_000_000)

@@ -28,7 +28,7 @@ from benches.workloads import (
 from pysync._core import canonicalize, verify_author
 from pysync.auth import signing
 from pysync.cli.load_generator import Measurement
-from pysync.sqlite.connection import Schema, connect_writer, create_database
+from pysync.sqlite.database_file import Schema, connect_writer, create_database
 
 NOW_MS = 1_763_700_000_000
 

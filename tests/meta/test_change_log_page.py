@@ -7,7 +7,8 @@ from pathlib import Path
 from pysync.changelog import Change, Retention
 from pysync.errors import StoreUnavailable
 from pysync.sqlite.changelog import ADD_ORIGIN_SQL, TABLE, SqliteChangeLog, change_id
-from pysync.sqlite.connection import GroupCommit, Schema, SnapshotReader, open_database
+from pysync.sqlite.connection import GroupCommit, SnapshotReader
+from pysync.sqlite.database_file import Schema, open_database
 
 PAGE = Path(__file__).parent.parent.parent / "docs/explanation/change-log.md"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 from pysync.errors import KeyConflict, StoreUnavailable
-from pysync.sqlite.connection import fsync_dir, make_private_dir
+from pysync.sqlite.database_file import fsync_dir, make_private_dir
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -33,7 +33,8 @@ from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
-from pysync.sqlite.connection import GroupCommit, fsync_dir, make_private_dir
+from pysync.sqlite.connection import GroupCommit
+from pysync.sqlite.database_file import fsync_dir, make_private_dir
 from pysync.store.base import EtagMismatch, MergeRejected
 from pysync.store.local import tables
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors

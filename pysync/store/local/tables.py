@@ -8,7 +8,7 @@ from pysync.clock import HybridTimestamp
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, insert_changes
-from pysync.sqlite.connection import Schema
+from pysync.sqlite.database_file import Schema
 from pysync.store.base import (
     ANY,
     Etag,

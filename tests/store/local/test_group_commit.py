@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pysync.errors import StoreUnavailable
-from pysync.sqlite.connection import Database, GroupCommit
-from pysync.sqlite.database_file import DatabaseFile
+from pysync.sqlite.connection import Database, DatabaseFile, GroupCommit
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from support.python_process import run_python
 from pysync.changelog import Change
 from pysync.clock import HybridTimestamp
 from pysync.errors import KeyConflict, StoreUnavailable
-from pysync.sqlite.connection import Schema, create_database
+from pysync.sqlite.database_file import Schema, create_database
 from pysync.store import NOT_MODIFIED, DamagedFile, StoredObject
 from pysync.store.local.disk import FileFingerprint
 from pysync.store.local.files import CACHED_ROWS

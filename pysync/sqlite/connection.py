@@ -72,14 +72,15 @@ class DatabaseFile:
     def check(self, first: int | None = None) -> None:
         """Raise DatabaseMoved if a file, or one of the `first` that were watched, is not at its path any
         more; the operator is told once."""
-        if not self.moved and not all(_is_same_file(*watched) for watched in self._watched[:first]):
-            self.moved = True
-            log.critical(
-                "the database %s was deleted or replaced while this process has it open: reads and writes "
-                "are refused until a restart. What was acknowledged is in the file that is still held open: "
-                "save it before you stop the server, as docs/how-to/repair-damage.md says",
-                self.path,
-            )
+        for watched in self._watched[:first]:
+            if not self.moved and not _is_same_file(*watched):
+                self.moved = True
+                log.critical(
+                    "the database %s was deleted or replaced while this process has it open: reads and "
+                    "writes are refused until a restart. What was acknowledged is in the file that is still "
+                    "held open: save it before you stop the server, as docs/how-to/repair-damage.md says",
+                    self.path,
+                )
         self.raise_if_moved()
 
     def raise_if_moved(self) -> None:
@@ -138,7 +139,8 @@ class SnapshotReader:
         """A number that stays the same while nobody, in any process, commits. Raises sqlite3.Error."""
         version = self._version
         if version is None:
-            self._file.raise_if_moved()
+            if self._file.moved:
+                self._file.raise_if_moved()
             try:
                 self._cursor.execute("BEGIN")
                 self._loop.call_soon(self._end_snapshot)
@@ -180,6 +182,9 @@ class SnapshotReader:
 
 class CommitHooks(Protocol):
     """What is done once for all writes of a group, in the thread that commits them."""
+
+    has_work: bool
+    """False if there is nothing to do for the writes so far. The next two are not called then."""
 
     def before_commit(self, cursor: sqlite3.Cursor) -> None:
         """Called in the transaction, before its commit. Raises sqlite3.Error or OSError to undo the group."""
@@ -283,8 +288,9 @@ class GroupCommit:
                 self._check()
             cursor.execute("BEGIN IMMEDIATE")
             outcomes = [self._attempt(cursor, write) for write in group]
-            if self._hooks is not None:
-                self._hooks.before_commit(cursor)
+            hooks = self._hooks if self._hooks is not None and self._hooks.has_work else None
+            if hooks is not None:
+                hooks.before_commit(cursor)
             cursor.execute("COMMIT")
             if self._is_durable:
                 # After the commit: what is acknowledged was in the files at their paths.
@@ -295,9 +301,9 @@ class GroupCommit:
                 log.exception("a group of writes failed unexpectedly")
             self._roll_back()
             return [_Outcome(write.future, None, as_unavailable(error, self._unavailable)) for write in group]
-        if self._hooks is not None:
+        if hooks is not None:
             try:
-                self._hooks.after_commit()
+                hooks.after_commit()
             except BaseException:
                 log.exception("a callback after a commit failed unexpectedly")
         return outcomes

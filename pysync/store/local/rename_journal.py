@@ -40,12 +40,14 @@ class RenameJournal:
         self._uncertain: list[TempFile] = []
         self._moved: set[str] = set()
         self._unlinked = 0
+        self.has_work = False
 
     def stage_rename(self, cursor: sqlite3.Cursor, temp_file: TempFile, key: str) -> None:
         """Have the incoming file moved to `key` when the transaction, which writes its row, is committed.
         Raises KeyConflict."""
         if self._has_path_conflict(cursor, key):
             raise KeyConflict()
+        self.has_work = True
         with translate_os_errors():
             self._files.make_parents(key)
             self._cancel(cursor, key)
@@ -56,6 +58,7 @@ class RenameJournal:
     def stage_delete(self, cursor: sqlite3.Cursor, key: str) -> None:
         """Note that the file at `key` goes with its row. `unlink` is to be called in the next transaction: a
         crash must not find the row without its file."""
+        self.has_work = True
         with translate_os_errors():
             self._cancel(cursor, key)
         cursor.execute("DELETE FROM arriving WHERE key = ?", (key,))
@@ -68,6 +71,7 @@ class RenameJournal:
             with translate_os_errors():
                 self._files.remove(key)
         self._unlinked += 1
+        self.has_work = True
 
     def is_staged(self, key: str) -> bool:
         """Whether a file comes to `key` with this very transaction."""
@@ -124,6 +128,7 @@ class RenameJournal:
 
     def _reset(self) -> None:
         self._staged_renames, self._superseded, self._staged_deletes = {}, [], set()
+        self.has_work = bool(self._uncertain) or len(self._moved) + self._unlinked >= FLUSH_EVERY
 
     def _has_path_conflict(self, cursor: sqlite3.Cursor, key: str) -> bool:
         """Whether a file that may not be at its key yet will lie above `key` or below."""

@@ -104,6 +104,8 @@ class Panic(BaseException):
 class Work:
     """Group work that fails where it is told to, once."""
 
+    has_work = True
+
     def __init__(self) -> None:
         self.fails: dict[str, BaseException] = {}
         self.calls: list[str] = []

@@ -17,10 +17,10 @@ from pysync.config import (
     is_multi_process,
     redacted_coordinator,
 )
-from pysync.coordinator import Coordinator, open_coordinator
+from pysync.coordinator import open_coordinator
 from pysync.errors import Unavailable
 from pysync.sqlite.database_file import quick_check
-from pysync.store import Store, open_store
+from pysync.store import open_store
 
 SAMPLES: Final = 10
 """How often each thing is asked, to know how long it takes."""
@@ -48,8 +48,10 @@ class Report:
         median_ms, worst_ms = statistics.median(each_s) * 1000, max(each_s) * 1000
         self.rows.append((what, f"{median_ms:.1f} ms, at worst {worst_ms:.1f} ms"))
 
-    def add_clock_skew(self, of: str, skew_ms: int) -> None:
-        """Note how far this machine's clock is ahead of a server's."""
+    def add_clock_skew(self, of: str, skew_ms: int | None) -> None:
+        """Note how far this machine's clock is ahead of a server's, unless they share one."""
+        if skew_ms is None:
+            return
         seconds = round(abs(skew_ms) / 1000)
         told = f"this machine's is {seconds} s {'ahead' if skew_ms > 0 else 'behind'}"
         self.rows.append((f"{of} clock", told if seconds > 1 else "as this machine's"))
@@ -93,10 +95,12 @@ def _check_database(of: str, databases: dict[str, Path], report: Report) -> None
 async def _probe_store(config: StoreConfig, shared: bool, report: Report, timer: Timer) -> None:
     store = await open_store(config, shared=shared)
     try:
-        if config.url.startswith("s3:"):
-            _report_bucket(store, report)
-        else:
-            report.rows.append(("store conditions", "honoured"))
+        diagnosis = await store.diagnose()
+        ignored = " and ".join(diagnosis.ignored_conditions)
+        report.rows.append(("store conditions", f"{ignored} ignored" if ignored else "honoured"))
+        if ignored:
+            report.warnings.append(Problem("store", f"{ignored} ignored: one process alone may serve it"))
+        report.add_clock_skew("store", diagnosis.skew_ms)
         key = f"{PROBE_PREFIX}/{os.urandom(8).hex()}"
         try:
             report.add_timing("store put", await _measure(timer, lambda: store.put(key, BODY)))
@@ -107,18 +111,6 @@ async def _probe_store(config: StoreConfig, shared: bool, report: Report, timer:
         await store.close()
 
 
-def _report_bucket(store: Store, report: Report) -> None:
-    from pysync.store.s3 import S3Store
-
-    assert isinstance(store, S3Store)
-    bucket = store.bucket
-    ignored = " and ".join(bucket.ignored_conditions)
-    report.rows.append(("store conditions", f"{ignored} ignored" if ignored else "honoured"))
-    if ignored:
-        report.warnings.append(Problem("store", f"{ignored} ignored: one process alone may serve it"))
-    report.add_clock_skew("store", bucket.skew_ms)
-
-
 async def _probe_coordinator(url: str, folder: str | None, report: Report, timer: Timer) -> None:
     coordinator = await open_coordinator(url, folder)
     try:
@@ -127,17 +119,9 @@ async def _probe_coordinator(url: str, folder: str | None, report: Report, timer
             await coordinator.put_if_absent(f"probe {os.urandom(8).hex()}", b"", CLAIM_TTL_MS)
 
         report.add_timing("coordinator claim", await _measure(timer, claim))
-        if url.startswith("redis"):
-            report.add_clock_skew("coordinator", await _redis_skew_ms(coordinator))
+        report.add_clock_skew("coordinator", (await coordinator.diagnose()).skew_ms)
     finally:
         await coordinator.close()
-
-
-async def _redis_skew_ms(coordinator: Coordinator) -> int:
-    from pysync.coordinator.redis.coordinator import RedisCoordinator
-
-    assert isinstance(coordinator, RedisCoordinator)
-    return await coordinator.skew_ms()
 
 
 def _check_folder(what: str, folder: Path, database: str, report: Report) -> bool:

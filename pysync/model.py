@@ -10,7 +10,7 @@
 - *segment*: an immutable object that holds older elements of a log.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,15 @@ import orjson
 from pysync._core import Scope
 
 ANONYMOUS_ROLES = frozenset({"public"})
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a store or coordinator knows of its server: the conditions of a write that it ignores, and how far
+    this machine's clock is ahead of the server's, None if they share one."""
+
+    ignored_conditions: Sequence[str] = ()
+    skew_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

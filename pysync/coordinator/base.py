@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.errors import CoordinatorUnavailable
+from pysync.model import Diagnosis
 
 EPOCH_MS: Final = 300_000
 LIVE_EPOCHS: Final = 3
@@ -124,6 +125,9 @@ class Coordinator(ChangeLog, Protocol):
 
     async def probe(self) -> None:
         """Raise CoordinatorUnavailable if signed, metered or announced requests would fail."""
+
+    async def diagnose(self) -> Diagnosis:
+        """Return what is known of the coordinator's server. Raises CoordinatorUnavailable."""
 
     async def close(self) -> None: ...
 

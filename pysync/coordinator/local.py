@@ -30,6 +30,7 @@ from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator.base import LEASE_MS, MAX_LIVE_NONCES, PreparedWrite, Standing, Window, window_end_ms
 from pysync.coordinator.nonce_log import NonceLog
 from pysync.errors import CoordinatorUnavailable
+from pysync.model import Diagnosis
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
 from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader
@@ -273,6 +274,9 @@ class LocalCoordinator:
         await self._writer.submit(_probe)
         await self._log.last_id()
         await self._nonces.consume("", os.urandom(8).hex(), Standing.OWNER)
+
+    async def diagnose(self) -> Diagnosis:
+        return Diagnosis()
 
     async def close(self) -> None:
         if self._is_closed:

@@ -25,6 +25,7 @@ from pysync.coordinator.base import (
     window_end_ms,
 )
 from pysync.errors import CoordinatorUnavailable
+from pysync.model import Diagnosis
 
 MAX_ENTRIES: Final = 1_000_000
 """Counters, and claims, at one time; beyond it new ones are refused."""
@@ -183,6 +184,9 @@ class MemoryCoordinator:
 
     async def probe(self) -> None:
         await self.consume_nonce("", os.urandom(8).hex(), self._now_ms(), Standing.OWNER)
+
+    async def diagnose(self) -> Diagnosis:
+        return Diagnosis()
 
     async def close(self) -> None:
         self._seen.clear()

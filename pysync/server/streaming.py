@@ -14,8 +14,7 @@ from aiohttp.http import HttpVersion, HttpVersion11
 
 from pysync.errors import PysyncError
 from pysync.server.responses import STALL_S, Response, send
-from pysync.store import JSON_TYPE, ByteStream
-from pysync.store.local.disk import FileReader
+from pysync.store import JSON_TYPE, ByteStream, SendfileStream
 
 log = logging.getLogger("pysync.server")
 
@@ -128,7 +127,9 @@ class SendfileResponse(StreamingResponse):
     """An answer whose body the kernel takes out of a file: not a byte of it is in our memory, and none is
     copied. It writes to the connection beside the transport, which has nothing to write meanwhile."""
 
-    def __init__(self, file: FileReader, headers: str, *, status: int, content_type: str, size: int) -> None:
+    def __init__(
+        self, file: SendfileStream, headers: str, *, status: int, content_type: str, size: int
+    ) -> None:
         super().__init__(b"", file, headers, status=status, content_type=content_type, size=size)
         self._file = file
 

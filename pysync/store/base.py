@@ -1,6 +1,7 @@
 """Where documents and files live: the Store protocol, and the one place that knows which stores exist."""
 
 import asyncio
+import builtins
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
@@ -8,6 +9,7 @@ from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.errors import DocumentCorrupt
+from pysync.model import Diagnosis
 
 JSON_TYPE: Final = "application/json"
 
@@ -46,6 +48,18 @@ class ByteStream(Protocol):
     def aclose(self) -> Awaitable[None]: ...
 
 
+class SendfileStream(ByteStream, Protocol):
+    """The bytes of a file's range, which the kernel can also send to a socket."""
+
+    def ensure_cached(self) -> Awaitable[None]:
+        """Read what `send` sends next into memory, so that `send` does not wait. Raises StoreUnavailable."""
+
+    def send(self, connection: int) -> int:
+        """Send the next bytes to the socket of this descriptor, and return their number; 0 at the end. Raises
+        BlockingIOError if the socket takes none now, OSError if it fails, StoreUnavailable if the file does
+        not have them any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileStat:
     """What is known of a stored file: `sha256` is the hex digest of its whole content, `size` its length in
@@ -60,12 +74,13 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True)
 class OpenFile(FileStat):
-    """A stored file, opened. `chunks` yields the bytes of the range that was asked for: [start, end). Whoever
-    opened it closes `chunks`."""
+    """A stored file, opened. `chunks` yields the bytes of the requested range, [start, end), until the caller
+    closes it. `sendfile` is `chunks` again, if the kernel can send them."""
 
     start: int
     end: int
     chunks: ByteStream
+    sendfile: SendfileStream | None = None
 
     @property
     def stat(self) -> FileStat:
@@ -183,6 +198,16 @@ def check_mergeable(key: str, merged: Mapping[str, str]) -> str:
     return parents.pop()
 
 
+@dataclass(frozen=True, slots=True)
+class MergeRecord:
+    """A merge under way: the file at `key`, which has `sha256`, stands for those at the keys `merged`, which
+    have the sha256 there."""
+
+    key: str
+    sha256: str
+    merged: Mapping[str, str]
+
+
 class ReadableStore(Protocol):
     """What can be read, by the verbs of `Store`: a store, or what others keep their objects in."""
 
@@ -270,6 +295,10 @@ class Store(Protocol):
         said to be, and MergeRejected where the folder or the store does not allow it; nothing is done
         then."""
 
+    async def pending_merges(self) -> "builtins.list[MergeRecord]":
+        """Return the merges under way, as of one moment during the call, of which a listing may show both the
+        merged files and the new one."""
+
     async def recover_merges(self) -> None:
         """Finish the merges, or undo them, of which a crash of this or another process left a part."""
 
@@ -287,6 +316,9 @@ class Store(Protocol):
 
     async def probe(self) -> None:
         """Return when the store can be read and written, else raise `StoreUnavailable`."""
+
+    async def diagnose(self) -> Diagnosis:
+        """Return what is known of the store's server. Raises StoreUnavailable."""
 
     async def close(self) -> None:
         """Finish the writes under way and let go of everything. The store is not used afterwards."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pysync.clock import wall_clock_ms
+from pysync.model import Diagnosis
 from pysync.store.base import (
     ANY,
     JSON_TYPE,
@@ -16,6 +17,7 @@ from pysync.store.base import (
     EtagMismatch,
     FileStat,
     ListEntry,
+    MergeRecord,
     NotModified,
     ObjectInfo,
     OnReceived,
@@ -125,6 +127,9 @@ class MemoryStore:
             await self.delete(other)
         return sha256
 
+    async def pending_merges(self) -> builtins.list[MergeRecord]:
+        return []
+
     async def recover_merges(self) -> None:
         return
 
@@ -155,6 +160,9 @@ class MemoryStore:
 
     async def probe(self) -> None:
         return
+
+    async def diagnose(self) -> Diagnosis:
+        return Diagnosis()
 
     async def close(self) -> None:
         self._stored.clear()

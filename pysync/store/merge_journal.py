@@ -15,37 +15,26 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import ABSENT, EtagMismatch, MergeRejected, Store, StoredObject, check_mergeable
+from pysync.store.base import (
+    ABSENT,
+    EtagMismatch,
+    MergeRecord,
+    MergeRejected,
+    Store,
+    StoredObject,
+    check_mergeable,
+)
 
 ABANDONED_MS: Final = 3_600_000
 _JOURNALS: Final = "_pysync/merges"
 _MAX_JOURNALS: Final = 1_000
 _CONCURRENCY: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class MergeRecord:
-    """A merge under way: the file at `key`, which has `sha256`, stands for those at the keys `merged`, which
-    have the sha256 there."""
-
-    key: str
-    sha256: str
-    merged: Mapping[str, str]
-
-    @classmethod
-    def parse(cls, text: bytes) -> Self:
-        found = orjson.loads(text)
-        return cls(found["key"], found["sha256"], found["merged"])
-
-    def to_json(self) -> bytes:
-        return orjson.dumps({"key": self.key, "sha256": self.sha256, "merged": dict(self.merged)})
 
 
 async def merge(
@@ -63,7 +52,9 @@ async def merge(
 
     async def begin(sha256: str) -> None:
         try:
-            await store.put(journal, MergeRecord(key, sha256, merged).to_json(), expect=ABSENT)
+            await store.put(
+                journal, orjson.dumps({"key": key, "sha256": sha256, "merged": dict(merged)}), expect=ABSENT
+            )
             await _check_no_overlap(store, journal, merged)
             await _check_unchanged(store, key, merged)
         except BaseException:
@@ -81,7 +72,7 @@ async def merge(
 async def recover(store: Store, now_ms: Callable[[], int]) -> None:
     """`Store.recover_merges`, by the other verbs of `store`."""
     for journal, found in await _journals(store):
-        merge = MergeRecord.parse(found.body)
+        merge = _parse(found)
         stat = await store.stat(merge.key)
         if stat is not None and stat.sha256 == merge.sha256:
             await _for_each(partial(_remove, store, merge), merge.merged)
@@ -90,9 +81,9 @@ async def recover(store: Store, now_ms: Callable[[], int]) -> None:
         await store.delete(journal)
 
 
-async def unfinished_merges(store: Store) -> list[MergeRecord]:
-    """Those under way, as of one moment during the call."""
-    return [MergeRecord.parse(found.body) for _, found in await _journals(store)]
+async def pending_merges(store: Store) -> list[MergeRecord]:
+    """`Store.pending_merges`, by the other verbs of `store`."""
+    return [_parse(found) for _, found in await _journals(store)]
 
 
 async def _journals(store: Store) -> list[tuple[str, StoredObject]]:
@@ -102,11 +93,16 @@ async def _journals(store: Store) -> list[tuple[str, StoredObject]]:
     return [(key, object_) for key, object_ in zip(keys, found, strict=True) if object_ is not None]
 
 
+def _parse(journal: StoredObject) -> MergeRecord:
+    found = orjson.loads(journal.body)
+    return MergeRecord(found["key"], found["sha256"], found["merged"])
+
+
 async def _check_no_overlap(store: Store, journal: str, merged: Mapping[str, str]) -> None:
     """Raise MergeRejected where another merge has one of the files. Of two that begin together each has its
     journal there before it looks, so one at least sees the other."""
     for other, found in await _journals(store):
-        if other != journal and not MergeRecord.parse(found.body).merged.keys().isdisjoint(merged):
+        if other != journal and not _parse(found).merged.keys().isdisjoint(merged):
             raise MergeRejected(
                 "another process merges some of these files, or did and ended in the midst of it"
             )

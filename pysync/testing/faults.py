@@ -14,11 +14,13 @@ import pytest
 
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
+from pysync.model import Diagnosis
 from pysync.store import (
     ANY,
     JSON_TYPE,
     FileStat,
     ListEntry,
+    MergeRecord,
     NotModified,
     ObjectInfo,
     OnReceived,
@@ -195,6 +197,9 @@ class FaultyStore:
             "merge", lambda: merge_journal.merge(self, key, chunks, content_type, merged, self._now_ms)
         )
 
+    async def pending_merges(self) -> list[MergeRecord]:
+        return await merge_journal.pending_merges(self)
+
     async def recover_merges(self) -> None:
         await merge_journal.recover(self, self._now_ms)
 
@@ -213,6 +218,9 @@ class FaultyStore:
 
     async def probe(self) -> None:
         await self._call("probe", self._store.probe)
+
+    async def diagnose(self) -> Diagnosis:
+        return await self._store.diagnose()
 
     async def close(self) -> None:
         await self._store.close()

@@ -29,7 +29,7 @@ async def merge(store: Store, merged: dict[str, str]) -> None:
 async def counted(store: Store) -> Counter[str]:
     """What is counted by whoever heeds the journals."""
     keys = {f"e/{name}" for name in await store.list("e", None, 100)}
-    for merge in await merge_journal.unfinished_merges(store):
+    for merge in await merge_journal.pending_merges(store):
         if merge.key in keys:
             keys -= merge.merged.keys()
     texts = [(await read_file(store, key))[1].decode() for key in keys]
@@ -55,7 +55,7 @@ async def test_a_crash_at_any_step_counts_nothing_twice_and_is_finished(
     assert await counted(store) == Counter("0123")
     clock.now_ms += merge_journal.ABANDONED_MS
     await store.recover_merges()
-    assert await merge_journal.unfinished_merges(store) == []
+    assert await merge_journal.pending_merges(store) == []
     assert await counted(store) == Counter("0123")
     names = await store.list("e", None, 100)
     assert names == (["2-", "3"] if after > 1 else [*"0123"])
@@ -75,7 +75,7 @@ async def test_what_another_merges_is_left_to_it(clock: FakeClock) -> None:
     overlapping = {"e/3": merged["e/3"], "e/2": merged["e/2"]}
     with pytest.raises(MergeRejected, match="another process merges some of these files"):
         await second.merge("e/2+", chunks_of(b"23"), "text/plain", overlapping)
-    assert len(await merge_journal.unfinished_merges(second)) == 1
+    assert len(await merge_journal.pending_merges(second)) == 1
     clock.now_ms += merge_journal.ABANDONED_MS
     await second.merge("e/2+", chunks_of(b"23"), "text/plain", overlapping)
     assert await counted(second) == Counter("0123")

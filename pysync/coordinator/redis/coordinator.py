@@ -46,6 +46,7 @@ from pysync.coordinator.redis.connection import (
 )
 from pysync.coordinator.redis.epoch import EpochGuard, time_ms
 from pysync.errors import CoordinatorUnavailable
+from pysync.model import Diagnosis
 
 WAIT_S: Final = 1.0
 """How long `StreamWaiter.wait_for_change` waits at most."""
@@ -278,11 +279,10 @@ class RedisCoordinator:
             return True
         return held == self._name.encode() and await self._renew(key)
 
-    async def skew_ms(self) -> int:
-        """How far this machine's clock is ahead of Redis'. Raises CoordinatorUnavailable."""
+    async def diagnose(self) -> Diagnosis:
         asked_ms = self._now_ms()
         (time,) = await self._epoch.execute(("TIME",))
-        return (asked_ms + self._now_ms()) // 2 - time_ms(time)
+        return Diagnosis(skew_ms=(asked_ms + self._now_ms()) // 2 - time_ms(time))
 
     async def probe(self) -> None:
         """Nothing: while Redis is away every node is, and what needs none goes on."""

@@ -19,7 +19,7 @@ from pysync.engine.files import is_expired
 from pysync.errors import StoreUnavailable, Unavailable
 from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRejected, Store, merge_journal
+from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRejected, Store
 
 _MAX_ATTEMPTS: Final = 10
 
@@ -41,7 +41,7 @@ async def current_keys(store: Store, storage_path: str) -> list[str]:
     for _ in range(_MAX_ATTEMPTS):
         found = {key async for key in batch_keys(store, storage_path)}
         # Where nothing of it has gone until afterwards, it is what there was when the merges were read.
-        merges = await merge_journal.unfinished_merges(store)
+        merges = await store.pending_merges()
         if found <= {key async for key in batch_keys(store, storage_path)}:
             for merge in merges:
                 if merge.key in found:

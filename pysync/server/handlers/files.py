@@ -23,7 +23,6 @@ from pysync.server.router import Match
 from pysync.server.service import Service
 from pysync.server.streaming import SendfileResponse, StreamingResponse
 from pysync.store import JSON_TYPE, FileStat, OpenFile
-from pysync.store.local.disk import FileReader
 
 MAX_CONTENT_TYPE: Final = 255
 SENDFILE_MIN_BYTES: Final = 65_536
@@ -202,9 +201,9 @@ async def _file_response(
         status = 206
         lines += f"Content-Range: bytes {file.start}-{file.end - 1}/{file.size}\r\n"
     try:
-        if size >= SENDFILE_MIN_BYTES and isinstance(chunks, FileReader):
-            await chunks.ensure_cached()
-            return SendfileResponse(chunks, lines, status=status, content_type=content_type, size=size)
+        if size >= SENDFILE_MIN_BYTES and file.sendfile is not None:
+            await file.sendfile.ensure_cached()
+            return SendfileResponse(file.sendfile, lines, status=status, content_type=content_type, size=size)
         first = await anext(aiter(chunks), b"")
     except BaseException:
         await file.chunks.aclose()

@@ -145,7 +145,7 @@ class LocalFiles:
         begin, finish = clamp_range(size, start, end)
         outgoing.select(begin, finish)
         etag, content_type, modified_ms, sha256, *_ = found
-        return OpenFile(size, sha256, content_type, modified_ms, begin, finish, outgoing, etag=etag)
+        return OpenFile(size, sha256, content_type, modified_ms, begin, finish, outgoing, outgoing, etag=etag)
 
     async def verify(self, key: str, pace: Pace) -> FileStat | None:
         if (row := self._row(key)) is None:

@@ -28,6 +28,7 @@ import orjson
 from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import StoreUnavailable
+from pysync.model import Diagnosis
 from pysync.sqlite.changelog import SqliteChangeLog
 from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader, as_unavailable
 from pysync.sqlite.database_file import make_private_dir, open_database
@@ -38,6 +39,7 @@ from pysync.store.base import (
     ExistingFileFilter,
     FileStat,
     ListEntry,
+    MergeRecord,
     NotModified,
     ObjectInfo,
     OnReceived,
@@ -298,6 +300,9 @@ class LocalStore:
             await self._merger.merge(flushed.temp_file, plan)
         return flushed.sha256
 
+    async def pending_merges(self) -> builtins.list[MergeRecord]:
+        return []
+
     async def recover_merges(self) -> None:
         await self._merger.recover()
 
@@ -329,6 +334,9 @@ class LocalStore:
         self._read(LIST_NAMES, "", "", 1)
         await self.change_log.last_id()
         await self._files.probe()
+
+    async def diagnose(self) -> Diagnosis:
+        return Diagnosis()
 
     async def close(self) -> None:
         await self._merger.close()

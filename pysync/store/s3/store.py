@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig, s3_location
 from pysync.errors import StoreUnavailable
+from pysync.model import Diagnosis
 from pysync.store import merge_journal
 from pysync.store.base import (
     ANY,
@@ -18,6 +19,7 @@ from pysync.store.base import (
     DamagedFile,
     FileStat,
     ListEntry,
+    MergeRecord,
     NotModified,
     ObjectInfo,
     OnReceived,
@@ -177,6 +179,9 @@ class S3Store:
     ) -> str:
         return await merge_journal.merge(self, key, chunks, content_type, merged, self._now_ms)
 
+    async def pending_merges(self) -> builtins.list[MergeRecord]:
+        return await merge_journal.pending_merges(self)
+
     async def recover_merges(self) -> None:
         await merge_journal.recover(self, self._now_ms)
 
@@ -201,6 +206,9 @@ class S3Store:
     async def probe(self) -> None:
         with self._in_flight.write():
             await self._requests.send(S3Request("PUT", PROBES, {"Content-Type": "text/plain"}, b"ready\n"))
+
+    async def diagnose(self) -> Diagnosis:
+        return Diagnosis(self.bucket.ignored_conditions, self.bucket.skew_ms)
 
     async def close(self) -> None:
         await self._in_flight.drain()

@@ -12,9 +12,7 @@ from typing import Final, Literal, TypeVar
 
 from pysync import _core
 from pysync.auth.revocation import PREFIX as REVOCATIONS
-from pysync.engine.append_log.append import delete_log_objects
-from pysync.engine.append_log.read import log_prefix, object_key
-from pysync.engine.append_log.starfish import chunk_key, chunk_names
+from pysync.engine.append_log import chunk_keys, delete_log_objects, log_prefix, object_key
 from pysync.engine.keyed_versions import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import DocumentCorrupt, KeyConflict
 from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable, as_object, error_context, for_each_key
@@ -278,8 +276,7 @@ class Copier:
         not what the head says."""
         async with self._chunked:
             with error_context(f"listing the chunks of {key}"):
-                names = await chunk_names(self._source, key)
-            keys = [chunk_key(key, name) for name in names]
+                keys = await chunk_keys(self._source, key)
             chunks = [chunk for chunk in await _gather_all(map(self._copy_chunk, keys)) if chunk is not None]
             if len(chunks) == len(keys):
                 check_chunks(head, chunks)

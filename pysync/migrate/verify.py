@@ -16,8 +16,7 @@ from pysync import _core
 from pysync.auth.certificates import parse_revocation_list
 from pysync.auth.revocation import PREFIX as REVOCATIONS
 from pysync.corruption import Kind
-from pysync.engine.append_log.read import log_prefix, object_key
-from pysync.engine.append_log.starfish import chunk_key, chunk_names
+from pysync.engine.append_log import chunk_keys, log_prefix, object_key
 from pysync.engine.keyed_versions import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import BadRequest, BadSignature, DocumentCorrupt
 from pysync.migrate.reading import Reader, Unreadable, error_context, for_each_key
@@ -226,8 +225,8 @@ class Verifier:
         async with self._chunked:
             try:
                 with error_context(f"listing the chunks of {key}"):
-                    names = await chunk_names(self._store, key)
-                check_chunks(head, [await self._get(chunk_key(key, name)) for name in names])
+                    keys = await chunk_keys(self._store, key)
+                check_chunks(head, [await self._get(chunk) for chunk in keys])
             except (VerificationError, Unreadable) as error:
                 yield Damage(key, "log", str(error))
 

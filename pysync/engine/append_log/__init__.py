@@ -6,8 +6,19 @@ stored as a segment first. So whatever a crash cuts short, the head says what th
 names is missing.
 """
 
+from pysync.engine.append_log.append import delete_log_objects
 from pysync.engine.append_log.head import LogSettings
 from pysync.engine.append_log.log import AppendLogs
-from pysync.engine.append_log.read import LogRange, LogSlice
+from pysync.engine.append_log.read import LogRange, LogSlice, log_prefix, object_key
+from pysync.engine.append_log.starfish import chunk_keys
 
-__all__ = ["AppendLogs", "LogRange", "LogSettings", "LogSlice"]
+__all__ = [
+    "AppendLogs",
+    "LogRange",
+    "LogSettings",
+    "LogSlice",
+    "chunk_keys",
+    "delete_log_objects",
+    "log_prefix",
+    "object_key",
+]

@@ -73,7 +73,6 @@ class AppendBatcher:
         head_cache: HeadCache,
         now_ms: Callable[[], int],
         head_bytes: int,
-        diagnose_missing: Callable[[str, str], Callable[[_core.LogHead], Awaitable[PysyncError]]],
         corruption: CorruptionReporter,
         random: Callable[[int], bytes] = os.urandom,
         jitter: Callable[[], float] = random_module.random,
@@ -84,7 +83,6 @@ class AppendBatcher:
         self._head_cache = head_cache
         self._now_ms = now_ms
         self._head_bytes = head_bytes
-        self._diagnose_missing = diagnose_missing
         self._corruption = corruption
         self._random = random
         self._jitter = jitter
@@ -257,7 +255,7 @@ class AppendBatcher:
             return found
         id_, count = pending.search_from
         bounds = LogRange(newest=max(head.count - (count if id_ == head.id else 0), 0))
-        nodes = SegmentReader(self._store, head, bounds, self._diagnose_missing(key, pending.settings.field))
+        nodes = SegmentReader(self._head_cache, key, pending.settings.field, head, bounds)
         reads = size = 0
         at, is_cut = head.count, False
         while segments := await nodes.next():

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from pysync._core import LogHead
 from pysync.config import Collection
 from pysync.corruption import CorruptionReporter
-from pysync.errors import CheckpointTooOld
+from pysync.errors import CheckpointTooOld, DocumentCorrupt, PysyncError, StoreUnavailable
 from pysync.store import NotModified, Store
 
 
@@ -83,7 +83,7 @@ class HeadCache:
     """The heads of a store. Those read or written last are kept, so that an append need not read."""
 
     def __init__(self, store: Store, now_ms: Callable[[], int], corruption: CorruptionReporter) -> None:
-        self._store = store
+        self.store = store
         self._corruption = corruption
         self._now_ms = now_ms
         self._heads: OrderedDict[tuple[str, str], CachedHead] = OrderedDict()
@@ -93,7 +93,7 @@ class HeadCache:
         """The head at `key` as it is now, None where nothing is stored. Raises DocumentCorrupt,
         StoreUnavailable."""
         known = self._heads.get((key, field))
-        found = await self._store.get(key, None if known is None else known.etag)
+        found = await self.store.get(key, None if known is None else known.etag)
         if isinstance(found, NotModified):
             return known
         if found is None:
@@ -105,6 +105,12 @@ class HeadCache:
             else:
                 head = LogHead.read(found.body, field)
         return self.put(key, field, head, found.etag)
+
+    async def missing_object_error(self, key: str, field: str, head: LogHead) -> PysyncError:
+        """Return the error for the loss of an object that `head`, which was read at `key`, names:
+        DocumentCorrupt, or StoreUnavailable if the log has expired meanwhile."""
+        now = await self.read(key, field)
+        return DocumentCorrupt() if now is not None and now.head.id == head.id else StoreUnavailable()
 
     def cached(self, key: str, field: str) -> CachedHead | None:
         """The head at `key` as it was when this node last met it. Another node may have written since."""

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Self
 
@@ -16,7 +16,7 @@ from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log.append import AppendBatcher, PendingAppend, delete_log_objects
 from pysync.engine.append_log.head import HeadCache, LogSettings
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
-from pysync.engine.append_log.starfish import chunk_key, chunk_names, load_chunks
+from pysync.engine.append_log.starfish import chunk_keys, load_chunks
 from pysync.engine.outbox import Outbox
 from pysync.errors import (
     AppendLimitExceeded,
@@ -24,8 +24,6 @@ from pysync.errors import (
     DocumentCorrupt,
     IdempotencyKeyReused,
     NonMonotonicTimestamp,
-    PysyncError,
-    StoreUnavailable,
     TsTooFarAhead,
 )
 from pysync.model import WriteResult
@@ -76,7 +74,6 @@ class AppendLogs:
             self._head_cache,
             now_ms,
             store.cheap_put_bytes if head_bytes is None else head_bytes,
-            self._diagnose_missing,
             self._corruption,
         )
 
@@ -161,10 +158,8 @@ class AppendLogs:
             if head.is_chunked:
                 with self._corruption.reporting("log", key):
                     head = await load_chunks(self._store, key, head, bounds.since, bounds.newest)
-            nodes = SegmentReader(
-                self._store, head, bounds, self._diagnose_missing(key, settings.field), shelf
-            )
-            tails.append(LogSlice(key, head, bounds, nodes, self._corruption))
+            segments = SegmentReader(self._head_cache, key, settings.field, head, bounds, shelf)
+            tails.append(LogSlice(key, head, bounds, segments, self._corruption))
         return tails
 
     async def delete_expired(self, prefix: str, is_log: Callable[[str], bool], settings: LogSettings) -> int:
@@ -223,20 +218,9 @@ class AppendLogs:
         if head.id:  # what a crash stored before a head led to it
             await delete_log_objects(self._store, head.id)
         if head.is_chunked:
-            for name in await chunk_names(self._store, key):
-                await self._store.delete(chunk_key(key, name))
+            for chunk in await chunk_keys(self._store, key):
+                await self._store.delete(chunk)
         return 1
-
-    def _diagnose_missing(self, key: str, field: str) -> Callable[[_core.LogHead], Awaitable[PysyncError]]:
-        """Why an object of the log at `key` is missing."""
-
-        async def blame(head: _core.LogHead) -> PysyncError:
-            held = await self._head_cache.read(key, field)
-            if held is not None and held.head.id == head.id:
-                return DocumentCorrupt()
-            return StoreUnavailable()  # the log has expired meanwhile
-
-        return blame
 
 
 def _future() -> asyncio.Future[WriteResult]:

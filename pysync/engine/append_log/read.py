@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,8 +11,8 @@ import orjson
 
 from pysync import _core
 from pysync.corruption import CorruptionReporter
-from pysync.errors import PysyncError
-from pysync.store import MAX_CONCURRENT_READS, Store
+from pysync.engine.append_log.head import HeadCache
+from pysync.store import MAX_CONCURRENT_READS
 
 STREAM_ABOVE_SEGMENTS: Final = 8
 """Segments, beyond which a tail is better sent piece by piece."""
@@ -25,7 +25,6 @@ CHUNK_BYTES: Final = 1024 * 1024
 """What the segments of a piece have together, roughly."""
 
 Segment = tuple[_core.LogNode, bytes]
-MissingObjectDiagnosis = Callable[[_core.LogHead], Awaitable[PysyncError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +37,22 @@ class LogRange:
 
 
 class SegmentReader:
-    """The objects that hold the elements of a log within `bounds`, beside its tail, oldest first.
-    `diagnose_missing` diagnoses a missing one. Objects that were read are put on the `cache` and taken from
-    there."""
+    """The objects that hold the elements of the log at `key` within `bounds`, beside its tail, oldest first.
+    `head` was read from `heads`. Objects that were read are put on the `cache` and taken from there."""
 
     def __init__(
         self,
-        store: Store,
+        heads: HeadCache,
+        key: str,
+        field: str,
         head: _core.LogHead,
         bounds: LogRange,
-        diagnose_missing: MissingObjectDiagnosis,
         cache: dict[str, bytes] | None = None,
     ) -> None:
-        self._store = store
+        self._heads = heads
+        self._key = key
+        self._field = field
         self._head = head
-        self._diagnose_missing = diagnose_missing
         self._cache = cache
         self._bounds = (bounds.since, bounds.newest, bounds.oldest)
         self._waiting = deque(head.nodes(*self._bounds))
@@ -129,16 +129,16 @@ class SegmentReader:
                 has_single = has_single or count == 1
         if not has_single and len(whole) <= _MAX_UNSIZED_SEGMENTS:
             return 0
-        found = await self._store.info_many(whole)
+        found = await self._heads.store.info_many(whole)
         return max(sum(info.size for info in found or () if info is not None) - beside, 0)
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
         shelf = {} if self._cache is None else self._cache
         missing = [node for node in nodes if node.name not in shelf]
         keys = [object_key(self._head.id, node.name) for node in missing]
-        for node, found in zip(missing, await self._store.get_many(keys), strict=True):
+        for node, found in zip(missing, await self._heads.store.get_many(keys), strict=True):
             if found is None:
-                raise await self._diagnose_missing(self._head)
+                raise await self._heads.missing_object_error(self._key, self._field, self._head)
             shelf[node.name] = found.body
         return [(node, shelf[node.name]) for node in nodes]
 

@@ -26,17 +26,17 @@ async def load_chunks(
 
     Raises DocumentCorrupt, also where all chunks together hold less than the head knows of.
     """
-    names = await chunk_names(store, key)
-    known = len(names)
+    keys = await chunk_keys(store, key)
+    known = len(keys)
     if since is not None:
-        later = next((at for at, name in enumerate(names) if int(name) > since), len(names))
-        names = names[max(later - 1, 0) :]
+        later = next((at for at, chunk in enumerate(keys) if int(chunk[-_DIGITS:]) > since), known)
+        keys = keys[max(later - 1, 0) :]
     chunks: list[bytes] = []
     count = 0
-    for name in reversed(names):
+    for chunk in reversed(keys):
         if chunks and newest is not None and count >= newest:
             break
-        found = await store.get(chunk_key(key, name))
+        found = await store.get(chunk)
         if found is None or isinstance(found, NotModified):
             raise DocumentCorrupt
         chunks.insert(0, found.body)
@@ -53,20 +53,12 @@ def _element_count(chunk: bytes) -> int:
         raise DocumentCorrupt from None
 
 
-async def chunk_names(store: ReadableStore, key: str) -> list[str]:
-    """The names of the chunks that Starfish keeps of the log at `key`, in the log's order."""
+async def chunk_keys(store: ReadableStore, key: str) -> list[str]:
+    """Return the keys of the chunks that Starfish keeps of the log at `key`, in the log's order."""
+    folder = f"{key}__seg"
     names: list[str] = []
     page: list[str] | None = None
     while page is None or len(page) == _PAGE:
-        page = await store.list(_chunk_folder(key), names[-1] if names else None, _PAGE)
+        page = await store.list(folder, names[-1] if names else None, _PAGE)
         names += page
-    return [name for name in names if len(name) == _DIGITS and name.isdecimal()]
-
-
-def chunk_key(key: str, name: str) -> str:
-    """The key of a chunk of the log at `key`."""
-    return f"{_chunk_folder(key)}/{name}"
-
-
-def _chunk_folder(key: str) -> str:
-    return f"{key}__seg"
+    return [f"{folder}/{name}" for name in names if len(name) == _DIGITS and name.isdecimal()]

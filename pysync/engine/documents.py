@@ -1,13 +1,13 @@
 """Documents: pull, push with optimistic concurrency, expiry (docs/reference/protocol.md#documents)."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
 import orjson
 
 from pysync import _core
+from pysync.cache import BoundedCache
 from pysync.changelog import DocumentRef
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
@@ -58,7 +58,7 @@ class Documents:
         self._corruption = corruption or CorruptionReporter()
         self.versions = KeyedVersions(store, now_ms, self._corruption)
         self.now_ms = now_ms
-        self._cache: OrderedDict[str, CachedVersion] = OrderedDict()
+        self._cache = BoundedCache[str, CachedVersion](ETAG_CACHE_SIZE)
 
     async def pull(self, key: str, ttl_ms: int | None = None) -> _core.Document | None:
         """The document at `key`, None where nothing is stored or what is has outlived `ttl_ms`.
@@ -94,9 +94,7 @@ class Documents:
 
     def cache_version(self, key: str, version: CachedVersion) -> None:
         """Cache the version at `key`, whose hash is verified."""
-        self._cache[key] = version
-        if len(self._cache) > ETAG_CACHE_SIZE:
-            self._cache.popitem(last=False)
+        self._cache.put(key, version)
 
     async def push(
         self,

@@ -11,11 +11,12 @@ See docs/reference/protocol.md#delivery.
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
+from pysync.cache import BoundedCache
 from pysync.changelog import Change, ChangeLog, parse_change
 from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
@@ -38,7 +39,6 @@ has."""
 _KEY_LOCKS: Final = 256
 """Locks that the keys of files share."""
 _NO_INTENT: Final = PreparedWrite("", 0, [])
-_NO_CHANGE: Final = Change(b"")
 
 
 class Outbox:
@@ -49,7 +49,7 @@ class Outbox:
         self._coordinator = coordinator
         self._transactional = store.transactional
         self.log: ChangeLog = coordinator if self._transactional is None else self._transactional.change_log
-        self._last_announced: OrderedDict[str, Change] = OrderedDict()
+        self._last_announced = BoundedCache[str, Change](ANNOUNCED_CACHE_SIZE)
         self._key_locks = [asyncio.Lock() for _ in range(_KEY_LOCKS)]
         self._flush_lock = asyncio.Lock()
         self._unreported: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNREPORTED)
@@ -79,7 +79,7 @@ class Outbox:
         await self._report_outcome(intent, told)
         if earlier.name:
             await self._report_outcome(earlier.name, [])
-        self._cache_announced(key, changes[-1])
+        self._last_announced.put(key, changes[-1])
         return etag
 
     async def write(
@@ -178,7 +178,8 @@ class Outbox:
     async def _pending_predecessor(self, key: str, base: str, change: Change) -> PreparedWrite:
         """The intent of the write that made the version `base` of the document that `change` is of, with all
         that was not announced before it, where it is not announced yet."""
-        if not base or self._last_announced.get(key, _NO_CHANGE).is_for_hash(base):
+        announced = self._last_announced.get(key)
+        if not base or (announced is not None and announced.is_for_hash(base)):
             return _NO_INTENT
         for intent in await self._coordinator.prepared(_PAGE):
             last = intent.changes[-1]
@@ -235,9 +236,3 @@ class Outbox:
             await self._coordinator.append(changes, intent)
         else:
             await self._coordinator.abort(intent)
-
-    def _cache_announced(self, key: str, change: Change) -> None:
-        self._last_announced[key] = change
-        self._last_announced.move_to_end(key)
-        if len(self._last_announced) > ANNOUNCED_CACHE_SIZE:
-            self._last_announced.popitem(last=False)

@@ -4,12 +4,12 @@ What a collection says of its logs.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pysync._core import LogHead
+from pysync.cache import BoundedCache
 from pysync.config import Collection
 from pysync.corruption import CorruptionReporter
 from pysync.errors import CheckpointTooOld, DocumentCorrupt, PysyncError, StoreUnavailable
@@ -86,8 +86,7 @@ class HeadCache:
         self.store = store
         self._corruption = corruption
         self._now_ms = now_ms
-        self._heads: OrderedDict[tuple[str, str], CachedHead] = OrderedDict()
-        self._bytes = 0
+        self._heads = BoundedCache[tuple[str, str], CachedHead](CACHE_BYTES, _size)
 
     async def read(self, key: str, field: str) -> CachedHead | None:
         """The head at `key` as it is now, None where nothing is stored. Raises DocumentCorrupt,
@@ -125,22 +124,16 @@ class HeadCache:
 
     def put(self, key: str, field: str, head: LogHead, etag: str) -> CachedHead:
         """Know that this is the head at `key`, now under `etag`."""
-        self.invalidate(key, field)
         held = CachedHead(head, etag, self._now_ms())
         if head.size > _MAX_HEAD_BYTES or head.is_chunked:
+            self.invalidate(key, field)
             return held
-        self._heads[key, field] = held
-        self._bytes += _size(held)
-        while self._bytes > CACHE_BYTES:
-            _, oldest = self._heads.popitem(last=False)
-            self._bytes -= _size(oldest)
+        self._heads.put((key, field), held)
         return held
 
     def invalidate(self, key: str, field: str) -> None:
         """Know nothing of `key`."""
-        held = self._heads.pop((key, field), None)
-        if held is not None:
-            self._bytes -= _size(held)
+        self._heads.evict((key, field))
 
 
 def _size(cached: CachedHead) -> int:

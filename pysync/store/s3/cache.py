@@ -1,8 +1,8 @@
 """What a store remembers of the objects it met last. It is never believed: S3 is always asked."""
 
-from collections import OrderedDict
 from typing import Final
 
+from pysync.cache import BoundedCache
 from pysync.store.base import StoredObject
 from pysync.store.s3.versions import ExpectedVersion
 
@@ -23,43 +23,35 @@ class VersionCache:
         max_bytes: int = MAX_BYTES,
         max_object_bytes: int = MAX_OBJECT_BYTES,
     ) -> None:
-        self._max_versions = max_versions
-        self._max_bytes = max_bytes
         self._max_object_bytes = max_object_bytes
-        self._objects: OrderedDict[str, StoredObject] = OrderedDict()
-        self._lineages: OrderedDict[str, tuple[str, str]] = OrderedDict()
-        self.bytes = 0
+        self._objects = BoundedCache[str, StoredObject](max_bytes, _size)
+        self._lineages = BoundedCache[str, tuple[str, str]](max_versions)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the bodies, with what each costs besides."""
+        return self._objects.cost
 
     def get(self, key: str) -> StoredObject | None:
         """The version of `key` that was met last, while it is kept."""
-        found = self._objects.get(key)
-        if found is not None:
-            self._objects.move_to_end(key)
-        return found
+        return self._objects.get(key)
 
     def expected_version(self, key: str, etag: str) -> ExpectedVersion:
         """The version `etag` of `key`, as what a write replaces."""
-        known, ids = self._lineages.get(key, ("", ""))
+        known, ids = self._lineages.get(key) or ("", "")
         return ExpectedVersion(etag, tuple(ids.split()) if known == etag else ())
 
     def put(self, key: str, found: StoredObject, ids: tuple[str, ...]) -> None:
         """Remember a document that was read or written."""
         self.evict(key)
         if ids:
-            self._lineages[key] = found.etag, " ".join(ids)
-            if len(self._lineages) > self._max_versions:
-                self._lineages.popitem(last=False)
+            self._lineages.put(key, (found.etag, " ".join(ids)))
         if len(found.body) <= self._max_object_bytes:
-            self._objects[key] = found
-            self.bytes += _size(found)
-            while self.bytes > self._max_bytes:
-                self.bytes -= _size(self._objects.popitem(last=False)[1])
+            self._objects.put(key, found)
 
     def evict(self, key: str) -> None:
-        self._lineages.pop(key, None)
-        dropped = self._objects.pop(key, None)
-        if dropped is not None:
-            self.bytes -= _size(dropped)
+        self._lineages.evict(key)
+        self._objects.evict(key)
 
 
 def _size(found: StoredObject) -> int:

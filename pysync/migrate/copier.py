@@ -5,13 +5,15 @@ The outcome of a copy, object by object.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from functools import partial
+from typing import Final, Literal
 
 from pysync import _core
 from pysync.auth.revocation import PREFIX as REVOCATIONS
+from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import chunk_keys, delete_log_objects, log_prefix, object_key
 from pysync.engine.keyed_versions import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import DocumentCorrupt, KeyConflict
@@ -64,8 +66,6 @@ class CopyReport:
         """True if the target now holds everything."""
         return not (self.corrupt or self.different or self.refused or self.unreadable)
 
-
-T = TypeVar("T")
 
 MAX_CONCURRENT: Final = 32
 """Objects that are read and written at one time."""
@@ -218,7 +218,7 @@ class Copier:
         waiting = head.nodes()
         while waiting:
             nodes, waiting = waiting[:MAX_CONCURRENT], waiting[MAX_CONCURRENT:]
-            below = await _gather_all(self._repair_node(head, node) for node in nodes)
+            below = await gather_bounded(MAX_CONCURRENT, nodes, partial(self._repair_node, head))
             waiting = [node for found in below for node in found] + waiting
 
     async def _repair_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode]:
@@ -245,7 +245,7 @@ class Copier:
         waiting = head.nodes()
         while waiting:
             nodes, waiting = waiting[:MAX_CONCURRENT], waiting[MAX_CONCURRENT:]
-            below = await _gather_all(self._copy_node(head, node) for node in nodes)
+            below = await gather_bounded(MAX_CONCURRENT, nodes, partial(self._copy_node, head))
             is_whole = is_whole and None not in below
             waiting = [node for found in below for node in found or []] + waiting
         return is_whole
@@ -277,7 +277,8 @@ class Copier:
         async with self._chunked:
             with error_context(f"listing the chunks of {key}"):
                 keys = await chunk_keys(self._source, key)
-            chunks = [chunk for chunk in await _gather_all(map(self._copy_chunk, keys)) if chunk is not None]
+            copied = await gather_bounded(MAX_CONCURRENT, keys, self._copy_chunk)
+            chunks = [chunk for chunk in copied if chunk is not None]
             if len(chunks) == len(keys):
                 check_chunks(head, chunks)
             return len(chunks) == len(keys)
@@ -421,13 +422,3 @@ async def _verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> Asyn
         yield chunk
     if digest.hexdigest() != file.sha256:
         raise VerificationError(_HASH_MISMATCH)
-
-
-async def _gather_all(works: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """Return the results in order, or raise the first error when all of them have ended."""
-    results: list[T] = []
-    for result in await asyncio.gather(*works, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-        results.append(result)
-    return results

@@ -1,6 +1,5 @@
 """Where documents and files live: the Store protocol, and the one place that knows which stores exist."""
 
-import asyncio
 import builtins
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
+from pysync.concurrency import gather_bounded
 from pysync.errors import DocumentCorrupt
 from pysync.model import Diagnosis
 
@@ -371,18 +371,9 @@ async def get_many_concurrently(
     store: ReadableStore, keys: Sequence[str], concurrency: int = MAX_CONCURRENT_READS
 ) -> list[StoredObject | None]:
     """`Store.get_many` for a store that has nothing better: `concurrency` of its gets wait together."""
-    found: dict[str, StoredObject | None] = {}
-    waiting = iter(keys)
 
-    async def read_on() -> None:
-        for key in waiting:
-            object_ = await store.get(key)
-            found[key] = None if isinstance(object_, NotModified) else object_
+    async def get(key: str) -> StoredObject | None:
+        found = await store.get(key)
+        return None if isinstance(found, NotModified) else found
 
-    readers = [asyncio.ensure_future(read_on()) for _ in range(min(concurrency, len(keys)))]
-    try:
-        await asyncio.gather(*readers)
-    finally:
-        for reader in readers:
-            reader.cancel()
-    return [found[key] for key in keys]
+    return await gather_bounded(concurrency, keys, get)

@@ -13,13 +13,14 @@ nobody writes twice.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 import orjson
 
+from pysync.concurrency import gather_bounded
 from pysync.errors import StoreUnavailable
 from pysync.store.base import (
     ABSENT,
@@ -64,7 +65,7 @@ async def merge(
 
     # Where the write fails, nobody knows whether the file will be there: the journal stays.
     sha256 = await store.write(key, chunks, content_type, begin)
-    await _for_each(store.delete, merged)
+    await gather_bounded(_CONCURRENCY, merged, store.delete)
     await store.delete(journal)
     return sha256
 
@@ -75,7 +76,7 @@ async def recover(store: Store, now_ms: Callable[[], int]) -> None:
         merge = _parse(found)
         stat = await store.stat(merge.key)
         if stat is not None and stat.sha256 == merge.sha256:
-            await _for_each(partial(_remove, store, merge), merge.merged)
+            await gather_bounded(_CONCURRENCY, merge.merged, partial(_remove, store, merge))
         elif found.modified_ms + ABANDONED_MS > now_ms():
             continue
         await store.delete(journal)
@@ -116,7 +117,7 @@ async def _check_unchanged(store: Store, key: str, merged: Mapping[str, str]) ->
 
     if await store.stat(key) is not None or await store.get(key) is not None:
         raise EtagMismatch
-    await _for_each(check, merged)
+    await gather_bounded(_CONCURRENCY, merged, check)
 
 
 async def _remove(store: Store, merge: MergeRecord, key: str) -> None:
@@ -124,19 +125,3 @@ async def _remove(store: Store, merge: MergeRecord, key: str) -> None:
     stat = await store.stat(key)
     if stat is not None and stat.sha256 == merge.merged[key]:
         await store.delete(key)
-
-
-async def _for_each(work: Callable[[str], Awaitable[None]], keys: Iterable[str]) -> None:
-    """Do it for all keys, some at once; the first error ends it."""
-    waiting = iter(keys)
-
-    async def work_on() -> None:
-        for key in waiting:
-            await work(key)
-
-    workers = [asyncio.ensure_future(work_on()) for _ in range(_CONCURRENCY)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()

@@ -7,11 +7,12 @@ reflects their newest state, whatever the order of changes and the number of pro
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from pysync import _core
 from pysync.changelog import DocumentRef, ParsedChange
+from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
@@ -29,7 +30,7 @@ from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
 from pysync.plugins.projection.targets import DocumentLocation, KeyResolver
 from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject
 
-_MAX_CONCURRENT_LISTS: Final = 16
+MAX_CONCURRENT_LISTS: Final = 16
 
 FOLD_IN_THREAD_ABOVE: Final = 65_536
 """Bytes from which a list is folded in a thread, which then takes a millisecond or more."""
@@ -71,7 +72,7 @@ class ListWriter:
         """Update the lists affected by these writes, each with one put. Raises Unavailable; some lists may
         then be updated."""
         groups = await self._grouped(self._changed_sources(changes))
-        await for_each(groups, lambda key: self.fold_list(key, groups[key]))
+        await gather_bounded(MAX_CONCURRENT_LISTS, groups, lambda key: self.fold_list(key, groups[key]))
 
     async def fold_list(
         self, key: str, sources: Sequence[ListSource], *, repair: bool = False
@@ -265,20 +266,6 @@ class ListWriter:
     def _count(self, what: str, projections: Sequence[ProjectionSpec], by: int = 1) -> None:
         for projection in projections:
             self._services.count(f"pysync_projection_{what}", projection.name, by=by)
-
-
-async def for_each(keys: Collection[str], do: Callable[[str], Awaitable[object]]) -> None:
-    """Call `do` for each list, several at a time. Raises the first error after all calls have ended."""
-    waiting = iter(keys)
-
-    async def do_on() -> None:
-        for key in waiting:
-            await do(key)
-
-    doing = [do_on() for _ in range(min(_MAX_CONCURRENT_LISTS, len(keys)))]
-    for outcome in await asyncio.gather(*doing, return_exceptions=True):
-        if outcome is not None:
-            raise outcome
 
 
 def _event_of_params(place: DocumentLocation) -> WriteEvent:

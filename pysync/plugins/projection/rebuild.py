@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pysync.changelog import ChangeLog, parse_change
+from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import KeyTemplate
 from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.fold import ChangedSource, ListTransform, prune_entries
-from pysync.plugins.projection.lists import ListSource, ListWriteOutcome, ListWriter, for_each
+from pysync.plugins.projection.lists import MAX_CONCURRENT_LISTS, ListSource, ListWriteOutcome, ListWriter
 from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.plugins.projection.targets import DocumentLocation
 
@@ -55,7 +56,8 @@ async def rebuild(
         if outcome is not None:
             outcomes[key] = outcome
 
-    await for_each([key for key, one in wanted.items() if one.is_chosen], rebuild_one)
+    chosen_lists = [key for key, one in wanted.items() if one.is_chosen]
+    await gather_bounded(MAX_CONCURRENT_LISTS, chosen_lists, rebuild_one)
     return begun, outcomes
 
 

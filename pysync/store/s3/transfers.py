@@ -10,7 +10,6 @@ import hashlib
 import os
 import tempfile
 import threading
-from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import IO, Any, Final, Self
 from urllib.parse import quote
@@ -18,6 +17,8 @@ from urllib.parse import quote
 import aiohttp
 from aiohttp import ClientResponse
 
+from pysync.cache import BoundedCache
+from pysync.concurrency import gather_bounded
 from pysync.errors import StoreUnavailable
 from pysync.store.base import FileStat, OnReceived, OpenFile, Pace, clamp_range
 from pysync.store.local.disk import in_thread
@@ -159,25 +160,15 @@ class Uploads:
     async def _upload_parts(self, key: str, spool: Spool, upload_id: str) -> list[str]:
         """Send the parts, some at once; their etags in order."""
         size = max(PART_BYTES, -(-spool.size // _MAX_PARTS))
-        starts = range(0, spool.size, size)
-        etags = [""] * len(starts)
-        waiting = iter(enumerate(starts))
 
-        async def send_on() -> None:
-            for at, start in waiting:
-                end = min(start + size, spool.size)
-                part = _streamed_body(spool, start, end, await in_thread(spool.sha256_of, start, end))
-                query = f"partNumber={at + 1}&uploadId={quote(upload_id, safe='-_.~')}"
-                answer = await self._requests.send(S3Request("PUT", key, {}, part, query))
-                etags[at] = answer.headers["ETag"]
+        async def send(start: int) -> str:
+            end = min(start + size, spool.size)
+            part = _streamed_body(spool, start, end, await in_thread(spool.sha256_of, start, end))
+            query = f"partNumber={start // size + 1}&uploadId={quote(upload_id, safe='-_.~')}"
+            response = await self._requests.send(S3Request("PUT", key, {}, part, query))
+            return response.headers["ETag"]
 
-        senders = [asyncio.ensure_future(send_on()) for _ in range(_MAX_CONCURRENT_PARTS)]
-        try:
-            await asyncio.gather(*senders)
-        finally:
-            for sender in senders:
-                sender.cancel()
-        return etags
+        return await gather_bounded(_MAX_CONCURRENT_PARTS, range(0, spool.size, size), send)
 
     async def _complete(
         self, key: str, at: dict[str, Any], upload_id: str, etags: list[str], id_: str
@@ -220,7 +211,7 @@ class Downloads:
     def __init__(self, requests: S3RequestSender, bucket: BucketCapabilities) -> None:
         self._requests = requests
         self._bucket = bucket
-        self._hashes: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._hashes = BoundedCache[tuple[str, str], str](HASH_CACHE_SIZE)
 
     async def open(self, key: str, start: int, end: int | None) -> OpenFile | None:
         """As `Store.open`, whatever is known of the file."""
@@ -286,9 +277,8 @@ class Downloads:
             digest = hashlib.sha256()
             async for chunk in DownloadStream(self._requests, key, etag, self._bucket, 0, size):
                 digest.update(chunk)
-            known = self._hashes[key, etag] = digest.hexdigest()
-            if len(self._hashes) > HASH_CACHE_SIZE:
-                self._hashes.popitem(last=False)
+            known = digest.hexdigest()
+            self._hashes.put((key, etag), known)
         return known
 
 

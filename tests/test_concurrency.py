@@ -1,0 +1,91 @@
+"""`gather_bounded` and `every`."""
+
+import asyncio
+import logging
+
+import pytest
+
+from pysync.concurrency import every, gather_bounded
+from pysync.errors import StoreUnavailable
+
+
+async def test_results_come_in_the_order_of_the_items_and_no_more_calls_run_than_allowed() -> None:
+    running = most = 0
+
+    async def work(item: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(10 - item):
+            await asyncio.sleep(0)
+        running -= 1
+        return item * item
+
+    assert await gather_bounded(3, range(10), work) == [item * item for item in range(10)]
+    assert most == 3
+    assert await gather_bounded(3, [], work) == []
+
+
+async def test_after_an_error_no_call_begins_and_those_under_way_end_first() -> None:
+    begun: list[int] = []
+    ended: list[int] = []
+
+    async def work(item: int) -> None:
+        begun.append(item)
+        await asyncio.sleep(0)
+        if item == 1:
+            raise ValueError(item)
+        await asyncio.sleep(0)
+        ended.append(item)
+
+    with pytest.raises(ValueError, match="1"):
+        await gather_bounded(3, range(100), work)
+    assert begun == [0, 1, 2]
+    assert ended == [0, 2]
+
+
+async def test_cancellation_waits_for_the_end_of_the_cancelled_calls() -> None:
+    cleaned: list[int] = []
+    started = asyncio.Event()
+
+    async def work(item: int) -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(item)
+
+    gathering = asyncio.ensure_future(gather_bounded(2, range(5), work))
+    await started.wait()
+    gathering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    assert cleaned == [0, 1]
+
+
+async def test_recurring_work_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None:
+    errors = iter([StoreUnavailable("the disk is away"), KeyError("x"), None])
+    slept: list[float] = []
+    done = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def work() -> None:
+        error = next(errors)
+        if error is not None:
+            raise error
+        done.set()
+        await asyncio.Event().wait()
+
+    log = logging.getLogger("pysync.test")
+    task = asyncio.ensure_future(every(5, work, "failed to sweep", log, sleep))
+    await done.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert slept == [5, 5, 5]
+    assert [record.message for record in caplog.records] == [
+        "failed to sweep: the disk is away",
+        "failed to sweep; will retry",
+    ]

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final, ParamSpec, TypeVar
 
-from pysync._core import PanicException
 from pysync._core import RevocationList as SignedList
 from pysync.auth.certificates import Revocable, RevocationList, parse_revocation_list
 from pysync.clock import is_stable
+from pysync.concurrency import every
 from pysync.errors import (
     BadSignature,
     InvalidRevocation,
@@ -161,14 +161,7 @@ class RevocationRegistry:
 
     async def delete_expired_periodically(self) -> None:
         """`delete_expired` once an hour, for ever."""
-        while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
-            try:
-                await self.delete_expired()
-            except StoreUnavailable as error:
-                log.warning("failed to drop expired revocation lists: %s", error)
-            except (Exception, PanicException):
-                log.exception("failed to drop expired revocation lists, and tries again")
+        await every(SWEEP_EVERY_S, self.delete_expired, "failed to drop expired revocation lists", log)
 
     async def _drop_expired(self, issuer: str) -> bool:
         stored = await self._store.get(f"{PREFIX}/{issuer}")

@@ -13,15 +13,15 @@ from typing import Final
 
 import orjson
 
-from pysync._core import PanicException
 from pysync.clock import is_stable
+from pysync.concurrency import every
 from pysync.config import Collection, ScrubConfig
 from pysync.config.key_templates import KeyTemplate
 from pysync.coordinator import Coordinator
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.documents import Documents
 from pysync.engine.outbox import Outbox
-from pysync.errors import CoordinatorUnavailable, PysyncError, Unavailable
+from pysync.errors import CoordinatorUnavailable, PysyncError
 from pysync.migrate import SCRUB_KEY, Damage, Verifier
 from pysync.server.router import Route, Router
 from pysync.store import Store, StoredObject
@@ -56,8 +56,10 @@ class TtlSweeper:
             and not route.alias
             and route.policy.collection.ttl_ms is not None
         ]
-        sweeping = sweeps and bool(self._expiring)
-        self._task = asyncio.get_running_loop().create_task(self._run()) if sweeping else None
+        self._task: asyncio.Task[None] | None = None
+        if sweeps and self._expiring:
+            sweeping = every(SWEEP_EVERY_S, self.sweep, "failed to delete expired data", log)
+            self._task = asyncio.get_running_loop().create_task(sweeping)
 
     def close(self) -> None:
         """Sweep no more."""
@@ -89,16 +91,6 @@ class TtlSweeper:
         if collection.append_only is not None:
             return await self._logs.delete_expired(prefix, is_owned, LogSettings.from_collection(collection))
         return await self._documents.delete_expired(prefix, is_owned, ttl_ms)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
-            try:
-                await self.sweep()
-            except PysyncError as error:
-                log.warning("failed to delete expired data: %s", error)
-            except (Exception, PanicException):
-                log.exception("failed to delete expired data; will retry")
 
 
 RECOVER_EVERY_S = 5.0
@@ -183,7 +175,8 @@ class Scrubber:
 
     def start(self) -> None:
         """Scrub whenever it is due, until `close`. Needs a running loop."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        scrubbing = every(CHECK_EVERY_S, self.run_if_due, "the scrub is paused", log, self._sleep)
+        self._task = asyncio.get_running_loop().create_task(scrubbing)
 
     async def close(self) -> None:
         """Scrub no more."""
@@ -219,16 +212,6 @@ class Scrubber:
             counted.damaged,
             counted.bytes,
         )
-
-    async def _run(self) -> None:
-        while True:
-            await self._sleep(CHECK_EVERY_S)
-            try:
-                await self.run_if_due()
-            except Unavailable as error:
-                log.warning("the scrub is paused: %s", error.detail)
-            except (Exception, PanicException):
-                log.exception("the scrub failed and will start again")
 
     async def _is_due(self) -> bool:
         found = await self._store.get(SCRUB_KEY)

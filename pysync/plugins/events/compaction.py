@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from pysync.concurrency import every
 from pysync.config.key_templates import KeyTemplate
 from pysync.engine.files import is_expired
 from pysync.errors import StoreUnavailable, Unavailable
@@ -139,19 +140,17 @@ async def compact_periodically(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Merge files periodically while this process holds the lease, until cancelled."""
-    while True:
-        await sleep(every_ms / 1000)
-        try:
-            if await acquire_lease():
-                async for done in compaction.run(acquire_lease):
-                    if done.rows:
-                        log.info("merged files in %s: %d are %d now", done.folder, done.before, done.after)
-                    for batch, why in done.left.items():
-                        log.warning("%s/%s is not merged: %s", done.folder, batch, why)
-        except Unavailable as error:
-            log.warning("merging files of events waits: %s", error.detail)
-        except Exception:
-            log.exception("merging files of events failed, and is tried again")
+
+    async def compact() -> None:
+        if not await acquire_lease():
+            return
+        async for done in compaction.run(acquire_lease):
+            if done.rows:
+                log.info("merged files in %s: %d are %d now", done.folder, done.before, done.after)
+            for batch, why in done.left.items():
+                log.warning("%s/%s is not merged: %s", done.folder, batch, why)
+
+    await every(every_ms / 1000, compact, "failed to merge files of events", log, sleep)
 
 
 class _Folder:

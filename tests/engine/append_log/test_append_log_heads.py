@@ -20,10 +20,12 @@ async def gets(node: Node, key: str) -> int:
     return node.calls["get"] - before
 
 
-async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "CACHE_BYTES", 20_000)
+
+
+async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(small_cache: None, node: Node) -> None:
     keys = [f"logs/{n}" for n in range(40)]
     for key in keys:
         await node.append(*numbered(5), key=key)

@@ -1,12 +1,15 @@
 """The reference says what the code does: its pages are current, and what they and the code cite exists."""
 
 import inspect
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
+from support.clients import Browser, Start
 
 from pysync import client, errors
 from pysync.client import sealed
@@ -66,6 +69,20 @@ def test_error_codes_that_the_protocol_names_have_that_status() -> None:
     assert len(named) > 40
     for status, code in named:
         assert errors.errors_by_code()[code].status == int(status), code
+
+
+async def test_the_protocol_names_every_route(start: Start, session: aiohttp.ClientSession) -> None:
+    overview = (REFERENCE / "protocol.md").read_text().split("## Conventions")[0]
+    example = json.loads((ROOT / "deploy/example.json").read_text())
+    example["server"]["examples"] = str(ROOT / "deploy/examples")
+    described = await Browser(await start(example), session).request("GET", "/openapi.json")
+    prefixes = {"", "v1", *example["namespaces"]}
+    routes = {
+        next(part for part in path.split("/") if part not in prefixes) for path in described.json["paths"]
+    }
+    assert len(routes) > 8
+    for route in routes - {"sync"}:  # of a published client
+        assert f"/{route}" in overview, route
 
 
 def test_every_metric_is_documented_with_its_labels() -> None:

@@ -29,10 +29,10 @@ from pysync import config
 from pysync.server.app import create_app
 from pysync.server.serve import serve_on
 from pysync.store import open_store
-from pysync.testing import FaultProxy
 
 sys.path.append(str(CHECKOUT / "tests"))  # where the real servers are that tests run against too
 from components import Missing, S3Server, moto, radosgw
+from support.s3_fault_proxy import FaultProxy
 
 SERVERS: Final = {"radosgw": radosgw, "moto": moto}
 PAGE: Final = 100

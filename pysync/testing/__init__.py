@@ -1,5 +1,4 @@
-"""What tests are made of, ours and those of plugin authors: the contracts, a store and a proxy
-that fail on demand.
+"""What tests are made of, ours and those of plugin authors: the contracts, and a store that fails on demand.
 
 A contract is a class of pytest tests. Inherit it, and give the fixture it asks for:
 
@@ -20,9 +19,6 @@ from pysync.testing.coordinators import (
     change,
 )
 from pysync.testing.faults import Advance, FakeClock, FaultyStore
-from pysync.testing.injected import s3_error
-from pysync.testing.proxy import FaultProxy
-from pysync.testing.relay import RequestHead
 from pysync.testing.stores import StoreContract, chunks_of, read_file
 
 __all__ = [
@@ -32,13 +28,10 @@ __all__ = [
     "ChangeLogContract",
     "CoordinatorContract",
     "FakeClock",
-    "FaultProxy",
     "FaultyStore",
     "LeaseContract",
-    "RequestHead",
     "StoreContract",
     "change",
     "chunks_of",
     "read_file",
-    "s3_error",
 ]

@@ -14,6 +14,7 @@ from components.fixtures import StartRedis
 from support.append_log_nodes import keys_below
 from support.cli_runner import Shell
 from support.collections import collection
+from support.s3_fault_proxy import FaultProxy
 
 from pysync import config
 from pysync.config import Problem
@@ -21,7 +22,6 @@ from pysync.coordinator import open_coordinator
 from pysync.diagnose import Report, probe
 from pysync.store import open_store
 from pysync.store.local.store import LocalStore
-from pysync.testing import FaultProxy
 
 COLLECTIONS = [collection("notes")]
 DURATION = r"\d+\.\d ms, at worst \d+\.\d ms"

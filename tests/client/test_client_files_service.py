@@ -12,12 +12,12 @@ import pytest
 import pytest_asyncio
 from support.clients import ISSUER, STRANGER, SUBJECT, Start, root_device
 from support.collections import ROOM, collection
+from support.s3_fault_proxy import FaultProxy
 
 from pysync.client import Client, sealed
 from pysync.client.files import FileTooLarge
 from pysync.client.sealed import Keyring, UnlockedKeyring, pull_and_open_blob, seal_and_push_blob
 from pysync.errors import Forbidden, PayloadTooLarge, UnsupportedMediaType
-from pysync.testing import FaultProxy
 
 PARQUET = "application/vnd.apache.parquet"
 SERVICE: dict[str, Any] = {

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from support.clients import ISSUER, Start, root_device
 from support.collections import MINE, NOTES, collection
+from support.s3_fault_proxy import FaultProxy
 from support.server_process import serving
 
 from pysync.client import ChangeEvent, Client, LogCursor, LogElement, Reset, RetryPolicy, SyncDocument, Watch
 from pysync.errors import BadRequest, Forbidden, Unauthorized
-from pysync.testing import FaultProxy
 
 LOG = collection("log", appendOnly={"requireAuthorSignature": False, "maxPullLimit": 5})
 SERVICE: dict[str, Any] = {

@@ -8,6 +8,7 @@ import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Start, root_device
 from support.collections import PUBLIC
 from support.fake_server import Answer, Waits, client, serving
+from support.s3_fault_proxy import FaultProxy
 
 from pysync.client import (
     BadAuthorProof,
@@ -27,7 +28,7 @@ from pysync.errors import (
     RateLimited,
     Unavailable,
 )
-from pysync.testing import FakeClock, FaultProxy
+from pysync.testing import FakeClock
 
 
 def log(name: str, requires_proof: bool = False, **rules: Any) -> dict[str, Any]:

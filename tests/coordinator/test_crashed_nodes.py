@@ -13,12 +13,12 @@ import pytest
 from components import RedisServer, S3Server
 from support.clients import Browser
 from support.collections import NOTES, UNSIGNED, collection
+from support.s3_fault_proxy import FaultProxy
 from support.s3_stores import new_prefix
 from support.server_process import serving
 
 from pysync.changelog import parse_change
 from pysync.coordinator.redis.coordinator import RedisCoordinator
-from pysync.testing import FaultProxy
 
 pytestmark = pytest.mark.process
 

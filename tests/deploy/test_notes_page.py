@@ -19,9 +19,8 @@ from support.browser import Chromium, Window, driven
 from support.clients import Browser, Start
 from support.configurations import ROOT
 from support.nginx_fixture import front
+from support.s3_fault_proxy import FaultProxy
 from support.server_process import serving
-
-from pysync.testing import FaultProxy
 
 EXAMPLES = ROOT / "deploy/examples"
 EXAMPLE = json.loads((ROOT / "deploy/example.json").read_text())

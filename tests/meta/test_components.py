@@ -19,8 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import Session
 from components.fixtures import StartNginx, StartRedis, or_not_run
-
-from pysync.testing import FaultProxy
+from support.s3_fault_proxy import FaultProxy
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from multidict import CIMultiDict
+from support.http_relay import RequestHead
+from support.injected_faults import s3_error
+from support.s3_fault_proxy import FaultProxy
 from yarl import URL
-
-from pysync.testing import FaultProxy, RequestHead, s3_error
 
 Answered = tuple[int, CIMultiDict[str], bytes]
 

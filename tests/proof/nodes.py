@@ -15,13 +15,13 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from components import RedisServer, S3Server
+from support.injected_faults import s3_error
+from support.s3_fault_proxy import FaultProxy
 
 from proof.history import Kind
 from proof.service import COLLECTIONS, EVENTS
 from pysync.coordinator import PreparedWrite
 from pysync.coordinator.redis.coordinator import RedisCoordinator
-from pysync.testing import FaultProxy
-from pysync.testing.injected import s3_error
 
 WORKERS: Final = 4
 MACHINES: Final = 3

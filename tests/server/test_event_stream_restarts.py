@@ -11,10 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import Browser
+from support.s3_fault_proxy import FaultProxy
 from support.server_process import serving
 from support.sse_client import Heard, listen
-
-from pysync.testing import FaultProxy
 
 pytestmark = pytest.mark.process
 

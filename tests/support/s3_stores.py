@@ -14,7 +14,7 @@ from components import S3Server
 
 from pysync.store.s3 import RetryPolicy, S3Store
 from pysync.store.s3.versions import BucketCapabilities
-from pysync.testing import FaultProxy
+from support.s3_fault_proxy import FaultProxy
 
 
 async def no_pause(seconds: float) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from components import S3Server, free_port
 from multidict import CIMultiDict
+from support.injected_faults import s3_error
+from support.s3_fault_proxy import FaultProxy
 from support.s3_stores import HASTY, new_prefix, no_pause, opened, proxied, without_credentials
 
 from pysync.clock import wall_clock_ms
@@ -19,7 +21,7 @@ from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, StoredObject
 from pysync.store.s3 import RetryPolicy, S3Store
 from pysync.store.s3.http import RetryState
-from pysync.testing import FaultProxy, chunks_of, read_file, s3_error
+from pysync.testing import chunks_of, read_file
 
 
 @pytest.fixture

@@ -11,7 +11,17 @@ from urllib.parse import urlsplit
 
 from multidict import CIMultiDict
 
-from pysync.testing.injected import (
+from support.http_relay import (
+    HEAD_BYTES,
+    HttpConnection,
+    MessageHead,
+    RequestHead,
+    exhaust,
+    receive,
+    response_head,
+    send,
+)
+from support.injected_faults import (
     Abort,
     CannedResponse,
     Chaos,
@@ -22,16 +32,6 @@ from pysync.testing.injected import (
     Truncate,
     When,
     slow_down,
-)
-from pysync.testing.relay import (
-    HEAD_BYTES,
-    HttpConnection,
-    MessageHead,
-    RequestHead,
-    exhaust,
-    receive,
-    response_head,
-    send,
 )
 
 Rewrite = Callable[[CIMultiDict[str]], None]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from pysync.testing.relay import RequestHead
+from support.http_relay import RequestHead
 
 When = Callable[[RequestHead], bool]
 

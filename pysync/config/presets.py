@@ -31,12 +31,12 @@ class ParquetPreset:
     name: str = _field_like("name")
     storage_path: str = _field_like("storage_path")
     read: AccessLevel | tuple[str, ...] | None = option(
-        "Who may pull: `public`; `authenticated`, which is the role `cap:read:NAME`; `none`: there is no "
+        "Access to pulls: `public`; `authenticated`, which is the role `cap:read:NAME`; `none`: there is no "
         "pull route; or a list of roles. Absent: `public`, of `sealedParquet` `authenticated`.",
         None,
     )
     write: AccessLevel | tuple[str, ...] = option(
-        "Who may push, likewise: `authenticated` is the role `cap:write:NAME`.", "authenticated"
+        "Access to pushes, likewise: `authenticated` is the role `cap:write:NAME`.", "authenticated"
     )
     max_body_bytes: int = _field_like("max_body_bytes")
     rate_limit: RateLimit | Literal[False] | None = _field_like("rate_limit")

@@ -142,11 +142,13 @@ class Authorizer:
             caller = _presented(policy, caller)
             if policy.shadowing_templates and not policy.owns_key(key):
                 raise Forbidden(reason="the key belongs to another collection")
-            if memberships is None:
-                memberships = await self.spaces.load_membership(policy, caller, params)
-            caller = self.spaces.add_space_roles(policy, caller, params, memberships)
-            caller = await self._add_plugin_roles(policy, caller, params, key)
-            access = _decide(policy, caller, identity, key)
+            if policy.uses_space_roles:
+                if memberships is None:
+                    memberships = await self.spaces.load_membership(policy, caller, params)
+                caller = self.spaces.add_space_roles(policy, caller, params, memberships)
+            if policy.uses_plugin_roles:
+                caller = await self._add_plugin_roles(policy, caller, params, key)
+            access = _OPEN if policy.is_open else _decide(policy, caller, identity, key)
             if self._hooks.has_pull_hooks and isinstance(access, Access):
                 await self._hooks.veto_nested_read(plugin_request(policy, caller, params, key))
         except PysyncError as error:

@@ -13,7 +13,6 @@ our own costs next to nothing, and the exposition format stays the library's.
 import asyncio
 import logging
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -22,8 +21,6 @@ import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-
-from pysync.server.router import Route
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 PUBLISH_EVERY_S: Final = 1.0
@@ -43,21 +40,6 @@ class Counters:
         self.seconds: dict[str, float] = {}
         self.counts: dict[tuple[str, ...], int] = {}
         self.streams = 0
-
-    def observe(self, route: Route | None, status: int, seconds: float) -> None:
-        """Count one answered request."""
-        if route is None:
-            action, collection = "none", ""
-        else:
-            action, collection = route.action, route.collection
-        key = (action, collection, status)
-        self.statuses[key] = self.statuses.get(key, 0) + 1
-        buckets = self.durations.get(action)
-        if buckets is None:
-            buckets = self.durations[action] = [0] * (len(BUCKETS_S) + 1)
-            self.seconds[action] = 0.0
-        buckets[bisect_left(BUCKETS_S, seconds)] += 1
-        self.seconds[action] += seconds
 
     def count(self, metric: str, *labels: str, by: int = 1) -> None:
         """Count `by` more of a metric that `server.metrics.COUNTERS` knows, with the values of its labels."""

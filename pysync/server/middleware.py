@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextvars import ContextVar
 
@@ -24,11 +25,11 @@ from pysync.errors import (
     PysyncError,
     Unavailable,
 )
-from pysync.server.metrics import Counters
+from pysync.server.metrics import BUCKETS_S, Counters
 from pysync.server.request_body import media_type
 from pysync.server.request_log import RequestLog
 from pysync.server.responses import NO_STORE, Response, error_response
-from pysync.server.router import Match, Router
+from pysync.server.router import Match, Route, Router
 
 log = logging.getLogger("pysync.server")
 
@@ -118,7 +119,7 @@ class Middleware:
         if self._origins:
             answer.header_text += self._cors_lines(request)
         seconds = time.perf_counter() - started
-        self._counters.observe(None if match is None else match.route, answer.status, seconds)
+        count_response(self._counters, None if match is None else match.route, answer.status, seconds)
         if self._log.logs_requests:
             self._log.log_response(request, answer, seconds)
         return answer
@@ -178,6 +179,19 @@ class Middleware:
             f"Access-Control-Allow-Origin: {allowed}\r\nVary: Origin\r\n"
             f"Access-Control-Expose-Headers: {CORS_EXPOSED}\r\n"
         )
+
+
+def count_response(counters: Counters, route: Route | None, status: int, seconds: float) -> None:
+    """Count one answered request; `seconds` is how long its answer took to begin."""
+    action, collection = ("none", "") if route is None else (route.action, route.collection)
+    key = (action, collection, status)
+    counters.statuses[key] = counters.statuses.get(key, 0) + 1
+    buckets = counters.durations.get(action)
+    if buckets is None:
+        buckets = counters.durations[action] = [0] * (len(BUCKETS_S) + 1)
+        counters.seconds[action] = 0.0
+    buckets[bisect_left(BUCKETS_S, seconds)] += 1
+    counters.seconds[action] += seconds
 
 
 def _describe(request: web.BaseRequest, match: Match | None) -> str:

@@ -282,7 +282,7 @@ class BatchHandler:
         if has_pull_hooks and not await authorizer.consume_optional_nonce(request, verified):
             return await self._respond(request, query, ANONYMOUS_REQUEST)
         known = await self._read_access(plan, caller)
-        verdicts = await self._decide(plan, caller, self._spaces.memberships(known))
+        verdicts = await self._decide(plan, caller, self._spaces.memberships(known) if known else {})
         is_taken = has_pull_hooks or all(verdict.error is not None for verdict in verdicts)
         if not is_taken and not await authorizer.consume_optional_nonce(request, verified):
             return await self._respond(request, query, ANONYMOUS_REQUEST)

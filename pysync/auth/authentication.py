@@ -1,49 +1,55 @@
-"""Authentication and rate limits: callers from certificates, signatures and nonces.
+"""Authentication: callers from certificates, signatures and nonces.
 
-Nothing dear happens before something cheap could refuse the request, in four steps:
+Cheap checks come before expensive ones, in three steps:
 
-1. `credentials_for` reads the credentials of the headers: their form and time, and of a certificate the
-issuer's
-   signature.
+1. `credentials_for` reads the credentials of the headers: their form and time, and the issuer's signature of
+   a certificate.
 2. `authenticate` checks the request's own signature, once the body is there. Only then is the certificate
-read:
-   its shape, its paths, its roles; what is made of it is remembered for the caller's next request.
-3. `enforce_rate_limits` counts the request against its rate limits. What the caller may do is then
-`pysync.policy`'s to say. 4. `consume_nonce` takes the nonce of a request that is allowed, and asks whether
-its certificate was revoked.
+   parsed: its shape, its paths, its roles. The result is cached for the caller's next request.
+3. `consume_nonce` takes the nonce of an allowed request, and checks that its certificate was not revoked.
+
+Between 2 and 3 the request is counted against its rate limits (`RateLimiter`), and `Authorizer` decides what
+the caller may do.
 
 See docs/reference/protocol.md#authentication.
 """
 
 import asyncio
 import hmac
-import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pysync import _core, protocol
 from pysync.auth import certificates
-from pysync.auth.certificate_cache import CertificateCache, VerifiedCertificate
-from pysync.auth.certificates import SKEW_S, Certificate, CertificateError
+from pysync.auth.certificates import SKEW_S, Certificate
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.revocation import RevocationRegistry
-from pysync.config import Config, Limit, every_named_identity, every_role, every_trusted_issuer, trust_of
+from pysync.auth.verification import (
+    CertificateVerifier,
+    SignedCertificate,
+    VerifiedCertificate,
+    open_certificate,
+    signed_certificate,
+)
+from pysync.config import Config
 from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
-from pysync.errors import Forbidden, RateLimited, Unauthorized
-from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller, Claims
-
-log = logging.getLogger(__name__)
+from pysync.errors import Forbidden, Unauthorized
+from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
 
 BEARER = "Bearer "
 """The prefix of an admin token in the header."""
 SKEW_MS = SKEW_S * 1000
 VERIFY_IN_THREAD_ABOVE = 256 * 1024
 """Bytes of a body that are hashed in about 1 ms, without the interpreter's lock."""
-MAX_DENIES = 64
-"""The most deny entries of a certificate: each is matched against every key of a batch."""
+
+MAX_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of the cache for callers whom the configuration trusts, and again for all others: some 8,000 callers
+each."""
+MAX_IDENTITY_BYTES: Final = 64 * 1024
+"""The share of it that one identity may hold."""
 
 _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
@@ -56,17 +62,6 @@ class SignedRequest(NamedTuple):
     method: str
     targets: list[str]
     host: str
-
-
-class SignedCertificate(NamedTuple):
-    """A certificate with a valid issuer's signature, of which only the parts are known that the check of a
-    request's signature needs. `cache_key` is the key of its proof in the cache."""
-
-    text: bytes
-    key: _core.PublicKey
-    nbf: int
-    exp: int
-    cache_key: tuple[str, str]
 
 
 class Credentials(NamedTuple):
@@ -96,7 +91,7 @@ ADMIN_CREDENTIALS = Credentials(ADMIN_CALLER)
 
 
 class Authenticator:
-    """Authentication and rate limits of one service. `owns_data` returns True if a user id owns anything that
+    """Authentication of one service. `owns_data` returns True if a user id owns anything that
     is stored (`pysync.ownership`), and `now_ms` is the clock. `validate_certificate` returns the code with
     which plugins refuse a valid certificate, None if they accept it."""
 
@@ -110,16 +105,12 @@ class Authenticator:
         validate_certificate: Callable[[Certificate], str | None] | None = None,
     ) -> None:
         auth = config.auth
-        self._trust = trust_of(config)
-        self._trusted_issuers = every_trusted_issuer(config)
-        self._named_identities = every_named_identity(config)
-        self._configured_roles = _roles_by_name(every_role(config))
         self._admin_token = None if auth.admin_token is None else auth.admin_token.encode()
         self._coordinator = coordinator
         self._revocations = revocations
         self._owns_data = owns_data
         self._now_ms = now_ms
-        self._validate_certificate = validate_certificate
+        self._verifier = CertificateVerifier(config, now_ms, validate_certificate)
         self._cache = CertificateCache()
 
     def credentials_for(self, policy: AccessPolicy, headers: Mapping[str, str]) -> Credentials:
@@ -172,21 +163,10 @@ class Authenticator:
             await asyncio.to_thread(_check_signature, presented.key, credentials, request, body)
         else:
             _check_signature(presented.key, credentials, request, body)
-        proof = (
-            presented if isinstance(presented, VerifiedCertificate) else self._verify_certificate(presented)
-        )
+        proof = presented if isinstance(presented, VerifiedCertificate) else self._verifier.verify(presented)
         if proof.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
         return AuthenticatedRequest(proof.caller, proof, credentials.timestamp_ms, credentials.nonce)
-
-    async def enforce_rate_limits(
-        self, identity: str, client_ip: str, policies: Iterable[AccessPolicy]
-    ) -> None:
-        """Count a request against the limits of `policies`. Raises RateLimited, CoordinatorUnavailable."""
-        for rule in policies:
-            if rule.limit is not None:
-                for limit, bucket in _rate_limit_buckets(rule, identity, client_ip):
-                    await self.enforce_rate_limit(limit, bucket)
 
     async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
         """Take the nonce of a request that is allowed, and make sure that its certificate holds.
@@ -250,13 +230,13 @@ class Authenticator:
         presenter = headers.get(protocol.HEADER_PUB, "")
         known = self._cache.get(authorization, presenter)
         if known is None:
-            text, opened = _open_certificate(authorization)
+            text, opened = open_certificate(authorization)
             if not (opened[0] or presenter):
-                certificate = self._parse_certificate(text)
+                certificate = self._verifier.parse(text)
                 if await self._revocations.is_revoked(certificate):
                     raise Unauthorized("revoked")
-                return self._caller_of(certificate, "")
-            known = self._verify_certificate(_signed_certificate(authorization, presenter, text, opened))
+                return self._verifier.caller_of(certificate, "")
+            known = self._verifier.verify(signed_certificate(authorization, presenter, text, opened))
         if known.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
         _check_validity_period(known, self._now_ms())
@@ -285,119 +265,9 @@ class Authenticator:
     ) -> VerifiedCertificate | SignedCertificate:
         """Return the cached proof of the certificate in a header, or verify its issuer's signature, which
         costs one Ed25519 verification. `_check_is_current` decides whether it is valid now."""
-        return self._cache.get(authorization, presenter) or _signed_certificate(
-            authorization, presenter, *_open_certificate(authorization)
+        return self._cache.get(authorization, presenter) or signed_certificate(
+            authorization, presenter, *open_certificate(authorization)
         )
-
-    def _verify_certificate(self, signed: SignedCertificate) -> VerifiedCertificate:
-        """Parse the whole certificate and return what it proves. Raises as `_parse_certificate` does."""
-        certificate = self._parse_certificate(signed.text)
-        key = signed.key
-        is_device = certificate.kind == "device"
-        identity = certificate.iss_user_id if is_device else key.user_id
-        return VerifiedCertificate(
-            iss=certificate.iss,
-            iss_user_id=certificate.iss_user_id,
-            sub=certificate.sub,
-            nonce=certificate.nonce,
-            nbf=certificate.nbf,
-            exp=certificate.exp,
-            key=key,
-            caller=replace(
-                self._caller_of(certificate, identity),
-                presenter=key.hex,
-                ops=certificate.ops,
-                scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
-            ),
-            not_in_audience=certificate.aud is not None and key.hex not in certificate.aud,
-            is_trusted=certificate.kind != "audience" and self._is_trusted(certificate, identity),
-            cache_key=signed.cache_key,
-        )
-
-    def _parse_certificate(self, text: bytes) -> Certificate:
-        """Parse a certificate that its issuer signed, check its form and validity period, and have plugins
-        accept it. Raises Unauthorized, or Forbidden if it names no paths."""
-        try:
-            certificate = certificates.parse(text)
-            certificates.check_validity_period(certificate, self._now_ms() // 1000)
-            if certificate.kind != "device" and not certificate.paths:
-                raise Forbidden(reason="scope: a certificate for others needs paths")
-            if sum(path.startswith("!") for path in certificate.paths or ()) > MAX_DENIES:
-                raise Unauthorized(f"certificate: more than {MAX_DENIES} denies")
-            certificates.check_delegation(certificate)
-        except CertificateError as error:
-            raise Unauthorized(f"certificate: {error.reason}") from None
-        except ValueError:
-            raise Unauthorized("certificate: malformed") from None
-        code = None if self._validate_certificate is None else self._validate_certificate(certificate)
-        if code is not None:
-            log.info("cap-cert plugin reject: %s", code)
-            raise Unauthorized(f"certificate: a plugin refuses it: {code}")
-        return certificate
-
-    def _is_trusted(self, certificate: Certificate, identity: str) -> bool:
-        """True if the configuration names this caller, so that it is no stranger."""
-        return identity in self._named_identities or certificate.iss in self._trusted_issuers
-
-    def _caller_of(self, certificate: Certificate, identity: str) -> Caller:
-        """`identity` with the roles that `certificate` gives it."""
-        issuer, own = certificate.iss_user_id, {"public"}
-        kinds = [f"cap:{op}" for op in certificate.ops]
-        if certificate.kind != "device":
-            kinds.append(f"delegated:{issuer}")
-        else:
-            own.add(f"admin:{issuer}")
-        if certificate.is_root_device:
-            own.add("device:root")
-        names = frozenset(certificate.collections)
-        asked = [
-            (kind, self._configured_roles[kind].keys() & names)
-            for kind in kinds
-            if kind in self._configured_roles
-        ]
-        yielded = frozenset(f"{kind}:{name}" for kind, known in asked for name in known)
-        claims = Claims(certificate.iss, frozenset(own), yielded)
-        return Caller(identity, claims.roles(identity, *self._trust), claims=claims)
-
-    async def enforce_rate_limit(self, limit: Limit, bucket: str) -> None:
-        """Count one request in `bucket`. Raises RateLimited where it is one too many."""
-        window = await self._coordinator.increment(bucket, limit.window_ms)
-        if window.count > limit.max_requests:
-            raise _rate_limited(limit, window.resets_in_ms)
-
-
-def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
-    """The names in roles `cap:<op>:<name>` and `delegated:<issuer>:<name>`, by what precedes them."""
-    found: dict[str, dict[str, None]] = {}
-    for role in roles:
-        kind, _, rest = role.partition(":")
-        scope, has_name, name = rest.partition(":")
-        if has_name and kind in ("cap", "delegated"):
-            found.setdefault(f"{kind}:{scope}", {})[name] = None
-    return found
-
-
-def _open_certificate(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
-    """Decode the certificate of a header and open it with `open_certificate`. Raises Unauthorized."""
-    try:
-        text = certificates.decode_authorization(authorization)
-    except CertificateError as error:
-        raise Unauthorized(f"certificate: {error.reason}") from None
-    opened = _core.open_certificate(text)
-    if opened is None:
-        raise Unauthorized("certificate: malformed, or its issuer did not sign it")
-    return text, opened
-
-
-def _signed_certificate(
-    authorization: str, presenter: str, text: bytes, opened: tuple[str, int, int]
-) -> SignedCertificate:
-    subject, nbf, exp = opened
-    try:
-        key = _core.PublicKey(subject or presenter)
-    except ValueError:
-        raise Unauthorized("certificate: not a public key") from None
-    return SignedCertificate(text, key, nbf, exp, (authorization, "" if subject else presenter))
 
 
 def _check_validity_period(presented: VerifiedCertificate | SignedCertificate, now_ms: int) -> None:
@@ -426,32 +296,59 @@ def _check_signature(
         raise Unauthorized(f"signature: not of {asked}, or of another query or body")
 
 
-def _rate_limit_buckets(policy: AccessPolicy, identity: str, client_ip: str) -> list[tuple[Limit, str]]:
-    """The limits that a request counts against, each with the name of its counter."""
-    asked = policy.limit
-    if asked is None:
-        return []
-    who = f"identity={identity}" if identity else f"ip={client_ip}"
-    buckets = {"identity": who, "ip": f"ip={client_ip}", "identity+ip": f"{who},ip={client_ip}"}
-    prefix = f"{policy.namespace or ''}/{policy.collection.name}/{policy.action}"
-    counters = []
-    if asked.window_ms is not None and asked.max_requests is not None:
-        limit = Limit(window_ms=asked.window_ms, max_requests=asked.max_requests)
-        counters.append((limit, f"{prefix}:{buckets[asked.bucket or 'identity']}"))
-    if asked.identity is not None:
-        counters.append((asked.identity, f"{prefix}:each {buckets['identity']}"))
-    if asked.ip is not None:
-        counters.append((asked.ip, f"{prefix}:each {buckets['ip']}"))
-    return counters
+class CertificateCache:
+    """Spares callers the check of their certificate. Strangers take no room from callers whom the
+    configuration trusts, no identity takes more than its share, and the least recently used proof is evicted
+    first."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._trusted = _LruCache(max_bytes)
+        self._others = _LruCache(max_bytes)
+
+    def get(self, authorization: str, presenter: str) -> VerifiedCertificate | None:
+        """The proof that was put for this header, by anybody or by this presenter."""
+        return self._trusted.get((authorization, "")) or (
+            self._others.get((authorization, ""))
+            or (self._others.get((authorization, presenter)) if presenter else None)
+        )
+
+    def put(self, certificate: VerifiedCertificate) -> None:
+        """Remember a proof, once a request under it was allowed."""
+        (self._trusted if certificate.is_trusted else self._others).put(certificate)
 
 
-def _rate_limited(limit: Limit, resets_in_ms: int) -> RateLimited:
-    wait_s = max(1, -(-resets_in_ms // 1000))
-    window_s = max(1, -(-limit.window_ms // 1000))
-    return RateLimited(
-        headers={
-            "Retry-After": str(wait_s),
-            "RateLimit": f'"default";r=0;t={wait_s}',
-            "RateLimit-Policy": f'"default";q={limit.max_requests};w={window_s}',
-        }
-    )
+class _LruCache:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[tuple[str, str], VerifiedCertificate] = OrderedDict()
+        self._by_identity: dict[str, OrderedDict[tuple[str, str], VerifiedCertificate]] = {}
+
+    def get(self, cache_key: tuple[str, str]) -> VerifiedCertificate | None:
+        proof = self._entries.get(cache_key)
+        if proof is not None:
+            self._entries.move_to_end(cache_key)
+        return proof
+
+    def put(self, certificate: VerifiedCertificate) -> None:
+        if certificate.cache_key in self._entries:
+            return
+        own = self._by_identity.setdefault(certificate.caller.identity, OrderedDict())
+        self._entries[certificate.cache_key] = own[certificate.cache_key] = certificate
+        self._bytes += certificate.size
+        if len(own) > 1:
+            held = sum(each.size for each in own.values())
+            while held > MAX_IDENTITY_BYTES:
+                oldest = next(iter(own.values()))
+                held -= oldest.size
+                self._evict(oldest)
+        while self._bytes > self._max_bytes:
+            self._evict(next(iter(self._entries.values())))
+
+    def _evict(self, certificate: VerifiedCertificate) -> None:
+        del self._entries[certificate.cache_key]
+        self._bytes -= certificate.size
+        own = self._by_identity[certificate.caller.identity]
+        del own[certificate.cache_key]
+        if not own:
+            del self._by_identity[certificate.caller.identity]

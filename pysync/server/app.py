@@ -17,6 +17,7 @@ from pysync import __version__
 from pysync.auth.authentication import Authenticator
 from pysync.auth.certificates import user_id
 from pysync.auth.ownership import Ownership
+from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import RevocationRegistry
 from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
@@ -110,8 +111,10 @@ class App:
         request_log = RequestLog(
             request_id, logs_refusals=server.log_refusals, logs_requests=server.access_log
         )
+        rate_limiter = RateLimiter(coordinator)
         authorizer = Authorizer(
             authenticator,
+            rate_limiter,
             Spaces(config.auth.spaces, store, corruption),
             hooks,
             request_log,
@@ -131,6 +134,7 @@ class App:
             outbox=outbox,
             authenticator=authenticator,
             authorizer=authorizer,
+            rate_limiter=rate_limiter,
             revocations=revocations,
             hooks=hooks,
             corruption=corruption,

@@ -24,6 +24,7 @@ from pysync.auth.authentication import (
     SignedRequest,
 )
 from pysync.auth.policy import AccessPolicy
+from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.signing import canonical_host_of_header
 from pysync.auth.spaces import Membership, Spaces, add_roles
 from pysync.engine.subscriptions import Event
@@ -65,6 +66,7 @@ class Authorizer:
     def __init__(
         self,
         authenticator: Authenticator,
+        rate_limiter: RateLimiter,
         spaces: Spaces,
         hooks: Hooks,
         request_log: RequestLog,
@@ -73,6 +75,7 @@ class Authorizer:
     ) -> None:
         self.spaces: Final = spaces
         self._authenticator = authenticator
+        self._rate_limiter = rate_limiter
         self._hooks = hooks
         self._log = request_log
         self._mount = mount
@@ -234,7 +237,7 @@ class Authorizer:
     ) -> AuthenticatedRequest:
         """Return the caller of a request, its signature checked and counted against the limits of these
         policies. The nonce is not taken yet: call `consume_nonce` once the request is allowed. Raises what
-        `Authenticator.authenticate` and `enforce_rate_limits` do."""
+        `Authenticator.authenticate` and `RateLimiter.enforce` do."""
         is_metered = _has_rate_limit(policy, *others)
         if credentials is NO_CREDENTIALS and not is_metered:
             return ANONYMOUS_REQUEST
@@ -243,7 +246,7 @@ class Authorizer:
         if self._log.logs_requests and verified.certificate is not None:
             self._log.set_identity(verified.caller.identity)
         if is_metered:
-            await self._authenticator.enforce_rate_limits(
+            await self._rate_limiter.enforce(
                 verified.caller.identity, self.client_ip(request), (policy, *others)
             )
         return verified
@@ -271,9 +274,9 @@ class Authorizer:
         self, request: web.BaseRequest, caller: Caller, policies: list[AccessPolicy]
     ) -> None:
         """Count a request once for each of `policies` that has a limit. Raises as
-        `Authenticator.enforce_rate_limits`."""
+        `RateLimiter.enforce`."""
         if _has_rate_limit(*policies):
-            await self._authenticator.enforce_rate_limits(caller.identity, self.client_ip(request), policies)
+            await self._rate_limiter.enforce(caller.identity, self.client_ip(request), policies)
 
     async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
         """Take the nonce of a request that is allowed. Raises as `Authenticator.consume_nonce`."""

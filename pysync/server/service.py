@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pysync.auth.authentication import Authenticator
+from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import RevocationRegistry
 from pysync.config import Config
 from pysync.corruption import CorruptionReporter
@@ -30,6 +31,7 @@ class Service:
     outbox: Outbox
     authenticator: Authenticator
     authorizer: Authorizer
+    rate_limiter: RateLimiter
     revocations: RevocationRegistry
     hooks: Hooks
     corruption: CorruptionReporter

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pysync._core import PanicException
-from pysync.auth.certificate_cache import VerifiedCertificate
+from pysync.auth.verification import VerifiedCertificate
 from pysync.changelog import MAX_RESUMED
 from pysync.engine.catch_up import CatchUp
 from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
 from pysync.auth.authentication import Authenticator
-from pysync.auth.certificate_cache import VerifiedCertificate
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, add_roles
+from pysync.auth.verification import VerifiedCertificate
 from pysync.changelog import DocumentRef, origin
 from pysync.config.key_templates import KeyTemplate, TemplateIndex
 from pysync.engine.keyed_versions import KeyedVersions

@@ -5,7 +5,8 @@ import dataclasses
 from support.clients import ISSUER
 
 from pysync._core import PublicKey
-from pysync.auth.certificate_cache import MAX_IDENTITY_BYTES, CertificateCache, VerifiedCertificate
+from pysync.auth.authentication import MAX_IDENTITY_BYTES, CertificateCache
+from pysync.auth.verification import VerifiedCertificate
 from pysync.model import Caller
 
 KEY = PublicKey(ISSUER.ed_pub)

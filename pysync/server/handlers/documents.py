@@ -132,7 +132,7 @@ class DocumentHandlers:
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Response:
         """`POST /revocations`: the list is its own proof (docs/reference/protocol.md#revocation-lists)."""
-        await self._service.authenticator.enforce_rate_limit(
+        await self._service.rate_limiter.count(
             REVOCATION_LIMIT, f"revocations:{self._authorizer.client_ip(request)}"
         )
         text = await read_body(request, MAX_REVOCATION_BYTES)

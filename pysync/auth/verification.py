@@ -1,0 +1,180 @@
+"""Verify certificates: from the header that presents one to the caller that it makes."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from pysync import _core
+from pysync.auth import certificates
+from pysync.auth.certificates import Certificate, CertificateError
+from pysync.config import Config, every_named_identity, every_role, every_trusted_issuer, trust_of
+from pysync.errors import Forbidden, Unauthorized
+from pysync.model import Caller, Claims
+
+log = logging.getLogger("pysync.auth.authentication")
+
+BYTES_PER_CERTIFICATE: Final = 2_000
+BYTES_PER_CHAR: Final = 3
+"""The memory of a proof by the length of its header: the header itself, and the paths once more."""
+MAX_DENIES = 64
+"""The most deny entries of a certificate: each is matched against every key of a batch."""
+
+
+class SignedCertificate(NamedTuple):
+    """A certificate with a valid issuer's signature, of which only the parts are known that the check of a
+    request's signature needs. `cache_key` is the key of its proof in the cache."""
+
+    text: bytes
+    key: _core.PublicKey
+    nbf: int
+    exp: int
+    cache_key: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedCertificate:
+    """A verified certificate with its presenter's key, and the caller that it makes. `not_in_audience`: the
+    presenter is not in the audience that it names. `is_trusted`: the configuration names the identity or,
+    unless anybody may present the certificate, the issuer."""
+
+    iss: str
+    iss_user_id: str
+    sub: str
+    nonce: str
+    nbf: int
+    exp: int
+    key: _core.PublicKey
+    caller: Caller
+    not_in_audience: bool
+    is_trusted: bool
+    cache_key: tuple[str, str]
+
+    @property
+    def size(self) -> int:
+        return BYTES_PER_CERTIFICATE + BYTES_PER_CHAR * len(self.cache_key[0])
+
+
+class CertificateVerifier:
+    """Verifies the certificates that one service is shown. `now_ms` is the clock. `validate_certificate`
+    returns the code with which plugins refuse a valid certificate, None if they accept it."""
+
+    def __init__(
+        self,
+        config: Config,
+        now_ms: Callable[[], int],
+        validate_certificate: Callable[[Certificate], str | None] | None,
+    ) -> None:
+        self._trust = trust_of(config)
+        self._trusted_issuers = every_trusted_issuer(config)
+        self._named_identities = every_named_identity(config)
+        self._configured_roles = _roles_by_name(every_role(config))
+        self._now_ms = now_ms
+        self._validate_certificate = validate_certificate
+
+    def verify(self, signed: SignedCertificate) -> VerifiedCertificate:
+        """Parse the whole certificate and return what it proves. Raises as `parse` does."""
+        certificate = self.parse(signed.text)
+        key = signed.key
+        is_device = certificate.kind == "device"
+        identity = certificate.iss_user_id if is_device else key.user_id
+        return VerifiedCertificate(
+            iss=certificate.iss,
+            iss_user_id=certificate.iss_user_id,
+            sub=certificate.sub,
+            nonce=certificate.nonce,
+            nbf=certificate.nbf,
+            exp=certificate.exp,
+            key=key,
+            caller=replace(
+                self.caller_of(certificate, identity),
+                presenter=key.hex,
+                ops=certificate.ops,
+                scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
+            ),
+            not_in_audience=certificate.aud is not None and key.hex not in certificate.aud,
+            is_trusted=certificate.kind != "audience" and self._is_trusted(certificate, identity),
+            cache_key=signed.cache_key,
+        )
+
+    def parse(self, text: bytes) -> Certificate:
+        """Parse a certificate that its issuer signed, check its form and validity period, and have plugins
+        accept it. Raises Unauthorized, or Forbidden if it names no paths."""
+        try:
+            certificate = certificates.parse(text)
+            certificates.check_validity_period(certificate, self._now_ms() // 1000)
+            if certificate.kind != "device" and not certificate.paths:
+                raise Forbidden(reason="scope: a certificate for others needs paths")
+            if sum(path.startswith("!") for path in certificate.paths or ()) > MAX_DENIES:
+                raise Unauthorized(f"certificate: more than {MAX_DENIES} denies")
+            certificates.check_delegation(certificate)
+        except CertificateError as error:
+            raise Unauthorized(f"certificate: {error.reason}") from None
+        except ValueError:
+            raise Unauthorized("certificate: malformed") from None
+        code = None if self._validate_certificate is None else self._validate_certificate(certificate)
+        if code is not None:
+            log.info("cap-cert plugin reject: %s", code)
+            raise Unauthorized(f"certificate: a plugin refuses it: {code}")
+        return certificate
+
+    def _is_trusted(self, certificate: Certificate, identity: str) -> bool:
+        """True if the configuration names this caller, so that it is no stranger."""
+        return identity in self._named_identities or certificate.iss in self._trusted_issuers
+
+    def caller_of(self, certificate: Certificate, identity: str) -> Caller:
+        """`identity` with the roles that `certificate` gives it."""
+        issuer, own = certificate.iss_user_id, {"public"}
+        kinds = [f"cap:{op}" for op in certificate.ops]
+        if certificate.kind != "device":
+            kinds.append(f"delegated:{issuer}")
+        else:
+            own.add(f"admin:{issuer}")
+        if certificate.is_root_device:
+            own.add("device:root")
+        names = frozenset(certificate.collections)
+        asked = [
+            (kind, self._configured_roles[kind].keys() & names)
+            for kind in kinds
+            if kind in self._configured_roles
+        ]
+        yielded = frozenset(f"{kind}:{name}" for kind, known in asked for name in known)
+        claims = Claims(certificate.iss, frozenset(own), yielded)
+        return Caller(identity, claims.roles(identity, *self._trust), claims=claims)
+
+
+def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
+    """The names in roles `cap:<op>:<name>` and `delegated:<issuer>:<name>`, by what precedes them."""
+    found: dict[str, dict[str, None]] = {}
+    for role in roles:
+        kind, _, rest = role.partition(":")
+        scope, has_name, name = rest.partition(":")
+        if has_name and kind in ("cap", "delegated"):
+            found.setdefault(f"{kind}:{scope}", {})[name] = None
+    return found
+
+
+def open_certificate(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
+    """Decode the certificate of a header and check its issuer's signature: its text, its subject, and when it
+    begins and ends (s). Raises Unauthorized."""
+    try:
+        text = certificates.decode_authorization(authorization)
+    except CertificateError as error:
+        raise Unauthorized(f"certificate: {error.reason}") from None
+    opened = _core.open_certificate(text)
+    if opened is None:
+        raise Unauthorized("certificate: malformed, or its issuer did not sign it")
+    return text, opened
+
+
+def signed_certificate(
+    authorization: str, presenter: str, text: bytes, opened: tuple[str, int, int]
+) -> SignedCertificate:
+    """The certificate of a header that `open_certificate` has opened. Raises Unauthorized where its subject,
+    or else the presenter, is no public key."""
+    subject, nbf, exp = opened
+    try:
+        key = _core.PublicKey(subject or presenter)
+    except ValueError:
+        raise Unauthorized("certificate: not a public key") from None
+    return SignedCertificate(text, key, nbf, exp, (authorization, "" if subject else presenter))

@@ -24,7 +24,7 @@ PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := build
-.PHONY: build serve test test-fast test-long check bench docs reference dist audit lock clean help
+.PHONY: build serve test test-fast test-long coverage check bench docs reference dist audit lock clean help
 
 build: $(BUILT)  ## install pysync, all extras and the development tools into .venv (NATIVE=1, PYTHON=python3.12)
 
@@ -41,6 +41,10 @@ test-fast: build  ## run the tests that need no process, no other server and no 
 test-long: build  ## run proofs, properties and requests made from the description, at full depth
 	tests/components/install
 	PYSYNC_LONG_TESTS=1 $(PYTEST) -m long -o timeout=1800
+
+coverage: build  ## report the lines of pysync/ and rust/ that the tests run
+	tests/components/install
+	JOBS=$(JOBS) tools/coverage
 
 check: build  ## run the linters, type checks, stub check and Rust tests
 	$(BIN)/ruff check .

@@ -1,4 +1,5 @@
-"""What the processes of a service share: the protocol of coordinators (`base`), and `open_coordinator`."""
+"""The state that the processes of a service share besides its store: the protocol (`base`), and
+`open_coordinator`."""
 
 from pysync.coordinator.base import (
     AHEAD_MS,

@@ -1,5 +1,4 @@
-"""What workers and nodes must agree on beside the store: nonces seen, rate counters, idempotency keys, and
-the log of changes."""
+"""The protocol of coordinators: nonces, rate counters, idempotency records, leases and the change log."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ See docs/reference/protocol.md#idempotency-keys.
 """
 
 LEASE_MS: Final = 5_000
-"""How long a process may do what only one should, after it was last told that it leads."""
+"""Milliseconds for which a lease holds after it was last acquired."""
 
 
 class Standing(IntEnum):
@@ -119,9 +118,9 @@ class Coordinator(ChangeLog, Protocol):
         where memory was lost, as with the power, only where the clock has not been set back, too."""
 
     async def acquire_lease(self, name: str) -> bool:
-        """Whether this process is the one that does `name` for all that share the coordinator, for `LEASE_MS`
-        from now. Ask again well before. When a process ends or hangs another leads after that time at the
-        latest; two may lead for a moment, so what is done must bear it."""
+        """Acquire or renew the lease `name` for `LEASE_MS`, and return True if this process holds it. Renew
+        it well before it ends. If the holder ends or hangs, another process acquires the lease after that
+        time at the latest. Two processes may hold it for a moment, so the work must tolerate that."""
 
     async def probe(self) -> None:
         """Raise CoordinatorUnavailable if signed, metered or announced requests would fail."""
@@ -129,7 +128,9 @@ class Coordinator(ChangeLog, Protocol):
     async def diagnose(self) -> Diagnosis:
         """Return what is known of the coordinator's server. Raises CoordinatorUnavailable."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Release all resources."""
+        ...
 
 
 async def release_claim(coordinator: Coordinator, key: str, value: bytes) -> None:

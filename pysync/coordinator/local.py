@@ -1,16 +1,12 @@
 """The coordinator of all processes on one machine, in a folder.
 
-DIR/coordinator.db   counters, claims, the log of changes, what is intended and the last tick, in SQLite
-DIR/nonces/          replay memory (`replay.py`): on the path of every signed request, too hot for SQLite
-DIR/leads/           who leads in what (`leases.py`)
+DIR/coordinator.db   counters, idempotency records, the change log, prepared writes and the last timestamp
+DIR/nonces/          the nonce log (`nonce_log.py`): on the path of every signed request, too hot for SQLite
+DIR/leads/<name>     leases: locked by the process that holds the lease, which touches it at each renewal
 
-Which process on one folder does what only one should: it holds a lock, and says that it is awake.
-
-DIR/leads/<name>   locked by the process that leads, its time when that was last asked
-
-The kernel takes the lock from a process that ends, so another leads at once. A process that hangs keeps it:
-where its file is older than a lease, another makes a file of its own in that place, and the one that hung
-finds, when it asks again, that its file is there no more.
+The kernel releases the lock of a process that ends, so that another acquires the lease at once. A process
+that hangs keeps its lock. Once its file is older than a lease, another process replaces the file, and the
+process that hung finds at its next renewal that its file is gone.
 """
 
 import asyncio
@@ -48,7 +44,7 @@ class LeaseFiles:
         self._leases: dict[str, int] = {}
 
     def acquire_lease(self, name: str) -> bool:
-        """Whether it leads, until it is asked again, or `LEASE_MS`. Raises OSError."""
+        """Acquire or renew the lease for `LEASE_MS`; return True if this process holds it. Raises OSError."""
         path = self._folder / quote(name, safe="")
         if name in self._leases and not _is_same_file(path, self._leases[name]):
             os.close(self._leases.pop(name))
@@ -85,7 +81,7 @@ class LeaseFiles:
 
 
 def _is_same_file(path: Path, lock: int) -> bool:
-    """Whether the open file is the one at `path`."""
+    """Return True if the open file is the one at `path`."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(lock))
     except FileNotFoundError:
@@ -208,47 +204,60 @@ class LocalCoordinator:
     async def consume_nonce(
         self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
     ) -> bool:
+        """See `Coordinator.consume_nonce`."""
         if self._database.moved:
             raise CoordinatorUnavailable()
         return await self._nonces.consume(presenter, nonce, standing, signed_ms - self._now_ms())
 
     async def increment(self, bucket: str, window_ms: int) -> Window:
+        """See `Coordinator.increment`."""
         return await self._writer.submit(_increment, bucket, window_ms, self._now_ms)
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
+        """See `Coordinator.put_if_absent`."""
         return await self._writer.submit(_put_if_absent, key, value, ttl_ms, self._now_ms)
 
     async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+        """See `Coordinator.compare_and_set`."""
         await self._writer.submit(_compare_and_set, key, expected, value)
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
+        """See `Coordinator.append`."""
         last = await self._writer.submit(_append, self._log.rows_of(changes), prepared)
         self._log.notify(last)
         return change_id(last)
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        """See `ChangeLog.read`."""
         return await self._log.read(after, limit)
 
     async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
+        """See `ChangeLog.read_matching`."""
         return await self._log.read_matching(after, limit, written_by)
 
     async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
+        """See `ChangeLog.count_after`."""
         return await self._log.count_after(after, most, written_by)
 
     async def last_id(self) -> str:
+        """See `ChangeLog.last_id`."""
         return await self._log.last_id()
 
     async def wait_for_change(self, after: str) -> None:
+        """See `ChangeLog.wait_for_change`."""
         await self._log.wait_for_change(after)
 
     async def prepare(self, changes: Sequence[Change]) -> str:
+        """See `Coordinator.prepare`."""
         told = orjson.dumps([(change.text.decode(), change.identity) for change in changes])
         return str(await self._writer.submit(_insert_prepared, told, self._now_ms()))
 
     async def abort(self, name: str) -> None:
+        """See `Coordinator.abort`."""
         await self._writer.submit(_delete_prepared, name)
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
+        """See `Coordinator.prepared`."""
         now_ms = self._now_ms()
         return [
             PreparedWrite(
@@ -260,15 +269,18 @@ class LocalCoordinator:
         ]
 
     async def next_timestamp(self) -> HybridTimestamp:
+        """See `Coordinator.next_timestamp`."""
         return await self._writer.submit(_next_timestamp, self._now_ms)
 
     async def acquire_lease(self, name: str) -> bool:
+        """See `Coordinator.acquire_lease`."""
         try:
             return self._leases.acquire_lease(name)
         except OSError as error:
             raise CoordinatorUnavailable from error
 
     async def probe(self) -> None:
+        """See `Coordinator.probe`."""
         if (fault := self._database.fault) is not None:
             raise CoordinatorUnavailable(fault)
         await self._writer.submit(_probe)
@@ -276,9 +288,11 @@ class LocalCoordinator:
         await self._nonces.consume("", os.urandom(8).hex(), Standing.OWNER)
 
     async def diagnose(self) -> Diagnosis:
+        """See `Coordinator.diagnose`."""
         return Diagnosis()
 
     async def close(self) -> None:
+        """See `Coordinator.close`."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -308,8 +322,8 @@ def _prepare(
 
 
 def _reset_after_reboot(writer: sqlite3.Connection, boot: str) -> None:
-    """Begin the log of changes anew where the machine was started since it was last opened: its newest rows,
-    and intents, may have been lost with the power, and who follows it must be told to begin anew."""
+    """Restart the change log if the machine was restarted since the folder was last opened. Its newest rows
+    and prepared writes may have been lost with the power, so followers must reset."""
     writer.execute("BEGIN IMMEDIATE")
     if writer.execute("SELECT id FROM boot").fetchone() != (boot,):
         writer.execute("UPDATE boot SET id = ?", (boot,))

@@ -31,10 +31,10 @@ MAX_ENTRIES: Final = 1_000_000
 """Counters, and claims, at one time; beyond it new ones are refused."""
 
 WAIT_S: Final = 1.0
-"""How long `wait_for_change` waits at most."""
+"""Maximum seconds that `wait_for_change` waits."""
 
 SWEEP_MS: Final = 10_000
-"""How often what has expired is dropped."""
+"""Milliseconds between removals of expired entries."""
 
 _is_id = re.compile("[0-9]{17}").fullmatch
 
@@ -69,6 +69,7 @@ class MemoryCoordinator:
     async def consume_nonce(
         self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
     ) -> bool:
+        """See `Coordinator.consume_nonce`."""
         epoch = nonce_epoch(self._elapsed_ms())
         if epoch > self._epoch:
             self._seen = {e: seen for e, seen in self._seen.items() if e > epoch - LIVE_EPOCHS}
@@ -85,6 +86,7 @@ class MemoryCoordinator:
         return self._seen[self._epoch].add(digest)
 
     async def increment(self, bucket: str, window_ms: int) -> Window:
+        """See `Coordinator.increment`."""
         now_ms = self._now_ms()
         self._sweep(now_ms)
         ends_ms = window_end_ms(now_ms, window_ms)
@@ -97,6 +99,7 @@ class MemoryCoordinator:
         return Window(count + 1, ends_ms - now_ms)
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
+        """See `Coordinator.put_if_absent`."""
         now_ms = self._now_ms()
         self._sweep(now_ms)
         expires_ms, held = self._values.get(key, (0, b""))
@@ -108,6 +111,7 @@ class MemoryCoordinator:
         return value
 
     async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+        """See `Coordinator.compare_and_set`."""
         expires_ms, current = self._values.get(key, (0, b""))
         if expires_ms <= self._now_ms() or current != expected:
             return
@@ -117,6 +121,7 @@ class MemoryCoordinator:
             self._values[key] = (expires_ms, value)
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
+        """See `Coordinator.append`."""
         now_ms = self._now_ms()
         for change in changes:
             self._last_number += 1
@@ -128,12 +133,14 @@ class MemoryCoordinator:
         return _change_id(self._last_number)
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        """See `ChangeLog.read`."""
         place = self._number_of(after)
         if place is None:
             return None
         return self._entries(range(place + 1, min(place + limit, self._last_number) + 1))
 
     async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
+        """See `ChangeLog.read_matching`."""
         place = self._number_of(after)
         if place is None:
             return None
@@ -147,15 +154,18 @@ class MemoryCoordinator:
         return ChangePage(self._entries(found), _change_id(last), is_end, len(found))
 
     async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
+        """See `ChangeLog.count_after`."""
         place = self._number_of(after)
         if place is None:
             return 0
         return sum(len(each) - bisect_right(each, place) for each in self._numbers(written_by))
 
     async def last_id(self) -> str:
+        """See `ChangeLog.last_id`."""
         return _change_id(self._last_number)
 
     async def wait_for_change(self, after: str) -> None:
+        """See `ChangeLog.wait_for_change`."""
         if after < _change_id(self._last_number):
             return
         self._appended.clear()
@@ -164,31 +174,39 @@ class MemoryCoordinator:
                 await self._appended.wait()
 
     async def prepare(self, changes: Sequence[Change]) -> str:
+        """See `Coordinator.prepare`."""
         name = f"{next(self._prepared_ids):x}"
         self._prepared[name] = (self._now_ms(), list(changes))
         return name
 
     async def abort(self, name: str) -> None:
+        """See `Coordinator.abort`."""
         self._prepared.pop(name, None)
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
+        """See `Coordinator.prepared`."""
         now_ms, oldest = self._now_ms(), itertools.islice(self._prepared.items(), limit)
         return [PreparedWrite(name, now_ms - at_ms, changes) for name, (at_ms, changes) in oldest]
 
     async def next_timestamp(self) -> HybridTimestamp:
+        """See `Coordinator.next_timestamp`."""
         self._tick = self._tick.next(self._now_ms())
         return self._tick
 
     async def acquire_lease(self, name: str) -> bool:
+        """See `Coordinator.acquire_lease`."""
         return True
 
     async def probe(self) -> None:
+        """See `Coordinator.probe`."""
         await self.consume_nonce("", os.urandom(8).hex(), self._now_ms(), Standing.OWNER)
 
     async def diagnose(self) -> Diagnosis:
+        """See `Coordinator.diagnose`."""
         return Diagnosis()
 
     async def close(self) -> None:
+        """See `Coordinator.close`."""
         self._seen.clear()
         self._counters.clear()
         self._values.clear()

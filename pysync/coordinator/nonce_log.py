@@ -1,15 +1,15 @@
-"""Replay memory shared by processes: append-only ledgers of nonce digests, one for each five minutes.
+"""Replay memory shared by processes: append-only files of nonce digests, one for each five minutes.
 
-    DIR/lock       held while a nonce is decided
-    DIR/<epoch>    16 bytes for each nonce that arrived in that epoch, in order of arrival
-    DIR/later-<epoch>   those of requests that are good again in that epoch: signed by a clock that was ahead
-    DIR/boot       which start of the machine the epochs are counted by, and how far they are ahead of it
+    DIR/lock            held while a nonce is decided
+    DIR/<epoch>         16 bytes for each nonce that arrived in that epoch, in order of arrival
+    DIR/later-<epoch>   nonces of requests signed by a clock ahead of ours, valid again in that epoch
+    DIR/boot            the boot id that epochs are counted from, and their offset
 
 Each process holds the same digests in memory and reads only what others appended since. A nonce costs four
 small system calls and no flush: it survives the death of the process, which is what a restart needs.
 
-Epochs follow the time since the machine was started, which nobody can set. After a reboot they continue where
-they were, as if no time had passed in between: a nonce is kept too long rather than too short.
+Epochs follow the time since the machine was booted, which nobody can set. After a reboot they continue where
+they were, as if no time had passed, so that a nonce is kept too long rather than too short.
 """
 
 import asyncio
@@ -79,6 +79,7 @@ class NonceLogFile:
             self.is_sealed = True
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)
 
 
@@ -86,8 +87,8 @@ class NonceLog:
     """The nonces of the last ten minutes and more, for all processes that use `folder`."""
 
     def __init__(self, folder: Path, elapsed_ms: Callable[[], int], max_live: int, boot: str = "") -> None:
-        """Reads the live ledgers. `elapsed_ms` tells the time since the start of the machine that `boot`
-        names. Raises OSError."""
+        """Read the live files. `elapsed_ms` returns the time since the boot that `boot` identifies. Raises
+        OSError."""
         self._folder = folder
         self._elapsed_ms = elapsed_ms
         self._max_live = max_live
@@ -119,6 +120,7 @@ class NonceLog:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def close(self) -> None:
+        """Close all files."""
         for ledger in self._files.values():
             ledger.close()
         self._files.clear()

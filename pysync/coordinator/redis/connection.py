@@ -27,7 +27,7 @@ Execute = Callable[..., Awaitable[list[Any]]]
 """Takes commands, gives their replies: as Redis 2 types them, an error it answers among them as a value."""
 
 ReplyError = ResponseError
-"""What Redis answers to a command that it refuses: a reply, not an exception that is raised."""
+"""The reply of Redis to a command that it rejects. It is returned, not raised."""
 
 TIMEOUT_S: Final = 2.0
 """For connecting, and for the replies to a group of commands. A Redis that saves its memory pauses for
@@ -51,12 +51,12 @@ class _Request(NamedTuple):
 
 
 class PipelinedConnection:
-    """Commands to one server. `on_connect` is called on each new connection, before anything else is sent
-    there; what it raises keeps the connection from being used.
+    """Commands to one server. `on_connect` is called on each new connection before any command; an error that
+    it raises keeps the connection from being used.
 
-    A command whose reply is lost is not sent again: its caller is told `CoordinatorUnavailable` and has to
-    take it for done or not done, whichever is worse. Those that were not sent yet wait for one attempt to
-    connect again. When that fails they are refused, and all others at once, until one succeeds.
+    A command whose reply is lost is not sent again: its caller gets `CoordinatorUnavailable` and must assume
+    either outcome. Commands that were not sent yet wait for one attempt to reconnect. If it fails they are
+    rejected, and all others at once, until an attempt succeeds.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class PipelinedConnection:
             return error
 
     async def _is_connected(self) -> bool:
-        """Whether the connection can take commands. One that was closed while nobody waited is noticed here,
-        before anything is sent that would be in doubt."""
+        """Return True if the connection can take commands. A connection that was closed while idle is noticed
+        here, before a command is sent whose outcome would be unknown."""
         try:
             return self._connection.is_connected and not await self._connection.can_read()
         except RedisError:
@@ -231,7 +231,8 @@ def make_connection(url: str) -> Connection:
 
 
 def _reason(error: Exception) -> str:
-    """What an operator can do something with. The library's texts name hosts, never passwords."""
+    """Return the cause in terms that an operator can act on. The library's texts name hosts, never
+    passwords."""
     if isinstance(error, TimeoutError):
         return f"no answer within {TIMEOUT_S:g} s"
     return str(error) or type(error).__name__

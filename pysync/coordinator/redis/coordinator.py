@@ -49,10 +49,10 @@ from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
 
 WAIT_S: Final = 1.0
-"""How long `StreamWaiter.wait_for_change` waits at most."""
+"""Maximum seconds that `StreamWaiter.wait` waits."""
 
 _silent_logger = logging.Logger("quiet", logging.CRITICAL)
-"""The other connection tells what befalls Redis."""
+"""Silent, because the other connection logs the failures of Redis."""
 
 
 class StreamWaiter:
@@ -74,9 +74,9 @@ class StreamWaiter:
             self._news.set()
 
     async def wait(self, after: str, entry_id: str) -> None:
-        """Return when there may be an entry after the one with the id `after`, which is at `entry_id`: at
-        once where this process knows one, as soon as Redis tells where another has added it, and after a
-        second in any case."""
+        """Return when there may be an entry after the id `after`, which is at `entry_id`: at once if this
+        process knows of one, as soon as Redis reports one from another process, and after a second in any
+        case."""
         if after < self._newest:
             return
         self._news.clear()
@@ -87,14 +87,15 @@ class StreamWaiter:
                 await self._news.wait()
 
     async def close(self) -> None:
+        """See `Coordinator.close`."""
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])
         await self._connection.close()
 
     async def _listen(self, entry_id: str) -> None:
-        """Have Redis tell when there is something after `entry_id`; who waits meanwhile asks again then, and
-        when nothing has come for long enough. Without Redis they wait in vain for their second."""
+        """Wait in Redis for an entry after `entry_id`, and wake the waiting callers. Without Redis they wait
+        for their full second."""
         block_ms = int(WAIT_S * 1000)
         try:
             if not self._is_open:
@@ -112,7 +113,7 @@ class StreamWaiter:
 
 
 async def _accept_any(ask: Execute) -> None:
-    """Take any connection: what is remembered on the other side is not asked here."""
+    """Accept any connection, without checking the epoch on the other side."""
 
 
 CHANGES: Final = "pysync:changes"
@@ -126,7 +127,7 @@ LEEWAY_MS: Final = 2_000
 """After memory was lost: how far the clock of who signs may be ahead of Redis' without a gap."""
 
 GRACE_MS: Final = 60_000
-"""How long a count may take from a node's clock to Redis, which is more than any reply is waited for."""
+"""Milliseconds that a counter may take from a node's clock to Redis, more than the timeout of a reply."""
 
 _REPLACE_CLAIM: Final = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -166,11 +167,11 @@ class RedisCoordinator:
         retention: Retention = Retention(),  # noqa: B008 (frozen)
         random: Callable[[int], bytes] = os.urandom,
     ) -> Self:
-        """The coordinator in the database that `url` names: `redis://[[user]:password@]host[:port][/number]`,
-        or `rediss://` for TLS, with `?ssl_ca_certs=FILE`, `ssl_certfile` and `ssl_keyfile` if need be.
+        """Return the coordinator in the database of `url`: `redis://[[user]:password@]host[:port][/number]`,
+        or `rediss://` for TLS, with `?ssl_ca_certs=FILE`, `ssl_certfile` and `ssl_keyfile` if needed.
 
-        Raises ValueError where the URL or that Redis will not do, CoordinatorUnavailable where it cannot be
-        used now. Neither tells the password.
+        Raises ValueError for an unusable URL or Redis, and CoordinatorUnavailable if it cannot be used now.
+        Neither contains the password.
         """
         coordinator = cls(lambda: make_connection(url), now_ms, retention, random(16).hex())
         await coordinator._epoch.open()
@@ -180,6 +181,7 @@ class RedisCoordinator:
     async def consume_nonce(
         self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
     ) -> bool:
+        """See `Coordinator.consume_nonce`."""
         key = b"pysync:n:" + ReplayWindow.digest(presenter, nonce)
         ahead_ms = signed_ms - self._now_ms()
         ttl_ms = NONCE_TTL_MS + (ahead_ms if ahead_ms > AHEAD_MS else 0)
@@ -191,6 +193,7 @@ class RedisCoordinator:
         return True
 
     async def increment(self, bucket: str, window_ms: int) -> Window:
+        """See `Coordinator.increment`."""
         now_ms = self._now_ms()
         ends_ms = window_end_ms(now_ms, window_ms)
         # Its window is in the key's name: a count that comes late finds those that it belongs to.
@@ -200,14 +203,17 @@ class RedisCoordinator:
         return Window(count, ends_ms - now_ms)
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
+        """See `Coordinator.put_if_absent`."""
         (held,) = await self._epoch.execute(("SET", f"pysync:k:{key}", value, "NX", "GET", "PX", ttl_ms))
         return value if held is None else bytes(held)
 
     async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+        """See `Coordinator.compare_and_set`."""
         given = (expected,) if value is None else (expected, value)
         await self._epoch.execute(("EVAL", _REPLACE_CLAIM, 1, f"pysync:k:{key}", *given))
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
+        """See `Coordinator.append`."""
         add = ("XADD", CHANGES, "MAXLEN", "~", max(1, self._retention.count), "*")
         added = [(*add, "c", change.text, "i", change.identity, "o", change.origin) for change in changes]
         # Older than what was known to be the newest before: the log never becomes empty.
@@ -217,6 +223,7 @@ class RedisCoordinator:
         return self._to_id(places[len(added) - 1])
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
+        """See `ChangeLog.read`."""
         if not after:
             return self._parse_entries(await self._range("-", limit))
         known = _is_change_id(after)
@@ -237,6 +244,7 @@ class RedisCoordinator:
 
     async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
         # A stream of Redis has no index: what is not asked for is read too, and not looked into.
+        """See `ChangeLog.read_matching`."""
         found = await self.read(after, limit)
         if found is None:
             return None
@@ -244,34 +252,42 @@ class RedisCoordinator:
         return ChangePage(told, found[-1][0] if found else after, len(found) < limit, len(found))
 
     async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
+        """See `ChangeLog.count_after`."""
         return None
 
     async def last_id(self) -> str:
+        """See `ChangeLog.last_id`."""
         (found,) = await self._epoch.execute_checked(("XREVRANGE", CHANGES, "+", "-", "COUNT", 1))
         return self._to_id(found[0][0] if found else _BEFORE_ALL.encode())
 
     async def wait_for_change(self, after: str) -> None:
+        """See `ChangeLog.wait_for_change`."""
         known = _is_change_id(after)
         await self._waiter.wait(after, _BEFORE_ALL if known is None else _from_id(known))
 
     async def prepare(self, changes: Sequence[Change]) -> str:
+        """See `Coordinator.prepare`."""
         told = (value for change in changes for value in change[:2])
         added = await self._epoch.execute_checked(("XADD", INTENTS, "*", "at", self._epoch.now_ms, *told))
         return str(added[0].decode())
 
     async def abort(self, name: str) -> None:
+        """See `Coordinator.abort`."""
         await self._epoch.execute(("XDEL", INTENTS, name))
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
+        """See `Coordinator.prepared`."""
         (found,) = await self._epoch.execute(("XRANGE", INTENTS, "-", "+", "COUNT", limit))
         return [_prepared_write(place, told, self._epoch.now_ms) for place, told in found]
 
     async def next_timestamp(self) -> HybridTimestamp:
         # By Redis' clock, whose steps back do not move the places of its streams.
+        """See `Coordinator.next_timestamp`."""
         tick = await self._next_entry_id("*")
         return tick if tick.counter <= MAX_COUNTER else await self._next_entry_id(f"{tick.ms + 1}-*")
 
     async def acquire_lease(self, name: str) -> bool:
+        """See `Coordinator.acquire_lease`."""
         key = f"pysync:l:{name}"
         (held,) = await self._epoch.execute(("SET", key, self._name, "NX", "GET", "PX", LEASE_MS))
         if held is None:
@@ -280,14 +296,17 @@ class RedisCoordinator:
         return held == self._name.encode() and await self._renew(key)
 
     async def diagnose(self) -> Diagnosis:
+        """See `Coordinator.diagnose`."""
         asked_ms = self._now_ms()
         (time,) = await self._epoch.execute(("TIME",))
         return Diagnosis(skew_ms=(asked_ms + self._now_ms()) // 2 - time_ms(time))
 
     async def probe(self) -> None:
-        """Nothing: while Redis is away every node is, and what needs none goes on."""
+        """Do nothing: without Redis all nodes are equally affected, and requests that need no coordinator
+        continue."""
 
     async def close(self) -> None:
+        """See `Coordinator.close`."""
         with suppress(CoordinatorUnavailable):
             for key in self._leases:
                 # Prolonged, it is not another's before it is deleted.
@@ -305,7 +324,8 @@ class RedisCoordinator:
         return HybridTimestamp(*map(int, added.split(b"-")))
 
     async def _renew(self, key: str) -> bool:
-        """Whether this process still leads; another may since a moment, and then is prolonged itself."""
+        """Renew the lease, and return True if this process still holds it. Another process that acquired it a
+        moment ago renews its own."""
         (held,) = await self._epoch.execute(("GETEX", key, "PX", LEASE_MS))
         return bool(held == self._name.encode())
 
@@ -314,7 +334,7 @@ class RedisCoordinator:
         return list(found)
 
     async def _is_complete(self) -> bool:
-        """Whether the log, which is not empty, holds all changes that there ever were."""
+        """Return True if the log, which is not empty, contains all changes since it began."""
         (told,) = await self._epoch.execute_checked(("XINFO", "STREAM", CHANGES))
         facts = dict(zip(told[::2], told[1::2], strict=True))
         return bool(facts[b"length"] == facts[b"entries-added"])
@@ -332,18 +352,18 @@ class RedisCoordinator:
 
 
 def _from_id(known: re.Match[str]) -> str:
-    """Where in the stream the change with this id is."""
+    """Return the entry id in the stream of the change with this id."""
     return f"{int(known['ms'])}-{int(known['n'])}"
 
 
 def _change(fields: list[bytes]) -> Change:
-    """The change in an entry of their stream. Earlier versions tell no origin."""
+    """Return the change in a stream entry. Entries of earlier versions have no origin."""
     text, identity, *more = fields[1::2]
     return Change(bytes(text), identity.decode(), more[0].decode() if more else "")
 
 
 def _prepared_write(entry_id: bytes, fields: list[bytes], now_ms: int) -> PreparedWrite:
-    """The intent at `entry_id` of their stream, of which that entry tells."""
+    """Return the prepared write in a stream entry."""
     _, at_ms, *changes = fields
     pairs = zip(changes[::2], changes[1::2], strict=True)
     return PreparedWrite(

@@ -1,9 +1,9 @@
-"""A Redis whose memory is watched: what it answers counts only as long as it remembers all that it was told.
+"""A guard against Redis losing data: replies count only while Redis remembers everything since a known time.
 
-Redis may lose its memory, all of it or the last moments: it is started again, emptied, followed by a replica.
-`pysync:since` tells. It names the process of Redis that has remembered everything since a time. A node that
-connects to another process writes it anew, and one that finds it changed trusts no reply until it has
-connected anew.
+Redis may lose all of its data, or the last moments: after a restart, a flush or a failover to a replica. The
+key `pysync:since` detects that. It names the process of Redis that has remembered everything since a time. A
+node that connects to another process rewrites it, and a node that finds it changed trusts no reply until it
+has reconnected.
 """
 
 import logging
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 EPOCH_KEY: Final = "pysync:since"
 
 MIN_VERSION: Final = 7
-"""`SET` with both NX and GET, `PEXPIRE` with NX, streams that tell how much was added to them."""
+"""The first version with `SET` NX GET, `PEXPIRE` NX, and streams that count their entries."""
 
 _is_epoch = re.compile(rb"([!-~]+) ([0-9]{1,15})").fullmatch
 
 
 class Epoch(NamedTuple):
-    """What `pysync:since` holds: `ms` is Redis' time from which `process` remembers everything."""
+    """The content of `pysync:since`: `process` remembers everything since `ms`, in Redis' time."""
 
     process: str
     ms: int
@@ -40,12 +40,13 @@ class Epoch(NamedTuple):
         return None if found is None else cls(found[1].decode(), int(found[2]))
 
     def text(self) -> bytes:
+        """Return the text that is stored."""
         return f"{self.process} {self.ms}".encode()
 
 
 class EpochGuard:
-    """What one Redis remembers. `on_data_loss` is called when it was found to be another memory than
-    before."""
+    """Commands to a Redis that is known to remember. `on_data_loss` is called when it is found to have lost
+    data."""
 
     def __init__(
         self, connection: Connection, now_ms: Callable[[], int], on_data_loss: Callable[[], None]
@@ -96,12 +97,13 @@ class EpochGuard:
         return raise_for_errors(replies)
 
     async def close(self) -> None:
+        """Close the connection."""
         await self._connection.close()
 
     async def _on_connect(self, execute: Execute) -> None:
-        """Take a new connection into use: see to it that this Redis will do, and what it remembers.
+        """Check on a new connection that this Redis is supported, and what it remembers.
 
-        Raises ValueError where it will not do, CoordinatorUnavailable where it refuses to tell.
+        Raises ValueError if it is not supported, CoordinatorUnavailable if it rejects the query.
         """
         earlier, self._epoch = self._epoch, await self._establish(execute)
         if earlier is not None and earlier != self._epoch:
@@ -109,7 +111,7 @@ class EpochGuard:
             self._on_data_loss()
 
     async def _establish(self, execute: Execute) -> Epoch:
-        """What `pysync:since` holds, written anew where it tells of another memory than this one."""
+        """Return the content of `pysync:since`, rewritten if it belongs to other data than this."""
         while True:
             _, info, *others = await execute(("WATCH", EPOCH_KEY), ("INFO",), ("TIME",), ("GET", EPOCH_KEY))
             raise_for_errors([info], with_detail=True)
@@ -131,7 +133,7 @@ class EpochGuard:
 
 
 def time_ms(reply: list[bytes]) -> int:
-    """What Redis answers to `TIME`, in milliseconds."""
+    """Return the reply to `TIME` in milliseconds."""
     seconds, micros = reply
     return int(seconds) * 1000 + int(micros) // 1000
 
@@ -146,7 +148,7 @@ def raise_for_errors(replies: list[Any], with_detail: bool = False) -> list[Any]
 
 
 def _unsupported_reason(facts: dict[str, str]) -> str | None:
-    """What keeps a Redis, by what it says of itself, from being a coordinator."""
+    """Return the reason why a Redis, by its own description, cannot be a coordinator; None if it can."""
     version = facts.get("redis_version", "0")
     if int(version.partition(".")[0]) < MIN_VERSION:
         return f"is version {version}; pysync needs {MIN_VERSION} or newer"

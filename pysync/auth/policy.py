@@ -153,6 +153,29 @@ class AccessPolicy:
         return not allowed
 
 
+class PolicyTable:
+    """The policies of one configuration, each made once. `uses_plugin_roles`: there is a plugin that gives
+    roles."""
+
+    def __init__(self, config: Config, *, uses_plugin_roles: bool) -> None:
+        self._config = config
+        self._uses_plugin_roles = uses_plugin_roles
+        self._made: dict[tuple[str | None, str, Action], AccessPolicy] = {}
+
+    def of(self, namespace: str | None, collection: Collection, action: Action) -> AccessPolicy:
+        """The policy for an action on a collection of the namespace."""
+        key = namespace, collection.name, action
+        if key not in self._made:
+            self._made[key] = AccessPolicy.from_config(
+                self._config, namespace, collection, action, uses_plugin_roles=self._uses_plugin_roles
+            )
+        return self._made[key]
+
+    def pulls(self) -> list[AccessPolicy]:
+        """The policies for pulls of every collection, also of those that are only pushed to."""
+        return [self.of(name or None, found, "pull") for name, _, found in self._config.each_collection()]
+
+
 def _shadowing_templates(
     config: Config, namespace: str | None, collection: Collection
 ) -> tuple[KeyTemplate, ...]:

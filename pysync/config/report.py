@@ -91,7 +91,7 @@ def routes_table(config: Config) -> list[Row]:
     return [
         Row(spec.method, spec.path, _label(spec, batched), _roles(spec, config))
         for spec in routes_of(config)
-        if spec.action not in _PROBES and spec.path not in hidden
+        if spec.action not in _PROBES and (spec.namespace or spec.path not in hidden)
     ]
 
 

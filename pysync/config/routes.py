@@ -7,7 +7,7 @@ from typing import Literal
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.schema import Collection, Config
 
-NO_KEY = KeyTemplate("")
+Method = Literal["GET", "POST"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,27 +15,30 @@ class RouteSpec:
     """A route. `action` is an `Action` of a collection, `append` for pushes to a log, `bundle`, `batch`,
     `events`, `config`, or the name of a route of the whole service."""
 
-    method: Literal["GET", "POST"]
+    method: Method
     action: str
     path: str
     """The path at which it is described, with `{param}` segments."""
     namespace: str | None = None
     collections: tuple[Collection, ...] = ()
     """The collections that it reads or writes: several for a bundle, a batch or a change stream."""
-    key: KeyTemplate = NO_KEY
-    """The end of the path, which names a document, the prefix of a list, or an issuer."""
+    key: KeyTemplate | None = None
+    """The end of the path, which names a document, the prefix of a list, or an issuer; None for a route of no
+    key."""
     aliases: tuple[str, ...] = ()
     """Further paths at which the same is served."""
 
 
 def routes_of(config: Config) -> Iterator[RouteSpec]:
     """Every route except those of example files: of each namespace its collections in the order of the file,
-    then its bundles, batch, change stream and manifest; last those of the whole service."""
+    then its bundles, batch, change stream and manifest; last those of the whole service. Of two at one path
+    the later one is served."""
+    mount = config.server.mount_path
+    if config.config_endpoint is not None:
+        # A published client asks here. A namespace named sync comes later, and takes the path.
+        yield RouteSpec("GET", "config", f"{mount}/sync/config")
     for name, _, collections in config.each_namespace():
         yield from _namespace_routes(config, name or None, collections)
-    mount = config.server.mount_path
-    if config.config_endpoint is not None:  # where a published client asks
-        yield RouteSpec("GET", "config", f"{mount}/sync/config")
     yield RouteSpec("POST", "revoke", f"{mount}/revocations")
     issuer = KeyTemplate("{issuer}")
     yield RouteSpec("GET", "revocations", f"{mount}/revocations/{issuer.text}", key=issuer)
@@ -59,9 +62,13 @@ def _namespace_routes(
     aliases = () if namespace is None or mount else (f"/v1{own}",)
 
     def route(
-        method: Literal["GET", "POST"], action: str, below: str, *read: Collection, key: KeyTemplate = NO_KEY
+        method: Method,
+        action: str,
+        below: str,
+        *read: Collection,
+        key: KeyTemplate | None = None,
     ) -> RouteSpec:
-        path = f"/{below}/{key.text}".rstrip("/")
+        path = f"/{below}" if key is None else f"/{below}/{key.text}".rstrip("/")
         return RouteSpec(
             method, action, own + path, namespace, read, key, tuple(prefix + path for prefix in aliases)
         )

@@ -17,6 +17,7 @@ from pysync import __version__
 from pysync.auth.authentication import Authenticator
 from pysync.auth.certificates import user_id
 from pysync.auth.ownership import Ownership
+from pysync.auth.policy import PolicyTable
 from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import RevocationRegistry
 from pysync.auth.spaces import Spaces
@@ -51,7 +52,7 @@ from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
 from pysync.server.middleware import Middleware
 from pysync.server.request_log import RequestLog
 from pysync.server.router import Router
-from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections, pull_policies
+from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
 from pysync.server.service import Service
 from pysync.server.sse import SSEHub
 from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
@@ -96,7 +97,8 @@ class App:
         self.ops = ServiceHandlers(store, coordinator, Metrics(__version__, counted), clock.wall_ms)
         self._hooks = hooks = Hooks(plugins, partial(tally.count, "pysync_plugin_failures"), hook_s)
         outbox = Outbox(store, coordinator)
-        tables = key_owner_tables(config, hooks)
+        policies = PolicyTable(config, uses_plugin_roles=hooks.has_authorize_hooks)
+        tables = key_owner_tables(policies)
         corruption = CorruptionReporter(tally.count, partial(owning_collections, tables))
         documents = Documents(store, coordinator, clock, outbox, corruption)
         files = Files(store, clock, outbox, corruption)
@@ -121,7 +123,7 @@ class App:
             server.mount_path,
             server.trusted_proxy_hops,
         )
-        rules = list(pull_policies(config, hooks))
+        rules = policies.pulls()
         hearing = StreamAuthorizer(rules, authenticator, authorizer, store, clock.wall_ms, documents.versions)
         feed = ChangeDispatcher(outbox.log, KeyIndex(rules, hooks.stored_files), hearing.authorize)
         self.subscribers = SSEHub(feed, hearing, tally, config.changes.max_resumed)
@@ -143,6 +145,7 @@ class App:
         routes = Router()
         RouteBuilder(
             service=service,
+            policies=policies,
             routes=routes,
             projection_waiter=ProjectionWaiter(config, plugins, outbox),
             stream_authorizer=hearing,

@@ -18,7 +18,7 @@ import orjson
 from aiohttp import web
 
 from pysync import __version__
-from pysync.auth.policy import AccessPolicy
+from pysync.auth.policy import AccessPolicy, PolicyTable
 from pysync.config import Collection, Config
 from pysync.engine.files import FileSettings
 from pysync.errors import errors_by_code
@@ -40,25 +40,24 @@ _OPEN: Final[list[Json]] = [{}]
 class OpenApi:
     """`GET /openapi.json`. The document is made and encoded when it is first asked for."""
 
-    def __init__(self, config: Config, routes: Router) -> None:
-        self._config = config
-        self._routes = routes
+    def __init__(self, config: Config, routes: Router, policies: PolicyTable) -> None:
+        self._parts = config, routes, policies
         self._text = b""
 
     async def serve(self, request: web.BaseRequest, match: Match) -> Response:
         """The document as JSON."""
-        self._text = self._text or orjson.dumps(describe(self._config, self._routes))
+        self._text = self._text or orjson.dumps(describe(*self._parts))
         return Response(200, self._text, REVALIDATED)
 
 
-def describe(config: Config, routes: Router) -> Json:
+def describe(config: Config, routes: Router, policies: PolicyTable) -> Json:
     """The OpenAPI 3.1 document of a service with these `routes`: every one of them, and nothing else.
 
     HEAD is left out, which is answered wherever GET is, and so are aliases.
     """
     own = [(method, route) for method, route in routes if not route.alias]
     ordered = sorted(own, key=lambda each: each[1].template)
-    describer = _Describer(config, [route for _, route in ordered])
+    describer = _Describer(config, [route for _, route in ordered], policies)
     paths: dict[str, Json] = {}
     for method, route in ordered:
         paths.setdefault("/" + "/".join(route.template), {})[method.lower()] = describer.operation(route)
@@ -86,8 +85,9 @@ class _Facts(NamedTuple):
 class _Describer:
     """Describes the operations of one service, whose `routes` are without aliases."""
 
-    def __init__(self, config: Config, routes: list[Route]) -> None:
+    def __init__(self, config: Config, routes: list[Route], policies: PolicyTable) -> None:
         self._config = config
+        self._policies = policies
         self._routes = routes
         self._facts: Mapping[str, Callable[[Route], _Facts]] = {
             "batch": self._batch,
@@ -150,7 +150,7 @@ class _Describer:
     def _events(self, route: Route) -> _Facts:
         config, space = self._config, self._namespace(route)
         found = config.collections if space is None else config.namespaces[space].collections
-        policies = [AccessPolicy.from_config(config, space, one, "pull") for one in found]
+        policies = [self._policies.of(space, one, "pull") for one in found]
         readable = [policy for policy in policies if not policy.collection.push_only]
         sets = {one.name: _param_set(one) | {"required": []} for one in found}
         values, statuses = {"names": [one.name for one in found], "sets": sets}, _metered(readable)

@@ -29,7 +29,7 @@ class Route:
     routes that no collection owns."""
 
     handler: Handler
-    template: tuple[str, ...]
+    template: tuple[str, ...] = ()
     param_names: tuple[str, ...] = ()
     action: str = ""
     collection: str = ""

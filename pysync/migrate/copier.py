@@ -349,9 +349,7 @@ class Copier:
             except VerificationError as error:
                 self._count(key, "corrupt", str(error))
             except KeyConflict:
-                self._count(
-                    key, "refused", "another file lies above or below it, and this store keeps folders"
-                )
+                self._count(key, "refused", _PATH_CONFLICT)
             finally:
                 await file.chunks.aclose()
 

@@ -20,6 +20,7 @@ from pysync import protocol
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import Certificate
 from pysync.auth.signing import IdentityKeys
+from pysync.protocol import JSON_TYPE
 
 CONNECTIONS: Final = 32
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -61,7 +62,7 @@ class RequestBuilder:
         path: str,
         body: bytes | None = None,
         headers: str = "",
-        content_type: str = "application/json",
+        content_type: str = JSON_TYPE,
     ) -> bytes:
         """A GET, or with a body a POST of it. `headers` are lines that end in CRLF."""
         method = "GET" if body is None else "POST"
@@ -70,7 +71,7 @@ class RequestBuilder:
         head = f"{method} {self._mount}{path} HTTP/1.1\r\n{self._host_header}{headers}\r\n"
         return head.encode() + (body or b"")
 
-    def signed(self, path: str, body: bytes | None = None, content_type: str = "application/json") -> bytes:
+    def signed(self, path: str, body: bytes | None = None, content_type: str = JSON_TYPE) -> bytes:
         """As `request`, signed now. The body of a file is not covered.
 
         See docs/reference/protocol.md#push-a-file.
@@ -79,7 +80,7 @@ class RequestBuilder:
             self._keys,
             "GET" if body is None else "POST",
             path,
-            body if body and content_type == "application/json" else b"",
+            body if body and content_type == JSON_TYPE else b"",
             self._signed_host,
             int(time.time() * 1000),
             os.urandom(16),

@@ -30,6 +30,7 @@ from pysync.client.models import (
 from pysync.client.transport import document_key
 from pysync.client.watch import IDLE_S, ReconnectingStream, Watch
 from pysync.errors import NotFound, PysyncError
+from pysync.protocol import JSON_TYPE
 
 ParamSet = Mapping[str, str | int]
 RangeParams = Mapping[str, int]
@@ -299,7 +300,7 @@ class Client(FileMethods):
     async def revoke(self, revocations: RevocationList) -> int:
         """Publish a revocation list and return its generation. Raises StaleGeneration if the server has this
         generation or a later one. A lost response is not retried, for that reason."""
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": JSON_TYPE}
         return await self._request_once(
             "POST", "/revocations", lambda answer: int(answer["generation"]), revocations.text, headers
         )

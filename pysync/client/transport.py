@@ -254,9 +254,7 @@ class Transport:
     def _target(self, action: str, key: str) -> str:
         return f"{self._prefix}/{action}/{quote(document_key(key), safe='/:@')}"
 
-    def _write_headers(
-        self, idempotency_key: str | None, content_type: str = "application/json"
-    ) -> dict[str, str]:
+    def _write_headers(self, idempotency_key: str | None, content_type: str = JSON_TYPE) -> dict[str, str]:
         return {
             "Content-Type": content_type,
             protocol.HEADER_IDEMPOTENCY_KEY: idempotency_key or self._random(16).hex(),

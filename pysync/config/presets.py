@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.schema import Collection, RateLimit, option
-from pysync.protocol import PARQUET_MIME_TYPES
+from pysync.protocol import OCTET_STREAM, PARQUET_MIME_TYPES
 
 AccessLevel = Literal["public", "authenticated", "none"]
 
@@ -60,7 +60,7 @@ class ParquetPreset:
             write_roles=self._roles("write", self.write),
             encryption="none",
             max_body_bytes=self.max_body_bytes,
-            allowed_mime_types=("application/octet-stream",) if is_sealed else PARQUET_MIME_TYPES,
+            allowed_mime_types=(OCTET_STREAM,) if is_sealed else PARQUET_MIME_TYPES,
             pull_only=self.write == "none",
             push_only=read == "none" and not self.is_inaccessible,
             listable=KeyTemplate.of(self.storage_path).ends_in_param,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from pysync.config.key_templates import KeyTemplate
+from pysync.protocol import JSON_TYPE
 
 Encryption = Literal["none", "delegated"]
 RateLimitKey = Literal["identity", "ip", "identity+ip"]
@@ -158,7 +159,7 @@ class Collection:
     allowed_mime_types: tuple[str, ...] = option(
         "Media types accepted on push; parameters (`; charset=utf-8`) do not count. `application/json`, "
         "spelled out, takes documents, all others take files, `type/*` and `*/*` among them.",
-        ("application/json",),
+        (JSON_TYPE,),
     )
     pull_only: bool = option("No push route.", False)
     push_only: bool = option("No pull route.", False)

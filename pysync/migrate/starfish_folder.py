@@ -14,11 +14,11 @@ from typing import Final
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import JSON_TYPE, ListEntry, OpenFile, StoredObject, clamp_range, split_key
+from pysync.protocol import JSON_TYPE, OCTET_STREAM
+from pysync.store.base import ListEntry, OpenFile, StoredObject, clamp_range, split_key
 from pysync.store.local.disk import FileReader, in_thread, translate_os_errors
 
 _SIDECAR: Final = ".__meta__"
-_BINARY: Final = "application/octet-stream"
 _PAGE: Final = 256
 
 
@@ -109,12 +109,12 @@ def _content_type(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     if not text.startswith("{"):
-        return text or _BINARY
+        return text or OCTET_STREAM
     try:
         said = orjson.loads(text).get("contentType")
     except ValueError:
         said = None
-    return said if isinstance(said, str) and said else _BINARY
+    return said if isinstance(said, str) and said else OCTET_STREAM
 
 
 def _is_sidecar(entry: "os.DirEntry[str]") -> bool:

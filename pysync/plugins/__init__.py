@@ -30,6 +30,7 @@ from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.model import Caller, WriteEvent, WriteResult
+from pysync.protocol import JSON_TYPE
 from pysync.store import Store
 
 __all__ = [
@@ -91,7 +92,7 @@ class PullResponse:
     the body is not bytes."""
 
     body: bytes
-    content_type: str = "application/json"
+    content_type: str = JSON_TYPE
     version: str | None = None
 
     def __post_init__(self) -> None:

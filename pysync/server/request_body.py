@@ -24,10 +24,10 @@ from pysync.errors import (
     UnsupportedMediaType,
 )
 from pysync.model import Caller
+from pysync.protocol import JSON_TYPE
 from pysync.server.authorization import Access, Authorizer
 from pysync.server.json_schema import Validator
 from pysync.server.router import Match
-from pysync.store import JSON_TYPE
 
 STALL_S = 30.0
 INFLATE_IN_THREAD_ABOVE = 64 * 1024

@@ -13,6 +13,7 @@ from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
 from pysync import protocol
 from pysync.errors import PysyncError
+from pysync.protocol import JSON_TYPE
 
 NO_STORE = "Cache-Control: no-store\r\n"
 DRAIN_ABOVE = 64 * 1024
@@ -48,7 +49,7 @@ class Response(web.StreamResponse):
         body: bytes = b"",
         headers: str = "",
         *,
-        content_type: str = "application/json",
+        content_type: str = JSON_TYPE,
         close: bool = False,
     ) -> None:
         super().__init__(status=status)

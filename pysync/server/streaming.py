@@ -13,8 +13,9 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion, HttpVersion11
 
 from pysync.errors import PysyncError
+from pysync.protocol import JSON_TYPE
 from pysync.server.responses import STALL_S, Response, send
-from pysync.store import JSON_TYPE, ByteStream, SendfileStream
+from pysync.store import ByteStream, SendfileStream
 
 log = logging.getLogger("pysync.server")
 

@@ -10,8 +10,7 @@ from pysync.clock import HybridTimestamp
 from pysync.concurrency import gather_bounded
 from pysync.errors import DocumentCorrupt
 from pysync.model import Diagnosis
-
-JSON_TYPE: Final = "application/json"
+from pysync.protocol import JSON_TYPE
 
 MAX_CONCURRENT_READS: Final = 100
 """Reads on behalf of one request that wait for a store together: all of a batch, by default."""

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from pysync.clock import wall_clock_ms
 from pysync.model import Diagnosis
+from pysync.protocol import JSON_TYPE
 from pysync.store.base import (
     ANY,
-    JSON_TYPE,
     NOT_MODIFIED,
     EtagMismatch,
     FileStat,

@@ -15,9 +15,9 @@ import pytest
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis
+from pysync.protocol import JSON_TYPE
 from pysync.store import (
     ANY,
-    JSON_TYPE,
     FileStat,
     ListEntry,
     MergeRecord,

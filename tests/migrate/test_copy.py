@@ -30,9 +30,9 @@ from pysync.auth import issuing
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import StoreUnavailable
 from pysync.migrate import Copier, CopyReport
+from pysync.protocol import JSON_TYPE
 from pysync.store import (
     ANY,
-    JSON_TYPE,
     NotModified,
     OpenFile,
     Precondition,

@@ -20,8 +20,7 @@ from pysync import protocol
 from pysync.auth import issuing, signing
 from pysync.auth.signing import IdentityKeys
 from pysync.clock import wall_clock_ms
-from pysync.protocol import PARQUET_TYPE
-from pysync.store import JSON_TYPE
+from pysync.protocol import JSON_TYPE, PARQUET_TYPE
 
 MESSAGE_ID: Final = "message_id"
 HOST: Final = "proof.example"

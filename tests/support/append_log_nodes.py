@@ -9,7 +9,8 @@ from pysync._core import Append, decode_append
 from pysync.coordinator import Coordinator
 from pysync.engine.append_log import AppendLogs, LogRange, LogSettings
 from pysync.model import WriteResult
-from pysync.store import ANY, JSON_TYPE, NotModified, Precondition, Store, StoredObject
+from pysync.protocol import JSON_TYPE
+from pysync.store import ANY, NotModified, Precondition, Store, StoredObject
 from pysync.testing import FakeClock, FaultyStore
 from support import reference_append_log as twin
 

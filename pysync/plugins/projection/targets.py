@@ -17,7 +17,7 @@ from pysync.config.key_templates import (
 )
 from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.plugins.projection.spec import ProjectionSpec
-from pysync.store import JSON_TYPE
+from pysync.protocol import JSON_TYPE
 
 StoredKind = Literal["document", "log", "file", "nothing"]
 """The stored object of a write."""

@@ -14,6 +14,7 @@ from pysync import protocol
 from pysync.engine.files import FileSettings
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
 from pysync.model import Caller
+from pysync.protocol import JSON_TYPE, OCTET_STREAM
 from pysync.server.authorization import Access
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.plugin_hooks import run_after_write
@@ -22,12 +23,11 @@ from pysync.server.responses import Response, etag_matches, write_response
 from pysync.server.router import Match
 from pysync.server.service import Service
 from pysync.server.streaming import SendfileResponse, StreamingResponse
-from pysync.store import JSON_TYPE, FileStat, OpenFile
+from pysync.store import FileStat, OpenFile
 
 MAX_CONTENT_TYPE: Final = 255
 SENDFILE_MIN_BYTES: Final = 65_536
 """How many bytes are better sent by the kernel out of the file than read and written."""
-OCTET_STREAM: Final = "application/octet-stream"
 _LOOKUP_ATTEMPTS: Final = 2
 """How often file and document are looked for by turns: one may take the other's place meanwhile."""
 _SECURITY_HEADERS: Final = "X-Content-Type-Options: nosniff\r\nContent-Security-Policy: sandbox\r\n"

@@ -17,6 +17,7 @@ from pysync import __version__, protocol
 from pysync.config.key_templates import is_parameter
 from pysync.coordinator import Coordinator
 from pysync.errors import NotFound, Unavailable
+from pysync.protocol import JSON_TYPE
 from pysync.server.metrics import Metrics
 from pysync.server.responses import NO_STORE, Response, etag_matches, json_response
 from pysync.server.router import Match
@@ -28,7 +29,7 @@ _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
-    ".json": "application/json",
+    ".json": JSON_TYPE,
     ".png": "image/png",
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",

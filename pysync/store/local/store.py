@@ -29,12 +29,12 @@ from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis
+from pysync.protocol import JSON_TYPE
 from pysync.sqlite.changelog import SqliteChangeLog
 from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader, as_unavailable
 from pysync.sqlite.database_file import make_private_dir, open_database
 from pysync.store.base import (
     ANY,
-    JSON_TYPE,
     NOT_MODIFIED,
     ExistingFileFilter,
     FileStat,

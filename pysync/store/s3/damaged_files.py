@@ -15,9 +15,9 @@ from typing import Final, Protocol
 import orjson
 
 from pysync.errors import StoreUnavailable
+from pysync.protocol import JSON_TYPE
 from pysync.store.base import (
     ABSENT,
-    JSON_TYPE,
     Etag,
     EtagMismatch,
     FileStat,

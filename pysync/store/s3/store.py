@@ -10,11 +10,11 @@ from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig, s3_location
 from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis
+from pysync.protocol import JSON_TYPE
 from pysync.store import merge_journal
 from pysync.store.base import (
     ANY,
     DAMAGED_REASON,
-    JSON_TYPE,
     NOT_MODIFIED,
     DamagedFile,
     FileStat,

@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final, NamedTuple, Self
 
-from pysync.store.base import JSON_TYPE
+from pysync.protocol import JSON_TYPE
 
 
 @dataclass(frozen=True, slots=True)

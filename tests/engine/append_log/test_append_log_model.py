@@ -27,7 +27,8 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.model import WriteResult
-from pysync.store import ANY, JSON_TYPE, NotModified, Precondition, StoredObject
+from pysync.protocol import JSON_TYPE
+from pysync.store import ANY, NotModified, Precondition, StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
 

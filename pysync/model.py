@@ -53,10 +53,11 @@ class Claims:
 class Caller:
     """The caller of a request, as far as authentication could tell.
 
-    `roles` are those under the trust of the whole server; `Rule.held` gives those of one collection.
-    `presenter` is the Ed25519 key (hex) that signed the request, `""` if nothing was signed. `ops` are the
-    certificate's operations and `scope` its paths, each None if no certificate limits the caller. `claims`
-    are the certificate's, and `given` the roles held for this request alone, by a space or plugins.
+    `roles` are those under the trust of the whole server; `AccessPolicy.trusted_roles` gives those of one
+    collection. `presenter` is the Ed25519 key (hex) that signed the request, `""` if nothing was signed.
+    `ops` are the certificate's operations and `scope` its paths, each None if no certificate limits the
+    caller. `claims` are the certificate's, and `given` the roles held for this request alone, by a space or
+    plugins.
     """
 
     identity: str = ""

@@ -1,7 +1,7 @@
 """The service, wired: start here. `create_app` builds everything from its arguments and holds it together.
 
 A request goes: aiohttp -> `connection` -> `middleware` -> `router` -> a handler of `handlers` ->
-`auth.authentication` -> `engine` -> the store. `routes` says which route leads where.
+`authorization` -> `engine` -> the store. `routes` says which route leads where.
 """
 
 import asyncio

@@ -49,7 +49,7 @@ class StreamingResponse(Response):
 
     @property
     def size(self) -> int | None:
-        """`Answer.size`."""
+        """`Response.size`."""
         return self._size
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:

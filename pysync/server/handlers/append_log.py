@@ -46,7 +46,7 @@ _is_bound = re.compile(r"0|[1-9][0-9]*").fullmatch
 
 
 class LogHandlers:
-    """The routes of one append-only collection, whose logs follow `rules`."""
+    """The routes of one append-only collection, whose logs follow `settings`."""
 
     def __init__(self, service: Service, settings: LogSettings) -> None:
         self._service = service

@@ -97,7 +97,7 @@ class EventStreamResponse(Response):
 
     @property
     def size(self) -> int | None:
-        """`Answer.size`."""
+        """`Response.size`."""
         return None
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:

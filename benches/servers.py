@@ -16,7 +16,7 @@ SERVICE = Path(__file__).with_name("service.json")
 EVENTS = Path(__file__).with_name("events.json")
 CHECKOUT = Path(__file__).parent.parent
 BUILD = CHECKOUT / "target"
-START_LIMIT_S = 20.0
+START_LIMIT_S = 60.0
 STOP_LIMIT_S = 15.0
 
 

@@ -1,5 +1,6 @@
 """Readers of a part of a document get a version from which the rest cannot be computed."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -15,8 +16,9 @@ from pysync import _core
 from pysync.auth import signing
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine import keyed_versions
+from pysync.errors import DocumentCorrupt
 from pysync.migrate import Damage, Verifier
-from pysync.store import StoredObject
+from pysync.store import NotModified, StoredObject
 from pysync.store.memory import MemoryStore
 
 ADMIN = {"Authorization": "Bearer " + "t" * 32}
@@ -204,6 +206,33 @@ async def test_a_copy_takes_the_secret_along_unless_there_is_one() -> None:
     assert isinstance(found, StoredObject)
     assert isinstance(copied, StoredObject)
     assert found.body == copied.body
+
+
+class YieldingStore(MemoryStore):
+    """Lets others go on before it returns what it found."""
+
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        found = await super().get(key, if_none_match)
+        await asyncio.sleep(0)
+        return found
+
+
+async def test_nodes_that_create_the_secret_at_once_agree_on_it() -> None:
+    store = YieldingStore()
+    nodes = [keyed_versions.KeyedVersions(store, lambda: 0) for _ in range(2)]
+    hidden = frozenset({"pay"})
+    first, second = await asyncio.gather(
+        *(node.load_and_compute("staff/a", "hash", 1, hidden) for node in nodes)
+    )
+    assert first == second != "hash"
+
+
+async def test_a_secret_that_is_too_short_is_corrupt() -> None:
+    store = MemoryStore()
+    body = _core.decode_push(b'{"data":{"secret":"short"}}').stored(0)
+    await store.put(keyed_versions.SECRET_DOCUMENT_KEY, body)
+    with pytest.raises(DocumentCorrupt):
+        await keyed_versions.KeyedVersions(store, lambda: 0).load()
 
 
 async def test_a_damaged_secret_is_an_error_for_those_who_need_it(

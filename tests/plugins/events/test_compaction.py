@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +19,8 @@ import pytest
 from components import S3Server
 from support import duckdb_connection as duck
 from support.cli_runner import Shell
+from support.clients import Browser, Start
+from support.event_batches import EVENTS, SECTION, listed, pushed
 from support.s3_stores import new_prefix, opened
 
 from pysync.config.schema import wire_name
@@ -335,6 +338,18 @@ async def test_the_background_compacts_while_it_leads_and_survives_failures(cloc
     await asyncio.wait({task})
     assert turns == [5.0] * 4
     assert len(await inner.list("events/web", None, 100)) == 1
+
+
+async def test_a_service_merges_its_files_when_it_is_configured_to(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    section = {**SECTION, "compactEveryMs": 10, "compactOlderThanMs": 0}
+    browser = Browser(await start({"collections": [EVENTS], "events": [section]}), session)
+    for n in range(2):
+        await pushed(browser, {"event": f"e{n}"})
+    async with asyncio.timeout(30):
+        while len(await listed(browser)) > 1:
+            pass
 
 
 async def test_what_lies_in_a_bucket_is_counted_once_while_it_is_merged(clock: FakeClock) -> None:

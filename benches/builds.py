@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benches.servers import BUILD, CHECKOUT
 
-ROUNDS = 15
+ROUNDS = 9
 BUILDS = ("portable", "native")
 LIMIT = 1.05
 

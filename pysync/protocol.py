@@ -42,6 +42,9 @@ def error_body(error: PysyncError) -> bytes:
     return orjson.dumps({"error": text, "code": error.code, **error.extras})
 
 
+MAX_PAGE_SIZE: Final = 1000
+"""Number of names in a page of a list, at most."""
+
 JSON_TYPE: Final = "application/json"
 OCTET_STREAM: Final = "application/octet-stream"
 PARQUET_TYPE: Final = "application/vnd.apache.parquet"

@@ -30,7 +30,7 @@ from pysync.client.models import (
 from pysync.client.transport import document_key
 from pysync.client.watch import IDLE_S, ReconnectingStream, Watch
 from pysync.errors import NotFound, PysyncError
-from pysync.protocol import JSON_TYPE
+from pysync.protocol import JSON_TYPE, MAX_PAGE_SIZE
 
 ParamSet = Mapping[str, str | int]
 RangeParams = Mapping[str, int]
@@ -83,8 +83,6 @@ def _check(name: str, value: int | None) -> None:
     if value is not None and (type(value) is not int or value < 0):
         raise ValueError(f"{name} must be a whole number, 0 or more")
 
-
-MAX_PAGE_SIZE = 1000
 
 Entries = list[BatchEntry]
 LogSlices = list[list[LogElement] | PysyncError]

@@ -14,13 +14,13 @@ from pysync import _core
 from pysync.config.key_templates import KeyTemplate, are_parameters, is_parameter
 from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
 from pysync.plugins import FileBackedCollection
+from pysync.protocol import MAX_PAGE_SIZE
 from pysync.server.responses import Response, json_response
 from pysync.server.router import Match
 from pysync.server.service import Service
 from pysync.store import Store
 
 DEFAULT_LIMIT = 100
-MAX_LIMIT = 1000
 MAX_DENIED = 5_000
 """Number of names that one request looks at if the certificate denies some."""
 
@@ -64,13 +64,13 @@ async def list_page(
                 if not items:
                     raise Forbidden
                 return ListPage(items, has_more=True)
-            size = MAX_LIMIT + 1
+            size = MAX_PAGE_SIZE + 1
             await asyncio.sleep(0)
     return ListPage(items[:limit], len(items) > limit)
 
 
 _is_limit = re.compile(r"[1-9][0-9]*").fullmatch
-_LIMIT_DIGITS = len(str(MAX_LIMIT))
+_LIMIT_DIGITS = len(str(MAX_PAGE_SIZE))
 
 
 class ListHandler:
@@ -143,7 +143,7 @@ def _limit(text: str | None) -> int:
         return DEFAULT_LIMIT
     if not _is_limit(text):
         raise InvalidLimit
-    return MAX_LIMIT if len(text) > _LIMIT_DIGITS else min(int(text), MAX_LIMIT)
+    return MAX_PAGE_SIZE if len(text) > _LIMIT_DIGITS else min(int(text), MAX_PAGE_SIZE)
 
 
 def _after(text: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`python -m pysync` is `pysync`."""
+"""Runs the `pysync` command for `python -m pysync`."""
 
 import sys
 

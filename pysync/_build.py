@@ -1,11 +1,12 @@
-"""Refuses a native extension that was built from other sources than the checkout holds."""
+"""Checks that the native extension was built from the sources of this checkout."""
 
 import hashlib
 from pathlib import Path
 
 
 def check(stamped_digest: str) -> None:
-    """Raise ImportError when this is a checkout and `rust/` is not what the extension was built from."""
+    """Raise ImportError if this is a checkout and `stamped_digest` is not the SHA-256 of its `rust/*.rs`, in
+    which case the extension is out of date."""
     folder = Path(__file__).resolve().parent.parent / "rust"
     if not (folder.parent / "Cargo.toml").exists():
         return

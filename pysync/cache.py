@@ -1,4 +1,4 @@
-"""The bounded cache that all parts use."""
+"""A bounded cache, used throughout pysync."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,25 +9,25 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """A cache that evicts the least recently used values while it holds more than `max_cost`: so many values,
-    or so much as `cost_of` says of all of them together. Values are never None."""
+    """A cache that evicts the least recently used values while their total cost is above `max_cost`. The cost
+    of a value is `cost_of(value)`, 1 by default. Values are never None."""
 
     def __init__(self, max_cost: int, cost_of: Callable[[V], int] = lambda value: 1) -> None:
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._max_cost = max_cost
         self._cost_of = cost_of
         self.cost = 0
-        """The cost of all values."""
+        """Total cost of the cached values."""
 
     def get(self, key: K) -> V | None:
-        """Return the value of `key`, which is now the most recently used one."""
+        """Return the value of `key` and mark it as the most recently used; None if it is not cached."""
         value = self._entries.get(key)
         if value is not None:
             self._entries.move_to_end(key)
         return value
 
     def put(self, key: K, value: V) -> None:
-        """Set the value of `key`."""
+        """Set the value of `key`, and evict others if the cache is full."""
         self.evict(key)
         self._entries[key] = value
         self.cost += self._cost_of(value)
@@ -35,7 +35,7 @@ class BoundedCache(Generic[K, V]):
             self.cost -= self._cost_of(self._entries.popitem(last=False)[1])
 
     def evict(self, key: K) -> None:
-        """Forget the value of `key`."""
+        """Remove the value of `key`, if there is one."""
         value = self._entries.pop(key, None)
         if value is not None:
             self.cost -= self._cost_of(value)

@@ -1,6 +1,6 @@
-"""Changes: what is told of a write to those who follow, and the logs that keep it.
+"""Changes, which notify subscribers of writes, and the interface of the logs that store them.
 
-A change is encoded once, when its write is made; the text that is kept is the text that is sent.
+A change is serialised once, at its write. The stored text is the text that subscribers receive.
 
 See docs/reference/protocol.md#delivery.
 """
@@ -18,31 +18,31 @@ MAX_RESUMED: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of its changes a log keeps at least: the newest `count`, unless they are older than `age_ms`.
-    What it keeps beyond is of no promise."""
+    """The changes that a log retains at least: the newest `count`, except those older than `age_ms`. It may
+    retain more."""
 
     count: int = DEFAULT_MAX_COUNT
     age_ms: int = DEFAULT_MAX_AGE_MS
 
 
 class Change(NamedTuple):
-    """One write. `text` is a JSON object with the key and the collection that wrote it. For the server's own
-    use, `identity` is the writer (`""`: unknown), and `origin` names the writing collection for `matching`
-    (`""`: any)."""
+    """One write. `text` is the JSON object that subscribers receive. `identity` (the writer, `""` if unknown)
+    and `origin` (the collection that wrote it, `""` if unknown) are for the server's own use."""
 
     text: bytes
     identity: str = ""
     origin: str = ""
 
     def is_for_hash(self, hash_: str) -> bool:
-        """Whether it is of a version with this hash."""
+        """Return True if the change is of the version with this hash."""
         return b'"hash":"%b"' % hash_.encode() in self.text
 
 
 class DocumentRef(NamedTuple):
-    """The document that a write is of: its collection, namespace (None: the root) and path parameters, the
-    identity of the writer, and its key in the store (`""`: the key that the collection's path gives). Other
-    collections may share the key; `server.key_index` finds them when the change is delivered."""
+    """A reference to the document that a write concerns: its collection, namespace (None: the root), path
+    parameters, the identity of the writer, and its key in the store (`""`: the key that the collection's path
+    gives). Other collections may share the key; `server.key_index` finds them when the change is
+    delivered."""
 
     collection: str
     params: Mapping[str, str]
@@ -52,24 +52,25 @@ class DocumentRef(NamedTuple):
 
     @property
     def origin(self) -> str:
+        """The `origin` of changes to this document."""
         return origin(self.namespace, self.collection)
 
     def change(self, hash_: str, timestamp_ms: int) -> Change:
-        """The change that a write with this answer is."""
-        told = {
+        """Return the change that announces a write with this hash and time."""
+        members = {
             "collection": self.collection,
             "params": self.params,
             "hash": hash_,
             "timestamp": timestamp_ms,
         }
         if self.namespace is not None:
-            told["namespace"] = self.namespace
+            members["namespace"] = self.namespace
         if self.key:
-            told["key"] = self.key
-        return Change(orjson.dumps(told), self.identity, self.origin)
+            members["key"] = self.key
+        return Change(orjson.dumps(members), self.identity, self.origin)
 
     def is_same_document(self, other: "DocumentRef") -> bool:
-        """Return True if both write the same document, whoever writes and through whichever collection."""
+        """Return True if both refer to the same document, regardless of the writer and the collection."""
         return self.key == other.key if self.key and other.key else self[:3] == other[:3]
 
 
@@ -79,7 +80,7 @@ def origin(namespace: str | None, collection: str) -> str:
 
 
 class ParsedChange(NamedTuple):
-    """A change, read again."""
+    """The fields of a change."""
 
     ref: DocumentRef
     hash: str
@@ -87,21 +88,27 @@ class ParsedChange(NamedTuple):
 
 
 def parse_change(change: Change) -> ParsedChange:
-    """What `DocumentRef.change` was made of."""
-    told = orjson.loads(change.text)
-    subject = DocumentRef(
-        told["collection"], told["params"], told.get("namespace"), change.identity, told.get("key", "")
+    """Return the document, hash and time that a change was made from. It is the inverse of
+    `DocumentRef.change`."""
+    members = orjson.loads(change.text)
+    ref = DocumentRef(
+        members["collection"],
+        members["params"],
+        members.get("namespace"),
+        change.identity,
+        members.get("key", ""),
     )
-    return ParsedChange(subject, told["hash"], told["timestamp"])
+    return ParsedChange(ref, members["hash"], members["timestamp"])
 
 
 OriginFilter = Callable[[str], bool]
-"""Returns True for the `origin` of changes that are asked for. Changes of an unknown origin always are."""
+"""Returns True for the `origin` of requested changes, and for an unknown origin (`""`)."""
 
 
 class ChangePage(NamedTuple):
-    """A page of changes with their ids, oldest first. It includes all matching changes up to the id `last`;
-    `is_end`: the log has no more for now. The log read `scanned` changes to find them."""
+    """A page of changes with their ids, oldest first. It includes all matching changes up to the id `last`.
+    If `is_end`, the log has no more for now. `scanned` is the number of changes that the log read to find
+    them."""
 
     changes: list[tuple[str, Change]]
     last: str
@@ -110,29 +117,32 @@ class ChangePage(NamedTuple):
 
 
 class ChangeLog(Protocol):
-    """Changes in the order of their ids, which is the order in which the writes of one document were made.
-    All processes on one store share it. What cannot be told is `Unavailable`."""
+    """A log of changes, ordered by id. Changes to one document appear in the order of its writes. All
+    processes that use one store share its log. Methods raise Unavailable if the log cannot be read or
+    written."""
 
     async def append(self, changes: Sequence[Change]) -> str:
-        """The id of the last of `read` (one at least), now the newest of the log. Ids are greater, as
-        text, than all given before. After an error they may be in the log nevertheless."""
+        """Append changes, at least one, and return the id of the last, which is now the newest id of the log.
+        Ids increase, compared as text. If this raises, the changes may have been appended nevertheless."""
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        """The first `limit` changes after the id `after` and their ids, oldest first; for `""` from the
-        oldest one kept. None where some after it are not kept any more, or nobody was given that id."""
+        """Return the first `limit` changes after the id `after` with their ids, oldest first; `""` stands for
+        the start of the log. Return None if changes after `after` are no longer retained, or if the log never
+        issued that id."""
 
     async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
-        """Return a page of the changes of some collections after the id `after`. With an index this costs no
-        more than their changes; the page may include others. None if changes after `after` are gone."""
+        """Return a page of the changes after the id `after` whose origin passes the filter. A log with an
+        index reads only their changes; the page may include others. Return None if changes after `after` are
+        no longer retained."""
 
     async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
-        """Count such changes after an id, up to `most` and perhaps one more; None if only reading them would
-        tell."""
+        """Return the number of matching changes after an id, counted up to `most` and possibly one more; None
+        if the log cannot count them without reading them."""
 
     async def last_id(self) -> str:
-        """An id that all changes so far are at or before, and none to come is; `read` knows it, even of a
-        log that is empty."""
+        """Return an id that follows every change so far and precedes every later one. `read` accepts it, even
+        if the log is empty."""
 
     async def wait_for_change(self, after: str) -> None:
-        """Return when there may be a change after `after`: at once where this process has announced one,
-        within some 20 ms where another has; after a second in any case."""
+        """Return when there may be a change after `after`: immediately if this process appended one, within
+        about 20 ms if another did, and after a second in any case."""

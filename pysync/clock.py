@@ -1,7 +1,7 @@
-"""The clocks of the machine. Code that depends on time takes a clock as an argument.
+"""Clocks. Code that depends on time takes a clock as an argument.
 
-`wall_clock_ms` is the machine's idea of the time. It steps when somebody sets it. Code that a step must not
-affect uses `elapsed_of(clock)`, which only measures how much time has passed, or a `SteadyClock`.
+`wall_clock_ms` is the time of day of the machine, which steps when it is set. Code that must not be affected
+by steps uses `elapsed_of(clock)`, which measures elapsed time only, or a `SteadyClock`.
 """
 
 import logging
@@ -15,27 +15,30 @@ from typing import Final, NamedTuple
 log = logging.getLogger(__name__)
 
 STEP_THRESHOLD_MS: Final = 60_000
-"""Larger corrections of a clock are steps."""
+"""Corrections larger than this count as steps."""
 
 STEP_GRACE_MS: Final = 600_000
-"""Time for which a step is ignored, and nothing is deleted for its age."""
+"""Milliseconds after a step during which it is ignored and nothing is deleted for its age."""
 
 MAX_COUNTER: Final = 999_999
-"""Of the ticks of one millisecond. Written with six digits they have as text the order that they have."""
+"""Largest counter within one millisecond. Counters written with six digits sort as text as they do as
+numbers."""
 
 
 BOOT_ID_PATH: Final = Path("/proc/sys/kernel/random/boot_id")
-"""The boot id of the machine. The file exists only on Linux."""
+"""The file that holds the boot id of the machine. It exists only on Linux."""
 
 
 class HybridTimestamp(NamedTuple):
-    """A place in an order of events: milliseconds since the epoch, and a number within the same one."""
+    """A position in an order of events: milliseconds since the epoch, and a counter within the
+    millisecond."""
 
     ms: int
     counter: int
 
     def next(self, now_ms: int) -> "HybridTimestamp":
-        """The first tick later than this one that does not lie before `now_ms`, wherever the clock stands."""
+        """Return the first timestamp after this one that is not before `now_ms`. It increases even if the
+        clock was set back."""
         if now_ms > self.ms:
             return HybridTimestamp(now_ms, 0)
         return (
@@ -49,35 +52,38 @@ FIRST_TIMESTAMP = HybridTimestamp(0, 0)
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since the epoch. It may step back."""
+    """Return milliseconds since the epoch. Successive values may decrease."""
     return time.time_ns() // 1_000_000
 
 
 def boot_clock_ms() -> int:
-    """Milliseconds since the machine was started, sleep included. No step moves it; another start does."""
+    """Return milliseconds since boot, including sleep. The value is unaffected by steps of the clock, and
+    restarts at the next boot."""
     return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
 
 
-_BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former on Linux alone
+# CLOCK_BOOTTIME exists only on Linux.
+_BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boot_id() -> str:
-    """The boot id of the machine; empty if it has none."""
+    """Return the boot id of the machine; `""` if it has none."""
     return BOOT_ID_PATH.read_text().strip() if BOOT_ID_PATH.exists() else ""
 
 
 def read_saved_number(path: Path, boot: str) -> int | None:
-    """Return the number that a process of this start of the machine, which `boot` names, keeps at `path`.
-    Return None if there is none, or something else."""
+    """Return the number that a process saved at `path` since the boot with id `boot`; None if there is none,
+    or if the file is unreadable or of another boot."""
     try:
-        kept_by, number = path.read_text().split()
-        return int(number) if kept_by == boot else None
+        saved_boot, number = path.read_text().split()
+        return int(number) if saved_boot == boot else None
     except (OSError, ValueError):
         return None
 
 
 def elapsed_of(clock: Callable[[], int]) -> Callable[[], int]:
-    """The clock beside `clock` that no step moves: its `elapsed_ms`. One without is believed not to step."""
+    """Return the clock that measures the elapsed time of `clock`, unaffected by steps: its `elapsed_ms`. A
+    clock without one is assumed never to step, and is returned itself."""
     if clock is wall_clock_ms:
         return boot_clock_ms
     elapsed: Callable[[], int] = getattr(clock, "elapsed_ms", clock)
@@ -85,21 +91,22 @@ def elapsed_of(clock: Callable[[], int]) -> Callable[[], int]:
 
 
 def is_stable(clock: Callable[[], int]) -> bool:
-    """True if data that is too old by this clock may be deleted."""
-    clock()  # it sees a step when it is read
-    settled: bool = getattr(clock, "is_stable", True)
-    return settled
+    """Return True if data that has expired by this clock may be deleted, which is False for ten minutes after
+    a step."""
+    clock()  # a clock notices a step only when it is read
+    stable: bool = getattr(clock, "is_stable", True)
+    return stable
 
 
 class SteadyClock:
     """A clock that ignores steps of `wall_ms` of more than a minute. For ten minutes after a step it
-    continues as before, and then adopts the step if it lasts. It logs steps. Any thread may call it."""
+    continues at its old time, and then adopts the step if it lasts. It logs steps. It is thread-safe."""
 
     def __init__(self, wall_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.wall_ms = wall_ms
         self.elapsed_ms = elapsed_of(wall_ms)
         self.is_stable = True
-        """False within ten minutes of a step, as of the last call."""
+        """False for ten minutes after a step, as of the last call."""
         self._ahead_ms = wall_ms() - self.elapsed_ms()
         self._step_ms = 0
         self._stepped_at_ms = 0
@@ -108,26 +115,27 @@ class SteadyClock:
         self._save: Callable[[], None] = lambda: None
 
     def resume(self, path: Path, boot: str) -> None:
-        """Continue from the state that other processes since the same boot keep at `path`, so that a process
-        that starts after a step knows of it."""
+        """Continue from the state that processes since the same boot have saved at `path`, so that a process
+        that starts shortly after a step knows about it; and save the state there from now on."""
 
-        def keep() -> None:
+        def save() -> None:
             self._saved_ms = self._ahead_ms
             try:
-                beside = path.with_name(f"{path.name}~{os.getpid()}")
-                beside.touch(0o600)
-                beside.write_text(f"{boot} {self._ahead_ms}\n")
-                beside.replace(path)
+                temporary = path.with_name(f"{path.name}~{os.getpid()}")
+                temporary.touch(0o600)
+                temporary.write_text(f"{boot} {self._ahead_ms}\n")
+                temporary.replace(path)
             except OSError as error:
-                log.warning("cannot keep the time at %s: %s", path, error)
+                log.warning("failed to save the state of the clock at %s: %s", path, error)
 
         if (ahead_ms := read_saved_number(path, boot)) is not None:
             self._ahead_ms = ahead_ms
         self()
-        self._save = keep
-        keep()
+        self._save = save
+        save()
 
     def __call__(self) -> int:
+        """Return the time in milliseconds since the epoch."""
         elapsed_ms = self.elapsed_ms()
         ahead_ms = self.wall_ms() - elapsed_ms
         if self.is_stable and -STEP_THRESHOLD_MS <= ahead_ms - self._ahead_ms <= STEP_THRESHOLD_MS:
@@ -141,12 +149,11 @@ class SteadyClock:
             return elapsed_ms + self._ahead_ms
 
     def _handle_step(self, ahead_ms: int, elapsed_ms: int) -> None:
-        """Take a step, or its end, into account."""
+        """Update the state for a step that begins, continues or ends."""
         step_ms = ahead_ms - self._ahead_ms
         if abs(step_ms - self._step_ms) > STEP_THRESHOLD_MS:
             log.warning(
-                "the clock stepped by %+d s: for %s minutes time goes on as before, and nothing is deleted "
-                "because of its age",
+                "the clock stepped by %+d s: it is ignored for %s minutes, and nothing is deleted for its age",
                 round((step_ms - self._step_ms) / 1000),
                 STEP_GRACE_MS // 60_000,
             )

@@ -1,4 +1,4 @@
-"""Several awaits at a time, and work that recurs."""
+"""Bounded concurrency and periodic tasks."""
 
 import asyncio
 import logging
@@ -13,10 +13,11 @@ R = TypeVar("R")
 
 
 async def gather_bounded(limit: int, items: Collection[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Return `await work(item)` for each of `items`, in their order; `limit` calls at most run concurrently.
+    """Return `await work(item)` for each of `items`, in their order, with at most `limit` calls running
+    concurrently.
 
-    After an error no further call begins. The error is raised once all calls under way have ended, so their
-    outcomes are known. Cancellation cancels them and waits for their end.
+    After an error no further call starts. The error is raised once all running calls have ended, so that
+    their outcomes are known. Cancellation cancels the running calls and waits for their end.
     """
     results: dict[int, R] = {}
     waiting = enumerate(items)
@@ -46,8 +47,8 @@ async def every(
     log: logging.Logger,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Await `work()` after every `seconds`, until cancelled. An error is logged with the text `failed`, and
-    ends nothing."""
+    """Await `work()` every `seconds`, until cancelled. Errors are logged with the text `failed`, and the next
+    call follows as usual."""
     while True:
         await sleep(seconds)
         try:

@@ -1,4 +1,4 @@
-"""Reports of corrupt objects, which are named in the log and counted."""
+"""Reports of corrupt objects, which are logged and counted."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ FoundBy = Literal["request", "scrub"]
 
 
 class CorruptionReporter:
-    """Reports of one process. `count(metric, *labels)` counts them, and `collections_of` names the
-    collections that a key belongs to."""
+    """Reports the corrupt objects that this process finds. `count(metric, *labels)` increments the metric,
+    and `collections_of` returns the names of the collections that a key belongs to."""
 
     def __init__(
         self,
@@ -27,24 +27,26 @@ class CorruptionReporter:
         self._collections_of = collections_of
 
     def report(self, kind: Kind, key: str, why: str, found_by: FoundBy = "request") -> None:
-        """The object at `key` is corrupt."""
+        """Log and count the corrupt object at `key`."""
         self._count(METRIC, kind, found_by)
         names = ", ".join(self._collections_of(key)) or "no collection"
         log.error("the %s at %r (%s) is corrupt: %s", kind, key, names, why)
 
     def report_once(self, error: DocumentCorrupt, kind: Kind, key: str) -> None:
-        """Report what a request has met at `key`, once for each `error`, which knows the key from then on."""
+        """Report the corrupt object that a request found at `key`, once for each `error`, whose `key` is
+        set."""
         if error.key is None:
             error.key = key
             self.report(kind, key, error.detail)
 
     def reporting(self, kind: Kind, key: str) -> "_Reporting":
-        """Report the error that the block raises."""
+        """Return a context manager that reports the DocumentCorrupt that its block raises."""
         return _Reporting(self, kind, key)
 
 
 class _Reporting:
-    """A class, as the generator of a context manager costs three times as much, on each read of a log."""
+    """The context manager of `reporting`. It is a class because a generator costs three times as much, on
+    every read of a log."""
 
     __slots__ = ("_key", "_kind", "_reporter")
 

@@ -1,4 +1,4 @@
-"""What `pysync check --probe` finds: store and coordinator of a configuration, really opened and asked."""
+"""The checks of `pysync check --probe`, which opens and uses the store and the coordinator."""
 
 import os
 import statistics
@@ -23,44 +23,47 @@ from pysync.sqlite.database_file import quick_check
 from pysync.store import open_store
 
 SAMPLES: Final = 10
-"""How often each thing is asked, to know how long it takes."""
+"""Number of times that each operation is timed."""
 BODY: Final = b'{"probe":"%b"}' % (b"x" * 1024)
 PROBE_PREFIX: Final = "_pysync/probe"
-"""What the object that is written lies below, until it is removed."""
+"""Key prefix of the temporary object that is written."""
 CLAIM_TTL_MS: Final = 1_000
 MAX_SKEW_MS: Final = 60_000
-"""A signature holds for 300 s on either side of its time, and every node has to see it so."""
+"""Clock difference that gives a warning. Every node must agree whether a signature is within 300 s of its
+time."""
 
 Timer = Callable[[], float]
 
 
 @dataclass(slots=True)
 class Report:
-    """`rows` is what was asked and what came of it. A problem keeps `pysync serve` from working, a warning
-    does not."""
+    """The findings. `rows` are the checks with their results. A problem prevents `pysync serve` from working;
+    a warning does not."""
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
 
     def add_timing(self, what: str, each_s: list[float]) -> None:
-        """Note how long something took, each time."""
+        """Add a row with the median and maximum of the durations `each_s` of an operation."""
         median_ms, worst_ms = statistics.median(each_s) * 1000, max(each_s) * 1000
         self.rows.append((what, f"{median_ms:.1f} ms, at worst {worst_ms:.1f} ms"))
 
     def add_clock_skew(self, of: str, skew_ms: int | None) -> None:
-        """Note how far this machine's clock is ahead of a server's, unless they share one."""
+        """Add a row with the difference between this machine's clock and a server's, unless they share
+        one."""
         if skew_ms is None:
             return
         seconds = round(abs(skew_ms) / 1000)
-        told = f"this machine's is {seconds} s {'ahead' if skew_ms > 0 else 'behind'}"
-        self.rows.append((f"{of} clock", told if seconds > 1 else "as this machine's"))
+        difference = f"this machine's is {seconds} s {'ahead' if skew_ms > 0 else 'behind'}"
+        self.rows.append((f"{of} clock", difference if seconds > 1 else "as this machine's"))
         if abs(skew_ms) > MAX_SKEW_MS:
-            self.warnings.append(Problem(of, f"the clocks differ: {told}; set it"))
+            self.warnings.append(Problem(of, f"the clocks differ: {difference}; set it"))
 
 
 async def probe(config: Config, timer: Timer = time.perf_counter) -> Report:
-    """Open both and ask each a few times. What a first start would make is not made; nothing is left."""
+    """Open the store and the coordinator, time a few operations on each, and return the findings. Nothing
+    that the first start would create is created, and nothing is left behind."""
     findings = Report()
     databases = dict(database_paths(config))
     kind, _, folder = config.store.url.partition(":")
@@ -83,7 +86,7 @@ async def probe(config: Config, timer: Timer = time.perf_counter) -> Report:
 
 
 def _check_database(of: str, databases: dict[str, Path], report: Report) -> None:
-    """Have SQLite read all of a database that is there."""
+    """Run the quick check of SQLite on a database that exists."""
     path = databases.get(of)
     if path is not None and path.exists():
         found = quick_check(path)
@@ -125,20 +128,21 @@ async def _probe_coordinator(url: str, folder: str | None, report: Report, timer
 
 
 def _check_folder(what: str, folder: Path, database: str, report: Report) -> bool:
-    """Whether a folder holds what is kept in it. If not, whether the first start can make it is noted."""
+    """Return True if a folder contains its database. If not, add a row, and a problem if the first start
+    could not create the folder."""
     if (folder / database).exists():
         return True
-    report.rows.append((what, "not there yet: the first start makes it"))
+    report.rows.append((what, "does not exist yet: the first start creates it"))
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not parent.is_dir():
-        report.problems.append(Problem(what, f"{parent} is no folder"))
+        report.problems.append(Problem(what, f"{parent} is not a folder"))
     elif not os.access(parent, os.W_OK | os.X_OK):
-        report.problems.append(Problem(what, f"{parent} cannot be written to"))
+        report.problems.append(Problem(what, f"{parent} is not writable"))
     return False
 
 
 async def _report_failures(what: str, check: Coroutine[None, None, None], report: Report) -> None:
-    """Ask, and note why it did not work."""
+    """Await a check, and add a problem if it fails."""
     try:
         await check
     except (ValueError, Unavailable) as error:
@@ -147,7 +151,7 @@ async def _report_failures(what: str, check: Coroutine[None, None, None], report
 
 
 async def _measure(timer: Timer, operation: Callable[[], Awaitable[object]]) -> list[float]:
-    """How long it takes, in seconds, each time."""
+    """Return the duration of each of several runs, in seconds."""
     took = []
     for _ in range(SAMPLES):
         begun = timer()

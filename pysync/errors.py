@@ -1,7 +1,7 @@
-"""Every error of pysync: the class is the code, the status and the message.
+"""All errors of pysync. A class defines the code, the status and the default message.
 
-One middleware turns them into responses (`protocol.error_body`), and the client raises the same classes from
-those responses (`from_response`). Errors of other libraries are translated where they enter.
+A middleware turns errors into responses (`protocol.error_body`), and the client raises the same classes from
+those responses (`from_response`). Errors of other libraries are translated where they enter pysync.
 docs/reference/errors.md is generated from these docstrings: the first paragraph says what an error means.
 """
 
@@ -10,13 +10,14 @@ from typing import ClassVar
 
 
 class PysyncError(Exception):
-    """Base of every error. Clients match on `message`, `code` is stable, and `extras` join the body."""
+    """Base class of all errors. `message` is the text that clients match on, `code` is stable, and `extras`
+    are further members of the response body."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     default_message: ClassVar[str] = "Internal error"
     reason: str = ""
-    """The check that failed: for the operator's log, never for the caller."""
+    """The check that failed. It goes to the operator's log and never to the caller."""
 
     def __init_subclass__(
         cls, *, status: int | None = None, code: str | None = None, message: str | None = None
@@ -310,7 +311,8 @@ class Unavailable(PysyncError, status=503, code="unavailable", message="Service 
 
     @property
     def detail(self) -> str:
-        """What whoever runs the service should know of it: a text of its own, else the cause."""
+        """The cause, for the operator: the message if the error has one of its own, otherwise the underlying
+        error."""
         if self.message != self.default_message:
             return self.message
         return str(self.__cause__ or "it does not answer")
@@ -329,7 +331,7 @@ class RolesUnavailable(Unavailable, code="roles_unavailable", message="Unauthori
 
 
 def errors_by_code() -> dict[str, type[PysyncError]]:
-    """Every refusal by its code, in the order of this file."""
+    """Return all error classes by code, in the order of this file."""
 
     def below(parent: type[PysyncError]) -> list[type[PysyncError]]:
         return [found for child in parent.__subclasses__() for found in (child, *below(child))]
@@ -338,7 +340,8 @@ def errors_by_code() -> dict[str, type[PysyncError]]:
 
 
 def from_response(status: int, body: Mapping[str, object], headers: Mapping[str, str]) -> PysyncError:
-    """The refusal that an error answer of a server stands for, unknown codes by their status alone."""
+    """Return the error that a server's error response stands for. An unknown code is resolved by its status
+    alone."""
     code = str(body.get("code", ""))
     text = str(body.get("error", "")) or f"HTTP {status}"
     known = errors_by_code()
@@ -352,7 +355,8 @@ def from_response(status: int, body: Mapping[str, object], headers: Mapping[str,
 
 
 def from_batch_error(text: str) -> PysyncError:
-    """The refusal that an entry's error in a batch stands for, with that text; `PysyncError` for others."""
+    """Return the error that the error text of a batch entry stands for, with that text; a `PysyncError` if
+    the text is unknown."""
     kind = _BY_BATCH_ERROR.get(text, PysyncError)
     error = kind.__new__(kind)
     PysyncError.__init__(error, text)

@@ -1,12 +1,12 @@
-"""The words of pysync, as small frozen values.
+"""The terms of pysync, and small immutable values that all parts use.
 
 - *document key*: the resolved storagePath of a collection, and the key of the object that holds it.
-- *caller*: who sends a request: an identity (a user id, `""` for anonymous) and the roles it holds.
+- *caller*: the sender of a request: an identity (a user id, `""` for anonymous) and the roles it holds.
 - *certificate* (cap): a signed statement of an issuer that a key may act; its holder is the *presenter*.
 - *hash*: SHA-256 of a document's canonical `data`; the version that clients name in `baseHash`.
-- *etag*: the version that a store names; it differs for every write, equal bytes or not.
+- *etag*: the version that a store assigns; every write gets a new one, even if the bytes are equal.
 - *log*: an append-only document; its *elements* are counted from 0, their `ts` strictly increases.
-- *head*: the object at a log's key: what is known of the whole log, and its newest elements, the *tail*.
+- *head*: the object at a log's key: the state of the whole log, and its newest elements, the *tail*.
 - *segment*: an immutable object that holds older elements of a log.
 """
 
@@ -24,8 +24,8 @@ ANONYMOUS_ROLES = frozenset({"public"})
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a store or coordinator knows of its server: the conditions of a write that it ignores, and how far
-    this machine's clock is ahead of the server's, None if they share one."""
+    """Findings about the server of a store or coordinator: the write preconditions that it ignores, and the
+    milliseconds by which this machine's clock is ahead of the server's (None if they share one)."""
 
     ignored_conditions: Sequence[str] = ()
     skew_ms: int | None = None
@@ -33,8 +33,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The roles that a certificate gives its presenter, before its issuer is known to be trusted. `own` are
-    held whoever issued it, `yielded` only if `issuer` is trusted."""
+    """The roles that a certificate gives its presenter, before trust in its issuer is decided. `own` apply
+    regardless of the issuer, `yielded` only if `issuer` is trusted."""
 
     issuer: str
     own: frozenset[str]
@@ -43,21 +43,21 @@ class Claims:
     def roles(
         self, identity: str, issuers: frozenset[str] | None, identity_roles: Mapping[str, tuple[str, ...]]
     ) -> frozenset[str]:
-        """Return the roles of `identity` if `issuers` are trusted (None: all are) and `identity_roles` are
-        given."""
+        """Return the roles of `identity` if `issuers` are trusted (None: all are), together with its roles in
+        `identity_roles`."""
         roles = self.own.union(identity_roles.get(identity, ()))
         return roles | self.yielded if issuers is None or self.issuer in issuers else roles
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request, as far as authentication could tell.
+    """The authenticated caller of a request.
 
-    `roles` are those under the trust of the whole server; `AccessPolicy.trusted_roles` gives those of one
-    collection. `presenter` is the Ed25519 key (hex) that signed the request, `""` if nothing was signed.
-    `ops` are the certificate's operations and `scope` its paths, each None if no certificate limits the
-    caller. `claims` are the certificate's, and `given` the roles held for this request alone, by a space or
-    plugins.
+    `roles` are those that the server's own trust gives; `AccessPolicy.trusted_roles` returns those of one
+    collection. `presenter` is the Ed25519 key (hex) that signed the request, `""` if it is unsigned. `ops`
+    are the certificate's operations and `scope` its paths, each None if no certificate limits the caller.
+    `claims` are the certificate's, and `given` are the roles that a space or plugins give for this request
+    alone.
     """
 
     identity: str = ""
@@ -74,7 +74,7 @@ ANONYMOUS = Caller()
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What a push or an append answers: the hash of the document or log now, and the time of the write."""
+    """The outcome of a push or append: the new hash of the document or log, and the time of the write."""
 
     hash: str
     timestamp_ms: int
@@ -82,9 +82,8 @@ class WriteResult:
 
 @dataclass(frozen=True)
 class WriteEvent:
-    """A successful push, as plugins and projections are told of it. `text` is the
-    pushed `data` as JSON, of an append its element's; None where it was no JSON. `identity` is the writer's,
-    None for nobody.
+    """A successful push, as plugins and projections receive it. `text` is the pushed `data` as JSON, or an
+    append's element; None if it is not JSON. `identity` is the writer's, None if there is none.
 
     See docs/reference/plugins.md#after_write.
     """
@@ -99,6 +98,6 @@ class WriteEvent:
 
     @cached_property
     def body(self) -> Mapping[str, Any] | None:
-        """The pushed `data`, parsed when it is first asked for. All that are told of the write share it: it
-        is not to be changed."""
+        """The pushed `data`, parsed on first use. All receivers of the event share it, so it must not be
+        modified."""
         return None if self.text is None else orjson.loads(self.text)

@@ -1,7 +1,4 @@
-"""Names on the wire, and the bodies that client and server both know.
-
-Names of media types that client and server both know.
-"""
+"""Header names, media types and error bodies that the client and the server share."""
 
 from typing import Final
 
@@ -10,7 +7,7 @@ from multidict import istr
 
 from pysync.errors import CoordinatorUnavailable, PysyncError, StoreUnavailable
 
-# istr: text whose case-insensitive form is computed once; a header is found with it in half the time.
+# istr computes its case-insensitive form once, which halves the time of a header lookup.
 HEADER_AUTHORIZATION: Final = istr("Authorization")
 HEADER_SIGNATURE: Final = istr("X-Starfish-Sig")
 HEADER_TIMESTAMP: Final = istr("X-Starfish-Ts")
@@ -32,8 +29,9 @@ def path_of(target: str) -> str:
 
 
 def error_body(error: PysyncError) -> bytes:
-    """The body of a refusal: `{"error": text, "code": code}` and its extras.
-    `errors.from_response` is the way back. Why a store or coordinator cannot be used, operators are told.
+    """Return the body of an error response: `{"error": text, "code": code}` and the extras of the error. The
+    reason why a store or coordinator is unavailable is left out, because it is for operators.
+    `errors.from_response` is the inverse.
 
     See docs/reference/protocol.md#errors.
     """
@@ -43,10 +41,10 @@ def error_body(error: PysyncError) -> bytes:
 
 
 MAX_PAGE_SIZE: Final = 1000
-"""Number of names in a page of a list, at most."""
+"""Maximum number of names in a page of a list."""
 
 JSON_TYPE: Final = "application/json"
 OCTET_STREAM: Final = "application/octet-stream"
 PARQUET_TYPE: Final = "application/vnd.apache.parquet"
 PARQUET_MIME_TYPES: Final = (PARQUET_TYPE, "application/x-parquet", OCTET_STREAM)
-"""What Parquet may be pushed as (docs/reference/protocol.md#parquet-files)."""
+"""Media types that a Parquet file may be pushed with (docs/reference/protocol.md#parquet-files)."""

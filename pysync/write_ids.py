@@ -1,7 +1,7 @@
-"""Marks: what tells one write from every other, also from one of the same bytes.
+"""Write ids, which distinguish a write from every other, even from one of the same bytes.
 
-A mark is 64 random bits as 16 hex digits. It goes where no reader of JSON sees it, as white space after the
-text: a line feed and 64 of space and tab.
+A write id is 64 random bits as 16 hex digits. It is stored as white space after the JSON text, where no
+parser sees it: a line feed and 64 spaces or tabs, one for each bit.
 """
 
 import re
@@ -14,24 +14,25 @@ _is_write_id = re.compile(rb"\n[ \t]{64}").fullmatch
 
 
 def new_write_id() -> str:
+    """Return a random write id."""
     return secrets.token_hex(8)
 
 
 def with_write_id(body: bytes, write_id: str) -> bytes:
-    """`body`, and the mark after it."""
+    """Return `body` with the write id after it."""
     return body + as_whitespace(write_id)
 
 
 def has_write_id(body: bytes, write_id: str) -> bool:
-    """Whether `with_write_id` made `body` with this mark."""
+    """Return True if `body` ends with this write id."""
     return body.endswith(as_whitespace(write_id))
 
 
 def strip_write_id(body: bytes) -> bytes:
-    """What `with_write_id` got; any other body as it is."""
+    """Return `body` without its write id, if it has one."""
     return body[:-_WRITE_ID_BYTES] if _is_write_id(body[-_WRITE_ID_BYTES:]) else body
 
 
 def as_whitespace(write_id: str) -> bytes:
-    """The number of bytes that `with_write_id` adds."""
+    """Return the bytes that `with_write_id` appends."""
     return f"\n{int(write_id, 16):064b}".translate(_DIGITS).encode()

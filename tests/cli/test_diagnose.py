@@ -62,7 +62,7 @@ async def test_a_folder_is_opened_and_asked_and_left_as_it_was(shell: Shell, tmp
         ("store put", DURATION),
         ("store get", DURATION),
         ("coordinator", "file:"),
-        ("coordinator", "not there yet: the first start makes it"),
+        ("coordinator", "does not exist yet: the first start creates it"),
     ]
     for line, (what, told) in zip(lines[1:], expected, strict=True):
         assert re.fullmatch(f"{what} +{told}", line)
@@ -72,14 +72,14 @@ async def test_a_folder_is_opened_and_asked_and_left_as_it_was(shell: Shell, tmp
 
 async def test_nothing_is_made_that_a_first_start_would_make(shell: Shell, tmp_path: Path) -> None:
     status, found = await check(shell, store="file:deep/data")
-    assert (status, found.count("not there yet: the first start makes it")) == (0, 2)
+    assert (status, found.count("does not exist yet: the first start creates it")) == (0, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["service.json"]
 
 
 async def test_a_coordinator_in_a_folder_of_its_own_is_asked_there(shell: Shell, tmp_path: Path) -> None:
     await (await open_coordinator(f"file:{tmp_path}/own", None)).close()
     status, found = await check(shell, store="file:data", coordinator=f"file:{tmp_path}/own")
-    assert (status, found.count("not there yet")) == (0, 1)
+    assert (status, found.count("does not exist yet")) == (0, 1)
     assert re.search(f"^coordinator claim +{DURATION}$", found, re.M)
 
 
@@ -94,8 +94,8 @@ async def test_what_cannot_be_opened_is_a_problem(shell: Shell, tmp_path: Path) 
     status, found = await check(shell, store="file:note", coordinator="file:note")
     assert status == 1
     assert found.endswith(
-        f"2 problems\n\n  store        {tmp_path}/note is no folder\n"
-        f"  coordinator  {tmp_path}/note is no folder\n"
+        f"2 problems\n\n  store        {tmp_path}/note is not a folder\n"
+        f"  coordinator  {tmp_path}/note is not a folder\n"
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "pysync.db").write_bytes(b"not a database, and longer than its header" * 100)

@@ -153,7 +153,7 @@ class SteadyClock:
         step_ms = ahead_ms - self._ahead_ms
         if abs(step_ms - self._step_ms) > STEP_THRESHOLD_MS:
             log.warning(
-                "the clock stepped by %+d s: it is ignored for %s minutes, and nothing is deleted for its age",
+                "the clock stepped by %+d s: ignored for %s minutes, and nothing is deleted for its age",
                 round((step_ms - self._step_ms) / 1000),
                 STEP_GRACE_MS // 60_000,
             )

@@ -198,14 +198,14 @@ class Outbox:
         leaves nothing behind, and until then the coordinator has had time to be told of earlier writes."""
         intent, changes = "", list[Change]()
 
-        async def intend(sha256: str) -> None:
+        async def prepare(sha256: str) -> None:
             nonlocal intent
             await self.flush_outcomes()
             changes.extend(await changes_of(sha256))
             intent = await self._coordinator.prepare(changes)
 
         try:
-            sha256 = await self._store.write(key, chunks, content_type, intend)
+            sha256 = await self._store.write(key, chunks, content_type, prepare)
         except KeyConflict:
             if intent:
                 await self._report_outcome(intent, [])

@@ -102,11 +102,11 @@ def _serve_with_workers(config: Config, notice: str) -> int:
             log_format.configure(worker=post.number, level=server.log_level)
             uvloop.run(_run_worker(config, port, post, Path(tallies)))
 
-        def tell() -> None:
+        def report_ready() -> None:
             print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
             log.info("serving with %s workers, version %s, pid %s", server.workers, __version__, os.getpid())
 
-        status = Supervisor(server.workers, work, server.drain_timeout_ms / 1000).run(tell)
+        status = Supervisor(server.workers, work, server.drain_timeout_ms / 1000).run(report_ready)
     log.info("stopped")
     return status
 

@@ -291,7 +291,7 @@ class StreamAuthorizer:
         }
         waiting = iter(asked)
 
-        async def ask_on() -> None:
+        async def authorize_next() -> None:
             for hearer, event in waiting:
                 found[id(hearer), event.id] = await self._authorizer.decide_event_with_plugins(
                     self._rules[event.topic], hearer.caller, event, known
@@ -300,7 +300,7 @@ class StreamAuthorizer:
         with suppress(TimeoutError):
             async with asyncio.timeout(ROLE_TIMEOUT_S), asyncio.TaskGroup() as group:
                 for _ in range(min(MAX_CONCURRENT_HOOKS, len(asked))):
-                    group.create_task(ask_on())
+                    group.create_task(authorize_next())
         return found
 
     async def check(self, subscriber: AuthorizedSubscriber) -> None:

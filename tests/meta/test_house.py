@@ -130,3 +130,33 @@ def test_heavy_dependencies_have_one_home() -> None:
             for module, allowed in homes.items():
                 if dotted == module or dotted.startswith(module + "."):
                     assert name.startswith(allowed), f"{name} imports {dotted}"
+
+
+WORDS = re.compile(
+    "_(tells?|told|hear(d|ing|er)?|ask(s|ed)?|tally|beat|heal(s|ing)?|doom|intend|lookout|patience|strangers?"
+    "|blame|beside|aside|rivals|answers?|refusal)_"
+)
+"""Words of our own that stood where the field has terms: notify, deliver, query, counters, heartbeat ..."""
+
+
+def test_definitions_use_the_words_of_the_field() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                if node.name.startswith("test_"):
+                    continue
+                words = re.sub(r"([a-z])([A-Z])", r"\1_\2", node.name).lower()
+                assert not WORDS.search(f"_{words.replace('_', '__')}_"), (
+                    f"{path.relative_to(ROOT)}:{node.lineno} defines {node.name}"
+                )
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """But for parallel implementations of one idea."""
+    parallel = {"LogRange", "RetryPolicy", "Change"}
+    seen: dict[str, str] = {}
+    for name, path in modules().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name not in parallel:
+                assert node.name not in seen, f"{name} and {seen[node.name]} define {node.name}"
+                seen[node.name] = name

@@ -326,7 +326,7 @@ def _resolve(pending: PendingAppend, outcome: tuple[str, int] | str) -> None:
 def _chain(first: PendingAppend, other: PendingAppend) -> None:
     """Tell `other` what `first` is told, being the same append."""
 
-    def tell(done: asyncio.Future[WriteResult]) -> None:
+    def copy_outcome(done: asyncio.Future[WriteResult]) -> None:
         error = StoreUnavailable() if done.cancelled() else done.exception()
         if other.done.done():
             return
@@ -335,7 +335,7 @@ def _chain(first: PendingAppend, other: PendingAppend) -> None:
         else:
             other.done.set_exception(error)
 
-    first.done.add_done_callback(tell)
+    first.done.add_done_callback(copy_outcome)
 
 
 def _reject(group: list[PendingAppend], error: BaseException) -> None:

@@ -181,7 +181,7 @@ class BatchReads:
         if not self._is_plain and any(verdict.hidden for verdict in self._decisions):
             await self._versions.load()
 
-        def answer() -> _core.BatchAnswer:
+        def build() -> _core.BatchAnswer:
             if self._is_plain:
                 return self._plan.answer(
                     [found[key] for key, _ in self._reads], now_ms, None, self._log_outcomes
@@ -190,7 +190,7 @@ class BatchReads:
             hidden = orjson.dumps([sorted(verdict.hidden) for verdict in self._decisions])
             return self._plan.answer(stored, now_ms, hidden, self._log_outcomes)
 
-        made = await self._in_thread_if_large(answer)
+        made = await self._in_thread_if_large(build)
         for key in made.corrupt if made.failed else ():
             self._corruption.report_once(DocumentCorrupt(), "document", key)
         return made

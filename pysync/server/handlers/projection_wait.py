@@ -41,13 +41,13 @@ class ProjectionWaiter:
         if not keepers:
             return push
 
-        async def answer(request: web.BaseRequest, match: Match) -> Response:
-            answer = await push(request, match)
-            if answer.status == 200 and not await self._wait_until_folded(keepers):
-                answer.content = answer.content[:-1] + _NOT_PROJECTED
-            return answer
+        async def push_and_wait(request: web.BaseRequest, match: Match) -> Response:
+            response = await push(request, match)
+            if response.status == 200 and not await self._wait_until_folded(keepers):
+                response.content = response.content[:-1] + _NOT_PROJECTED
+            return response
 
-        return answer
+        return push_and_wait
 
     async def _wait_until_folded(self, plugins: list[ProjectionsPlugin]) -> bool:
         """Wait until the lists hold all that was written until now; False if that takes longer than

@@ -1,4 +1,4 @@
-"""Where documents and files live: the protocol of stores (`base`), and `open_store`."""
+"""Storage of documents and files: the store protocol (`base`) and `open_store`."""
 
 from pysync.store.base import (
     ABSENT,

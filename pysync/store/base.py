@@ -1,4 +1,4 @@
-"""Where documents and files live: the Store protocol, and the one place that knows which stores exist."""
+"""The `Store` protocol, its data types, and helpers that its implementations share."""
 
 import builtins
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -13,11 +13,12 @@ from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
 
 MAX_CONCURRENT_READS: Final = 100
-"""Reads on behalf of one request that wait for a store together: all of a batch, by default."""
+"""Maximum number of concurrent reads for one request. By default it covers all reads of a batch."""
 
 
 class StoredObject(NamedTuple):
-    """A stored object. `etag` names this write and no other, `modified_ms` is its time."""
+    """A stored object. Its `etag` is unique to the write that created it; `modified_ms` is the time of that
+    write."""
 
     body: bytes
     etag: str
@@ -33,36 +34,38 @@ class ObjectInfo(NamedTuple):
 
 
 class NotModified:
-    """The answer of `get` when the stored object still has the etag that the caller knows."""
+    """The result of `get` if the stored object still has the etag that the caller passed."""
 
 
 NOT_MODIFIED: Final = NotModified()
 
 
 class ByteStream(Protocol):
-    """The bytes of a file's range, piece by piece. Closed by exhausting it or by `aclose()`."""
+    """The bytes of a range of a file, in chunks. Iterate to the end, or call `aclose()`."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
     def __anext__(self) -> Awaitable[bytes]: ...
-    def aclose(self) -> Awaitable[None]: ...
+    def aclose(self) -> Awaitable[None]:
+        """Stop reading and release the file."""
 
 
 class SendfileStream(ByteStream, Protocol):
-    """The bytes of a file's range, which the kernel can also send to a socket."""
+    """The bytes of a range of a file, which the kernel can also send to a socket."""
 
     def ensure_cached(self) -> Awaitable[None]:
-        """Read what `send` sends next into memory, so that `send` does not wait. Raises StoreUnavailable."""
+        """Read the bytes that `send` sends next into memory, so that `send` does not block. Raises
+        StoreUnavailable."""
 
     def send(self, connection: int) -> int:
-        """Send the next bytes to the socket of this descriptor, and return their number; 0 at the end. Raises
-        BlockingIOError if the socket takes none now, OSError if it fails, StoreUnavailable if the file does
-        not have them any more."""
+        """Send the next bytes to the socket with this descriptor and return their number, 0 at the end.
+        Raises BlockingIOError if the socket accepts no bytes now, OSError if it fails, and StoreUnavailable
+        if the file has become shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What is known of a stored file: `sha256` is the hex digest of its whole content, `size` its length in
-    bytes, `etag` names this write and no other."""
+    """Metadata of a stored file: `sha256` is the hex digest of its whole content, `size` its length in bytes;
+    `etag` is unique to the write that created it."""
 
     size: int
     sha256: str
@@ -74,7 +77,7 @@ class FileStat:
 @dataclass(frozen=True, slots=True)
 class OpenFile(FileStat):
     """A stored file, opened. `chunks` yields the bytes of the requested range, [start, end), until the caller
-    closes it. `sendfile` is `chunks` again, if the kernel can send them."""
+    closes it. `sendfile` is the same stream if the kernel can send it."""
 
     start: int
     end: int
@@ -83,25 +86,26 @@ class OpenFile(FileStat):
 
     @property
     def stat(self) -> FileStat:
-        """What is known of it, without the chunks."""
+        """The metadata of the file, without its chunks."""
         return FileStat(self.size, self.sha256, self.content_type, self.modified_ms, etag=self.etag)
 
 
 Pace = Callable[[int], Awaitable[None]]
-"""Awaited with the number of bytes read; returns when more may be read."""
+"""Awaited with the number of bytes just read. Returns when more may be read."""
 
 
 async def no_pace(size: int) -> None:
-    """Read on at once."""
+    """Return at once, so that reading continues at full speed."""
 
 
 OnReceived = Callable[[str], Awaitable[None]]
-"""Is told the sha256 of a file when all of it has come in and nobody sees it yet."""
+"""Called with the sha256 (hex) of a file once all of it has been received, before the file becomes
+visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """One object met by `walk`."""
+    """An object or file found by `walk`."""
 
     key: str
     etag: str
@@ -123,7 +127,7 @@ Precondition = Literal["any", "absent"] | Etag
 
 
 class EtagMismatch(Exception):
-    """A conditional write found another version than it expects."""
+    """A conditional write found another version than the expected one."""
 
 
 class ExistingFileFilter(NamedTuple):
@@ -135,7 +139,7 @@ class ExistingFileFilter(NamedTuple):
 
 
 class FileAlreadyExists(Exception):
-    """A write found the file that another one has made: its name, and its sha256."""
+    """A write found an existing file that its filter matches. `name` and `sha256` are those of that file."""
 
     def __init__(self, name: str, sha256: str) -> None:
         super().__init__(name)
@@ -144,12 +148,12 @@ class FileAlreadyExists(Exception):
 
 
 DAMAGED_REASON: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
-"""The reason in the error of a file that was found damaged before."""
+"""The reason in the error for a file that an earlier `verify` found damaged."""
 
 
 class DamagedFile(DocumentCorrupt):
     """A file is lost, or its bytes are not those that were stored; `detail` says which. `etag` is that of the
-    version it was: a write that replaces the damaged file expects it."""
+    damaged version: pass it as the precondition of the write that replaces the file."""
 
     def __init__(self, detail: str, etag: str) -> None:
         super().__init__()
@@ -158,13 +162,13 @@ class DamagedFile(DocumentCorrupt):
 
 
 class MergeRejected(Exception):
-    """Files that cannot be merged, or not now; the text says why. Nothing was done."""
+    """The files cannot be merged, or not now; the message says why. Nothing was changed."""
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """The key's parent (`""` at the top) and name. Raises ValueError for a key that no store takes: one with
-    an empty, `.` or `..` segment, a NUL, or a lone surrogate."""
-    # A segment is bad only beside a slash or an end, so most keys pass on the cheap test alone.
+    """Return the parent (`""` at the top) and the name of a key. Raises ValueError for an invalid key: one
+    with an empty, `.` or `..` segment, a NUL, or a lone surrogate."""
+    # An invalid segment touches a slash or an end of the key, so this cheap test passes most keys.
     if not key or key[0] in "/." or key[-1] == "/" or "//" in key or "/." in key or "\0" in key:
         segments = key.split("/")
         if "\0" in key or not {"", ".", ".."}.isdisjoint(segments):
@@ -176,7 +180,7 @@ def split_key(key: str) -> tuple[str, str]:
 
 
 def check_precondition(expect: Precondition, current: str | None) -> None:
-    """Raise `EtagMismatch` unless the etag stored now, None for nothing, is what a write expects."""
+    """Raise EtagMismatch unless `current`, the stored etag or None for nothing, satisfies `expect`."""
     if expect == ANY:
         return
     if current != (expect.value if isinstance(expect, Etag) else None):
@@ -184,13 +188,14 @@ def check_precondition(expect: Precondition, current: str | None) -> None:
 
 
 def clamp_range(size: int, start: int, end: int | None) -> tuple[int, int]:
-    """The bytes [start, end) that `open` is asked for, of a file that has `size`."""
+    """Return the byte range [start, end) that `Store.open` reads from a file of `size` bytes."""
     begin = min(start, size) if start >= 0 else max(size + start, 0)
     return begin, max(begin, size if end is None else min(end, size))
 
 
 def check_mergeable(key: str, merged: Mapping[str, str]) -> str:
-    """The folder that all these keys lie in. Raises ValueError where there is none, or nothing to merge."""
+    """Return the folder that contains all these keys. Raises ValueError if they have no common folder or lie
+    at the top level, if there is nothing to merge, or if `key` is itself merged."""
     parents = {split_key(other)[0] for other in (key, *merged)}
     if len(parents) != 1 or parents == {""} or not merged or key in merged:
         raise ValueError("files are merged into a new one beside them, in one folder")
@@ -199,8 +204,8 @@ def check_mergeable(key: str, merged: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MergeRecord:
-    """A merge under way: the file at `key`, which has `sha256`, stands for those at the keys `merged`, which
-    have the sha256 there."""
+    """A pending merge: the file at `key`, with hash `sha256`, replaces the files in `merged`, which maps
+    their keys to their hashes."""
 
     key: str
     sha256: str
@@ -208,68 +213,84 @@ class MergeRecord:
 
 
 class ReadableStore(Protocol):
-    """What can be read, by the verbs of `Store`: a store, or what others keep their objects in."""
+    """The reading methods of `Store`: implemented by stores, and by other sources that objects can be copied
+    from."""
 
-    async def get(self, key: str) -> StoredObject | NotModified | None: ...
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None: ...
-    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]: ...
-    def walk(self, prefix: str) -> AsyncIterator[ListEntry]: ...
-    async def close(self) -> None: ...
+    async def get(self, key: str) -> StoredObject | NotModified | None:
+        """See `Store.get`."""
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
+        """See `Store.open`."""
+
+    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        """See `Store.list`."""
+
+    def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+        """See `Store.walk`."""
+
+    async def close(self) -> None:
+        """See `Store.close`."""
 
 
 class Store(Protocol):
-    """Objects under keys: UTF-8, `/` between segments; `split_key` says which are valid. The same promise on
-    every back end; `StoreContract` in `pysync.testing` is that promise as tests. Whatever goes wrong beside
-    the named errors is `StoreUnavailable`. A reader sees the old bytes of an object or the new, never a part.
+    """Objects stored under keys: UTF-8 with `/` between segments; `split_key` rejects invalid keys. Every
+    back end keeps the same contract, and `StoreContract` in `pysync.testing` tests it. Every failure other
+    than the named errors is `StoreUnavailable`. A reader sees either the old or the new bytes of an object,
+    never a part.
 
-    Small objects (documents) go through `get` and `put`, big ones (files) through `open` and `write`; a key
-    holds one or the other, and the last write wins between them.
+    Small objects (documents) use `get` and `put`, large ones (files) `open` and `write`. A key contains one
+    or the other, and the last write wins between them.
     """
 
     is_remote: ClassVar[bool]
-    """Whether `get` waits for others, as behind a network: then many are worth asking for at once."""
+    """True if `get` waits for another machine, so that concurrent reads pay off."""
     cheap_put_bytes: ClassVar[int]
-    """How many bytes a `put` carries at about the price of none."""
+    """Number of body bytes up to which a `put` costs about as much as an empty one."""
 
     @property
     def transactional(self) -> "TransactionalStore | None":
-        """This store, if it commits changes together with the writes that they announce. None if it keeps no
-        changes: a coordinator announces them then."""
+        """The store itself, if it commits changes together with the writes that they announce. None if it
+        keeps no changes; a coordinator then announces them."""
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
-        """The object at `key`, None where there is none. Never stale: a `put` that returned is seen."""
+        """Return the object at `key`, or None if there is none. Never stale: it sees every `put` that has
+        returned."""
 
     async def get_many(self, keys: Sequence[str]) -> list[StoredObject | None]:
-        """What `get` would say of each of `keys`, which are distinct, in their order; cheaper than to ask for
-        each. Raises StoreUnavailable where any of them cannot be told."""
+        """Return the result of `get` for each of `keys`, in their order. The keys must be distinct. Cheaper
+        than separate gets. Raises StoreUnavailable if any of them fails."""
 
     async def info_many(self, keys: Sequence[str]) -> list[ObjectInfo | None] | None:
-        """Return etag and size of the object at each of `keys`, which are distinct, in their order; None if
-        there is no object. No body is read. A store in which that would cost as much as `get` returns None in
-        place of the list."""
+        """Return etag and size of the object at each of `keys`, which must be distinct, in their order; None
+        for a key without an object. Reads no bodies. A store for which this would cost as much as `get`
+        returns None instead of the list."""
 
     async def put(
         self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
     ) -> str:
-        """Write `body` and return its etag, once it would survive the loss of power.
+        """Write `body` and return its etag, once the write would survive a power failure.
 
-        `expect=ABSENT` succeeds only where nothing is stored, `Etag(value)` only over that version: of two
-        writers with one expectation exactly one succeeds, in any number of processes. Raises `EtagMismatch`.
+        `expect=ABSENT` succeeds only if nothing is stored, `Etag(value)` only if that version is stored. Of
+        two writers with one expectation exactly one succeeds, in any number of processes. Raises
+        `EtagMismatch`.
         """
 
     async def stat(self, key: str) -> FileStat | None:
-        """What is known of the file at `key`, at the price of a look. None where there is no file."""
+        """Return the metadata of the file at `key`, or None if there is no file. Does not read its
+        content."""
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
-        """The file at `key`, its chunks limited to bytes [start, end) as far as it has them; a negative
-        `start` counts from its end. None where there is no file. Raises DamagedFile, as `stat` does, for one
-        that is lost or that `verify` found damaged."""
+        """Open the file at `key`, or return None if there is no file. Its chunks are limited to the bytes
+        [start, end) that the file has; a negative `start` counts from the end. Raises DamagedFile, as `stat`
+        does, if the file is lost or `verify` found it damaged."""
 
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
-        """Read the whole file at `key` and compare its bytes with its sha256; None if there is no file.
+        """Read the whole file at `key` and compare its bytes with its sha256. Returns None if there is no
+        file.
 
-        Raises DamagedFile where they differ, or the file is lost. From then on `stat` and `open` raise it,
-        too, until the file is written anew or a later `verify` finds it right."""
+        Raises DamagedFile if they differ or the file is lost. `stat` and `open` then raise it too, until the
+        file is written again or a later `verify` finds it intact.
+        """
 
     async def write(
         self,
@@ -278,57 +299,60 @@ class Store(Protocol):
         content_type: str,
         received: OnReceived | None = None,
     ) -> str:
-        """Store the chunks as one file, durably, and return its sha256. A failing iterable leaves no trace,
-        and neither does one whose sha256 `received` refuses, by raising. Raises `KeyConflict` where the key
-        would lie below or above another file's on a store of folders."""
+        """Store the chunks as one file, durably, and return its sha256. Nothing is left if the iterable
+        fails, or if `received` rejects the sha256 by raising. Raises `KeyConflict` if a file already lies
+        above or below the key, in a store of folders."""
 
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
-        """`write` at `key`, where nothing is, and remove what it stands for: the files at the keys `merged`,
-        which lie in the folder of `key` (not at the top) and have these sha256. Who looks at that folder sees
-        either those files or the one: where a store can, they change in one moment; else both are there while
-        they are removed. What a crash leaves half done `recover_merges` finishes.
+        """Write a file at `key`, where nothing may exist, and remove the files that it replaces: those in
+        `merged`, which maps keys to the expected sha256. They must lie in the folder of `key`, which is not
+        the top level. If the store supports it, the change is atomic, and a listing shows either the old
+        files or the new one; otherwise it may show both during the removal. `recover_merges` finishes a merge
+        that a crash interrupted.
 
-        Raises EtagMismatch where something is at `key`, or one of `merged` is not or not any more what it is
-        said to be, and MergeRejected where the folder or the store does not allow it; nothing is done
-        then."""
+        Raises EtagMismatch if `key` exists, or if a file of `merged` is missing or has another sha256, and
+        MergeRejected if the folder or the store does not allow the merge. Nothing is changed in either case.
+        """
 
     async def pending_merges(self) -> "builtins.list[MergeRecord]":
-        """Return the merges under way, as of one moment during the call, of which a listing may show both the
-        merged files and the new one."""
+        """Return the pending merges as of one moment during the call. A listing may show both the old files
+        and the new file of each."""
 
     async def recover_merges(self) -> None:
-        """Finish the merges, or undo them, of which a crash of this or another process left a part."""
+        """Finish or undo the merges that a crash of this or another process interrupted."""
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
-        """Names of objects and files directly under `prefix` (no trailing slash; `""`: the top), in
-        code-point order, at most `limit`, greater than `after`. Deeper keys neither appear nor cost."""
+        """Return the names of objects and files directly under `prefix` (no trailing slash; `""`: the top),
+        in code-point order: at most `limit`, all greater than `after`. Deeper keys neither appear nor cost.
+        """
 
     def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
-        """Every object and file whose key is below `prefix` (no trailing slash; `""`: all), at any depth, in
-        no promised order. What is written meanwhile may or may not be met."""
+        """Yield every object and file below `prefix` (no trailing slash; `""`: all), at any depth, in no
+        particular order. Concurrent writes may or may not appear."""
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
-        """Remove what is at `key`; nothing there is fine. Raises `EtagMismatch` as `put` does, except that an
-        absent object satisfies every expectation."""
+        """Remove the object or file at `key`, if there is one. Raises `EtagMismatch` as `put` does, except
+        that an absent object satisfies every precondition."""
 
     async def probe(self) -> None:
-        """Return when the store can be read and written, else raise `StoreUnavailable`."""
+        """Return if the store can be read and written, else raise `StoreUnavailable`."""
 
     async def diagnose(self) -> Diagnosis:
-        """Return what is known of the store's server. Raises StoreUnavailable."""
+        """Return the findings about the store's server. Raises StoreUnavailable."""
 
     async def close(self) -> None:
-        """Finish the writes under way and let go of everything. The store is not used afterwards."""
+        """Finish pending writes and release all resources. The store must not be used afterwards."""
 
 
 class TransactionalStore(Store, Protocol):
-    """A `Store` that keeps a change log beside its objects. A write and its changes are committed together:
-    both, or neither."""
+    """A `Store` that keeps a change log beside its objects. A write and its changes are committed
+    atomically."""
 
     @property
-    def change_log(self) -> ChangeLog: ...
+    def change_log(self) -> ChangeLog:
+        """The change log of this store."""
 
     async def put(
         self,
@@ -338,7 +362,7 @@ class TransactionalStore(Store, Protocol):
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
     ) -> str:
-        """`Store.put`, with these changes."""
+        """Put an object as `Store.put` does, and commit these changes with it."""
 
     async def write(
         self,
@@ -348,7 +372,8 @@ class TransactionalStore(Store, Protocol):
         received: OnReceived | None = None,
         changes_of: Callable[[str], Sequence[Change]] | None = None,
     ) -> str:
-        """`Store.write`, with the changes of the file that has this sha256."""
+        """Write a file as `Store.write` does, and commit the changes that `changes_of` returns for its
+        sha256."""
 
     async def write_ordered(
         self,
@@ -358,18 +383,20 @@ class TransactionalStore(Store, Protocol):
         changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
         unless: ExistingFileFilter | None = None,
     ) -> tuple[HybridTimestamp, str]:
-        """`write` at a key that is made of a timestamp: later than that of every `write_ordered` before, in
-        any process, whatever the clock says. A listing shows the files in the order of their timestamps: none
-        appears after a later one. Both functions are called in another thread. Returns timestamp and sha256.
+        """Write a file at a key made from a timestamp. The timestamp is later than that of every earlier
+        `write_ordered` in any process, even if the clock steps back, so a listing shows files in the order of
+        their timestamps and none ever appears before an existing one. Both functions are called in another
+        thread. Returns the timestamp and the sha256.
 
-        Raises FileAlreadyExists if one of `unless` exists: of several writes with the same filter, in any
-        processes, one succeeds."""
+        Raises FileAlreadyExists if a file that `unless` matches exists: of several writes with the same
+        filter, in any processes, one succeeds.
+        """
 
 
 async def get_many_concurrently(
     store: ReadableStore, keys: Sequence[str], concurrency: int = MAX_CONCURRENT_READS
 ) -> list[StoredObject | None]:
-    """`Store.get_many` for a store that has nothing better: `concurrency` of its gets wait together."""
+    """Implement `Store.get_many` by up to `concurrency` concurrent gets."""
 
     async def get(key: str) -> StoredObject | None:
         found = await store.get(key)

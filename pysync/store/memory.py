@@ -1,4 +1,4 @@
-"""The store in memory, for tests: the promises of `Store` for one process, and nothing kept."""
+"""The store in memory, for tests: the contract of `Store` within one process, and no persistence."""
 
 import bisect
 import builtins
@@ -41,7 +41,7 @@ class _Stored:
 
 
 class MemoryStore:
-    """A `Store` that forgets everything when it is dropped. Document keys and file keys never conflict."""
+    """A `Store` that loses its objects with the process. Document keys and file keys never conflict."""
 
     transactional: ClassVar[None] = None
     is_remote: ClassVar[bool] = False
@@ -54,6 +54,7 @@ class MemoryStore:
         self._writes = itertools.count(1)
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        """See `Store.get`."""
         split_key(key)
         stored = self._stored.get(key)
         if stored is None or stored.sha256 is not None:
@@ -61,9 +62,11 @@ class MemoryStore:
         return NOT_MODIFIED if stored.object.etag == if_none_match else stored.object
 
     async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+        """See `Store.get_many`."""
         return await get_many_concurrently(self, keys)
 
     async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+        """See `Store.info_many`."""
         stored = [self._stored.get(key) for key in keys]
         return [
             ObjectInfo(each.object.etag, len(each.object.body)) if each and each.sha256 is None else None
@@ -73,13 +76,16 @@ class MemoryStore:
     async def put(
         self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
     ) -> str:
+        """See `Store.put`."""
         return self._put(key, bytes(body), content_type, expect, None)
 
     async def stat(self, key: str) -> FileStat | None:
+        """See `Store.stat`."""
         file = await self.open(key)
         return file and file.stat
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
+        """See `Store.open`."""
         split_key(key)
         stored = self._stored.get(key)
         if stored is None or stored.sha256 is None:
@@ -92,6 +98,7 @@ class MemoryStore:
         )
 
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
+        """See `Store.verify`."""
         stat = await self.stat(key)
         if stat is not None:
             await pace(stat.size)
@@ -104,6 +111,7 @@ class MemoryStore:
         content_type: str,
         received: OnReceived | None = None,
     ) -> str:
+        """See `Store.write`."""
         split_key(key)
         body = b"".join([chunk async for chunk in chunks])
         sha256 = hashlib.sha256(body).hexdigest()
@@ -115,6 +123,7 @@ class MemoryStore:
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
+        """See `Store.merge`."""
         check_mergeable(key, merged)
 
         async def check(sha256: str) -> None:
@@ -128,12 +137,15 @@ class MemoryStore:
         return sha256
 
     async def pending_merges(self) -> builtins.list[MergeRecord]:
+        """See `Store.pending_merges`."""
         return []
 
     async def recover_merges(self) -> None:
+        """See `Store.recover_merges`."""
         return
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        """See `Store.list`."""
         if prefix:
             split_key(prefix)
         names = self._names.get(prefix, [])
@@ -141,6 +153,7 @@ class MemoryStore:
         return names[start : start + limit]
 
     async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+        """See `Store.walk`."""
         if prefix:
             split_key(prefix)
         below = prefix and prefix + "/"
@@ -149,6 +162,7 @@ class MemoryStore:
                 yield ListEntry(key, stored.object.etag, stored.object.modified_ms)
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
+        """See `Store.delete`."""
         parent, name = split_key(key)
         stored = self._stored.get(key)
         if stored is None:
@@ -159,12 +173,15 @@ class MemoryStore:
         del names[bisect.bisect_left(names, name)]
 
     async def probe(self) -> None:
+        """See `Store.probe`."""
         return
 
     async def diagnose(self) -> Diagnosis:
+        """See `Store.diagnose`."""
         return Diagnosis()
 
     async def close(self) -> None:
+        """See `Store.close`."""
         self._stored.clear()
         self._names.clear()
 

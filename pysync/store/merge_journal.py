@@ -1,14 +1,15 @@
-"""Merges in a store that cannot have one file take the place of many in one step, such as a bucket.
+"""Merges in a store that cannot replace several files by one atomically, such as a bucket.
 
-    _pysync/merges/<id>   a merge under way: its key and sha256, and those of the files that it stands for
+    _pysync/merges/<id>   the journal of a pending merge: its key and sha256, and those of the merged files
 
-A merge puts its journal when its file has come in, then that file; it removes the others, and at last the
-journal. So a merged file that lies beside what it stands for has a journal, and whoever reads that counts
-nothing twice. While the file is not there yet, the journal says that somebody is about to put it, and nobody
-else merges any of those files; when that lasts for `ABANDONED_MS`, its process is dead.
+A merge writes its journal once it has received its file, then writes the file, removes the merged files, and
+finally removes the journal. A merged file that exists beside the files that it replaces therefore has a
+journal, and a reader of the journals counts nothing twice. Until the file exists, the journal reserves the
+merged files, and no other merge may include them. After `ABANDONED_MS` without the file, its process is
+considered dead.
 
-A file of `merged` that is written between the last look at it and its removal is lost: this is for files that
-nobody writes twice.
+A file of `merged` that is overwritten between the last check and its removal is lost: use this only for files
+that are written once.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ async def merge(
     merged: Mapping[str, str],
     now_ms: Callable[[], int],
 ) -> str:
-    """`Store.merge`, by the other verbs of `store`. `now_ms` is the store's clock."""
+    """Implement `Store.merge` by the other methods of `store`. `now_ms` is the store's clock."""
     check_mergeable(key, merged)
     await recover(store, now_ms)
     journal = f"{_JOURNALS}/{secrets.token_hex(16)}"
@@ -63,7 +64,7 @@ async def merge(
                 await asyncio.shield(asyncio.ensure_future(store.delete(journal)))
             raise
 
-    # Where the write fails, nobody knows whether the file will be there: the journal stays.
+    # After a failed write the file may still appear, so the journal stays.
     sha256 = await store.write(key, chunks, content_type, begin)
     await gather_bounded(_CONCURRENCY, merged, store.delete)
     await store.delete(journal)
@@ -71,7 +72,7 @@ async def merge(
 
 
 async def recover(store: Store, now_ms: Callable[[], int]) -> None:
-    """`Store.recover_merges`, by the other verbs of `store`."""
+    """Implement `Store.recover_merges` by the other methods of `store`."""
     for journal, found in await _journals(store):
         merge = _parse(found)
         stat = await store.stat(merge.key)
@@ -83,12 +84,12 @@ async def recover(store: Store, now_ms: Callable[[], int]) -> None:
 
 
 async def pending_merges(store: Store) -> list[MergeRecord]:
-    """`Store.pending_merges`, by the other verbs of `store`."""
+    """Implement `Store.pending_merges` by the other methods of `store`."""
     return [_parse(found) for _, found in await _journals(store)]
 
 
 async def _journals(store: Store) -> list[tuple[str, StoredObject]]:
-    """The keys and bodies of all journals."""
+    """Return the keys and bodies of all journals."""
     keys = [f"{_JOURNALS}/{name}" for name in await store.list(_JOURNALS, None, _MAX_JOURNALS)]
     found = await store.get_many(keys)
     return [(key, object_) for key, object_ in zip(keys, found, strict=True) if object_ is not None]
@@ -100,8 +101,8 @@ def _parse(journal: StoredObject) -> MergeRecord:
 
 
 async def _check_no_overlap(store: Store, journal: str, merged: Mapping[str, str]) -> None:
-    """Raise MergeRejected where another merge has one of the files. Of two that begin together each has its
-    journal there before it looks, so one at least sees the other."""
+    """Raise MergeRejected if another merge includes one of the files. Each of two concurrent merges writes
+    its journal before this check, so at least one of them sees the other."""
     for other, found in await _journals(store):
         if other != journal and not _parse(found).merged.keys().isdisjoint(merged):
             raise MergeRejected(

@@ -1,4 +1,4 @@
-"""The one place that knows which stores exist."""
+"""Opens the store that the configuration names. Only this module imports the back ends."""
 
 from collections.abc import Callable
 
@@ -16,9 +16,9 @@ async def open_store(
     shared: bool = False,
     retention: Retention = Retention(),  # noqa: B008 (frozen)
 ) -> Store:
-    """The store that `config` names. `shared`: other processes serve it too, so conditions that only this
-    process could keep will not do. Raises ValueError for a store that does not exist or cannot be shared,
-    StoreUnavailable where it cannot be used."""
+    """Open the store that `config` names. With `shared`, other processes serve it too, and a store that could
+    enforce preconditions only within this process is rejected. Raises ValueError for a store that does not
+    exist or cannot be shared, StoreUnavailable for one that cannot be used."""
     kind, _, rest = config.url.partition(":")
     if kind == "memory" and not rest:
         from pysync.store.memory import MemoryStore

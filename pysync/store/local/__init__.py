@@ -1,4 +1,4 @@
-"""The store in a folder: documents in a database, files beside it."""
+"""The store in a folder: documents in a SQLite database, files beside it."""
 
 from pysync.store.local.store import LocalStore
 

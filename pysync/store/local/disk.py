@@ -1,10 +1,11 @@
-"""The plain files of a local store: written beside, flushed and renamed, so that a reader sees whole files.
+"""The plain files of a local store. They are written to a temporary name, flushed and renamed, so that a
+reader only sees whole files.
 
-Nothing here waits for the event loop: `in_thread` is how the store calls what takes long. Which files exist
-is the database's word; this module only knows how they lie on disk.
+These functions block; the store calls slow ones through `in_thread`. The database decides which files exist:
+this module only knows their layout on disk.
 
-No symbolic link below the folder is followed. Folders on the way are looked at before something is written or
-removed, and before a file is adopted that is not the one of its row.
+Symbolic links below the folder are never followed. The folders of a path are checked before anything is
+written or removed, and before a file is adopted that does not match its row.
 """
 
 import asyncio
@@ -27,23 +28,24 @@ T = TypeVar("T")
 
 CHUNK_BYTES: Final = 262_144
 SEND_BYTES: Final = 1_048_576
-"""What the kernel is asked to send at once."""
+"""Number of bytes per `sendfile` call."""
 TEMP_FOLDER: Final = "~incoming"
-"""Folder of files not yet at their keys. It lies in the tree, so that a rename never crosses file systems."""
+"""Folder of files that are not at their keys yet. It lies in the tree, so a rename never crosses file
+systems."""
 
 TEMP_MAX_AGE_S: Final = 86_400
-"""An incomplete file untouched for a day belongs to a process that died."""
+"""Age in seconds from which an incomplete file is considered left by a dead process."""
 
 _LONG_TO_HASH: Final = 131_072
-"""Bytes that the disk may begin with while they are hashed: a megabyte takes about as long for either."""
+"""Bytes from which flushing starts while the chunk is hashed. Both take about as long per megabyte."""
 
 _CACHE_SAMPLE_STRIDE: Final = 65_536
-"""The kernel reads files ahead, and forgets them, in stretches about as long."""
+"""Distance of the samples. The kernel caches and evicts files in ranges of about this length."""
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of `work` in a thread. A cancelled caller waits until the thread has let go of its files.
-    Errors as in `translate_os_errors`."""
+    """Return the result of `work`, run in a thread. On cancellation, waits until the thread has released its
+    files. Raises as `translate_os_errors` does."""
     running = asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
     try:
         with translate_os_errors():
@@ -55,7 +57,8 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 @contextmanager
 def translate_os_errors() -> Iterator[None]:
-    """OSError becomes `StoreUnavailable`, or ValueError where a key is longer than the file system takes."""
+    """Turn an OSError into `StoreUnavailable`, or into ValueError if the key is too long for the file
+    system."""
     try:
         yield
     except OSError as error:
@@ -65,7 +68,7 @@ def translate_os_errors() -> Iterator[None]:
 
 
 class FileFingerprint(NamedTuple):
-    """What tells one content of a file from the next without reading it."""
+    """Size, modification time and inode: identify the content of a file without reading it."""
 
     size: int
     mtime_ns: int
@@ -73,37 +76,40 @@ class FileFingerprint(NamedTuple):
 
     @classmethod
     def of(cls, file: int | str) -> Self:
-        """The identity of an open file, or of the entry at a path, even a symbolic link. Raises OSError."""
+        """Return the fingerprint of an open file, or of the entry at a path, which may be a symbolic link.
+        Raises OSError."""
         found = os.fstat(file) if isinstance(file, int) else os.lstat(file)
         return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 class FileTree:
-    """The folder of finished files, each at the path that its key spells."""
+    """The folder of finished files, each at the path of its key."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._temp_folder = root / TEMP_FOLDER
 
     def create(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         make_private_dir(self._temp_folder)
         fsync_dir(self.root)
 
     def entries(self) -> list[Path]:
-        """The entries of the folder, if it exists, without the one that every new file system has."""
+        """Return the entries of the folder, if it exists, without `lost+found`, which new file systems
+        have."""
         try:
             return [path for path in self.root.iterdir() if path.name != "lost+found"]
         except FileNotFoundError:
             return []
 
     def check(self) -> None:
-        """Raise StoreUnavailable where the folder itself is gone, as that of a disk that is not mounted."""
+        """Raise StoreUnavailable if the folder itself is missing, for example because its disk is not
+        mounted."""
         if not self._temp_folder.is_dir():
             raise StoreUnavailable(f"{self.root} is not there: is its disk mounted?")
 
     def clear(self, named: Container[str]) -> None:
-        """Remove what dead processes left half written, but nothing of a name in `named`."""
+        """Remove incomplete files of dead processes, except those whose names are in `named`."""
         oldest = time.time() - TEMP_MAX_AGE_S
         for path in self._temp_folder.iterdir():
             with suppress(FileNotFoundError):
@@ -111,13 +117,13 @@ class FileTree:
                     path.unlink()
 
     def path(self, key: str) -> str:
-        """Where the file of a (valid) key lies. Raises ValueError for the one reserved segment."""
+        """Return the path of the file of a (valid) key. Raises ValueError for the one reserved segment."""
         if key.partition("/")[0] == TEMP_FOLDER:
             raise ValueError(f"reserved key {key!r}")
         return f"{self.root}/{key}"
 
     def check_folders(self, key: str) -> None:
-        """Raise OSError where one of the folders that lead to a key is a symbolic link."""
+        """Raise OSError if one of the folders of a key is a symbolic link."""
         path = str(self.root)
         for name in key.split("/")[:-1]:
             path += "/" + name
@@ -129,19 +135,19 @@ class FileTree:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
     def fingerprint(self, key: str) -> FileFingerprint | None:
-        """That of the file of a key; None where there is none. Raises OSError."""
+        """Return the fingerprint of the file of a key, or None if there is no file. Raises OSError."""
         try:
             return FileFingerprint.of(self.path(key))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def temp_file(self, name: str) -> "TempFile":
-        """A new file, not yet at a key, under a name that no other has or had. Nothing is on disk before its
-        first `append`."""
+        """Return a new file that is not at a key yet. Its name must never have been used. Nothing is created
+        on disk before the first `append`."""
         return TempFile(self._temp_folder, name)
 
     def probe(self, name: str) -> None:
-        """Write and remove a byte, under a name as `temp_file` takes it."""
+        """Write and remove one byte, under a name as `temp_file` takes it."""
         incoming = self.temp_file(name)
         try:
             incoming.finish([b"\0"])
@@ -149,12 +155,12 @@ class FileTree:
             incoming.discard()
 
     def flush_temp_folder(self) -> None:
-        """Make the names of incoming files survive the loss of power."""
+        """Flush the names of temporary files to disk, so that they survive a power failure."""
         fsync_dir(self._temp_folder)
 
     def make_parents(self, key: str) -> None:
-        """Make the folders that lead to a key, so that a file can be moved there. Raises KeyConflict where
-        another file lies above or below. The caller keeps other writers out."""
+        """Create the folders of a key, so that a file can be moved there. Raises KeyConflict if another file
+        lies above or below the key. The caller must exclude other writers."""
         path = self.path(key)
         self.check_folders(key)
         try:
@@ -173,7 +179,8 @@ class FileTree:
                 raise KeyConflict() from error
 
     def move(self, name: str, key: str) -> None:
-        """Rename the finished incoming file to its key, unless somebody has. The folders are not flushed."""
+        """Rename the finished temporary file to its key, unless that has already happened. Does not flush the
+        folders."""
         source, path = f"{self._temp_folder}/{name}", self.path(key)
         while True:
             try:
@@ -185,15 +192,15 @@ class FileTree:
                     return
                 if not isinstance(error, FileNotFoundError):
                     raise
-                self._create_folders(path)  # they were empty, and another's removal took them
+                self._create_folders(path)  # another process removed them while they were empty
 
     def move_out(self, name: str, path: Path) -> None:
-        """Rename the finished incoming file to a place outside the tree. Raises OSError."""
+        """Rename the finished temporary file to a path outside the tree. Raises OSError."""
         os.rename(self._temp_folder / name, path)
 
     def remove(self, key: str) -> None:
-        """Unlink the file of a key, if there is one, and the folders it leaves empty, unflushed. The caller
-        keeps other writers out."""
+        """Unlink the file of a key, if it exists, and the folders that this leaves empty, without flushing.
+        The caller must exclude other writers."""
         path = Path(self.path(key))
         try:
             self.check_folders(key)
@@ -203,31 +210,32 @@ class FileTree:
                     break
                 folder.rmdir()
         except (NotADirectoryError, IsADirectoryError):
-            return  # another file lies above or below: this key's is long gone
+            return  # another file lies above or below, so this key's is already gone
         except OSError as error:
-            # A symbolic link in the way leads to nothing that is ours.
+            # A symbolic link on the path does not lead to our files.
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ELOOP):
                 raise
 
     def folders(self, key: str) -> Iterator[str]:
-        """The folders, from the innermost, whose names a file's coming or going may have changed."""
+        """Yield the folders, innermost first, whose entries a file's creation or removal may have changed."""
         while key:
             key = key.rpartition("/")[0]
             yield f"{self.root}/{key}"
 
     def flush(self, folder: str) -> None:
-        """Make the names in a folder survive the loss of power, if it is there. Raises OSError."""
+        """Flush the names in a folder to disk, if it exists, so that they survive a power failure. Raises
+        OSError."""
         with suppress(FileNotFoundError, NotADirectoryError):
             fsync_dir(folder)
 
     def _check_names(self, key: str) -> None:
-        """Raise OSError for a key with a name that is too long: where its folder is there a look tells."""
+        """Raise OSError for a key with a name that is too long, as the existing folders on its path show."""
         for name in key.split("/"):
             with suppress(FileNotFoundError):
                 os.stat(f"{self.root}/{name}")
 
     def _create_folders(self, path: str) -> None:
-        """Make the folders of `path`. Raises KeyConflict."""
+        """Create the folders of `path`. Raises KeyConflict."""
         parent = os.path.dirname(path)
         if os.path.isdir(parent):
             return
@@ -241,18 +249,18 @@ class FileTree:
 
 
 class TempFile:
-    """A file being written. Ends by `FileTree.move` or by `discard`."""
+    """A file being written. End it by `FileTree.move` or by `discard`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
         self.is_committed = False
-        """Whether somebody else may count on the file: then it is not to be discarded."""
+        """True once the file belongs to a write that may succeed. It must not be discarded then."""
         self._path = f"{folder}/{self.name}"
         self._fd: int | None = None
         self._hash = hashlib.sha256()
 
     def append(self, chunks: list[bytes]) -> None:
-        """Write the pieces, joined. The disk begins with many of them while they are hashed."""
+        """Write the chunks, joined. If they are long, the disk starts writing them while they are hashed."""
         if self._fd is None:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         data = b"".join(chunks)
@@ -264,7 +272,7 @@ class TempFile:
         self._hash.update(data)
 
     def finish(self, last: list[bytes]) -> tuple[str, FileFingerprint]:
-        """Append the last pieces and flush it all to disk; returns the sha256 (hex) and stamp."""
+        """Append the last chunks and flush the file to disk. Returns its sha256 (hex) and fingerprint."""
         self.append(last)
         assert self._fd is not None
         os.fsync(self._fd)
@@ -273,7 +281,7 @@ class TempFile:
         return self._hash.hexdigest(), stamp
 
     def discard(self) -> None:
-        """Leave no trace. Harmless after the file was moved."""
+        """Remove the file. Has no effect after the file was moved."""
         self._close()
         with suppress(FileNotFoundError):
             os.unlink(self._path)
@@ -285,9 +293,10 @@ class TempFile:
 
 
 class FileReader:
-    """A finished file being read: an asynchronous iterator over the bytes of a range.
+    """An open file: an asynchronous iterator over the bytes of a range.
 
-    It holds the file that it opened, whatever is written at the key meanwhile. Exhaust it or `aclose` it.
+    It keeps reading the file that it opened, even if the key is overwritten. Iterate to the end, or call
+    `aclose`.
     """
 
     def __init__(self, path: str | Path, *, follows_links: bool = False) -> None:
@@ -297,7 +306,8 @@ class FileReader:
         self._at = self._end = 0
 
     def open(self) -> FileFingerprint | None:
-        """Open what lies at the path now; None where there is no file. Raises OSError."""
+        """Open the file at the path and return its fingerprint, or None if there is no file. Raises
+        OSError."""
         self.close()
         try:
             self._file = open(self._path, "rb", buffering=0, opener=self._open)  # noqa: SIM115 - closed by close
@@ -309,7 +319,7 @@ class FileReader:
         return os.open(path, flags | self._flags)
 
     def sha256(self) -> str:
-        """Hex digest of the whole file, read anew."""
+        """Return the hex digest of the whole file, read anew."""
         assert self._file is not None
         digest = hashlib.sha256()
         while chunk := self._file.read(CHUNK_BYTES):
@@ -317,14 +327,14 @@ class FileReader:
         return digest.hexdigest()
 
     def hash_into(self, digest: "hashlib._Hash", at: int) -> int:
-        """Add the next bytes from `at` on to `digest`, and say how many; 0 at the end."""
+        """Add the next bytes from `at` on to `digest`, and return their number, 0 at the end."""
         assert self._file is not None
         chunk = os.pread(self._file.fileno(), CHUNK_BYTES, at)
         digest.update(chunk)
         return len(chunk)
 
     def select(self, start: int, end: int) -> None:
-        """Yield bytes [start, end)."""
+        """Set the range of bytes to yield, [start, end)."""
         self._at, self._end = start, end
 
     def __aiter__(self) -> Self:
@@ -341,21 +351,21 @@ class FileReader:
         else:
             chunk = await in_thread(os.pread, fd, wanted, at)
         if not chunk:
-            raise StoreUnavailable()  # cut short behind our back: a torn answer, never a short one
+            raise StoreUnavailable()  # truncated by someone else: abort the response, never shorten it
         self._at += len(chunk)
         return chunk
 
     async def ensure_cached(self) -> None:
-        """Have what `send` sends next in memory, so that it does not wait for the disk. Raises
+        """Read the bytes that `send` sends next into memory, so that it does not wait for the disk. Raises
         StoreUnavailable."""
         fd, at, wanted = self._next(SEND_BYTES)
         if not _is_cached(fd, at, wanted):
             await in_thread(os.pread, fd, wanted, at)
 
     def send(self, connection: int) -> int:
-        """Have the kernel write the next bytes to a socket, without a copy of them here; how many it took, 0
-        where all have been sent. Raises BlockingIOError where it takes none now, OSError where that socket
-        fails, StoreUnavailable where the file has fewer bytes than it had."""
+        """Have the kernel send the next bytes to a socket, without copying them here. Returns the number of
+        bytes sent, 0 once all are. Raises BlockingIOError if the socket accepts no bytes now, OSError if it
+        fails, and StoreUnavailable if the file has become shorter."""
         fd, at, wanted = self._next(SEND_BYTES)
         if not wanted:
             return 0
@@ -366,28 +376,30 @@ class FileReader:
         return sent
 
     def _next(self, max_bytes: int) -> tuple[int, int, int]:
-        """The file, and the place and number of the next bytes, at most `max_bytes`."""
+        """Return the descriptor, and the position and number of the next bytes, at most `max_bytes`."""
         assert self._file is not None
         return self._file.fileno(), self._at, min(max_bytes, self._end - self._at)
 
     async def aclose(self) -> None:
+        """Close the file. Harmless if it is closed."""
         self.close()
 
     def close(self) -> None:
+        """Close the file. Harmless if it is closed."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def _is_cached(fd: int, start: int, size: int) -> bool:
-    """Whether these bytes of a file can be read without waiting for the disk, as far as samples tell. A read
-    that only takes what is there could tell for sure, but into a buffer that costs as much as the read."""
+    """Return True if these bytes of a file can probably be read without waiting for the disk. Only samples
+    are checked: a non-blocking read of them all would be exact, but cost as much as the read itself."""
     byte = bytearray(1)
     try:
         for at in (*range(start, start + size - 1, _CACHE_SAMPLE_STRIDE), start + size - 1):
             os.preadv(fd, [byte], at, os.RWF_NOWAIT)
     except OSError:
-        return False  # it would wait, or the file system cannot tell
+        return False  # it would block, or the file system does not support the flag
     return True
 
 
@@ -395,13 +407,14 @@ _SYNC_FILE_RANGE_WRITE: Final = 2
 
 
 def start_flush(fd: int) -> None:
-    """Have the disk begin to write what an open file holds, without waiting for it. A hint, no more."""
+    """Start writing the data of an open file to disk, without waiting. Only a hint."""
     _sync_file_range()(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
 
 @cache
 def _sync_file_range() -> Callable[[int, int, int, int], int]:
-    """The system call, which `os` lacks. Imported where it is used: a server without files needs none."""
+    """Return the system call, which `os` lacks. Imported on first use, because a server without files does
+    not need it."""
     import ctypes
 
     call = ctypes.CDLL(None).sync_file_range

@@ -1,20 +1,20 @@
-"""Merges of the embedded store: a folder that is built beside takes the place of the one that is there.
+"""Merges of the local store: a new folder is built beside the existing one, and the two are swapped.
 
-    DIR/merging/<id>   the folder being built; once they have changed places, the old one
+    DIR/merging/<id>   the folder being built; after the swap, the old one
     DIR/merging/lock   locked by the process that merges: one at a time
 
-1. A transaction checks what is to be merged and writes a row of `merge`: from here on triggers note in `came`
-   which files come, change and go.
-2. The new folder gets the merged file, and hard links to all files that stay. 3. A transaction, which keeps
-writers out, links what came since, has the folders change places and writes the
-   rows: it takes as long as that takes, whatever the size of the folder.
+1. A transaction checks the files to merge and writes a row of `merge`. From now on triggers record in `came`
+   the files of the folder that are created, changed or removed.
+2. The new folder receives the merged file, and hard links to all files that stay.
+3. A transaction, which excludes other writers, links the files that were created since, swaps the folders and
+   writes the rows. Its duration does not depend on the size of the folder.
 
-A crash leaves the row of `merge`. Where the merged file still lies in the folder beside, nothing has happened
-yet, and `FolderSwapMerger.recover` removes what there is. Else the folders have changed places, and who finds
-that in a transaction writes the rows: `FolderSwapMerger.recover`, or `find_stale_row` for a reader who misses
-a file. The old folder is kept for a moment, for those who are just reading its names.
+A crash leaves the row of `merge`. If the merged file still lies in the new folder, the swap has not happened,
+and `FolderSwapMerger.recover` removes the leftovers. Otherwise the folders were swapped, and the first
+process to notice that in a transaction writes the rows: `FolderSwapMerger.recover`, or `find_stale_row` for a
+reader that misses a file. The old folder is kept for a moment, for readers that are listing it.
 
-Two folders that change places in one step: whoever looks sees one or the other, and never none.
+The swap of the two folders is atomic: a reader sees one or the other, and never none.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ _UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV
 
 
 def swap_folders(one: Path, other: Path) -> None:
-    """Give each of two folders the other's name. Raises MergeRejected where kernel or file system cannot,
-    OSError where something else is wrong."""
+    """Exchange the names of two folders atomically. Raises MergeRejected if the kernel or the file system
+    does not support that, OSError for any other failure."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
@@ -63,7 +63,7 @@ def swap_folders(one: Path, other: Path) -> None:
 
 
 GRACE_S: Final = 1.0
-"""How long an old folder is kept: whoever has opened it reads its names within that time."""
+"""Seconds for which an old folder is kept, so that readers that have opened it can finish listing it."""
 
 _LOCK: Final = "lock"
 _MERGES: Final = "SELECT id, parent, name, file, merged FROM merge"
@@ -81,8 +81,8 @@ _DELETE_MERGED = """
 
 
 class MergePlan(NamedTuple):
-    """One merge: `values` are what the row of the merged file holds, but its stamp; `merged` are the names of
-    what it stands for, and their sha256."""
+    """One merge. `values` are the columns of the row of the merged file, without its fingerprint; `merged`
+    maps the names of the files that it replaces to their sha256."""
 
     id: str
     parent: str
@@ -92,21 +92,24 @@ class MergePlan(NamedTuple):
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self:
+        """Return the plan in a row of `merge`."""
         id_, parent, name, values, merged = row
         return cls(id_, parent, name, tuple(orjson.loads(values)), orjson.loads(merged))
 
     @property
     def key(self) -> str:
+        """The key of the merged file."""
         return f"{self.parent}/{self.name}"
 
     @property
     def row(self) -> tuple[str, ...]:
+        """The plan as a row of `merge`."""
         values, merged = orjson.dumps(self.values).decode(), orjson.dumps(dict(self.merged)).decode()
         return (self.id, self.parent, self.name, values, merged)
 
 
 class FolderSwapMerger:
-    """The merges of one embedded store. `read` asks its database, from the event loop."""
+    """The merges of one local store. `read` queries its database, from the event loop."""
 
     def __init__(
         self, files: FileTree, renames: RenameJournal, writer: GroupCommit, read: Callable[..., Sequence[Any]]
@@ -120,8 +123,8 @@ class FolderSwapMerger:
         self._replaced_at = 0.0
 
     async def merge(self, temp_file: TempFile, plan: MergePlan) -> None:
-        """Have what has come in take the place of what `plan` says. Raises as `Store.merge`. Once begun it
-        comes to an end, also where its caller is cancelled."""
+        """Replace the files that `plan` names by the received file. Raises as `Store.merge` does. Once
+        started it runs to its end, even if the caller is cancelled."""
         merging = asyncio.ensure_future(self._merge(temp_file, plan))
         try:
             await asyncio.shield(merging)
@@ -130,7 +133,7 @@ class FolderSwapMerger:
             raise
 
     async def recover(self) -> None:
-        """Finish what processes that died left half done, and remove what is not needed any more."""
+        """Finish or undo the merges of dead processes, and remove leftovers."""
         if not self._read(_MERGES + " LIMIT 1") and not self._folder.exists():
             return
         async with self._exclusive() as is_alone:
@@ -157,13 +160,14 @@ class FolderSwapMerger:
                 await in_thread(_build, self._files, temp_file, plan)
                 await self._writer.submit(_finish, self._renames, self._files, plan)
             finally:
-                # Of a merge that is done there is no row any more.
+                # A finished merge has no row any more.
                 await self._recover()
             self._replaced_at = time.monotonic()
 
     @asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[bool]:
-        """Whether nobody else merges or settles meanwhile."""
+        """Yield True if this process excludes all other merges and recoveries, False if another one is at
+        work."""
         async with self._merge_lock:
             lock = await in_thread(_try_lock, self._folder)
             try:
@@ -184,7 +188,7 @@ class FolderSwapMerger:
 def new_plan(
     parent: str, name: str, values: tuple[str, str, int, str], merged: Mapping[str, str]
 ) -> MergePlan:
-    """`merged` is by key."""
+    """Return the plan of a new merge. `merged` is by key."""
     names = {key.rpartition("/")[2]: sha256 for key, sha256 in merged.items()}
     return MergePlan(secrets.token_hex(16), parent, name, values, names)
 
@@ -192,7 +196,8 @@ def new_plan(
 def find_stale_row(
     cursor: sqlite3.Cursor, renames: RenameJournal, files: FileTree, key: str
 ) -> tuple[FileRow, FileFingerprint | None] | None:
-    """`writes.find_stale_row`, which finds no file missing because of a merge."""
+    """Finish pending merges, then return `tables.find_stale_row`, so that no file seems missing because of a
+    merge."""
     for row in cursor.execute(_MERGES).fetchall():
         plan = MergePlan.of(row)
         with translate_os_errors():
@@ -202,9 +207,9 @@ def find_stale_row(
 
 
 def _begin(cursor: sqlite3.Cursor, renames: RenameJournal, plan: MergePlan) -> None:
-    """Check that files may be merged, and note from here on what happens in their folder."""
+    """Check that the files may be merged, and start to record changes in their folder."""
     _check_folder(cursor, plan)
-    # Of all that is not noted, the files have come or gone, or are still arriving when it ends.
+    # A file change that is not recorded from here on is finished now, or still pending when the merge ends.
     renames.recover(cursor)
     cursor.execute("DELETE FROM came")
     cursor.execute("INSERT INTO merge VALUES(?, ?, ?, ?, ?)", plan.row)
@@ -220,8 +225,8 @@ def _check_folder(cursor: sqlite3.Cursor, plan: MergePlan) -> None:
 
 
 def _build(files: FileTree, temp_file: TempFile, plan: MergePlan) -> None:
-    """Make the new folder: the merged file, and links to all that stays. The merged file comes first, as
-    where it lies tells what a crash has left."""
+    """Create the new folder: the merged file, and links to all files that stay. The merged file comes first,
+    because recovery decides by its location."""
     source, folder = Path(files.path(plan.parent)), _folder(files) / plan.id
     files.check_folders(plan.key)
     folder.mkdir(mode=0o700)
@@ -238,9 +243,9 @@ def _build(files: FileTree, temp_file: TempFile, plan: MergePlan) -> None:
 
 
 def _finish(cursor: sqlite3.Cursor, renames: RenameJournal, files: FileTree, plan: MergePlan) -> None:
-    """Have the folders change places, and write the rows. Where it fails nothing has changed."""
+    """Swap the folders and write the rows. Nothing has changed if it raises."""
     below = _key_range(plan.parent)
-    # Of what is written in this very transaction the file follows when the folders have changed places.
+    # Files written in this very transaction are renamed after the swap.
     came: dict[str, int] = dict(cursor.execute(_TOUCHED, (plan.parent,)).fetchall())
     came.update((key.removeprefix(below[0]), 1) for (key,) in cursor.execute(_PENDING_RENAMES, below))
     if plan.name in came or not came.keys().isdisjoint(plan.merged):
@@ -268,8 +273,8 @@ def _finish(cursor: sqlite3.Cursor, renames: RenameJournal, files: FileTree, pla
 
 
 def _recover_merge(cursor: sqlite3.Cursor, files: FileTree, plan: MergePlan) -> None:
-    """End a merge whose process is dead or has failed: finish it where the folders have changed places, else
-    forget it."""
+    """End a merge whose process died or failed: finish it if the folders were swapped, otherwise discard
+    it."""
     with translate_os_errors():
         if _is_swapped(cursor, files, plan):
             _write_rows(cursor, files, plan)
@@ -279,14 +284,14 @@ def _recover_merge(cursor: sqlite3.Cursor, files: FileTree, plan: MergePlan) -> 
 
 
 def _is_swapped(cursor: sqlite3.Cursor, files: FileTree, plan: MergePlan) -> bool:
-    """Whether the folders of a merge have changed places though its rows are not written."""
+    """Return True if the folders of a merge were swapped and its rows are not written yet."""
     if (_folder(files) / plan.id / plan.name).exists() or not os.path.exists(files.path(plan.key)):
         return False
     return cursor.execute(_AT_KEY, (plan.parent, plan.name)).fetchone() is None
 
 
 def _write_rows(cursor: sqlite3.Cursor, files: FileTree, plan: MergePlan) -> None:
-    """Have the rows say what lies in the new folder."""
+    """Update the rows to the content of the new folder."""
     stamp = FileFingerprint.of(files.path(plan.key))
     cursor.execute(_DELETE_MERGED, (plan.parent, plan.row[-1]))
     cursor.execute(PUT_FILE, (plan.parent, plan.name, *plan.values, *stamp))
@@ -299,7 +304,7 @@ def _delete_plan(cursor: sqlite3.Cursor, plan: MergePlan) -> None:
 
 
 def _key_range(parent: str) -> tuple[str, str]:
-    """Between which texts lie the keys below it."""
+    """Return the two strings between which all keys below `parent` lie."""
     return parent + "/", parent + "0"
 
 
@@ -312,7 +317,7 @@ def _folder(files: FileTree) -> Path:
 
 
 def _move_in(files: FileTree, temp_file: TempFile, path: Path) -> None:
-    """Move the file that has come in."""
+    """Move the received file into the new folder."""
     try:
         files.move_out(temp_file.name, path)
     except OSError as error:
@@ -322,7 +327,7 @@ def _move_in(files: FileTree, temp_file: TempFile, path: Path) -> None:
 
 
 def _link(path: Path, target: Path) -> None:
-    """Link a file, if it is still there."""
+    """Link a file, if it still exists."""
     try:
         os.link(path, target, follow_symlinks=False)
     except FileNotFoundError:
@@ -330,7 +335,7 @@ def _link(path: Path, target: Path) -> None:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """The lock of those who merge in a store; None while another has it."""
+    """Return the lock file of the merges of a store, locked; None while another process holds it."""
     make_private_dir(folder)
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -342,8 +347,8 @@ def _try_lock(folder: Path) -> int | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the folders of merges that ended. Nobody merges, and no row of one is there. A folder's ctime is
-    when it changed places."""
+    """Remove the folders of finished merges. The caller excludes other merges, and no row of `merge` is left.
+    A folder's ctime is the time of its swap."""
     before = time.time() - GRACE_S
     for path in folder.iterdir():
         if path.name != _LOCK and path.stat().st_ctime <= before:

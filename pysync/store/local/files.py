@@ -1,4 +1,4 @@
-"""The files of the embedded store: what their rows say, and what lies on disk."""
+"""The files of the local store: their rows in the database, and the files on disk."""
 
 import asyncio
 import errno
@@ -29,14 +29,14 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 WRITE_CHUNK_BYTES: Final = 1_048_576
-"""How much of a file that comes in is gathered before a thread takes it to the disk: most files at once."""
+"""Bytes of an upload that are collected before a thread writes them to disk. Most files fit at once."""
 LOST_REASON: Final = "the file is lost: push it again, or copy it from a backup"
 CACHED_ROWS: Final = 1_024
-"""Rows that are kept while nobody writes."""
+"""Maximum number of cached rows. Any write clears the cache."""
 
 
 class StagedFile(NamedTuple):
-    """A file that has come in whole, and survives the loss of power once a row names it."""
+    """A file that was received completely. It survives a power failure once a row names it."""
 
     temp_file: TempFile
     sha256: str
@@ -51,11 +51,12 @@ def _commit(
     row: tuple[Any, ...],
     *args: *Ts,
 ) -> T:
-    """The result of `write`. What came in goes where it is refused: who sent it may have left meanwhile."""
+    """Return the result of `write`. If it raises, the staged file is discarded here, because the caller may
+    have been cancelled."""
     try:
         return write(cursor, renames, temp_file, row, *args)
     except sqlite3.Error:
-        raise  # the group is undone, and `rename_journal` knows what becomes of the file
+        raise  # the group is rolled back, and `rename_journal` discards the file
     except Exception:
         temp_file.discard()
         raise
@@ -63,7 +64,7 @@ def _commit(
 
 @contextmanager
 def _log_symlinks(key: str) -> Iterator[None]:
-    """Log a symbolic link that was met on the way to a file."""
+    """Log a symbolic link that was met on the path of a file."""
     try:
         yield
     except OSError as error:
@@ -75,8 +76,8 @@ def _log_symlinks(key: str) -> Iterator[None]:
 
 
 class LocalFiles:
-    """The files below a folder, of a store whose rows `read` reads and `writer` writes. `version` is a number
-    that stays the same while no row is written."""
+    """The files below a folder, of a store whose rows `read` reads and `writer` writes. `version` returns a
+    number that changes with every write to the database."""
 
     def __init__(
         self,
@@ -99,13 +100,13 @@ class LocalFiles:
         self._now_ms = now_ms
 
     async def recover(self) -> None:
-        """Finish what processes that were killed left half done. Raises StoreUnavailable."""
+        """Finish the operations that killed processes left unfinished. Raises StoreUnavailable."""
         await self._writer.submit(self._renames.recover)
         named = {name for (name,) in self._read("SELECT name FROM arriving")}
         await in_thread(self._tree.clear, named)
 
     async def probe(self) -> None:
-        """Raises StoreUnavailable where nothing can be written."""
+        """Raise StoreUnavailable if nothing can be written."""
         await in_thread(self._tree.probe, self._new_etag())
 
     def check_key(self, key: str) -> None:
@@ -114,6 +115,7 @@ class LocalFiles:
         self._tree.path(key)
 
     async def stat(self, key: str) -> FileStat | None:
+        """See `Store.stat`."""
         row = self._row(key)
         if row is None:
             return None
@@ -128,6 +130,7 @@ class LocalFiles:
         return file.stat
 
     async def open(self, key: str, start: int, end: int | None) -> OpenFile | None:
+        """See `Store.open`."""
         if (row := self._row(key)) is None:
             return None
         outgoing = FileReader(self._tree.path(key))
@@ -148,6 +151,7 @@ class LocalFiles:
         return OpenFile(size, sha256, content_type, modified_ms, begin, finish, outgoing, outgoing, etag=etag)
 
     async def verify(self, key: str, pace: Pace) -> FileStat | None:
+        """See `Store.verify`."""
         if (row := self._row(key)) is None:
             return None
         outgoing = FileReader(self._tree.path(key))
@@ -171,7 +175,8 @@ class LocalFiles:
 
     @asynccontextmanager
     async def stage(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[StagedFile]:
-        """The chunks, flushed to disk beside the files. Leaving discards what has not been placed."""
+        """Yield the chunks as a file, flushed to disk beside the others. Leaving the context discards a file
+        that was not committed."""
         incoming = self._tree.temp_file(self._new_etag())
         try:
             pieces, size = list[bytes](), 0
@@ -199,15 +204,15 @@ class LocalFiles:
         try:
             return await self._writer.submit(_commit, write, self._renames, staged.temp_file, row, *args)
         except asyncio.CancelledError:
-            staged.temp_file.is_committed = True  # the write goes on
+            staged.temp_file.is_committed = True  # the write continues
             raise
 
     async def unlink(self, key: str) -> None:
-        """Remove the doomed file at `key`."""
+        """Remove the file at `key`, which was staged for deletion."""
         await self._writer.submit(self._renames.unlink, key)
 
     def _row(self, key: str) -> FileRow | None:
-        """The row of a file, None where there is none; looked up once while the database stays as it is."""
+        """Return the row of a file, None if there is none. Cached while the database does not change."""
         version = self._version()
         if version != self._row_cache_version or len(self._row_cache) >= CACHED_ROWS:
             self._row_cache.clear()
@@ -219,14 +224,15 @@ class LocalFiles:
             return row
 
     async def _reconcile(self, key: str, row: FileRow | None, reader: FileReader) -> FileRow | None:
-        """The row, beginning with `row`, of the file that `reader` now holds open; None where it is gone.
-        A row that fits no file is corrected: whoever restores files gives them other stamps."""
+        """Open the file at `key` in `reader`, and return its row, beginning with `row`; None if the file is
+        gone. A row that does not match the file is corrected, because restoring files from a backup changes
+        their fingerprints."""
         while row is not None:
             with translate_os_errors(), _log_symlinks(key):
                 if reader.open() == row.fingerprint:
                     return row
                 self._tree.check_folders(key)
-            # Written or deleted this very moment; or the one who did it was killed, or works slowly.
+            # It is being written or deleted right now, or the process that did so was killed, or is slow.
             unfitting = await self._writer.submit(file_merge.find_stale_row, self._renames, self._tree, key)
             if unfitting is not None:
                 row, stamp = unfitting

@@ -1,10 +1,11 @@
-"""Files on their way to their keys, and those on their way out.
+"""Journal of pending renames and deletions of files.
 
-What a file is renamed to cannot be told to the disk together with the row that names it. So the row comes
-first, and with it the note that its file is arriving, under which name; then the rename. Whatever happens in
-between, the note says how it goes on. A file whose row is gone is noted as doomed, and then unlinked.
+A rename and a database commit cannot be made atomic. The row of a file is therefore committed together with a
+journal entry (table `arriving`) for the pending rename, and the file is renamed afterwards; recovery replays
+the journal. The deletion of a row adds an entry (table `doomed`) likewise, and the file is unlinked
+afterwards.
 
-Notes are removed many at a time, when the folders are flushed: until then the loss of power may undo a
+Entries are removed many at a time, when the folders are flushed: until then a power failure may undo a
 rename.
 """
 
@@ -20,7 +21,7 @@ from pysync.store.local.disk import FileTree, TempFile, translate_os_errors
 log = logging.getLogger(__name__)
 
 FLUSH_EVERY: Final = 64
-"""Notes of this process after which it flushes the folders and removes them."""
+"""Number of entries of this process after which it flushes the folders and removes the entries."""
 
 _GET_RENAME = "SELECT name FROM arriving WHERE key = ?"
 _RENAMES_BELOW = "SELECT 1 FROM arriving WHERE key > ? AND key < ?"
@@ -29,8 +30,9 @@ _IS_FILE = "SELECT 1 FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT
 
 
 class RenameJournal:
-    """The moves of files in `files`, for `GroupCommit`: its methods are called in the thread that commits,
-    and those with a cursor within a transaction, so that no other process writes."""
+    """The pending renames and deletions in `files`, as commit hooks of `GroupCommit`. Its methods are called
+    in the thread that commits. Those with a cursor run within a transaction, so no other process writes
+    meanwhile."""
 
     def __init__(self, files: FileTree) -> None:
         self._files = files
@@ -43,8 +45,8 @@ class RenameJournal:
         self.has_work = False
 
     def stage_rename(self, cursor: sqlite3.Cursor, temp_file: TempFile, key: str) -> None:
-        """Have the incoming file moved to `key` when the transaction, which writes its row, is committed.
-        Raises KeyConflict."""
+        """Rename the file to `key` once the transaction, which writes its row, is committed. Raises
+        KeyConflict."""
         if self._has_path_conflict(cursor, key):
             raise KeyConflict()
         self.has_work = True
@@ -56,8 +58,8 @@ class RenameJournal:
         self._staged_renames[key] = temp_file
 
     def stage_delete(self, cursor: sqlite3.Cursor, key: str) -> None:
-        """Note that the file at `key` goes with its row. `unlink` is to be called in the next transaction: a
-        crash must not find the row without its file."""
+        """Record that the file at `key` is deleted with its row. Call `unlink` in the next transaction: a
+        crash must not leave the row without its file."""
         self.has_work = True
         with translate_os_errors():
             self._cancel(cursor, key)
@@ -66,7 +68,7 @@ class RenameJournal:
         self._staged_deletes.add(key)
 
     def unlink(self, cursor: sqlite3.Cursor, key: str) -> None:
-        """Unlink the doomed file at `key`, unless another has been written there."""
+        """Unlink the file at `key`, unless another one has been written there."""
         if key not in self._staged_deletes and not _is_file(cursor, key):
             with translate_os_errors():
                 self._files.remove(key)
@@ -74,17 +76,17 @@ class RenameJournal:
         self.has_work = True
 
     def is_staged(self, key: str) -> bool:
-        """Whether a file comes to `key` with this very transaction."""
+        """Return True if this very transaction writes a file to `key`."""
         return key in self._staged_renames
 
     def is_stuck(self, cursor: sqlite3.Cursor, key: str) -> bool:
-        """Whether the file of `key` could not be moved there, after `recover`."""
+        """Return True if `recover` could not rename the file of `key`."""
         return cursor.execute(_GET_RENAME, (key,)).fetchone() is not None
 
     def recover(self, cursor: sqlite3.Cursor) -> None:
-        """Finish what has been committed, by whichever process, and remove the notes of it. Afterwards every
-        file that a row names lies at its key, but those of this transaction, which may yet be undone. What
-        cannot be finished is told to the operator, and its note stays."""
+        """Finish the committed renames and deletions of all processes, and remove their entries. Afterwards
+        every file that has a row lies at its key, except those of this transaction, which may still be rolled
+        back. A rename or deletion that fails is logged, and its entry stays."""
         moved, self._moved, self._unlinked = self._moved, set(), 0
         arrived = [
             (key, name)
@@ -103,15 +105,17 @@ class RenameJournal:
         cursor.executemany("DELETE FROM doomed WHERE key = ?", gone)
 
     def before_commit(self, cursor: sqlite3.Cursor) -> None:
+        """Flush the folders if enough entries have piled up, and the names of the staged files."""
         if len(self._moved) + self._unlinked >= FLUSH_EVERY:
             try:
                 self.recover(cursor)
             except StoreUnavailable as error:
-                log.error("the folders of files cannot be flushed: %s", error.__cause__)
+                log.error("failed to flush the folders of files: %s", error.__cause__)
         if self._staged_renames:
             self._files.flush_temp_folder()
 
     def after_commit(self) -> None:
+        """Rename the staged files to their keys."""
         for key, incoming in self._staged_renames.items():
             if self._move(incoming.name, key):
                 self._moved.add(incoming.name)
@@ -122,7 +126,10 @@ class RenameJournal:
         self._reset()
 
     def after_rollback(self) -> None:
-        # A commit that failed in its last step may come back after a crash, until another has overwritten it.
+        """Keep the staged files until the next commit succeeds.
+
+        A commit that failed in its last step may reappear after a crash, until another one overwrites it.
+        """
         self._uncertain += [*self._staged_renames.values(), *self._superseded]
         self._reset()
 
@@ -131,7 +138,7 @@ class RenameJournal:
         self.has_work = bool(self._uncertain) or len(self._moved) + self._unlinked >= FLUSH_EVERY
 
     def _has_path_conflict(self, cursor: sqlite3.Cursor, key: str) -> bool:
-        """Whether a file that may not be at its key yet will lie above `key` or below."""
+        """Return True if a file with a pending rename will lie above or below `key`."""
         if cursor.execute(_RENAMES_BELOW, (key + "/", key + "0")).fetchone():
             return True
         above = key.rpartition("/")[0]
@@ -142,7 +149,7 @@ class RenameJournal:
         return False
 
     def _cancel(self, cursor: sqlite3.Cursor, key: str) -> None:
-        """See to it that no file moves to `key` any more, in whichever process."""
+        """Ensure that no pending rename of any process moves a file to `key` later."""
         mine = self._staged_renames.pop(key, None)
         if mine is not None:
             self._superseded.append(mine)
@@ -154,7 +161,7 @@ class RenameJournal:
         try:
             self._files.move(name, key)
         except (OSError, KeyConflict) as error:
-            log.error("the file %s is not moved to its key %r yet: %r", name, key, error)
+            log.error("could not rename %s to %r; will retry: %r", name, key, error)
             return False
         return True
 
@@ -162,7 +169,7 @@ class RenameJournal:
         try:
             self._files.remove(key)
         except OSError as error:
-            log.error("the file of %r is not removed yet: %r", key, error)
+            log.error("could not remove the file of %r; will retry: %r", key, error)
             return False
         return True
 

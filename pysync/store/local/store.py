@@ -1,14 +1,14 @@
-"""The embedded store: documents in one SQLite database, files as plain files beside it.
+"""The local store: documents in one SQLite database, files as plain files beside it.
 
-    DIR/pysync.db     documents, and one row for each file: the rows say what exists; the log of changes
+    DIR/pysync.db     documents, a row for each file, and the change log; the rows decide what exists
     DIR/files/<key>   the files, at their own key path, so that `files/**/*.parquet` can be queried
-    DIR/merging/      folders that are to change places with some of those (`merges.py`)
+    DIR/merging/      folders that merges build and swap (`file_merge.py`)
 
-Any number of processes may share DIR. Reads run on the event loop's thread: a lookup costs some
-microseconds, handing it to a thread ten times that. Writes go through `GroupCommit`.
+Any number of processes may share DIR. Reads run on the event loop's thread: a lookup takes some microseconds,
+and handing it to a thread takes ten times as long. Writes go through `GroupCommit`.
 
-A file's row is written before the file is moved to its key, with a note of that (`rename_journal.py`):
-whoever opens the folder after a crash, or meets the row, finishes the move.
+A file's row is committed before the file is renamed to its key, together with a journal entry for the rename
+(`rename_journal.py`). Opening the store after a crash, or reading the row, finishes the rename.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ _GET = """
 _GET_MANY = """
     SELECT name, etag, content_type, modified_ms, body FROM object
     WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND sha256 IS NULL"""
-# The length of a blob is in its row's header: what overflows the page is not read.
+# The length of a blob is in its row's header, so overflow pages are not read.
 _VERSION = """
     SELECT name, etag, length(body) FROM object WHERE parent = ? AND name = ? AND sha256 IS NULL"""
 _VERSIONS = """
@@ -78,18 +78,19 @@ _WALK = """
     WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
 
 SINGLE_GET_MAX: Final = 4
-"""Keys that are got one by one: a query for many costs as much as some of one, and looks past `ReadCache`."""
+"""Maximum number of keys that are read one by one. A query for many costs as much as several single ones, and
+bypasses `ReadCache`."""
 
 CACHE_BYTES: Final = 4 * 1024 * 1024
 CACHE_OBJECT_BYTES: Final = 64 * 1024
 
 _ABOVE_ALL_TEXT: Final = b""
-"""SQLite orders every blob after every text."""
+"""Greater than every text, because SQLite sorts blobs after texts."""
 
 
 class ReadCache:
-    """The documents read since the last commit, of this process or another. What is small and read often is
-    then found without asking SQLite."""
+    """The documents read since the last commit by any process. Small and frequently read ones are then found
+    without a query."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -97,14 +98,14 @@ class ReadCache:
         self._bytes = 0
 
     def get(self, key: str, version: int) -> StoredObject | None:
-        """The document at `key`, if it was kept while the database was at `version`."""
+        """Return the document at `key`, if it was cached while the database was at `version`."""
         if version != self._version:
             self._clear()
             self._version = version
         return self._objects.get(key)
 
     def put(self, key: str, found: StoredObject) -> None:
-        """Keep what was read at the version that the last `get` named."""
+        """Cache a document that was read at the version of the last `get`."""
         if len(found.body) <= CACHE_OBJECT_BYTES:
             if self._bytes + len(found.body) > CACHE_BYTES:
                 self._clear()
@@ -117,10 +118,10 @@ class ReadCache:
 
 
 class LocalStore:
-    """A `Store` in a folder. Make one with `open_folder`."""
+    """A `Store` in a folder. Create one with `open_folder`."""
 
     is_remote: ClassVar[bool] = False
-    # A row that stays within its page of 4096 bytes is one page to write.
+    # A row that fits into one page of 4096 bytes needs one page write.
     cheap_put_bytes: ClassVar[int] = 3_930
 
     def __init__(
@@ -146,6 +147,7 @@ class LocalStore:
 
     @property
     def transactional(self) -> Self:
+        """The store itself: it commits changes together with writes."""
         return self
 
     @classmethod
@@ -155,8 +157,8 @@ class LocalStore:
         now_ms: Callable[[], int] = wall_clock_ms,
         retention: Retention = Retention(),  # noqa: B008 (frozen)
     ) -> Self:
-        """The store in `folder`, created where it is missing. Raises ValueError where a newer version wrote
-        it or its database is gone, StoreUnavailable where it cannot be used."""
+        """Open the store in `folder`, and create it if it is missing. Raises ValueError if a newer version
+        wrote it or its database is missing, StoreUnavailable if it cannot be used."""
         try:
             database, tree = await asyncio.to_thread(_prepare, Path(folder))
         except (sqlite3.Error, OSError) as error:
@@ -171,6 +173,7 @@ class LocalStore:
         return store
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        """See `Store.get`."""
         known = self._cache.get(key, self._version())
         if known is not None:
             return NOT_MODIFIED if known.etag == if_none_match else known
@@ -188,6 +191,7 @@ class LocalStore:
         return found
 
     async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+        """See `Store.get_many`."""
         if len(keys) <= SINGLE_GET_MAX:
             each = [await self.get(key) for key in keys]
             return [None if isinstance(found, NotModified) else found for found in each]
@@ -201,6 +205,7 @@ class LocalStore:
         return [found.get(key) for key in keys]
 
     async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+        """See `Store.info_many`."""
         found: dict[str, ObjectInfo] = {}
         version, unknown = self._version(), []
         for key in keys:
@@ -228,6 +233,7 @@ class LocalStore:
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
     ) -> str:
+        """See `Store.put`."""
         parent, name = split_key(key)
         etag, rows = self._new_etag(), self.change_log.rows_of(changes)
         row = (etag, content_type, rows.now_ms, body, parent, name)
@@ -238,17 +244,21 @@ class LocalStore:
         return etag
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
+        """See `Store.delete`."""
         parent, name = split_key(key)
         if await self._writer.submit(tables.delete, self._renames, parent, name, expect):
             await self._files.unlink(key)
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
+        """See `Store.open`."""
         return await self._files.open(key, start, end)
 
     async def stat(self, key: str) -> FileStat | None:
+        """See `Store.stat`."""
         return await self._files.stat(key)
 
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
+        """See `Store.verify`."""
         return await self._files.verify(key, pace)
 
     async def write(
@@ -259,6 +269,7 @@ class LocalStore:
         received: OnReceived | None = None,
         changes_of: Callable[[str], Sequence[Change]] | None = None,
     ) -> str:
+        """See `Store.write`."""
         self._files.check_key(key)
         async with self._files.stage(chunks) as staged:
             if received is not None:
@@ -276,6 +287,7 @@ class LocalStore:
         changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
         unless: ExistingFileFilter | None = None,
     ) -> tuple[HybridTimestamp, str]:
+        """See `TransactionalStore.write_ordered`."""
         async with self._files.stage(chunks) as staged:
             timestamp, last = await self._files.commit(
                 staged,
@@ -292,6 +304,7 @@ class LocalStore:
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
+        """See `Store.merge`."""
         parent = check_mergeable(key, merged)
         self._files.check_key(key)
         async with self._files.stage(chunks) as flushed:
@@ -301,20 +314,24 @@ class LocalStore:
         return flushed.sha256
 
     async def pending_merges(self) -> builtins.list[MergeRecord]:
+        """See `Store.pending_merges`."""
         return []
 
     async def recover_merges(self) -> None:
+        """See `Store.recover_merges`."""
         await self._merger.recover()
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        """See `Store.list`."""
         if prefix:
             split_key(prefix)
         return [name for (name,) in self._read(LIST_NAMES, prefix, after or "", limit)]
 
     async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+        """See `Store.walk`."""
         if prefix:
             split_key(prefix)
-            # Sorting by parent, `prefix` itself and what is below it are two ranges: "p-x" lies between.
+            # Sorted by parent, `prefix` itself and the keys below it are two ranges, with "p-x" between them.
             ranges: list[tuple[str, str | bytes]] = [(prefix, prefix + "\0"), (prefix + "/", prefix + "0")]
         else:
             ranges = [("", _ABOVE_ALL_TEXT)]
@@ -326,6 +343,7 @@ class LocalStore:
                 await asyncio.sleep(0)
 
     async def probe(self) -> None:
+        """See `Store.probe`."""
         if (fault := self._database.fault) is not None:
             raise StoreUnavailable(fault)
         await self._writer.submit(tables.probe, self._new_etag())
@@ -336,16 +354,18 @@ class LocalStore:
         await self._files.probe()
 
     async def diagnose(self) -> Diagnosis:
+        """See `Store.diagnose`."""
         return Diagnosis()
 
     async def close(self) -> None:
+        """See `Store.close`."""
         await self._merger.close()
         await self._writer.close()
         self._reader.close()
 
     def _new_etag(self) -> str:
-        """An etag that no other write has: this store by a random name, and a number of its own. Never the
-        module's: processes that were forked would share it."""
+        """Return a unique etag: a random name of this store, and a number. The name belongs to
+        this object and not to the module, because forked processes would share that."""
         return f"{self._name}{next(self._numbers):x}"
 
     def _version(self) -> int:
@@ -362,7 +382,7 @@ class LocalStore:
 
 
 def _by_parent(keys: Sequence[str]) -> dict[str, list[str]]:
-    """The names of the keys by what they are directly under."""
+    """Return the names of the keys, grouped by their parents."""
     names: defaultdict[str, list[str]] = defaultdict(list)
     for key in keys:
         parent, name = split_key(key)
@@ -374,13 +394,13 @@ def _prepare(folder: Path) -> tuple[Database, FileTree]:
     folder = folder.absolute()
     make_private_dir(folder, may_be_link=True)
     files = FileTree(folder / "files")
-    # The database is made before any of these. Its lock exists earlier, but is empty until then.
+    # The database is created before any of these. Its lock exists earlier, but is empty until then.
     traces = [*files.entries(), folder / "pysync.db-wal", folder / "merging"]
     lock = folder / "pysync.lock"
     is_marked = lock.exists() and lock.stat().st_size > 0
     database = open_database(folder / "pysync.db", SCHEMA, "FULL", [*traces, lock] if is_marked else traces)
     if not is_marked:
-        with suppress(OSError):  # a full disk can still be read from
+        with suppress(OSError):  # a full disk is still readable
             lock.write_bytes(b"pysync.db was made here\n")
     files.create()
     return database, files

@@ -1,4 +1,4 @@
-"""The tables of the embedded store, and the writes to them, each a function for `GroupCommit`."""
+"""The tables of the local store, and the writes to them: each is a function for `GroupCommit`."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ from pysync.store.base import (
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
 from pysync.store.local.rename_journal import RenameJournal
 
-# A document's row has a body; a file's has sha256 and the stamp. The body comes last: the columns before it
-# are then read without its overflow pages. `arriving` and `doomed` are the notes of `Arrivals`,
-# `merge` and `came` those of `merges.py`.
+# A document's row has a body; a file's has sha256 and the fingerprint. The body comes last, so that the
+# columns before it are read without its overflow pages. `arriving` and `doomed` are the journal of
+# `RenameJournal`; `merge` and `came` belong to `file_merge.py`.
 SCHEMA: Final = Schema(
     (
         """
@@ -112,8 +112,9 @@ _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 
 
 class FileRow(NamedTuple):
-    """The metadata of a file. `fingerprint` identifies the file on disk that it describes. `is_damaged`: the
-    file was read, and its hash was not `sha256`. The table marks such a row by a negative inode."""
+    """The metadata of a file. `fingerprint` identifies the file on disk that it describes. `is_damaged` is
+    True if the file was read and its hash was not `sha256`; the table marks such a row by a negative inode.
+    """
 
     etag: str
     content_type: str
@@ -124,7 +125,7 @@ class FileRow(NamedTuple):
 
 
 def file_row(rows: Sequence[Any]) -> FileRow | None:
-    """What `GET_FILE` found."""
+    """Return the row that `GET_FILE` found, None without one."""
     for etag, content_type, modified_ms, sha256, size, mtime_ns, inode in rows:
         stamp = FileFingerprint(size, mtime_ns, abs(inode))
         return FileRow(etag, content_type, modified_ms, sha256, stamp, is_damaged=inode < 0)
@@ -139,7 +140,7 @@ def put(
     changes: ChangeRows,
 ) -> tuple[bool, int]:
     """Store a document and its changes. `row` is etag, content type, time, body, parent and name. Returns
-    whether it replaced a file, which is then staged for deletion, and the id of the last change."""
+    True if it replaced a file, which is then staged for deletion, and the id of the last change."""
     if isinstance(expect, Etag):
         cursor.execute(_PUT_ETAG, (*row, expect.value))
     else:
@@ -157,7 +158,7 @@ def put(
 def delete(
     cursor: sqlite3.Cursor, renames: RenameJournal, parent: str, name: str, expect: Precondition
 ) -> bool:
-    """Remove what is at a key; True where it was a file, which is then doomed."""
+    """Remove the row of a key. Returns True if it was a file, which is then staged for deletion."""
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
     if found is None:
         return False
@@ -195,7 +196,7 @@ def insert_next_file(
     rows_of: Callable[[HybridTimestamp], ChangeRows],
     unless: ExistingFileFilter | None = None,
 ) -> tuple[HybridTimestamp, int]:
-    """`insert_file` at the next timestamp, and that. Raises FileAlreadyExists."""
+    """Call `insert_file` with the next timestamp, and return both results. Raises FileAlreadyExists."""
     if unless is not None:
         found = cursor.execute(
             _FIND_EXISTING, (unless.folder, unless.after, -len(unless.suffix), unless.suffix)
@@ -211,8 +212,9 @@ def insert_next_file(
 def find_stale_row(
     cursor: sqlite3.Cursor, renames: RenameJournal, files: FileTree, key: str
 ) -> tuple[FileRow, FileFingerprint | None] | None:
-    """The row of a file that does not fit what lies at its key though nothing is on its way there, and the
-    stamp of that; None where all is well. Raises StoreUnavailable where the disk does not let it arrive."""
+    """Return the row of a file that does not match the file on disk, although no rename is pending, and the
+    actual fingerprint (None if the file is missing). Returns None if they match. Raises StoreUnavailable if a
+    pending rename fails."""
     renames.recover(cursor)
     row = file_row(cursor.execute(GET_FILE, split_key(key)).fetchall())
     if row is None or renames.is_staged(key):
@@ -225,17 +227,18 @@ def find_stale_row(
 
 
 def update_file(cursor: sqlite3.Cursor, key: str, row: FileRow, before: str) -> None:
-    """Make a file's row fit what lies on disk, unless another write has."""
+    """Update the row of a file to match the file on disk, unless another write came first (`before` is the
+    expected etag)."""
     cursor.execute(_UPDATE_FILE, (row.etag, row.sha256, *row.fingerprint, *split_key(key), before))
 
 
 def set_file_damaged(cursor: sqlite3.Cursor, key: str, etag: str, is_damaged: bool) -> None:
-    """Note whether the file at `key` is damaged, if it is still that version."""
+    """Record whether the file at `key` is damaged, if it is still that version."""
     cursor.execute(_SET_FILE_DAMAGED, (is_damaged, *split_key(key), etag))
 
 
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:
-    """Write what a push writes, and roll it back; and something that nobody else reads."""
+    """Do the writes of a push and undo them, and write a row that only probes use."""
     place = ("_pysync", "")  # no key has an empty name
     cursor.execute(_PUT_ANY, (etag, "", 0, b"{}", *place))
     cursor.execute(_DELETE, place)

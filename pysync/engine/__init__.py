@@ -1,1 +1,1 @@
-"""What the verbs of documents, files and logs do, and how their changes are announced."""
+"""Documents, files and append-only logs: their reads and writes, and the announcement of changes."""

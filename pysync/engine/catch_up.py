@@ -1,8 +1,9 @@
-"""Catch up subscribers that begin in the past, until they join the live feed.
+"""Catch up subscribers that resume from the past, until they join the live feed.
 
-They read the log together, so changes that several have missed are read once, and the time that all of them
-take is bounded. Only changes that their collections may have written are read. A subscriber that arrives
-during a run waits for the next one, unless it is no further back than the subscribers under way.
+They read the change log together, so a change that several of them have missed is read once, and the time
+that all of them take is bounded. Only changes that their collections may have written are read. A subscriber
+that arrives during a run waits for the next one, unless it is no further back than the subscribers that are
+catching up.
 
 See docs/reference/protocol.md#resume.
 """
@@ -22,27 +23,27 @@ from pysync.errors import Unavailable
 log = logging.getLogger(__name__)
 
 PAGE_SIZE: Final = 128
-"""Changes that are read at a time."""
+"""The number of changes that are read at a time."""
 MAX_SUBSCRIBERS: Final = 256
 MAX_PER_ACCOUNT: Final = 128
-"""The number of subscribers that catch up at a time, in all and for one account; others wait."""
+"""The number of subscribers that catch up at a time, in all and for one account. Others wait."""
 YIELD_AFTER_S: Final = 0.002
-"""Time for which events are delivered before others get their turn."""
+"""Seconds for which events are delivered before other tasks run."""
 
 
 @dataclass(eq=False, slots=True)
 class _LaggingSubscriber:
-    """A subscriber that catches up. `caught_up` is True once it listens to the live feed, and False if its
-    connection is blocked. If only reading shows how many changes it has missed, `left` is the number that may
-    still be read for it."""
+    """A subscriber that catches up. `caught_up` becomes True once it listens to the live feed, and False if
+    its connection is blocked. If only reading shows how many changes it has missed, `left` is the number that
+    may still be read for it."""
 
     subscriber: Subscriber
     left: int | None
     caught_up: asyncio.Future[bool]
 
     def has_missed_too_many(self, scanned: int) -> bool:
-        """Count so many more changes, and return True if the listener has missed too many to be told of
-        them."""
+        """Count `scanned` more changes. Returns True if the subscriber has missed more than may be
+        delivered."""
         if self.left is not None:
             self.left -= scanned
         return self.left is not None and self.left < 0
@@ -61,8 +62,9 @@ class CatchUp:
         self._task: asyncio.Task[None] | None = None
 
     async def catch_up(self, subscriber: Subscriber) -> bool:
-        """Deliver what the subscriber has missed, and have it listen from then on. Aborts its stream if
-        changes cannot be read. Returns True if it listens now."""
+        """Deliver the changes that the subscriber has missed, then subscribe it to the live feed. Returns
+        True if it is subscribed, False if its connection is closed or the change log cannot be read; the
+        latter aborts its stream."""
         try:
             while await subscriber.drained():
                 written_by = self._dispatcher.keys.may_write_to(subscriber.filter)
@@ -84,8 +86,8 @@ class CatchUp:
         return False
 
     async def _run(self) -> None:
-        """Read the log for all subscribers that are behind, until there are none. Leaves half of the time to
-        others."""
+        """Read the change log for all lagging subscribers, until there are none. Leaves half of the time to
+        other tasks."""
         loop = asyncio.get_running_loop()
         try:
             while self._waiting or self._behind:
@@ -106,8 +108,8 @@ class CatchUp:
             self._task = None
 
     def _admit_waiting(self) -> None:
-        """Admit waiting subscribers, up to the first that is further back than those under way, who would
-        have to wait for it."""
+        """Admit waiting subscribers, up to the first that is further back than those already catching up,
+        which would have to wait for it."""
         earliest = min((each.subscriber.cursor for each in self._behind), default="")
         accounts = Counter(each.subscriber.account for each in self._behind)
         waiting, self._waiting, is_open = self._waiting, deque(), True
@@ -130,11 +132,11 @@ class CatchUp:
         return not each.caught_up.done()
 
     async def _read_page(self) -> None:
-        """Deliver the next page, from the place of the last subscriber that is behind."""
-        place = min(each.subscriber.cursor for each in self._behind)
+        """Deliver the next page, from the cursor of the subscriber that is furthest behind."""
+        cursor = min(each.subscriber.cursor for each in self._behind)
         topics = {topic for each in self._behind for topic in each.subscriber.filter}
         page = await self._dispatcher.log.read_matching(
-            place, PAGE_SIZE, self._dispatcher.keys.may_write_to(topics)
+            cursor, PAGE_SIZE, self._dispatcher.keys.may_write_to(topics)
         )
         if page is not None:
             await self._deliver_page(self._dispatcher.plan_deliveries(page.changes, self._index))
@@ -143,7 +145,7 @@ class CatchUp:
             if each.caught_up.done():
                 continue
             if page is None or each.has_missed_too_many(page.scanned):
-                if page is not None or listener.cursor == place:
+                if page is not None or listener.cursor == cursor:
                     listener.reset(await self._dispatcher.log.last_id())
                     each.left = each.left and self._max_missed
                 continue
@@ -154,41 +156,41 @@ class CatchUp:
                 each.caught_up.set_result(False)
 
     async def _deliver_page(self, plan: Deliveries) -> None:
-        """Deliver the events of a page to each subscriber in one write, first to those that need no
+        """Deliver the events of a page to each subscriber in one write, first to subscribers that need no
         authorisation."""
-        pause, asking = _Yielder(), Deliveries()
+        pause, restricted = _Yielder(), Deliveries()
         events: dict[Subscriber, list[Event]] = {}
         for event, found in plan:
-            asked = []
+            to_authorize = []
             for who in found:
                 if event.id > who.cursor:
                     if who.needs_authorization:
-                        asked.append(who)
+                        to_authorize.append(who)
                     else:
                         events.setdefault(who, []).append(event)
-            if asked:
-                asking.append((event, asked))
+            if to_authorize:
+                restricted.append((event, to_authorize))
             await pause()
         await _fan_out(events, pause)
-        if asking:
-            permit = await self._dispatcher.authorize_deliveries(asking)
+        if restricted:
+            authorize = await self._dispatcher.authorize_deliveries(restricted)
             allowed: dict[Subscriber, list[Event]] = {}
-            for event, found in asking:
+            for event, found in restricted:
                 for who in found:
-                    if (heard := permit(who, event)) is not None:
-                        allowed.setdefault(who, []).append(heard)
+                    if (authorized := authorize(who, event)) is not None:
+                        allowed.setdefault(who, []).append(authorized)
                 await pause()
             await _fan_out(allowed, pause)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop catching up."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
 
 class _Yielder:
-    """Yields to others that have waited for a turn."""
+    """Yields to other tasks once the time slice is used up."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -201,6 +203,6 @@ class _Yielder:
 
 
 async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], pause: _Yielder) -> None:
-    for who, told in events.items():
-        who.deliver(told)
+    for who, deliverable in events.items():
+        who.deliver(deliverable)
         await pause()

@@ -1,4 +1,4 @@
-"""Documents: pull, push with optimistic concurrency, expiry (docs/reference/protocol.md#documents)."""
+"""Documents: pull, push with optimistic concurrency, and expiry (docs/reference/protocol.md#documents)."""
 
 import hashlib
 from collections.abc import Callable
@@ -28,13 +28,13 @@ from pysync.store import (
 from pysync.write_ids import as_whitespace, has_write_id, new_write_id
 
 ETAG_CACHE_SIZE = 4096
-"""Versions remembered: of what was written, of what was asked for by its version and, where reads wait, of
-what was read."""
+"""The number of cached versions: of documents that were written, requested by version or, in a remote store,
+read."""
 _MAX_ATTEMPTS = 8
 
 
 class CachedVersion(NamedTuple):
-    """The version of a document as this process met it: what is stored under this etag."""
+    """The version of a document that this process last saw, stored under `etag`."""
 
     hash: str
     etag: str
@@ -61,11 +61,11 @@ class Documents:
         self._cache = BoundedCache[str, CachedVersion](ETAG_CACHE_SIZE)
 
     async def pull(self, key: str, ttl_ms: int | None = None) -> _core.Document | None:
-        """The document at `key`, None where nothing is stored or what is has outlived `ttl_ms`.
+        """Return the document at `key`; None if nothing is stored or it is older than `ttl_ms`.
 
         Raises:
-            DocumentCorrupt: something is stored that is no document, or not the one that was written.
-            StoreUnavailable: nobody can tell.
+            DocumentCorrupt: the stored object is not a document, or not the one that was written.
+            StoreUnavailable: the store cannot be read.
         """
         found = await self._store.get(key)
         if found is None or isinstance(found, NotModified):
@@ -76,21 +76,23 @@ class Documents:
         return None if self._is_document_expired(document, ttl_ms) else document
 
     async def get_version(self, key: str, ttl_ms: int | None = None) -> _core.Document | CachedVersion | None:
-        """Return the stored version without its data. A version that this process knows is not read again."""
-        known = self._cache.get(key)
-        found = await self._store.get(key, None if known is None else known.etag)
+        """Return the stored version without its data. A version that this process has cached is not read
+        again. Raises as `pull`."""
+        cached = self._cache.get(key)
+        found = await self._store.get(key, None if cached is None else cached.etag)
         if found is None:
             return None
         if isinstance(found, NotModified):
-            return None if known is None or self._is_expired(known.ts_ms, ttl_ms) else known
+            return None if cached is None or self._is_expired(cached.ts_ms, ttl_ms) else cached
         document = self._read(key, found)
         self.cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
         return None if self._is_document_expired(document, ttl_ms) else document
 
     def cached_version(self, key: str, etag: str) -> CachedVersion | None:
-        """The version of the document at `key` that is stored under `etag`, if this process has met it."""
-        known = self._cache.get(key)
-        return known if known is not None and known.etag == etag else None
+        """Return the version of the document at `key` that is stored under `etag`, if this process has cached
+        it."""
+        cached = self._cache.get(key)
+        return cached if cached is not None and cached.etag == etag else None
 
     def cache_version(self, key: str, version: CachedVersion) -> None:
         """Cache the version at `key`, whose hash is verified."""
@@ -103,12 +105,13 @@ class Documents:
         ttl_ms: int | None = None,
         ref: DocumentRef | None = None,
     ) -> WriteResult:
-        """Write `body` where its base is what is stored; of two pushes with one base exactly one succeeds,
-        in any number of processes. It is announced as a change of `ref`; of none, nobody hears of it.
+        """Write `body` if its base is the stored version. Of two pushes with one base exactly one succeeds,
+        in any number of processes. The write is announced as a change of `ref`, or not announced if that is
+        None.
 
         Raises:
-            Conflict: the base is stale, or null where something is stored.
-            StoreUnavailable: nobody can tell whether it is written.
+            Conflict: the base is stale, or null although something is stored.
+            StoreUnavailable: the write may or may not have taken effect.
         """
         written = WriteResult(body.hash, self.now_ms())
         await self._write(key, body, written, ttl_ms, ref)
@@ -122,33 +125,33 @@ class Documents:
         ttl_ms: int | None = None,
         ref: DocumentRef | None = None,
     ) -> WriteResult:
-        """Push, or return the answer of the earlier push that stored the document with this
-        `idempotency_key`.
+        """Push, or return the result of the earlier push that stored the document with this `request_key`.
 
-        The hash and time of the write are claimed before it, with a mark that every attempt puts on what it
-        stores: whatever is lost after that, a repetition finds it there. A push that is refused leaves no
-        claim. Raises IdempotencyKeyReused where the key was claimed for other data, and as `push` does.
+        The hash and time of the write are claimed before it, together with a write id that every attempt adds
+        to the object it stores. If a response is lost, a repetition therefore finds the earlier write by that
+        id. A push that is rejected leaves no claim. Raises IdempotencyKeyReused if the key was claimed for
+        other data, and as `push` does.
         """
         fresh = WriteResult(body.hash, self.now_ms())
         name = hashlib.sha256(request_key.encode()).hexdigest()
         own = orjson.dumps([new_write_id(), fresh.hash, fresh.timestamp_ms])
-        held = await self._coordinator.put_if_absent(name, own, IDEMPOTENCY_TTL_MS)
-        mark, *claimed = orjson.loads(held)
+        stored_claim = await self._coordinator.put_if_absent(name, own, IDEMPOTENCY_TTL_MS)
+        write_id, *claimed = orjson.loads(stored_claim)
         claim = WriteResult(*claimed)
         if claim.hash != body.hash:
             raise IdempotencyKeyReused
         if ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms:
             return await self.push(key, body, ttl_ms, ref)
         try:
-            await self._write(key, body, claim, ttl_ms, ref, mark)
+            await self._write(key, body, claim, ttl_ms, ref, write_id)
         except (Conflict, DocumentCorrupt):
-            if held == own:  # what an earlier attempt claimed, that one may have written
+            if stored_claim == own:  # a claim of an earlier attempt may belong to a completed write
                 await release_claim(self._coordinator, name, own)
             raise
         return claim
 
     async def delete_expired(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
-        """Delete what is below `prefix`, is a document and has outlived `ttl_ms`; how many there were."""
+        """Delete the documents below `prefix` that are older than `ttl_ms`. Returns their number."""
         swept = 0
         async for listed in self._store.walk(prefix):
             if listed.modified_ms + ttl_ms < self.now_ms() and is_document(listed.key):
@@ -168,8 +171,8 @@ class Documents:
         ref: DocumentRef | None,
         write_id: str | None = None,
     ) -> None:
-        """Store `body` where its base is what is there, and under a `write_id` unless that is there. Raises
-        as `push`."""
+        """Store `body` if its base is the stored version, unless a write with this `write_id` is stored
+        already. Raises as `push`."""
         stored = body.stored(written.timestamp_ms, b"" if write_id is None else as_whitespace(write_id))
         changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
         expect: Precondition | None = (
@@ -178,7 +181,7 @@ class Documents:
         for _ in range(_MAX_ATTEMPTS):
             if expect is None:
                 found = await self._store.get(key)
-                # By this very read: at the next one another push may have replaced it.
+                # Decide with this read: before the next one another push may replace the object.
                 if write_id is not None and self._is_written(key, found, write_id):
                     await self._outbox.reannounce(changes)
                     return
@@ -200,7 +203,8 @@ class Documents:
             raise
 
     def _is_written(self, key: str, found: StoredObject | NotModified | None, write_id: str) -> bool:
-        """Return True if the stored document is the undamaged write of another attempt under `write_id`."""
+        """Return True if the stored document is the undamaged write of another attempt with this
+        `write_id`."""
         if not (isinstance(found, StoredObject) and has_write_id(found.body, write_id)):
             return False
         try:
@@ -210,11 +214,11 @@ class Documents:
         return True
 
     def _cached_precondition(self, key: str, base_hash: str, ttl_ms: int | None) -> Precondition | None:
-        """What the store must hold for `base_hash` to be right, where this process knows that version: it
-        need not be read again. None where it is not known."""
-        known = self._cache.get(key)
-        is_known = known is not None and known.hash == base_hash and ttl_ms is None
-        return Etag(known.etag) if known is not None and is_known else None
+        """Return the precondition for a push with `base_hash` if this process has cached that version, which
+        then need not be read again; None if it has not."""
+        cached = self._cache.get(key)
+        is_known = cached is not None and cached.hash == base_hash and ttl_ms is None
+        return Etag(cached.etag) if cached is not None and is_known else None
 
     def _is_document_expired(self, document: _core.Document, ttl_ms: int | None) -> bool:
         return self._is_expired(document.ts_ms, ttl_ms)
@@ -225,8 +229,9 @@ class Documents:
     async def _check_base(
         self, key: str, found: StoredObject | NotModified | None, base_hash: str | None, ttl_ms: int | None
     ) -> Precondition:
-        """What the store must still hold for a push with `base_hash` to be right, or Conflict. A file may be
-        there in place of a document: then its hash is the base."""
+        """Return the precondition for a push with `base_hash`. A file may be stored in place of a document;
+        its hash is then the base. Raises Conflict, also for a damaged object unless `base_hash` is `""`, and
+        DocumentCorrupt for a damaged log."""
         if found is None or isinstance(found, NotModified):
             try:
                 file = await self._store.stat(key)
@@ -242,7 +247,7 @@ class Documents:
             document = self._read(key, found)
         except DocumentCorrupt:
             if _core.is_log(found.body):
-                raise  # what heals a document would end a log
+                raise  # a push that repairs a document would delete a log
             if base_hash != "":
                 raise Conflict("") from None
             return Etag(found.etag)

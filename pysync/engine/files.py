@@ -1,4 +1,4 @@
-"""Files: bytes as they were sent, the last write wins (docs/reference/protocol.md#files)."""
+"""Files: bytes as they were sent; the last write wins (docs/reference/protocol.md#files)."""
 
 from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
@@ -17,11 +17,12 @@ from pysync.store import FileStat, OpenFile, Store
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """How a collection has files.
+    """The settings of a collection for files.
 
-    `types` are the media types that are pushed as files, none where a plugin makes them. `documents`: where
-    there is no file there may be a document. `content_type` is what each file is answered as, None: what it
-    was pushed as. The key of a file is its `template`, filled in, and `suffix`; without one that of the path.
+    `types` are the media types that are pushed as files, empty if a plugin creates them. With `documents` a
+    document may be stored where there is no file. `content_type` is the media type of every response with a
+    file, None for the type that it was pushed with. The key of a file is `template`, filled in, and `suffix`;
+    without a template it is the key of the path.
     """
 
     types: tuple[str, ...] = ()
@@ -32,14 +33,14 @@ class FileSettings:
 
     @classmethod
     def from_collection(cls, collection: Collection) -> Self | None:
-        """Those that the configuration makes, None where nothing is pushed to it as a file."""
+        """Return the settings of the collection; None if nothing is pushed to it as a file."""
         types = file_types(collection)
         if not types:
             return None
         return cls(types, accepts_json(collection), PARQUET_TYPE if is_parquet(collection) else None)
 
     def matches_key(self, key: str) -> bool:
-        """Whether the key may be that of a file below its `template`."""
+        """Return True if the key can be that of a file of `template`."""
         bare = key.removesuffix(self.suffix)
         return (
             self.template is not None
@@ -49,12 +50,13 @@ class FileSettings:
         )
 
     def accepts(self, media_type: str) -> bool:
-        """Whether what is pushed as this media type (in lower case, without parameters) is a file."""
+        """Return True if a body of this media type (in lower case, without parameters) is stored as a
+        file."""
         return matches_media_type(self.types, media_type)
 
 
 def is_expired(stat: FileStat, ttl_ms: int | None, now_ms: int) -> bool:
-    """Whether a file reads as missing, because it is older than that."""
+    """Return True if a file is older than `ttl_ms` and therefore reads as missing."""
     return ttl_ms is not None and stat.modified_ms + ttl_ms < now_ms
 
 
@@ -75,8 +77,8 @@ class Files:
         self.now_ms = now_ms
 
     async def stat(self, key: str, ttl_ms: int | None = None) -> FileStat | None:
-        """Return the metadata of the file at `key`; None if there is none or it has outlived `ttl_ms`. Raises
-        DocumentCorrupt if it is damaged, and StoreUnavailable."""
+        """Return the metadata of the file at `key`; None if there is none or it is older than `ttl_ms`.
+        Raises DocumentCorrupt if it is damaged, and StoreUnavailable."""
         with self._corruption.reporting("file", key):
             stat = await self._store.stat(key)
         return None if stat is None or is_expired(stat, ttl_ms, self.now_ms()) else stat
@@ -84,8 +86,8 @@ class Files:
     async def open(
         self, key: str, start: int = 0, end: int | None = None, ttl_ms: int | None = None
     ) -> OpenFile | None:
-        """The file at `key` with the chunks of its bytes [start, end), as `Store.open`; None likewise. Who
-        opened it closes the chunks. Raises as `stat`."""
+        """Return the file at `key` with the chunks of its bytes [start, end), as `Store.open`; None as
+        `stat`. The caller closes the chunks. Raises as `stat`."""
         with self._corruption.reporting("file", key):
             file = await self._store.open(key, start, end)
         if file is not None and is_expired(file, ttl_ms, self.now_ms()):
@@ -96,8 +98,8 @@ class Files:
     async def push(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, ref: DocumentRef
     ) -> WriteResult:
-        """Store the chunks as one file, durably, announced as a change of `ref`. What `chunks` raises
-        is raised, and nothing is stored then. Raises KeyConflict, Unavailable."""
+        """Store the chunks as one file, durably, and announce it as a change of `ref`. An error of `chunks`
+        is passed on, and nothing is stored then. Raises KeyConflict and Unavailable."""
         timestamp_ms = self.now_ms()
         sha256 = await self._outbox.write(
             key, chunks, content_type, lambda sha256: [ref.change(sha256, timestamp_ms)]

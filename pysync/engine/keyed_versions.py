@@ -1,5 +1,8 @@
-"""Versions for readers who miss members of a document (`fieldPermissions`). The document's hash would let
-them find hidden values by trying, so they get a version keyed with a secret of the store."""
+"""Versions for readers that do not see all members of a document (`fieldPermissions`).
+
+The hash of the document would let them find hidden values by trying, so they get a version keyed with a
+secret of the store.
+"""
 
 import hmac
 import secrets
@@ -35,12 +38,12 @@ class KeyedVersions:
         of the write, so it cannot be compared with that of another document or of the reader's own push."""
         if not hidden or not hash_:
             return hash_
-        assert self._secret, "it is loaded first"
-        told = orjson.dumps([key, hash_, written_ms, *sorted(hidden)])
-        return hmac.digest(self._secret, told, "sha256").hex()
+        assert self._secret, "load must be awaited first"
+        text = orjson.dumps([key, hash_, written_ms, *sorted(hidden)])
+        return hmac.digest(self._secret, text, "sha256").hex()
 
     async def load_and_compute(self, key: str, hash_: str, written_ms: int, hidden: frozenset[str]) -> str:
-        """`compute`, and `load` where it is needed."""
+        """Return the version as `compute` does, after `load` if that is needed. Raises as `load`."""
         if hidden and hash_:
             await self.load()
         return self.compute(key, hash_, written_ms, hidden)

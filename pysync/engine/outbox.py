@@ -1,10 +1,10 @@
-"""Writes and their changes: each applied write is announced, whatever happens in between.
+"""The transactional outbox: every write that takes effect is announced, even if the process stops in between.
 
-A store that keeps a change log of its own takes both in one transaction. With any other the coordinator is
-told first that a write is about to be made; after the write it is announced. Who stops in between leaves that
-intent behind, and `recover` announces it: perhaps a write that was not made after all, which costs followers
-a pull. Where the next write of the document comes first it takes the announcement along, so that the versions
-of a document are told in their order.
+A store with a change log of its own writes the object and its changes in one transaction. For any other store
+the outbox prepares an intent at the coordinator before the write, and announces its changes after it. A
+process that stops in between leaves the intent behind, and `recover` announces it. The write may not have
+been made after all, which costs followers one pull. If the next write of the document comes first, it
+announces the earlier change too, so that the versions of a document are announced in order.
 
 See docs/reference/protocol.md#delivery.
 """
@@ -26,23 +26,24 @@ from pysync.store import EtagMismatch, ExistingFileFilter, Precondition, Store
 log = logging.getLogger(__name__)
 
 INTENT_TIMEOUT_MS: Final = 30_000
-"""When the write of an intent is made, or never will be: longer than any put is waited for."""
+"""Age at which the write of an intent has been made or never will be: longer than any put may take."""
 EARLY_RECOVERY_MS: Final = 5_000
-"""When nearly every write is made, or was refused and its intent withdrawn."""
+"""Age at which nearly every write has been made, or rejected and its intent withdrawn."""
 MAX_UNREPORTED: Final = 10_000
-"""Outcomes kept that could not be told; of older ones `recover` takes the worse for granted."""
+"""The number of unreported outcomes that are kept. For older ones `recover` assumes that the write was made.
+"""
 ANNOUNCED_CACHE_SIZE: Final = 4_096
-"""Documents of which the version is remembered that was announced last."""
+"""The number of documents whose last announced version is cached."""
 _PAGE: Final = 1_000
-"""Intents that are looked at together; of younger ones `recover` sees so many, which is more than a node
-has."""
+"""The number of intents that are read at a time. Of the younger ones `recover` reads only so many, which is
+more than a node has."""
 _KEY_LOCKS: Final = 256
-"""Locks that the keys of files share."""
+"""The number of locks that the keys of files share."""
 _NO_INTENT: Final = PreparedWrite("", 0, [])
 
 
 class Outbox:
-    """The writes of documents and logs to `store`, and their changes in `log`."""
+    """The writes of documents, logs and files to a store, and the announcement of their changes in `log`."""
 
     def __init__(self, store: Store, coordinator: Coordinator) -> None:
         self._store = store
@@ -57,11 +58,12 @@ class Outbox:
     async def put(
         self, key: str, body: bytes, expect: Precondition, changes: Sequence[Change], base: str = ""
     ) -> str:
-        """`Store.put`, announced as `changes`, after the version with the hash `base` that it replaces (`""`:
-        none). Raises what that does; after StoreUnavailable the changes may be announced though the write is
-        not made.
+        """Write as `Store.put` and announce `changes`, after the pending change of the version with the hash
+        `base` that this write replaces (`""` for none).
 
-        Raises CoordinatorUnavailable where nobody could be told: nothing is written then.
+        Raises the errors of `Store.put`; after StoreUnavailable the changes may be announced although the
+        write was not made. Raises CoordinatorUnavailable if the intent cannot be prepared; nothing is written
+        then.
         """
         if self._transactional is not None:
             return await self._transactional.put(key, body, expect=expect, changes=changes)
@@ -69,14 +71,14 @@ class Outbox:
             return await self._store.put(key, body, expect=expect)
         await self.flush_outcomes()
         earlier = await self._pending_predecessor(key, base, changes[-1])
-        told = [*earlier.changes, *changes]
-        intent = await self._coordinator.prepare(told)
+        to_announce = [*earlier.changes, *changes]
+        intent = await self._coordinator.prepare(to_announce)
         try:
             etag = await self._store.put(key, body, expect=expect)
         except EtagMismatch:
             await self._report_outcome(intent, [])
             raise
-        await self._report_outcome(intent, told)
+        await self._report_outcome(intent, to_announce)
         if earlier.name:
             await self._report_outcome(earlier.name, [])
         self._last_announced.put(key, changes[-1])
@@ -89,11 +91,11 @@ class Outbox:
         content_type: str,
         changes_of: Callable[[str], Sequence[Change]],
     ) -> str:
-        """`Store.write`, announced as the changes of what has this sha256, of which there is one at least.
-        Raises as that and `put` do.
+        """Write as `Store.write` and announce `changes_of(sha256)`, which is at least one change. Raises as
+        `Store.write` and `put`.
 
-        Where the store keeps no changes two writes of one key are told in their order unless they overlap on
-        two nodes: nobody knows then which was the last.
+        If the store has no change log, the changes of two writes of one key are announced in the order of the
+        writes, unless these overlap on two nodes: the last write is not known then.
         """
         if self._transactional is not None:
             return await self._transactional.write(key, chunks, content_type, changes_of=changes_of)
@@ -114,10 +116,13 @@ class Outbox:
         changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
         unless: ExistingFileFilter | None = None,
     ) -> tuple[HybridTimestamp, str]:
-        """`write` at a key that is made of a tick, later than all before. Where the store keeps its changes
-        the files come to light in the order of their ticks, and FileAlreadyExists is raised where one of
-        `unless` is there; else `Coordinator.tick` gives these, one may come to light after a later one, and
-        nobody looks for others. Both functions may be called in another thread."""
+        """Write as `write`, at a key made of a timestamp that is later than all before.
+
+        If the store has a change log, files become visible in the order of their timestamps, and
+        FileAlreadyExists is raised if `unless` finds an existing file. Otherwise the timestamp is
+        `Coordinator.next_timestamp`, a file may become visible after a later one, and `unless` is not used.
+        Both functions may be called in another thread.
+        """
         if self._transactional is not None:
             return await self._transactional.write_ordered(key_of, chunks, content_type, changes_of, unless)
         tick = await self._coordinator.next_timestamp()
@@ -128,18 +133,19 @@ class Outbox:
         return tick, await self._write(key_of(tick), chunks, content_type, changes_then)
 
     async def announce(self, changes: Sequence[Change]) -> None:
-        """Announce what is stored nowhere. Raises Unavailable."""
+        """Announce changes without a write to the store. Raises Unavailable."""
         if changes:
             await self.log.append(changes)
 
     async def reannounce(self, changes: Sequence[Change]) -> None:
-        """Announce a write of an earlier attempt again, where that may not have come to it."""
+        """Announce the write of an earlier attempt again, in case that attempt did not get to it. Raises
+        CoordinatorUnavailable."""
         if changes and self._transactional is None:
             await self._coordinator.append(changes)
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether a write and its announcement can come apart."""
+        """True if a write and its announcement are not one transaction."""
         return self._transactional is None
 
     @property
@@ -148,8 +154,9 @@ class Outbox:
         return not self._unreported
 
     async def flush_outcomes(self) -> None:
-        """Tell the coordinator what it could not be told when it was time. Raises CoordinatorUnavailable."""
-        async with self._flush_lock:  # who comes meanwhile must not go on as if all were told
+        """Report the outcomes that could not be reported to the coordinator at their time. Raises
+        CoordinatorUnavailable."""
+        async with self._flush_lock:  # later callers wait until all outcomes are reported
             while self._unreported:
                 outcome = self._unreported.popleft()
                 try:
@@ -159,25 +166,26 @@ class Outbox:
                     raise
 
     async def recover(self, *, early: bool = False) -> int:
-        """Announce the intents that nobody can be expected to announce any more, or, `early`, those too that
-        somebody still may, once more then; how many there were. Raises CoordinatorUnavailable."""
+        """Announce the intents whose writer will not announce them any more. With `early`, also announce
+        younger ones, which their writers or a later call may announce once more. Returns the number of
+        announced intents. Raises CoordinatorUnavailable."""
         if not self.needs_recovery:
             return 0
         await self.flush_outcomes()
-        healed = 0
+        recovered = 0
         while True:
             intents = await self._coordinator.prepared(_PAGE)
             for intent in intents:
-                is_settled = intent.age_ms >= INTENT_TIMEOUT_MS
-                if is_settled or (early and intent.age_ms >= EARLY_RECOVERY_MS):
-                    await self._coordinator.append(intent.changes, intent.name if is_settled else "")
-                    healed += 1
+                is_timed_out = intent.age_ms >= INTENT_TIMEOUT_MS
+                if is_timed_out or (early and intent.age_ms >= EARLY_RECOVERY_MS):
+                    await self._coordinator.append(intent.changes, intent.name if is_timed_out else "")
+                    recovered += 1
             if len(intents) < _PAGE or intents[-1].age_ms < INTENT_TIMEOUT_MS:
-                return healed
+                return recovered
 
     async def _pending_predecessor(self, key: str, base: str, change: Change) -> PreparedWrite:
-        """The intent of the write that made the version `base` of the document that `change` is of, with all
-        that was not announced before it, where it is not announced yet."""
+        """Return the intent of the write that made the version `base` of the document of `change`, with all
+        changes that were not announced before it, if it is not announced yet."""
         announced = self._last_announced.get(key)
         if not base or (announced is not None and announced.is_for_hash(base)):
             return _NO_INTENT
@@ -194,8 +202,9 @@ class Outbox:
         content_type: str,
         changes_of: Callable[[str], Awaitable[Sequence[Change]]],
     ) -> str:
-        """The sha256 of what was written. It is intended when all of it has come in: what fails before that
-        leaves nothing behind, and until then the coordinator has had time to be told of earlier writes."""
+        """Write the object and return its sha256. The intent is prepared once all chunks have arrived: an
+        error before that leaves nothing behind, and the outcomes of earlier writes have had time to reach the
+        coordinator."""
         intent, changes = "", list[Change]()
 
         async def prepare(sha256: str) -> None:
@@ -214,21 +223,23 @@ class Outbox:
         return sha256
 
     async def _pending_for(self, change: Change) -> list[Change]:
-        """What is intended of the document that `change` is of. Who replaces a file does not know whose it
-        is, so those that were not made after all are among them; their intents are left to their writers, who
-        may not have made them yet."""
+        """Return the prepared changes of the document of `change`. The write of a file does not know which
+        change it replaces, so they include changes of writes that were not made after all. Their intents are
+        left to their writers, which may still be writing."""
         subject = parse_change(change).ref
-        told = (each for intent in await self._coordinator.prepared(_PAGE) for each in intent.changes)
-        return [each for each in dict.fromkeys(told) if parse_change(each).ref.is_same_document(subject)]
+        pending = (each for intent in await self._coordinator.prepared(_PAGE) for each in intent.changes)
+        return [each for each in dict.fromkeys(pending) if parse_change(each).ref.is_same_document(subject)]
 
     async def _report_outcome(self, intent: str, changes: list[Change]) -> None:
-        """End an intent whose outcome is known: `changes` are announced, none where the write was refused.
-        What cannot be told now is told later."""
+        """Close an intent whose outcome is known: announce `changes`, which are empty if the write was
+        rejected. If the coordinator is unavailable, the outcome is reported later."""
         try:
             await self._close_intent(intent, changes)
         except CoordinatorUnavailable as error:
-            what = "a write that is stored will be announced" if changes else "a refused write is withdrawn"
-            log.warning("%s later: %s", what, error.detail)
+            if changes:
+                log.warning("failed to announce a stored write, will retry: %s", error.detail)
+            else:
+                log.warning("failed to withdraw a rejected write, will retry: %s", error.detail)
             self._unreported.append((intent, changes))
 
     async def _close_intent(self, intent: str, changes: list[Change]) -> None:

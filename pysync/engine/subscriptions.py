@@ -1,9 +1,10 @@
-"""The feed: one follower of the change log for all who listen to a process.
+"""Subscriptions: one follower of the change log serves all subscribers of a process.
 
 A change is read once, and serialised once for each collection that could pull the written document, however
 many subscribers there are. Subscribers are found by collection and parameters, so the cost of a write depends
-on its own subscribers alone. `pysync.catch_up` first brings a subscriber that begins in the past up to the
-follower's place. Every event has its place in the log, so none is missed or delivered twice at the handover.
+on its own subscribers alone. `pysync.engine.catch_up` first brings a subscriber that resumes from the past up
+to the follower's cursor. Every event has a position in the log, so none is missed or delivered twice at the
+handover.
 
 See docs/reference/protocol.md#change-stream.
 """
@@ -22,22 +23,22 @@ from pysync.errors import Unavailable
 log = logging.getLogger(__name__)
 
 PAGE_SIZE: Final = 128
-"""Changes that are read at a time."""
+"""The number of changes that are read at a time."""
 RETRY_S: Final = 1.0
-"""After which a log that could not be read is asked again."""
+"""Seconds after which a failed read of the change log is retried."""
 YIELD_AFTER_WRITES: Final = 500
 YIELD_AFTER_BYTES: Final = 32 * 1024
-"""What is handed out, to all and to each, before others have their turn."""
+"""Deliveries, and bytes of events, after which other tasks run."""
 
 Topic = tuple[str | None, str]
 """A namespace (None: the root) and the name of a collection in it."""
 
 SubscriptionFilter = Mapping[Topic, Mapping[str, str]]
-"""The collections that somebody listens to, each with the values that parameters must have."""
+"""The collections of a subscription, each with the values that parameters must have."""
 
 
 class KeyMatch(NamedTuple):
-    """The name of a document in one collection: the parameters of that collection's path, and the key that
+    """The name of a document in one collection: the parameters of the collection's path, and the key that
     they make."""
 
     topic: Topic
@@ -46,8 +47,8 @@ class KeyMatch(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A change at its place in the log, as one collection knows it. `sse_bytes` is the text that listeners
-    are sent."""
+    """A change at its position in the log, as one collection sees it. `sse_bytes` is the text that
+    subscribers receive."""
 
     id: str
     topic: Topic
@@ -58,47 +59,48 @@ class Event(NamedTuple):
     timestamp_ms: int = 0
 
     def with_version(self, version: str) -> "Event":
-        """The event for those who are told a `version` in place of the hash."""
+        """Return the event for subscribers that receive `version` in place of the hash."""
         text = self.sse_bytes.partition(b"data: ")[2]
-        told = orjson.dumps({**orjson.loads(text), "hash": version})
-        return self._replace(sse_bytes=b"id: %b\ndata: %b\n\n" % (self.id.encode(), told), hash=version)
+        data = orjson.dumps({**orjson.loads(text), "hash": version})
+        return self._replace(sse_bytes=b"id: %b\ndata: %b\n\n" % (self.id.encode(), data), hash=version)
 
     @property
     def collection(self) -> str:
-        """Its collection, as metrics name it."""
+        """The name of its collection, as metrics have it."""
         namespace, name = self.topic
         return name if namespace is None else f"{namespace}/{name}"
 
 
 class Subscriber(Protocol):
-    """A subscriber of changes. It has been told of everything up to `cursor` that concerns it. `account` is
-    its identity or address."""
+    """A subscriber of changes. It has received every matching event up to `cursor`. `account` is its identity
+    or address."""
 
     cursor: str
     account: str
     filter: SubscriptionFilter
     needs_authorization: bool
-    """Whether it may hear of an event depends on more than its interest."""
+    """True if an event that matches the filter must also be authorised."""
 
-    def deliver(self, events: Sequence[Event]) -> None: ...
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Send the events to the client, in this order."""
 
     def reset(self, cursor: str) -> None:
-        """Changes are lost: go on from `cursor`."""
+        """Report that changes are lost; the stream continues from `cursor`."""
 
     def abort(self) -> None:
-        """What comes next cannot be told. Who comes back begins at its place again."""
+        """End the stream, because the next events cannot be delivered. The client resumes from its cursor."""
 
     @property
     def is_writable(self) -> bool:
-        """Whether more can be taken without being held back."""
+        """True if more events can be written without being buffered."""
 
     async def drained(self) -> bool:
-        """Return when it is free, False where it never will be."""
+        """Return True once the subscriber is writable, or False if it never will be again."""
 
 
 class StartPosition(NamedTuple):
-    """Where somebody begins to listen. `is_resumed`: in the past, so that there may be something to tell;
-    `is_reset`: now, as what was asked for is gone."""
+    """The position at which a subscription starts. With `is_resumed` it lies in the past, so there may be
+    events to deliver. With `is_reset` it is the current end, because the requested position is gone."""
 
     cursor: str
     is_resumed: bool = False
@@ -107,24 +109,26 @@ class StartPosition(NamedTuple):
 
 Deliveries = list[tuple[Event, list[Subscriber]]]
 Authorize = Callable[[Subscriber, Event], Event | None]
-"""The event as a listener may hear of it; None: not at all."""
+"""Returns the event as the subscriber may receive it; None if it may not."""
 AuthorizeDeliveries = Callable[[Deliveries], Awaitable[Authorize]]
-"""Finds out who may hear of what is planned, as things are now. Who cannot be decided on is cut."""
+"""Decides which planned deliveries are authorised now. Aborts subscribers for which that cannot be decided.
+"""
 
 
 class KeyMatcher(Protocol):
-    """Which collections have which keys."""
+    """Maps keys to the collections that have them."""
 
     def matches(self, subject: DocumentRef) -> Sequence[KeyMatch]:
         """Return the collections that could pull the document of a change: at most one in each namespace, so
         that a stream, which belongs to one namespace, delivers the change once."""
 
     def may_write_to(self, topics: Iterable[Topic]) -> OriginFilter:
-        """Returns True if collections with this origin write documents that one of `topics` pulls."""
+        """Return a filter that is True for the origins whose collections write documents that one of `topics`
+        pulls."""
 
 
 class ChangeDispatcher:
-    """The changes of `log`, for all listeners of this process."""
+    """Delivers the changes of `log` to all subscribers of this process."""
 
     def __init__(self, log: ChangeLog, keys: KeyMatcher, authorize_deliveries: AuthorizeDeliveries) -> None:
         self.log = log
@@ -134,17 +138,18 @@ class ChangeDispatcher:
         self._cursor = ""
         self._follower: asyncio.Task[None] | None = None
         self.watermark = ""
-        """Whoever listens has been told of everything up to here."""
+        """All subscribers have received everything up to this id."""
 
     async def resolve_start(self, after: str) -> StartPosition:
-        """Return the position to listen from: `after` if it is given (not `""`) and the changes since are
-        still known. Raises Unavailable."""
+        """Return the position to start at: `after` if it is given (not `""`) and the log still has all
+        changes since, or else the current end. Raises Unavailable."""
         if after and await self.log.read(after, 1) is not None:
             return StartPosition(after, is_resumed=True)
         return StartPosition(await self.log.last_id(), is_reset=bool(after))
 
     def subscribe(self, subscriber: Subscriber) -> bool:
-        """Have the listener hear of everything after its place. False where the follower is past that."""
+        """Deliver everything after its cursor to the subscriber. Returns False if the follower is past that
+        cursor already."""
         if self._follower is None:
             self._cursor = self.watermark = subscriber.cursor
             self._follower = asyncio.get_running_loop().create_task(self._follow())
@@ -154,12 +159,12 @@ class ChangeDispatcher:
         return True
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Tell the listener nothing more. Fine for one that never joined."""
+        """Deliver nothing more to the subscriber. Has no effect for one that never subscribed."""
         if self._index.discard(subscriber) and not self._index.subscribers:
             self.close()
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following the change log."""
         if self._follower is not None:
             self._follower.cancel()
             self._follower = None
@@ -173,51 +178,53 @@ class ChangeDispatcher:
                     for listener in list(self._index.subscribers):
                         listener.reset(self._cursor)
                 elif page:
-                    # Whoever joins from now on is told of what comes after this page, and of it by `bring`.
+                    # A new subscriber receives the later pages here, and this one from `CatchUp`.
                     self._cursor = page[-1][0]
                     await self._deliver_page(self.plan_deliveries(page, self._index))
                 self.watermark = self._cursor
                 await _yield_to_loop()
         except (Exception, PanicException):
-            log.exception("changes could not be told")
+            log.exception("failed to deliver changes to subscribers")
             self._follower = None
             for listener in list(self._index.subscribers):
                 listener.abort()
 
     async def _read_next(self) -> list[tuple[str, Change]] | None:
-        """What comes next, perhaps nothing yet."""
+        """Wait for changes, and return the next ones, perhaps none; None if the log no longer has them."""
         while True:
             try:
                 await self.log.wait_for_change(self._cursor)
                 return await self.log.read(self._cursor, PAGE_SIZE)
             except Unavailable as error:
-                log.warning("changes cannot be read: %s", error.detail)
+                log.warning("failed to read changes, will retry: %s", error.detail)
                 await asyncio.sleep(RETRY_S)
 
     def plan_deliveries(self, page: Sequence[tuple[str, Change]], index: "SubscriberIndex") -> Deliveries:
-        """The events of a page that anybody of an index listens for, and who that is."""
+        """Return the events of a page that have subscribers in `index`, each with these subscribers."""
         plan: Deliveries = []
         for id_, change in page:
-            told = parse_change(change)
-            for match in self.keys.matches(told.ref):
+            parsed = parse_change(change)
+            for match in self.keys.matches(parsed.ref):
                 listeners = index.matching(match)
                 if listeners:
-                    frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _event_json(told, match))
-                    plan.append((Event(id_, *match, frame, told.hash, told.timestamp_ms), listeners))
+                    frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _event_json(parsed, match))
+                    plan.append((Event(id_, *match, frame, parsed.hash, parsed.timestamp_ms), listeners))
         return plan
 
     async def _deliver_page(self, plan: Deliveries) -> None:
-        """Hand out the events, first to those about whom there is no question: they wait for nobody."""
+        """Deliver the events, first to subscribers that need no authorisation, so that these do not wait for
+        it."""
         await _fan_out(
             [(event, [who for who in listeners if not who.needs_authorization]) for event, listeners in plan]
         )
-        asking = [(event, [who for who in listeners if who.needs_authorization]) for event, listeners in plan]
-        asking = [(event, listeners) for event, listeners in asking if listeners]
-        if asking:
-            await _fan_out(asking, await self.authorize_deliveries(asking))
+        restricted = [(event, [each for each in found if each.needs_authorization]) for event, found in plan]
+        restricted = [(event, listeners) for event, listeners in restricted if listeners]
+        if restricted:
+            await _fan_out(restricted, await self.authorize_deliveries(restricted))
 
 
 def allow_all(subscriber: Subscriber, event: Event) -> Event | None:
+    """Return the event unchanged: every subscriber may receive it."""
     return event
 
 
@@ -233,20 +240,20 @@ async def _fan_out(plan: Deliveries, authorize: Authorize = allow_all) -> None:
 
 
 async def _yield_to_loop() -> None:
-    """Let others have their turn after a page: a log may answer at once, and of 100,000 changes none be for
-    anybody to hear."""
+    """Let other tasks run after a page. A log may return at once, and 100,000 changes may have no
+    subscriber."""
     await asyncio.sleep(0)
 
 
 def _deliver(subscriber: Subscriber, event: Event, authorize: Authorize) -> None:
-    if event.id > subscriber.cursor and (heard := authorize(subscriber, event)) is not None:
-        subscriber.deliver([heard])
+    if event.id > subscriber.cursor and (authorized := authorize(subscriber, event)) is not None:
+        subscriber.deliver([authorized])
 
 
-def _event_json(told: ParsedChange, match: KeyMatch) -> bytes:
-    """The event as the followers of the matching collection receive it."""
+def _event_json(change: ParsedChange, match: KeyMatch) -> bytes:
+    """Return the event as subscribers of the matching collection receive it."""
     namespace, name = match.topic
-    text = {"collection": name, "params": match.params, "hash": told.hash, "timestamp": told.timestamp_ms}
+    text = {"collection": name, "params": match.params, "hash": change.hash, "timestamp": change.timestamp_ms}
     return orjson.dumps(text if namespace is None else text | {"namespace": namespace})
 
 
@@ -256,34 +263,35 @@ def _matches(subscriber: Subscriber, match: KeyMatch) -> bool:
 
 
 class SubscriberIndex:
-    """Listeners by what they listen for: a whole collection, or one of the values that they name."""
+    """Subscribers, indexed by whole collections or by one of the parameter values that they filter by."""
 
     def __init__(self) -> None:
         self.subscribers: set[Subscriber] = set()
         self._by_key: dict[tuple[str | None, ...], set[Subscriber]] = {}
 
     def add(self, subscriber: Subscriber) -> None:
+        """Add a subscriber."""
         self.subscribers.add(subscriber)
         for topic, wanted in subscriber.filter.items():
-            # Of several values the one that fewest listen for.
-            place = min(_index_keys(topic, wanted), key=lambda place: len(self._by_key.get(place, ())))
-            self._by_key.setdefault(place, set()).add(subscriber)
+            # Of several values, use the one with the fewest subscribers.
+            index_key = min(_index_keys(topic, wanted), key=lambda each: len(self._by_key.get(each, ())))
+            self._by_key.setdefault(index_key, set()).add(subscriber)
 
     def discard(self, subscriber: Subscriber) -> bool:
-        """Whether it was there."""
+        """Remove a subscriber. Returns True if it was in the index."""
         if subscriber not in self.subscribers:
             return False
         self.subscribers.discard(subscriber)
         for topic, wanted in subscriber.filter.items():
-            for place in _index_keys(topic, wanted):
-                held = self._by_key.get(place, set())
-                held.discard(subscriber)
-                if not held:
-                    self._by_key.pop(place, None)
+            for index_key in _index_keys(topic, wanted):
+                indexed = self._by_key.get(index_key, set())
+                indexed.discard(subscriber)
+                if not indexed:
+                    self._by_key.pop(index_key, None)
         return True
 
     def matching(self, match: KeyMatch) -> list[Subscriber]:
-        """The listeners for changes of the match."""
+        """Return the subscribers of changes to this document."""
         topic = match.topic
         found = list(self._by_key.get(topic, ()))
         for pair in match.params.items():
@@ -294,7 +302,7 @@ class SubscriberIndex:
 
 
 def _index_keys(topic: Topic, wanted: Mapping[str, str]) -> list[tuple[str | None, ...]]:
-    """Where the index may have a listener who wants these values."""
+    """Return the keys under which the index may have a subscriber with these values."""
     if not wanted:
         return [topic]
     return [(*topic, *pair) for pair in wanted.items()]

@@ -80,7 +80,7 @@ async def test_a_write_whose_announcement_fails_is_done_and_announced_later(
 ) -> None:
     scene.coordinator.fail("announce")
     await scene.outbox.put("a", b"1", ABSENT, [change("1")])
-    assert "a write that is stored will be announced later" in caplog.text
+    assert "failed to announce a stored write, will retry" in caplog.text
     assert await scene.told() == []
     await scene.heal()
     assert await scene.told() == [ONE]
@@ -94,7 +94,7 @@ async def test_a_refusal_that_cannot_be_withdrawn_is_one_and_withdrawn_later(
     scene.coordinator.fail("withdraw", done=done)
     with pytest.raises(EtagMismatch):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
-    assert "a refused write is withdrawn later" in caplog.text
+    assert "failed to withdraw a rejected write, will retry" in caplog.text
     await scene.heal()
     assert await scene.told() == []
 

@@ -125,7 +125,7 @@ async def test_failed_file_announcement_is_made_by_the_next_write(
 ) -> None:
     scene.coordinator.fail("announce")
     await write(scene.outbox, b"one")
-    assert "a write that is stored will be announced later" in caplog.text
+    assert "failed to announce a stored write, will retry" in caplog.text
     await write(scene.outbox, b"two", "b")
     assert await scene.told() == [told_of(b"one"), told_of(b"two")]
 

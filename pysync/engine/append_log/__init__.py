@@ -1,9 +1,11 @@
-"""Append-only logs (docs/reference/protocol.md#append-only-logs): `Logs` appends to them and reads them.
+"""Append-only logs: `AppendLogs` appends to them and reads them.
+
+See docs/reference/protocol.md#append-only-logs.
 
 A log is a head at its key and, below `_pysync/logs/<id>/`, immutable segments and blocks of its index. An
-append is one conditional put of the head, which holds the newest elements; what has become too much for it is
-stored as a segment first. So whatever a crash cuts short, the head says what the log is, and nothing that it
-names is missing.
+append is one conditional put of the head, which holds the newest elements. When these become too many, they
+are first stored as a segment. After a crash at any point the head is therefore still the log, and every
+object that it names exists.
 """
 
 from pysync.engine.append_log.append import delete_log_objects

@@ -1,4 +1,4 @@
-"""Appends that wait for one log are written together: one conditional put of its head."""
+"""Batches appends: those that wait for one log are written together, with one conditional put of its head."""
 
 import asyncio
 import logging
@@ -29,23 +29,25 @@ from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, Store
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 64
-"""Puts of one group, each after another node's came first."""
+"""The number of puts of one group, each repeated because another node's came first."""
 INITIAL_BACKOFF_S: Final = 0.001
 MAX_BACKOFF_S: Final = 0.05
-"""The longest waits before the second put, doubling for each, and before any: some puts take so long."""
+"""The longest waits, in seconds: before the second put, doubled for each further one, and before any put.
+Some puts take as long."""
 MAX_GROUP_SIZE: Final = 1024
 MAX_GROUP_BYTES: Final = 256 * 1024
-"""What one put carries: with more the first to wait would wait for the last."""
+"""Bytes of elements that one put carries. With more, the first append would wait too long for the last."""
 MAX_WAITING: Final = 4096
-"""Appends of all logs that may wait at once; one more is refused rather than queued."""
+"""The number of appends to all logs that may wait at once. One more is rejected rather than queued."""
 DISCARDED_CACHE_SIZE: Final = 1024
-"""Expired logs that are remembered as deleted; of others the next append looks again, and finds nothing."""
+"""The number of expired logs that are cached as deleted. For others the next append looks again and finds
+nothing."""
 MAX_SEARCH_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of a log that one attempt searches for the element of an earlier attempt: some 0.1 s of work, in
-chunks. An attempt searches as much only if the earlier one ended without an answer and the log grew long
+"""Bytes of a log that one attempt searches for the element of an earlier attempt: about 0.1 s of work, in
+chunks. A search is this long only if the earlier attempt ended without a result and the log has grown much
 since."""
 SEGMENT_BYTES: Final = 64 * 1024
-"""Where a tail is cut that has become longer than this, in bytes."""
+"""Bytes from which a tail is cut into several segments when it is sealed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,8 +65,8 @@ class PendingAppend:
 
 
 class AppendBatcher:
-    """The appends to all logs of a store. `head_bytes` is how large a head may get before its tail is
-    sealed."""
+    """The appends to all logs of a store. `head_bytes` is the size up to which a head may grow before its
+    tail is sealed."""
 
     def __init__(
         self,
@@ -93,8 +95,8 @@ class AppendBatcher:
         self._deletions: dict[str, asyncio.Task[None]] = {}
 
     def submit(self, key: str, pending: PendingAppend) -> asyncio.Future[WriteResult]:
-        """What becomes of the append, which joins those that wait for `key`. Raises StoreUnavailable at once
-        where too many wait. Cancelling the future only stops the waiting."""
+        """Queue the append for `key`, and return the future of its result. Raises StoreUnavailable at once if
+        too many appends wait. Cancelling the future stops only the waiting."""
         if self._waiting >= MAX_WAITING:
             raise StoreUnavailable
         queue = self._queues.get(key)
@@ -106,7 +108,7 @@ class AppendBatcher:
         return pending.done
 
     async def close(self) -> None:
-        """Finish what waits."""
+        """Finish the pending appends."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -127,7 +129,7 @@ class AppendBatcher:
                 except PysyncError as error:
                     _reject(group, error)
                 except (Exception, _core.PanicException) as error:
-                    log.exception("an append to %r failed", key)
+                    log.exception("failed to append to %r", key)
                     _reject(group, error)
         finally:
             del self._queues[key]
@@ -142,25 +144,26 @@ class AppendBatcher:
                 longest_s: float = min(INITIAL_BACKOFF_S * 2**attempt, MAX_BACKOFF_S)
                 await self._sleep(longest_s * self._jitter())
             except BaseException:
-                # Nobody knows whether the last put took effect.
+                # The last put may or may not have taken effect.
                 self._head_cache.invalidate(key, group[0].settings.field)
                 raise
         raise StoreUnavailable
 
     async def _try_commit(self, key: str, group: list[PendingAppend], *, refresh: bool) -> bool:
-        """Write what the log admits of the group and tell the outcomes; False where that must be decided on
-        the head as it is now. `refresh` the store for it rather than relying on what this node knows.
+        """Append the accepted elements of this group and resolve their futures. Returns False if an element
+        would be rejected by a cached head, so that the caller must retry with `refresh`, which reads the head
+        from the store.
 
-        Raises EtagMismatch where another node was faster.
+        Raises EtagMismatch if another node was faster.
         """
         rules = group[0].settings
         now_ms = self._now_ms()
-        held = None if refresh else self._head_cache.cached(key, rules.field)
-        is_guess = held is not None
-        if held is None:
-            held = await self._head_cache.read(key, rules.field)
-        expect: Precondition = ABSENT if held is None else Etag(held.etag)
-        head = await self._head_for_append(key, held, rules, now_ms)
+        cached = None if refresh else self._head_cache.cached(key, rules.field)
+        is_guess = cached is not None
+        if cached is None:
+            cached = await self._head_cache.read(key, rules.field)
+        expect: Precondition = ABSENT if cached is None else Etag(cached.etag)
+        head = await self._head_for_append(key, cached, rules, now_ms)
         open_ = await self._not_yet_written(key, head, group)
         if not open_:
             return True
@@ -189,7 +192,7 @@ class AppendBatcher:
     async def _head_for_append(
         self, key: str, cached: CachedHead | None, settings: LogSettings, now_ms: int
     ) -> _core.LogHead:
-        """The log to append to: the one at `key`, taken over where it is Starfish's, or a new one where there
+        """Return the log to append to: the one at `key`, converted if it is Starfish's, or a new one if there
         is none or it has expired."""
         if cached is None:
             return _core.LogHead(self._random(16).hex())
@@ -202,10 +205,11 @@ class AppendBatcher:
         return self._drop_previous(head) if head.id else convert_head(key, settings.field, head, cached.etag)
 
     def _is_full(self, head: _core.LogHead, size: int, settings: LogSettings) -> bool:
-        """Whether the tail is to be sealed before more is appended, with which the head would have `size`."""
+        """Return True if the tail must be sealed before an append with which the head would have `size`
+        bytes."""
         if not head.tail_count:
             return False
-        # What Starfish kept beside the elements stays in the head, however long it is.
+        # Members that Starfish stored beside the elements stay in the head, whatever their size.
         return size - len(head.beside) > self._head_bytes or (
             settings.chunk_size is not None and head.tail_count >= settings.chunk_size
         )
@@ -217,7 +221,8 @@ class AppendBatcher:
     async def _not_yet_written(
         self, key: str, head: _core.LogHead, group: list[PendingAppend]
     ) -> list[PendingAppend]:
-        """Those of the group that are still to be written; others are told what another attempt was."""
+        """Return the appends of the group that are still to be written. Others get the result of the attempt
+        that wrote them."""
         if not any(waiting.write_id for waiting in group):
             return group
         open_ = []
@@ -233,7 +238,7 @@ class AppendBatcher:
                     with self._corruption.reporting("log", key):
                         found = await self._find_written(key, head, waiting)
                 except PysyncError as error:
-                    _reject([waiting], error)  # the others ask for nothing that lies there
+                    _reject([waiting], error)  # the other appends do not need the damaged objects
                     continue
                 if found is not None:
                     if waiting.ref is not None:
@@ -247,7 +252,7 @@ class AppendBatcher:
     async def _find_written(
         self, key: str, head: _core.LogHead, pending: PendingAppend
     ) -> tuple[str, int] | None:
-        """Return the answer that another attempt got, if that attempt has written the element. Raises
+        """Return the result of another attempt, if that attempt has written the element. Raises
         StoreUnavailable if there is more to search than one attempt may; the next attempt continues from
         `pending.search_from`."""
         found = head.written(pending.write_id, [])
@@ -268,14 +273,15 @@ class AppendBatcher:
             if size > MAX_SEARCH_BYTES:
                 at, is_cut = segments[-1][0].end, True
                 break
-        if reads > 1 or is_cut:  # else it costs less to look again than to say so
+        if reads > 1 or is_cut:  # otherwise searching again is cheaper than recording the position
             pending.search_from = head.id, at
         if is_cut:
             raise StoreUnavailable
         return found
 
     def _drop_previous(self, head: _core.LogHead) -> _core.LogHead:
-        """The log without the memory of an expired one, once that one's objects are deleted."""
+        """Return the log without its reference to an expired one, once the objects of that one are
+        deleted."""
         if head.previous is None:
             return head
         task = self._deletions.get(head.previous)
@@ -294,18 +300,18 @@ class AppendBatcher:
         try:
             await delete_log_objects(self._store, id_)
         except PysyncError as error:
-            log.warning("deleting an expired log: %s", error)
+            log.warning("failed to delete an expired log: %s", error)
             self._deletions.pop(id_, None)
 
 
 async def delete_log_objects(store: Store, id_: str) -> None:
-    """Delete all objects of a log, whose head is not there any more or has expired."""
+    """Delete all objects of a log whose head is gone or has expired."""
     async for listed in store.walk(log_prefix(id_)):
         await store.delete(listed.key)
 
 
 def _next_group(queue: deque[PendingAppend]) -> list[PendingAppend]:
-    """The next group: appends under the same rules, as many as one put should carry."""
+    """Take the next group from the queue: appends with the same settings, as many as one put should carry."""
     group = [queue.popleft()]
     size = len(group[0].element)
     while queue and queue[0].settings is group[0].settings and len(group) < MAX_GROUP_SIZE:
@@ -324,7 +330,7 @@ def _resolve(pending: PendingAppend, outcome: tuple[str, int] | str) -> None:
 
 
 def _chain(first: PendingAppend, other: PendingAppend) -> None:
-    """Tell `other` what `first` is told, being the same append."""
+    """Give `other` the result of `first`, which is the same append."""
 
     def copy_outcome(done: asyncio.Future[WriteResult]) -> None:
         error = StoreUnavailable() if done.cancelled() else done.exception()

@@ -1,7 +1,4 @@
-"""Heads of logs: from the store, or as this node knows them.
-
-What a collection says of its logs.
-"""
+"""The heads of logs, read from the store or cached, and the settings of their collections."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,8 +15,7 @@ from pysync.store import NotModified, Store
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """The members of `appendOnly`, their defaults filled in, and of its collection `ttlMs` and
-    `forceFullFetch`."""
+    """The members of `appendOnly` with their defaults, and `ttlMs` and `forceFullFetch` of the collection."""
 
     field: str = "items"
     persist: bool = True
@@ -34,45 +30,46 @@ class LogSettings:
 
     @classmethod
     def from_collection(cls, collection: Collection) -> "LogSettings":
-        """The rules of `collection`, which is append-only."""
-        said = collection.append_only
-        assert said is not None, "only an append-only collection has them"
+        """Return the settings of `collection`, which must be append-only."""
+        options = collection.append_only
+        assert options is not None, "the collection is not append-only"
         return cls(
-            field="items" if said.field is None else said.field,
-            persist=said.persist is not False,
-            max_items=said.max_items,
-            chunk_size=said.chunk_size,
-            require_author_signature=said.require_author_signature is not False,
-            allow_full=said.allow_full is not False,
-            max_pull_limit=said.max_pull_limit,
-            max_checkpoint_age_ms=said.max_checkpoint_age_ms,
+            field="items" if options.field is None else options.field,
+            persist=options.persist is not False,
+            max_items=options.max_items,
+            chunk_size=options.chunk_size,
+            require_author_signature=options.require_author_signature is not False,
+            allow_full=options.allow_full is not False,
+            max_pull_limit=options.max_pull_limit,
+            max_checkpoint_age_ms=options.max_checkpoint_age_ms,
             ttl_ms=collection.ttl_ms,
             force_full=collection.force_full_fetch,
         )
 
     def is_expired(self, head: LogHead, now_ms: int) -> bool:
-        """Whether the log reads as missing."""
+        """Return True if the log is older than `ttl_ms` and therefore reads as missing."""
         return self.ttl_ms is not None and head.written_ms + self.ttl_ms < now_ms
 
     def check_checkpoint_age(self, since: int | None, now_ms: int) -> None:
-        """Raise CheckpointTooOld where `since` lies further back than the log allows."""
+        """Raise CheckpointTooOld if `since` lies further back than the collection allows."""
         age_ms = self.max_checkpoint_age_ms
         if since is not None and age_ms is not None and since < now_ms - age_ms:
             raise CheckpointTooOld
 
 
 CACHE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of all heads that are kept, roughly."""
+"""Approximate size of all cached heads in bytes."""
 _MAX_HEAD_BYTES: Final = CACHE_BYTES // 16
 _OVERHEAD_BYTES: Final = 1024
 FRESH_MS: Final = 2_000
-"""For how long a head passes for recent: little enough is appended meanwhile to be looked through."""
+"""Age up to which a cached head is fresh. Few enough elements are appended in that time to be searched."""
 _IN_THREAD_ABOVE: Final = 1024 * 1024
-"""Bytes of a head that is read beside the event loop: Starfish's may hold all elements."""
+"""Bytes above which a head is parsed in a worker thread. A head of Starfish's may hold all elements."""
 
 
 class CachedHead(NamedTuple):
-    """A head as it is stored under `etag`. `fetched_at_ms`: when this node last knew that it is."""
+    """A head as it is stored under `etag`. `fetched_at_ms` is the time at which this node last read or wrote
+    it."""
 
     head: LogHead
     etag: str
@@ -80,7 +77,8 @@ class CachedHead(NamedTuple):
 
 
 class HeadCache:
-    """The heads of a store. Those read or written last are kept, so that an append need not read."""
+    """The heads of a store. The most recently read or written ones are cached, so that an append need not
+    read."""
 
     def __init__(self, store: Store, now_ms: Callable[[], int], corruption: CorruptionReporter) -> None:
         self.store = store
@@ -89,12 +87,12 @@ class HeadCache:
         self._heads = BoundedCache[tuple[str, str], CachedHead](CACHE_BYTES, _size)
 
     async def read(self, key: str, field: str) -> CachedHead | None:
-        """The head at `key` as it is now, None where nothing is stored. Raises DocumentCorrupt,
+        """Return the current head at `key`, None if nothing is stored. Raises DocumentCorrupt and
         StoreUnavailable."""
-        known = self._heads.get((key, field))
-        found = await self.store.get(key, None if known is None else known.etag)
+        cached = self._heads.get((key, field))
+        found = await self.store.get(key, None if cached is None else cached.etag)
         if isinstance(found, NotModified):
-            return known
+            return cached
         if found is None:
             self.invalidate(key, field)
             return None
@@ -112,27 +110,27 @@ class HeadCache:
         return DocumentCorrupt() if now is not None and now.head.id == head.id else StoreUnavailable()
 
     def cached(self, key: str, field: str) -> CachedHead | None:
-        """The head at `key` as it was when this node last met it. Another node may have written since."""
+        """Return the cached head at `key`. Another node may have written the log since."""
         return self._heads.get((key, field))
 
     async def get_fresh(self, key: str, field: str) -> CachedHead | None:
-        """The head at `key`, as this node knows it if it has just met it, else as `read`."""
-        known = self.cached(key, field)
-        if known is not None and self._now_ms() - known.fetched_at_ms < FRESH_MS:
-            return known
+        """Return the cached head at `key` if it is fresh (`FRESH_MS`), or else the result of `read`."""
+        cached = self.cached(key, field)
+        if cached is not None and self._now_ms() - cached.fetched_at_ms < FRESH_MS:
+            return cached
         return await self.read(key, field)
 
     def put(self, key: str, field: str, head: LogHead, etag: str) -> CachedHead:
-        """Know that this is the head at `key`, now under `etag`."""
-        held = CachedHead(head, etag, self._now_ms())
+        """Cache the head at `key`, which is now stored under `etag`, unless it is too large."""
+        cached = CachedHead(head, etag, self._now_ms())
         if head.size > _MAX_HEAD_BYTES or head.is_chunked:
             self.invalidate(key, field)
-            return held
-        self._heads.put((key, field), held)
-        return held
+            return cached
+        self._heads.put((key, field), cached)
+        return cached
 
     def invalidate(self, key: str, field: str) -> None:
-        """Know nothing of `key`."""
+        """Remove the head at `key` from the cache."""
         self._heads.evict((key, field))
 
 

@@ -1,4 +1,4 @@
-"""The verbs of append-only logs: append, read, sweep."""
+"""Append-only logs: append, read, and deletion of expired logs."""
 
 import asyncio
 import hashlib
@@ -31,8 +31,8 @@ from pysync.store import Etag, EtagMismatch, Store, StoredObject
 
 
 class Claim(NamedTuple):
-    """The claim of the first append under an Idempotency-Key: its mark, the log and the position in it from
-    which the mark may be found, and the hash of its data (`""` if an earlier version made the claim)."""
+    """The claim of the first append under an Idempotency-Key: its write id, the log and the position in it
+    from which that id may be found, and the hash of its data (`""` if an earlier version made the claim)."""
 
     write_id: str
     id: str
@@ -40,17 +40,19 @@ class Claim(NamedTuple):
     hash: str = ""
 
     def encode(self) -> bytes:
+        """Return the claim as the coordinator stores it."""
         return orjson.dumps(list(self))
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
+        """Parse a stored claim."""
         return cls(*orjson.loads(text))
 
 
 class AppendLogs:
-    """Append-only logs on top of a store; any number of nodes may share it. `now_ms` is the clock of every
-    time; `head_bytes` is how large a head may get before its tail is sealed, by default what suits the
-    store."""
+    """Append-only logs on top of a store, which any number of nodes may share. `now_ms` is the clock of every
+    timestamp. `head_bytes` is the size up to which a head may grow before its tail is sealed; the default
+    suits the store."""
 
     def __init__(
         self,
@@ -80,13 +82,14 @@ class AppendLogs:
     async def append(
         self, key: str, element: _core.Append, settings: LogSettings, ref: DocumentRef | None = None
     ) -> WriteResult:
-        """Add an element to the log at `key`, durably, in an order that all readers see, each with a later
-        time than the one before. It is announced as a change of `ref`; of none, nobody hears of it.
+        """Append an element to the log at `key`, durably. All readers see one order, in which each element
+        has a later timestamp than the one before. The append is announced as a change of `ref`, or not
+        announced if that is None.
 
         Raises:
-            TsTooFarAhead, NonMonotonicTimestamp, AppendLimitExceeded: the element is not added.
-            DocumentCorrupt: what is stored there is no log.
-            StoreUnavailable: nobody can tell whether it is added.
+            TsTooFarAhead, NonMonotonicTimestamp, AppendLimitExceeded: the element is not appended.
+            DocumentCorrupt: the stored object is not a log.
+            StoreUnavailable: the append may or may not have taken effect.
         """
         if not settings.persist:
             return await self._announce(self._ephemeral_write(element), ref)
@@ -100,15 +103,15 @@ class AppendLogs:
         request_key: str,
         ref: DocumentRef | None = None,
     ) -> WriteResult:
-        """Append, or return the answer of the first append with this `idempotency_key` within ten minutes.
+        """Append, or return the result of the first append with this `request_key` within ten minutes.
 
-        The first attempt claims the key for its data and a mark of its own. Every attempt appends under that
-        mark, to a log that does not have it yet. Of two concurrent attempts one finds the element that the
-        other has written. A refused append leaves no claim. The claim records how far a repetition has
-        searched for the mark, so that no other searches there again.
+        The first attempt claims the key for its data and a write id of its own. Every attempt appends under
+        that write id, to a log that does not contain it yet. Of two concurrent attempts one finds the element
+        that the other has written. A rejected append leaves no claim. The claim records how far a repetition
+        has searched for the write id, so that no other searches there again.
 
         Raises IdempotencyKeyReused if the key was claimed for other data, StoreUnavailable if the search for
-        the mark is not finished (repeat the append), and what `append` raises.
+        the write id is not finished (repeat the append), and the errors of `append`.
         """
         name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
         if not settings.persist:
@@ -118,9 +121,9 @@ class AppendLogs:
             if first.hash != fresh.hash:
                 raise IdempotencyKeyReused
             return await self._announce(first, ref)
-        # Repetitions look through all that came since: an older head would be right, and dear.
-        held = await self._head_cache.get_fresh(key, settings.field)
-        id_, count = ("", 0) if held is None else (held.head.id, held.head.count)
+        # Repetitions search all elements since this head. An older head would be correct but expensive.
+        cached = await self._head_cache.get_fresh(key, settings.field)
+        id_, count = ("", 0) if cached is None else (cached.head.id, cached.head.count)
         own = Claim(os.urandom(8).hex(), id_, count, hashlib.sha256(element.canonical).hexdigest())
         text = await self._claim(name, own.encode())
         claim = Claim.decode(text)
@@ -130,7 +133,7 @@ class AppendLogs:
         try:
             return await self._batcher.submit(key, waiting)
         except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead):
-            if claim == own:  # what an earlier attempt claimed, that one may have written
+            if claim == own:  # a claim of an earlier attempt may belong to a completed append
                 await release_claim(self._coordinator, name, text)
             raise
         finally:
@@ -140,30 +143,32 @@ class AppendLogs:
                     await self._coordinator.compare_and_set(name, text, now.encode())
 
     async def read(self, key: str, bounds: LogRange, settings: LogSettings) -> LogSlice:
-        """The elements of the log at `key` within `bounds`, as it is now; none where nothing is stored or it
-        has expired. Raises DocumentCorrupt, StoreUnavailable."""
+        """Return the current elements of the log at `key` within `bounds`; none if nothing is stored or it
+        has expired. Raises DocumentCorrupt and StoreUnavailable."""
         (tail,) = await self.read_many(key, [bounds], settings)
         return tail
 
     async def read_many(self, key: str, each: Sequence[LogRange], settings: LogSettings) -> list[LogSlice]:
-        """Read the log within each of these bounds, as it is at one moment."""
-        held = await self._head_cache.read(key, settings.field) if settings.persist else None
-        if held is None or (settings.ttl_ms is not None and settings.is_expired(held.head, self.now_ms())):
+        """Read the log within each of these bounds, all from one version of its head."""
+        cached = await self._head_cache.read(key, settings.field) if settings.persist else None
+        if cached is None or (
+            settings.ttl_ms is not None and settings.is_expired(cached.head, self.now_ms())
+        ):
             return [LogSlice(key, None, bounds, None, self._corruption) for bounds in each]
-        # Elements that several bounds need are read once.
-        shelf: dict[str, bytes] | None = {} if len(each) > 1 else None
+        # Segments that several bounds need are read once.
+        segment_cache: dict[str, bytes] | None = {} if len(each) > 1 else None
         tails = []
         for bounds in each:
-            head = held.head
+            head = cached.head
             if head.is_chunked:
                 with self._corruption.reporting("log", key):
                     head = await load_chunks(self._store, key, head, bounds.since, bounds.newest)
-            segments = SegmentReader(self._head_cache, key, settings.field, head, bounds, shelf)
+            segments = SegmentReader(self._head_cache, key, settings.field, head, bounds, segment_cache)
             tails.append(LogSlice(key, head, bounds, segments, self._corruption))
         return tails
 
     async def delete_expired(self, prefix: str, is_log: Callable[[str], bool], settings: LogSettings) -> int:
-        """Delete the logs below `prefix` that have expired; how many there were."""
+        """Delete the expired logs below `prefix`. Returns their number."""
         swept = 0
         async for listed in self._store.walk(prefix):
             if settings.ttl_ms is None or listed.modified_ms + settings.ttl_ms >= self.now_ms():
@@ -173,7 +178,7 @@ class AppendLogs:
         return swept
 
     async def close(self) -> None:
-        """Finish the appends that wait."""
+        """Finish the pending appends."""
         await self._batcher.close()
 
     def _ephemeral_write(self, element: _core.Append) -> WriteResult:
@@ -183,7 +188,7 @@ class AppendLogs:
         return WriteResult(_core.content_hash(element.canonical), outcome[1])
 
     async def _announce(self, written: WriteResult, ref: DocumentRef | None) -> WriteResult:
-        """Announce what is stored nowhere."""
+        """Announce an element that is not stored."""
         if ref is not None:
             await self._outbox.announce([ref.change(written.hash, written.timestamp_ms)])
         return written
@@ -192,7 +197,8 @@ class AppendLogs:
         return await self._coordinator.put_if_absent(name, value, IDEMPOTENCY_TTL_MS)
 
     async def _delete_if_expired(self, key: str, etag: str, settings: LogSettings) -> int:
-        """Delete the log whose head has this etag, if it has expired by what the head says."""
+        """Delete the log if its head still has this etag and the head says that it has expired. Returns the
+        number of deleted logs, 0 or 1."""
         found = await self._store.get(key)
         if not isinstance(found, StoredObject) or found.etag != etag:
             return 0
@@ -207,15 +213,15 @@ class AppendLogs:
             await delete_log_objects(self._store, head.previous)
         try:
             if head.nodes():
-                # Another node's clock may be behind: nothing may be appended to what loses its segments, and
-                # until they are gone a head must lead to them.
-                grave = _core.LogHead(os.urandom(16).hex(), head.id)
-                etag = await self._store.put(key, grave.stored(), expect=Etag(etag))
+                # A node whose clock is behind must not append to a log that is losing its segments, and until
+                # they are deleted a head must refer to them.
+                tombstone = _core.LogHead(os.urandom(16).hex(), head.id)
+                etag = await self._store.put(key, tombstone.stored(), expect=Etag(etag))
                 await delete_log_objects(self._store, head.id)
             await self._store.delete(key, expect=Etag(etag))
         except EtagMismatch:
             return 0
-        if head.id:  # what a crash stored before a head led to it
+        if head.id:  # segments that were stored before a crash and that no head refers to
             await delete_log_objects(self._store, head.id)
         if head.is_chunked:
             for chunk in await chunk_keys(self._store, key):

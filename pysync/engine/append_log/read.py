@@ -1,4 +1,4 @@
-"""Reading a log: which objects a tail takes, and its elements as the text of an answer."""
+"""Reads of a log: the objects that a range needs, and its elements as the text of a response."""
 
 import re
 import sys
@@ -15,21 +15,22 @@ from pysync.engine.append_log.head import HeadCache
 from pysync.store import MAX_CONCURRENT_READS
 
 STREAM_ABOVE_SEGMENTS: Final = 8
-"""Segments, beyond which a tail is better sent piece by piece."""
+"""The number of segments above which a response is better sent in chunks."""
 _MAX_UNSIZED_SEGMENTS: Final = 4
-"""Segments of several elements that are read without asking for their sizes."""
+"""The number of segments of several elements that are read without a query for their sizes."""
 _SEGMENT_OVERHEAD_BYTES: Final = 256
 _ELEMENT_OVERHEAD_BYTES: Final = 32
-"""Upper bounds of what a segment holds beside its elements: once, and for each of them."""
+"""Upper bounds of the bytes of a segment beside its elements: once, and for each element."""
 CHUNK_BYTES: Final = 1024 * 1024
-"""What the segments of a piece have together, roughly."""
+"""Approximate size in bytes of the segments of a chunk."""
 
 Segment = tuple[_core.LogNode, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """The elements with a ts above `since`, of those the `newest` or else the `oldest` so many; None: all."""
+    """The elements with a ts above `since`, and of those the `newest` or the `oldest` so many. None is no
+    limit."""
 
     since: int | None = None
     newest: int | None = None
@@ -37,8 +38,8 @@ class LogRange:
 
 
 class SegmentReader:
-    """The objects that hold the elements of the log at `key` within `bounds`, beside its tail, oldest first.
-    `head` was read from `heads`. Objects that were read are put on the `cache` and taken from there."""
+    """Reads the segments of the log at `key` that have elements within `bounds`, oldest first; the tail is in
+    the head. `head` was read from `heads`. Objects are taken from `cache` and added to it."""
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class SegmentReader:
         self._ready: list[_core.LogNode] = []
         self._at_once = STREAM_ABOVE_SEGMENTS
         self._min_selected: int | None = None
-        """Elements of the segments met so far that are wanted for sure: all but the first one's."""
+        """The number of elements of the segments so far that are certainly selected: all but those of the
+        first segment."""
 
     @property
     def any_left(self) -> bool:
@@ -67,7 +69,7 @@ class SegmentReader:
         return bool(self._waiting or self._ready)
 
     async def has_more_than(self, count: int) -> bool:
-        """Whether more than `count` segments are left."""
+        """Return True if more than `count` segments are left."""
         while self._waiting and len(self._ready) <= count:
             node = self._waiting.popleft()
             if node.level == 0:
@@ -80,7 +82,7 @@ class SegmentReader:
     def _enqueue(self, segment: _core.LogNode) -> None:
         oldest = self._bounds[2]
         if oldest is not None and self._min_selected is not None and self._min_selected >= oldest:
-            # A block tells only what it may hold of the oldest, not how many lie before it.
+            # A block shows only which of the oldest elements it may have, not how many lie before it.
             self._waiting.clear()
             return
         self._min_selected = (
@@ -89,7 +91,7 @@ class SegmentReader:
         self._ready.append(segment)
 
     async def next(self) -> list[Segment]:
-        """The next segments, about a piece of them; none when none are left."""
+        """Read the next segments, about one chunk of them. Returns an empty list at the end."""
         await self.has_more_than(self._at_once)
         count = self._batch_size()
         taken, self._ready = self._ready[:count], self._ready[count:]
@@ -101,8 +103,8 @@ class SegmentReader:
         return segments
 
     def _batch_size(self) -> int:
-        """How many of the ready segments to read together. Those before do not tell how long they are; but
-        only one with a single element can be longer than the tails that are sealed."""
+        """Return the number of ready segments to read together. The earlier segments do not show the length
+        of these, but only a segment with a single element can be longer than a sealed tail."""
         single = 0
         for at, segment in enumerate(self._ready[: self._at_once]):
             single += segment.end - segment.start == 1
@@ -111,7 +113,7 @@ class SegmentReader:
         return self._at_once
 
     async def min_bytes(self) -> int:
-        """The size of the segments that lie wholly within the bounds; 0 if they are few and small."""
+        """Return the size of the segments that lie wholly within the bounds; 0 if they are few and small."""
         await self.has_more_than(sys.maxsize)
         whole, beside, has_single = [], 0, False
         since, newest, left = self._bounds
@@ -125,7 +127,7 @@ class SegmentReader:
             if is_whole:
                 whole.append(object_key(self._head.id, node.name))
                 beside += _SEGMENT_OVERHEAD_BYTES + _ELEMENT_OVERHEAD_BYTES * count
-                # Only a segment with one element can be longer than the tails that are sealed.
+                # Only a segment with one element can be longer than a sealed tail.
                 has_single = has_single or count == 1
         if not has_single and len(whole) <= _MAX_UNSIZED_SEGMENTS:
             return 0
@@ -133,18 +135,18 @@ class SegmentReader:
         return max(sum(info.size for info in found or () if info is not None) - beside, 0)
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
-        shelf = {} if self._cache is None else self._cache
-        missing = [node for node in nodes if node.name not in shelf]
+        segment_cache = {} if self._cache is None else self._cache
+        missing = [node for node in nodes if node.name not in segment_cache]
         keys = [object_key(self._head.id, node.name) for node in missing]
         for node, found in zip(missing, await self._heads.store.get_many(keys), strict=True):
             if found is None:
                 raise await self._heads.missing_object_error(self._key, self._field, self._head)
-            shelf[node.name] = found.body
-        return [(node, shelf[node.name]) for node in nodes]
+            segment_cache[node.name] = found.body
+        return [(node, segment_cache[node.name]) for node in nodes]
 
 
 class LogSlice:
-    """Elements of a log as it was at one moment: whatever is appended meanwhile is not among them."""
+    """Elements of a log as it was at one moment. Later appends are not among them."""
 
     def __init__(
         self,
@@ -161,11 +163,11 @@ class LogSlice:
         self._segments = segments
         self.hash = "" if head is None else head.hash
         self._last_given_ms = -1 if bounds.since is None else bounds.since
-        """The time of the newest element that was given."""
+        """The timestamp of the newest element that was returned."""
 
     @property
     def newest_ms(self) -> int:
-        """The time of the newest element of the log, -1 of an empty one."""
+        """The timestamp of the newest element of the log, -1 if it is empty."""
         newest_ms = None if self._head is None else self._head.ts_ms
         return -1 if newest_ms is None else newest_ms
 
@@ -180,7 +182,7 @@ class LogSlice:
         return self._segments is not None and self._segments.any_left
 
     def head_text(self) -> bytes:
-        """The elements that are in the head, with commas between them."""
+        """Return the elements that are in the head, separated by commas."""
         if self._head is None:
             return b""
         text = _slice(self._head, [], self._bounds, with_tail=True)
@@ -189,18 +191,18 @@ class LogSlice:
         return text
 
     async def is_long(self) -> bool:
-        """True if the answer is better sent in chunks."""
+        """Return True if the response is better sent in chunks."""
         with self._corruption.reporting("log", self._key):
             return self._segments is not None and await self._segments.has_more_than(STREAM_ABOVE_SEGMENTS)
 
     async def min_bytes(self) -> int:
-        """A lower bound of the size of `text` in bytes, as far as the store can tell without reading
-        segments; 0 if the segments are few and small."""
+        """Return a lower bound of the size of `text` in bytes, as far as the store can give it without
+        reading segments; 0 if the segments are few and small."""
         with self._corruption.reporting("log", self._key):
             return 0 if self._segments is None else await self._segments.min_bytes()
 
     async def text(self) -> bytes:
-        """The elements, with commas between them. Raises DocumentCorrupt, StoreUnavailable."""
+        """Return the elements, separated by commas. Raises DocumentCorrupt and StoreUnavailable."""
         if self._head is None or self._segments is None:
             return b""
         segments: list[Segment] = []
@@ -212,7 +214,7 @@ class LogSlice:
         return text
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """`text` in pieces, each of some segments."""
+        """Yield `text` in chunks, each of some segments. Raises as `text`."""
         if self._head is None or self._segments is None:
             return
         bounds = self._bounds
@@ -226,7 +228,7 @@ class LogSlice:
             if text and bounds.oldest is not None:
                 bounds = replace(bounds, oldest=bounds.oldest - 1 - text.count(b"\n"))
                 self._record_last(text)
-            del segments  # while a slow client takes the text, there is nothing else
+            del segments  # frees their memory while a slow client receives the text
             if text:
                 text = comma + text
                 yield text
@@ -237,7 +239,7 @@ class LogSlice:
             self._last_given_ms = int(last[1])
 
     def envelope(self, field: str) -> tuple[bytes, bytes]:
-        """What stands before and after the elements in the text of `data`."""
+        """Return the text before and after the elements in `data`."""
         beside = (
             self._head.beside[1:-1].encode() + b"," if self._head is not None and self._head.beside else b""
         )
@@ -245,7 +247,7 @@ class LogSlice:
 
 
 _ts_of = re.compile(rb'\{"ts":([0-9]+)').match
-"""The marker of an element, which is a line of its own."""
+"""Matches the timestamp at the start of an element, which is a line of its own."""
 
 
 def _slice(head: _core.LogHead, segments: list[Segment], bounds: LogRange, *, with_tail: bool) -> bytes:
@@ -253,10 +255,10 @@ def _slice(head: _core.LogHead, segments: list[Segment], bounds: LogRange, *, wi
 
 
 def object_key(id_: str, name: str) -> str:
-    """The key of an object of the log with this id."""
+    """Return the key of an object of the log with this id."""
     return f"{log_prefix(id_)}/{name}"
 
 
 def log_prefix(id_: str) -> str:
-    """What all objects of a log are below."""
+    """Return the prefix of the keys of all objects of a log."""
     return f"_pysync/logs/{id_}"

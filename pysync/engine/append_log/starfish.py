@@ -1,4 +1,4 @@
-"""Logs as Starfish keeps them, until their first append takes them over: chunks are at `<key>__seg/<ts>`."""
+"""Logs in the format of Starfish, until their first append converts them. Chunks are at `<key>__seg/<ts>`."""
 
 import hashlib
 from typing import Final
@@ -14,22 +14,23 @@ _PAGE: Final = 1000
 
 
 def convert_head(key: str, field: str, head: LogHead, etag: str) -> LogHead:
-    """The log that is stored under `etag`, under an id that every node and every attempt gives it."""
+    """Return the log that is stored under `etag`, with an id that is the same on every node and for every
+    attempt."""
     return head.adopted(hashlib.sha256(f"{field} {key} {etag}".encode()).hexdigest()[:32])
 
 
 async def load_chunks(
     store: Store, key: str, head: LogHead, since: int | None = None, newest: int | None = None
 ) -> LogHead:
-    """The log whose elements Starfish keeps in chunks, as far as it takes to know those above `since` and, of
-    those, the `newest`: the key of a chunk holds the ts of its first element.
+    """Return the log whose elements Starfish stores in chunks, with as many chunks as are needed for the
+    elements above `since` and, of those, the `newest`. The key of a chunk has the ts of its first element.
 
-    Raises DocumentCorrupt, also where all chunks together hold less than the head knows of.
+    Raises DocumentCorrupt, also if all chunks together have fewer elements than the head states.
     """
     keys = await chunk_keys(store, key)
-    known = len(keys)
+    total = len(keys)
     if since is not None:
-        later = next((at for at, chunk in enumerate(keys) if int(chunk[-_DIGITS:]) > since), known)
+        later = next((at for at, chunk in enumerate(keys) if int(chunk[-_DIGITS:]) > since), total)
         keys = keys[max(later - 1, 0) :]
     chunks: list[bytes] = []
     count = 0
@@ -42,11 +43,11 @@ async def load_chunks(
         chunks.insert(0, found.body)
         if newest is not None:
             count += _element_count(found.body)
-    return head.gather(chunks, whole=len(chunks) == known)
+    return head.gather(chunks, whole=len(chunks) == total)
 
 
 def _element_count(chunk: bytes) -> int:
-    """The number of its elements. Raises DocumentCorrupt."""
+    """Return the number of elements of the chunk. Raises DocumentCorrupt."""
     try:
         return len(orjson.loads(chunk))
     except (ValueError, TypeError):
@@ -54,7 +55,7 @@ def _element_count(chunk: bytes) -> int:
 
 
 async def chunk_keys(store: ReadableStore, key: str) -> list[str]:
-    """Return the keys of the chunks that Starfish keeps of the log at `key`, in the log's order."""
+    """Return the keys of the chunks that Starfish stores for the log at `key`, in the order of the log."""
     folder = f"{key}__seg"
     names: list[str] = []
     page: list[str] | None = None

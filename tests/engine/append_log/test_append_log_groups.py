@@ -123,6 +123,6 @@ async def test_an_unforeseen_failure_is_told_to_all_that_wait_and_ends_with_them
     node.put = broken  # type: ignore[method-assign]
     told = await node.append_at_once(numbered(3))
     assert [type(outcome) for outcome in told] == [RuntimeError] * 3
-    assert "an append to 'logs/a' failed" in caplog.text
+    assert "failed to append to 'logs/a'" in caplog.text
     assert [type(outcome) for outcome in await node.append_at_once(numbered(3))] == [WriteResult] * 3
     assert await node.datas() == numbered(3)

@@ -1,22 +1,23 @@
 """The whole configuration: one tree of frozen values, one loader, one linter.
 
     schema             the members of the file, and their documentation
-    loader             a file, the environment and flags -> one Config, or every problem at once
-    convert            plain values -> the schema
-    presets            collections of Parquet in few words
+    loader             reads a file, the environment and flags into one Config, or reports every problem
+    convert            converts plain values to the schema
+    presets            short forms of collections of Parquet files
     validation         rules beyond types
-    plugin_validation  the rules of projections and events
-    overlaps           templates that share keys, and projections, by which others could read or write
+    plugin_validation  rules of projections and events
+    overlaps           finds access that templates with common keys, or projections, give to others
     key_templates      key templates
     routes             the routes that a configuration makes
-    derived            what follows from several members: an action's limit, the coordinator, media types
-    lint               settings that are accepted and probably not meant
+    derived            values that follow from several members: limits, the coordinator, media types
+    lint               warns about settings that are accepted and probably not meant
     report             the output of `pysync check`
 
 The environment is read here and nowhere else. `lint` and `report` are imported by the commands
 that need them.
 
 See docs/reference/configuration.md.
+
 """
 
 from pysync.config.derived import (

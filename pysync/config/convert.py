@@ -1,4 +1,5 @@
-"""Plain values, as JSON has them, -> the tree. Every fault is noted with its place; nothing is raised."""
+"""Convert plain values, as JSON has them, to the tree. Problems are collected with their paths; nothing is
+raised."""
 
 import dataclasses
 import math
@@ -24,7 +25,7 @@ T = TypeVar("T")
 MAX_DEPTH = 64
 
 INVALID: Final = object()
-"""What a faulty value converts to, once its problem is noted."""
+"""The result for an invalid value, after its problem was recorded."""
 
 ENV_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _INTEGER = re.compile(r"-?[0-9]{1,16}")
@@ -32,22 +33,24 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class EnvString(str):
-    """A string from the environment or the command line: it may stand for a number or a boolean."""
+    """A string from the environment or the command line, which may spell a number or a boolean. `origin`
+    names its source."""
 
     __slots__ = ("origin",)
     origin: str
 
     def __new__(cls, text: str, origin: str) -> "EnvString":
+        """Return `text` with its `origin`."""
         made = super().__new__(cls, text)
         made.origin = origin
         return made
 
 
 class Converter:
-    """One conversion: `problems` is what was found, `path_of` tells where an object of the tree was written.
+    """The conversion of one configuration. `problems` collects everything that was found.
 
-    A member with a fault takes its default, and an object that lacks a required one is left out, so that the
-    rules can look at all the rest. A relative path in the file is one from `folder`.
+    A member with an invalid value takes its default. An object that lacks a required member is left out, so
+    that the rules can still check all others. A relative path in the file is relative to `folder`.
     """
 
     def __init__(self, environ: Mapping[str, str], folder: str) -> None:
@@ -57,10 +60,11 @@ class Converter:
         self._paths: dict[int, str] = {}
 
     def path_of(self, built: object) -> str:
+        """Return the path at which an object of the tree was written; `""` if it was not converted here."""
         return self._paths.get(id(built), "")
 
     def object(self, value: object, kind: type[T], path: str) -> T | None:
-        """`value` as a `kind` (a dataclass of the tree), None after a fault that leaves nothing to build."""
+        """Return `value` as a `kind` (a dataclass of the tree); None if a problem leaves nothing to build."""
         if not isinstance(value, Mapping):
             self._expected("an object", value, path)
             return None
@@ -71,7 +75,7 @@ class Converter:
         return built
 
     def _preset(self, value: Mapping[Any, Any], path: str) -> Any:
-        """The collection that a preset stands for."""
+        """Return the collection that a preset describes."""
         if value["preset"] is None:
             return self._object({name: value[name] for name in value if name != "preset"}, Collection, path)
         preset = self._object(value, ParquetPreset, path)
@@ -189,7 +193,7 @@ class Converter:
     )
 
     def _json(self, value: Any, path: str, depth: int = 0) -> Any:
-        """`value` as plain JSON values, its strings substituted."""
+        """Return `value` as plain JSON values, with the environment substituted in its strings."""
         if depth > MAX_DEPTH:
             return self._add_problem(path[:80] + "…", "nested too deeply")
         if isinstance(value, str):
@@ -212,7 +216,7 @@ class Converter:
         return self._expected("a JSON value", value, path)
 
     def _substituted(self, text: str, path: str) -> Any:
-        """`text` with the environment's value for each `${NAME}`."""
+        """Return `text` with each `${NAME}` replaced by the environment's value."""
         names = ENV_REFERENCE.findall(text)
         missing = [name for name in names if name not in self._environ]
         for name in missing:
@@ -228,20 +232,20 @@ class Converter:
         return self._add_problem(path, f"must be {what}, not {_kind(value)}" + _from(value))
 
     def _add_problem(self, path: str, message: str) -> Any:
-        """Note a problem. Messages never quote a value: it may be a secret from the environment."""
+        """Record a problem. Messages never quote a value, because it may be a secret from the environment."""
         self.problems.append(Problem(path, message))
         return INVALID
 
 
 def join(path: str, name: object) -> str:
-    """The path of a member: `server.port`, `namespaces["a b"]`."""
+    """Return the path of a member: `server.port`, `namespaces["a b"]`."""
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_$-]+", name):
         return f"{path}.{name}" if path else name
     return f"{path}[{ascii(name)[:60]}]"
 
 
 def suggest(name: str, known: Mapping[str, object]) -> str:
-    """`; did you mean ...?`, or nothing where no known name is close."""
+    """Return `; did you mean ...?`, or an empty text if no known name is similar."""
     import difflib
 
     found = difflib.get_close_matches(name[:60], known, n=1, cutoff=0.5)
@@ -249,7 +253,7 @@ def suggest(name: str, known: Mapping[str, object]) -> str:
 
 
 def _unknown_member(name: str, kind: type, fields: Mapping[str, object]) -> str:
-    """What is said of a member that the object does not have."""
+    """Return the message about a member that the object does not have."""
     if kind is Collection:
         fields = {**fields, "preset": None}
     others = {wire_name(field.name) for field in dataclasses.fields(Collection)}
@@ -262,7 +266,7 @@ def _is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def _could_be(value: Any, hint: Any) -> bool:
-    """Whether a value of this kind can only be meant for `hint`, of several that are allowed."""
+    """Return True if the type of this value fits `hint`, which is one of several allowed types."""
     if get_origin(hint) is Literal:
         return any(
             value is choice or (isinstance(value, str) and isinstance(choice, str))
@@ -311,7 +315,7 @@ def _append_only(value: Any) -> Any:
 
 
 def _rate_limit(value: Any) -> Any:
-    """`true` takes every number from the server's limit; `none` is `false`."""
+    """Convert the short forms: `true` takes every number from the server's limit; `none` is `false`."""
     if value is True:
         return {}
     return False if value == "none" else value
@@ -326,7 +330,8 @@ def _zero_is_absent(value: Any) -> Any:
 
 
 def _without_parameters(value: Any) -> Any:
-    """Media types as they are compared: `application/json` for `application/json; charset=utf-8`."""
+    """Return media types in the form in which they are compared: `application/json` for `application/json;
+    charset=utf-8`."""
     if not isinstance(value, list | tuple):
         return value
     return [item.partition(";")[0].strip() if isinstance(item, str) else item for item in value]
@@ -354,4 +359,4 @@ NORMALIZERS: Mapping[tuple[type, str], Callable[[Any], Any]] = {
     (RateLimit, "list"): _rate_limit,
     (ProjectionConfig, "source"): _one_or_many(str),
 }
-"""Members with other spellings -> the one of the tree; None says absent."""
+"""Functions that convert the other spellings of a member to that of the tree; None means absent."""

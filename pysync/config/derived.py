@@ -1,8 +1,10 @@
-"""What follows from several members of the configuration together.
+"""Values that follow from several members of the configuration together.
 
-Where a store lies. In the URL of an `s3:` store query members stand for those of the store's object.
+The location of a store: query parameters in the URL of an `s3:` store override the members of the store's
+object.
 
-Media types, and what they make of a collection: documents, files, or both (docs/reference/protocol.md#files).
+Media types decide if a collection has documents, files, or both (docs/reference/protocol.md#files).
+
 """
 
 import re
@@ -16,13 +18,14 @@ from pysync.config.schema import Action, Collection, Config, RateLimit, RateRule
 from pysync.protocol import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 is_store_url = re.compile(r"memory:|file:[^\0]+|s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]*)?(\?[^\s#]*)?").fullmatch
-"""Whether a text has the form of a store's URL."""
+"""Matches a text that has the form of a store's URL."""
 _MEMBERS = ("endpoint", "region", "path_style")
 
 
 @dataclass(frozen=True, slots=True)
 class S3Location:
-    """`prefix` has no slash at its ends. `endpoint` None is AWS, `region` None what the environment says."""
+    """A bucket and a prefix in it. `prefix` has no slash at its ends. `endpoint` is None for AWS, `region` is
+    None if the environment decides."""
 
     bucket: str
     prefix: str
@@ -32,8 +35,9 @@ class S3Location:
 
 
 def s3_location(store: StoreConfig) -> S3Location:
-    """Where `store`, whose URL begins with `s3://`, lies; what its URL says wins over the members beside it.
-    Raises ValueError for a URL that says what none may; the text quotes no value."""
+    """Return the location of `store`, whose URL begins with `s3://`. Its URL's query overrides the members of
+    the store's object. Raises ValueError for an invalid URL or endpoint; the message quotes no value, except
+    the name of an unknown query parameter."""
     parts = urlsplit(store.url)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in query:
@@ -62,33 +66,33 @@ def _is_server(url: str) -> bool:
     return (
         parts.scheme in ("http", "https")
         and bool(parts.hostname)
-        and "@" not in parts.netloc  # a user or a password, which would be shown and logged
+        and "@" not in parts.netloc  # a user or password would be shown and logged
         and not (parts.query or parts.fragment)
     )
 
 
 def accepts_json(collection: Collection) -> bool:
-    """Whether JSON is pushed to it as documents, or to its logs: it names that type, and no wildcard stands
-    for it."""
+    """Return True if JSON is pushed to the collection as documents, or appended to its logs. It must name
+    that media type; a wildcard does not include it."""
     return JSON_TYPE in _lower(collection.allowed_mime_types)
 
 
 def file_types(collection: Collection) -> tuple[str, ...]:
-    """The media types, and wildcards, that are pushed to it as files: none to logs and members of bundles."""
+    """Return the media types and wildcards that are pushed as files; none for logs and members of bundles."""
     if collection.append_only is not None or collection.bundle is not None:
         return ()
     return tuple(found for found in _lower(collection.allowed_mime_types) if found != JSON_TYPE)
 
 
 def is_parquet(collection: Collection) -> bool:
-    """Whether its files are Parquet, whatever they are pushed as."""
+    """Return True if its files are Parquet, whatever media type they are pushed with."""
     types = _lower(collection.allowed_mime_types)
     return PARQUET_TYPE in types and set(types) <= set(PARQUET_MIME_TYPES)
 
 
 def matches_media_type(types: Iterable[str], media_type: str) -> bool:
-    """Whether a media type, without parameters, is one of `types` (`type/*` and `*/*` are wildcards). Both
-    are in lower case."""
+    """Return True if a media type, without parameters, matches one of `types` (`type/*` and `*/*` are
+    wildcards). Both must be in lower case."""
     return any(
         found in (media_type, "*/*") or (found.endswith("/*") and media_type.startswith(found[:-1]))
         for found in types
@@ -100,11 +104,12 @@ def _lower(types: Iterable[str]) -> list[str]:
 
 
 def effective_limit(config: Config, collection: Collection, action: Action) -> RateRule | None:
-    """The limit that holds for an action on a collection, its bucket filled in; None: unmetered.
+    """Return the limit of an action on a collection, with its bucket filled in; None if it is unmetered.
 
-    Only what the collection meters has one (`is_metered`). The nearest rule that names a limit wins: the
-    collection's for the action, the collection's, the server's for the action, the server's. Members that it
-    leaves out (`bucket`, one of `windowMs` and `maxRequests`) come from the others in that order.
+    Only actions that the collection meters have one (`is_metered`). The nearest rule that names a limit wins,
+    in the order: the collection's for the action, the collection's, the server's for the action, the
+    server's. Members that it leaves out (`bucket`, one of `windowMs` and `maxRequests`) come from the others
+    in that order.
     """
     limit = collection.rate_limit
     if not limit or not is_metered(limit, action):
@@ -123,7 +128,8 @@ def is_metered(limit: RateLimit, action: Action) -> bool:
 
 
 def resolve_limit(action: Action, *limits: RateLimit | None) -> RateRule | None:
-    """The rule that `limits`, nearest first, make for `action`."""
+    """Return the rule for `action` that results from `limits`, the nearest first; None if none of them names
+    a limit."""
     rules = list(_rules(action, limits))
     named = next((rule for rule in rules if _has_limit(rule)), None)
     if named is None:
@@ -140,16 +146,16 @@ def resolve_limit(action: Action, *limits: RateLimit | None) -> RateRule | None:
 
 
 class Trust(NamedTuple):
-    """The issuers whose certificates yield roles in a collection (None: all issuers), and the extra roles of
-    user ids."""
+    """The trust of a collection: the issuers whose certificates yield roles (None: all issuers), and the
+    extra roles of user ids."""
 
     issuers: frozenset[str] | None
     identity_roles: Mapping[str, tuple[str, ...]]
 
 
 def trust_of(config: Config, namespace: str | None = None, collection: Collection | None = None) -> Trust:
-    """The trust that holds in a collection, without one of the server: of each member the innermost one that
-    is given."""
+    """Return the trust of a collection, a namespace or the server. Each member is taken from the innermost
+    level that sets it."""
     inner = config.namespaces[namespace] if namespace else None
     levels = [one for one in (collection, inner, config.auth) if one is not None]
     issuers = next((one.trusted_issuers for one in levels if one.trusted_issuers is not None), None)
@@ -158,7 +164,7 @@ def trust_of(config: Config, namespace: str | None = None, collection: Collectio
 
 
 def every_trusted_issuer(config: Config) -> frozenset[str]:
-    """The issuers that are trusted anywhere."""
+    """Return the issuers that are trusted anywhere."""
     return frozenset().union(*(trust.issuers or () for trust in _every_trust(config)))
 
 
@@ -170,31 +176,33 @@ def every_named_identity(config: Config) -> frozenset[str]:
 
 
 def every_role(config: Config) -> frozenset[str]:
-    """Return every role that the configuration asks for."""
-    asked: set[str] = set()
+    """Return every role that the configuration requires somewhere."""
+    required: set[str] = set()
     for _, _, collection in config.each_collection():
-        asked.update(collection.read_roles, collection.write_roles)
+        required.update(collection.read_roles, collection.write_roles)
         for permission in collection.field_permissions.values():
-            asked.update(permission.read_roles or (), permission.write_roles or ())
-    return frozenset(asked)
+            required.update(permission.read_roles or (), permission.write_roles or ())
+    return frozenset(required)
 
 
 def effective_coordinator(config: Config) -> str:
-    """The coordinator's URL: the configured one, else `file:` (its own folder) beside a `file:` store, and
-    `memory:` beside any other (docs/reference/configuration.md). A URL may hold a password."""
+    """Return the coordinator's URL: the configured one; else `file:`, which uses the store's folder, for a
+    `file:` store, and `memory:` for any other (docs/reference/configuration.md). A URL may contain a
+    password."""
     if config.coordinator is not None:
         return config.coordinator
     return "file:" if config.store.url.startswith("file:") else "memory:"
 
 
 def redacted_coordinator(config: Config) -> str:
-    """`effective_coordinator` without what must not be shown: the user and password of a Redis."""
+    """Return `effective_coordinator` without the user and password of a Redis, which must not be shown."""
     scheme, slashes, rest = effective_coordinator(config).partition("://")
     return scheme + slashes + rest.rpartition("@")[2]
 
 
 def database_paths(config: Config) -> list[tuple[str, Path]]:
-    """The SQLite databases of a configuration: what each is of, and where it is, or would be."""
+    """Return the SQLite databases of a configuration: the purpose of each, and its path, which need not exist
+    yet."""
     folder = config.store.url.removeprefix("file:") if config.store.url.startswith("file:") else ""
     found = [("store", Path(folder) / "pysync.db")] if folder else []
     kind, _, rest = effective_coordinator(config).partition(":")
@@ -204,8 +212,9 @@ def database_paths(config: Config) -> list[tuple[str, Path]]:
 
 
 def collection_for_key(collections: Iterable[Collection], key: str) -> Collection | None:
-    """Which of the collections, all of one prefix, a key belongs to; a template stands for the keys that it
-    makes. Literal segments win, and of two collections with the same keys the one that is pulled."""
+    """Return the collection, of several under one prefix, that a key belongs to; None if there is none. A
+    template stands for the keys that it makes. Literal segments win, and of two collections with the same
+    keys the one that can be pulled."""
     return min(
         (collection for collection in collections if collection.key_template.matches(key)),
         key=lambda collection: (collection.key_template.open_segments, collection.push_only),
@@ -214,7 +223,8 @@ def collection_for_key(collections: Iterable[Collection], key: str) -> Collectio
 
 
 def is_multi_process(config: Config) -> bool:
-    """Whether other processes may serve the same store: several workers, or a coordinator of many nodes."""
+    """Return True if other processes may serve the same store: with several workers, or a coordinator of many
+    nodes."""
     return config.server.workers > 1 or effective_coordinator(config).startswith("redis")
 
 

@@ -1,4 +1,4 @@
-"""Key templates: `users/{identity}/notes/{id}`. Literal segments, and whole segments that are parameters."""
+"""Key templates such as `users/{identity}/notes/{id}`: each segment is literal or a parameter."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,26 +11,26 @@ T = TypeVar("T")
 LITERAL = re.compile(r"[A-Za-z0-9._:@-]+")
 PARAM = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 RESERVED = "_pysync"
-"""Keys that start so are the server's own."""
+"""Keys that start with this are the server's own."""
 
 MAX_KEY_BYTES = 1000
 MAX_PARAMETER_BYTES = 255
 
 is_parameter = re.compile(r"(?!\.$)(?!.*\.\.)[A-Za-z0-9._:@-]{1,255}").fullmatch
-"""Whether a text may be the value of a path parameter (docs/reference/protocol.md#paths-and-keys)."""
+"""Matches a valid value of a path parameter (docs/reference/protocol.md#paths-and-keys)."""
 _PARAMETER_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@-"
 
 
 @dataclass(frozen=True, slots=True)
 class KeyTemplate:
-    """A key template, taken apart once; `KeyTemplate.of` keeps what it has parsed."""
+    """A parsed key template. `KeyTemplate.of` caches what it parses."""
 
     text: str
     segments: tuple[str, ...] = field(init=False, compare=False, repr=False)
     params: tuple[str, ...] = field(init=False, compare=False, repr=False)
     """The names of the parameters, in order."""
     params_at: tuple[tuple[int, str], ...] = field(init=False, compare=False, repr=False)
-    """Which segments are parameters, and their names."""
+    """The positions of the segments that are parameters, with their names."""
     open_segments: tuple[bool, ...] = field(init=False, compare=False, repr=False)
     """For each segment True if it is a parameter. Of the templates that match a key the smallest wins it."""
     shape: str = field(init=False, compare=False, repr=False)
@@ -54,7 +54,7 @@ class KeyTemplate:
     @classmethod
     @lru_cache(maxsize=1024)
     def of(cls, text: str) -> "KeyTemplate":
-        """The template of this text, which need not be a good one."""
+        """Return the template of this text, which need not be valid."""
         return cls(text)
 
     @property
@@ -63,7 +63,8 @@ class KeyTemplate:
         return self.open_segments[-1]
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """The key with these values of the parameters, unchecked. Raises KeyError if one is missing."""
+        """Return the key with these values of the parameters, which are not validated. Raises KeyError if one
+        is missing."""
         return self.text.format_map(values)
 
     def matches(self, key: str) -> bool:
@@ -76,12 +77,12 @@ class KeyTemplate:
         return "/".join(parts) == self.text
 
     def params_of(self, key: str) -> dict[str, str]:
-        """The values of the parameters in a key that the template matches."""
+        """Return the values of the parameters in a key that the template matches."""
         segments = key.split("/")
         return {name: segments[at] for at, name in self.params_at}
 
     def overlaps(self, other: "KeyTemplate") -> bool:
-        """Return True if a key can have the shape of both."""
+        """Return True if a key can match both templates."""
         return len(self.segments) == len(other.segments) and all(
             is_open or other_is_open or part == other_part
             for part, is_open, other_part, other_is_open in zip(
@@ -90,18 +91,18 @@ class KeyTemplate:
         )
 
     def shadows(self, own: "KeyTemplate") -> bool:
-        """Return True if some keys have the shape of both templates and belong to this one: literal segments
-        win, the first difference decides."""
+        """Return True if some keys match both templates and belong to this one: at the first difference the
+        literal segment wins."""
         return self.overlaps(own) and self.open_segments < own.open_segments
 
 
 def params(template: str) -> tuple[str, ...]:
-    """The names of the parameters, in order."""
+    """Return the names of the parameters, in order."""
     return KeyTemplate.of(template).params
 
 
 def errors(template: str) -> Iterator[str]:
-    """What keeps the text from being a key template, nothing for a good one.
+    """Yield the reasons why the text is not a valid key template; nothing for a valid one.
 
     See docs/reference/protocol.md#paths-and-keys.
     """
@@ -124,7 +125,7 @@ def errors(template: str) -> Iterator[str]:
 
 
 def are_parameters(names: Sequence[str]) -> bool:
-    """Whether all `names`, segments of keys as they are, may be values of a path parameter."""
+    """Return True if all `names`, which are segments of keys, are valid values of a path parameter."""
     longest = len(max(names, key=len, default=""))
     joined = "/".join(names)
     is_plain = ".." not in joined and not joined.encode().translate(None, _PARAMETER_BYTES + b"/")
@@ -134,8 +135,8 @@ def are_parameters(names: Sequence[str]) -> bool:
 def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
     """Return the key of a document or file: `template` with each parameter replaced by its value.
 
-    Raises ValueError with everything that is wrong: with the template, with a value that is missing,
-    superfluous or none that a path may hold, or with the key, longer than `MAX_KEY_BYTES`
+    Raises ValueError with everything that is wrong: an invalid template, a value that is missing, superfluous
+    or not allowed in a path, a key longer than `MAX_KEY_BYTES`, or one that is reserved
     (docs/reference/protocol.md#paths-and-keys).
     """
     wrong = [f"the template {message}" for message in errors(template)]
@@ -158,8 +159,8 @@ def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
 
 
 class TemplateIndex(Generic[T]):
-    """Which of many templates have the shape of a key, found without looking at the others. Each stands for
-    something."""
+    """Finds those of many templates that match a key, without trying the others. Each template stands for a
+    value."""
 
     def __init__(self) -> None:
         self._next: dict[str, TemplateIndex[T]] = {}
@@ -167,6 +168,7 @@ class TemplateIndex(Generic[T]):
         self._here: list[tuple[KeyTemplate, T]] = []
 
     def add(self, template: KeyTemplate, value: T) -> None:
+        """Add a template and the value that it stands for."""
         node = self
         for segment, is_open in zip(template.segments, template.open_segments, strict=True):
             if is_open:
@@ -176,8 +178,8 @@ class TemplateIndex(Generic[T]):
         node._here.append((template, value))
 
     def find(self, key: str) -> list[tuple[T, dict[str, str]]]:
-        """Return the keys that these templates stand for, each with the values of its parameters, in no
-        order."""
+        """Return the values of the templates that match the key, each with the parameters in the key, in no
+        particular order."""
         segments, nodes = key.split("/"), [self]
         for segment in segments:
             found = []

@@ -1,4 +1,4 @@
-"""What a configuration says and probably does not mean: accepted, and told by `pysync check`."""
+"""Warn about settings that are accepted and probably not meant. `pysync check` reports the warnings."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ _BUILTIN_ROLES = re.compile(
     r"public|self|admin|device:root|admin:.+|cap:(read|write|list):.+|delegated:.+:.+|space:(owner|member)",
     re.DOTALL,
 )
-"""The forms of the roles that the server gives; others come from auth.identityRoles, or from plugins."""
+"""The forms of the roles that the server assigns. Others come from auth.identityRoles, or from plugins."""
 _PLAIN = ("public", "self", "admin", "device:root", "space:owner", "space:member")
 _ANY_ISSUER = (
     "anybody can sign a certificate that yields {}: list the issuers that you trust in auth.trustedIssuers"
@@ -30,8 +30,9 @@ _CLIENT_VARIABLES = ("PYSYNC_URL",)
 
 
 def lint(config: Config, environ: Mapping[str, str] = _NO_ENVIRONMENT, value: object = None) -> list[Problem]:
-    """The warnings about a configuration that the loader accepted, in the order of the file; last those about
-    variables of `environ` that set nothing in it and are not named in `value`, the file's content."""
+    """Return the warnings about a configuration that the loader accepted, in the order of the file; last
+    those about variables of `environ` that override no member and are not named in `value`, the file's
+    content."""
     return [*_warnings(config), *_variables(environ, str(value))]
 
 
@@ -50,7 +51,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
     yield from overlaps.exposed_by_projections(config)
     for at, projection in enumerate(config.projections):
         if has_unowned_target(projection, config):
-            message = "belongs to no collection: nobody can pull the list, or hear of its changes"
+            message = "belongs to no collection: nobody can pull the list or subscribe to its changes"
             yield Problem(f"projections[{at}].target", message, projection.target)
     for at, events in enumerate(config.events):
         for name in overlapping_collections(events, config):
@@ -65,7 +66,7 @@ def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
     known = {*env_overrides(), *_CLIENT_VARIABLES, *ENV_REFERENCE.findall(text)}
     for name in sorted(environ):
         if name.startswith("PYSYNC_") and environ[name] and name not in known:
-            # The part that all names share would make every name near to every other.
+            # The common prefix would make all names similar.
             near = suggest(name[len("PYSYNC_") :], {one.removeprefix("PYSYNC_"): None for one in known})
             yield Problem(name, "unknown environment variable" + near.replace("mean ", "mean PYSYNC_"))
 
@@ -85,7 +86,8 @@ def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[
 
 
 def _rebinding(config: Config) -> Iterator[Problem]:
-    """Warn about anonymous writes, if only the Host header tells them from those of a foreign page."""
+    """Warn about anonymous writes if only the Host header distinguishes them from writes of a page of another
+    site."""
     names = [
         found.name
         for _, _, found in config.each_collection()
@@ -116,13 +118,13 @@ def _limits(config: Config) -> Iterator[Problem]:
 
 
 def _shared_keys(config: Config) -> Iterator[Problem]:
-    """Collections of different namespaces that hold the same keys, and would not keep them alike."""
+    """Warn about collections of different namespaces that share keys and would store them differently."""
     holders: dict[str, Collection] = {}
     for _, path, collection in config.each_collection():
         first = holders.setdefault(collection.key_template.shape, collection)
         if _storage_settings(first) != _storage_settings(collection):
             members = "appendOnly, ttlMs, allowedMimeTypes"
-            message = f"its keys are also those of {first.name}, which keeps them otherwise: {members}"
+            message = f"its keys are also those of {first.name}, which stores them differently: {members}"
             yield Problem(f"{path}.storagePath", message, collection.name)
 
 
@@ -137,7 +139,10 @@ def _log(collection: Collection) -> Iterator[FieldError]:
     if log is None or log.persist is False:
         return
     if log.require_author_signature is False:
-        yield "appendOnly.requireAuthorSignature", "false: author proofs are kept as they are sent, unchecked"
+        yield (
+            "appendOnly.requireAuthorSignature",
+            "false: author proofs are stored as they are sent, unchecked",
+        )
     if log.allow_full is False and log.max_pull_limit is None:
         yield "appendOnly.allowFull", "false, but checkpoint=0 gives the whole log too: set maxPullLimit"
 
@@ -162,7 +167,7 @@ def _role_lists(collection: Collection) -> Iterator[tuple[str, tuple[str, ...]]]
 
 
 class _Roles:
-    """Return the warnings about roles in one collection."""
+    """The roles that callers can have in one collection."""
 
     def __init__(self, config: Config, collection: Collection, trust: Trust) -> None:
         self._config = config
@@ -172,6 +177,7 @@ class _Roles:
         self._params = collection.path_template.params
 
     def warnings_for(self, role: str) -> Iterator[str]:
+        """Yield the warnings about a role that the collection names."""
         if not self._config.plugins and role not in self._granted:
             missing = self._missing(role)
             if missing:
@@ -191,8 +197,8 @@ class _Roles:
             yield _ANY_ISSUER.format(role)
 
     def _missing(self, role: str) -> str | None:
-        """Explain why nobody can hold the role; None if somebody may. Plugins and `identityRoles` can give
-        any role."""
+        """Return the reason why no caller can have the role; None if one may. Plugins and `identityRoles` can
+        assign any role."""
         auth = self._config.auth
         if not _BUILTIN_ROLES.fullmatch(role):
             caps = (f"cap:{op}:{self._collection.name}" for op in ("read", "write", "list"))
@@ -208,8 +214,8 @@ class _Roles:
                 if one not in self._params
             ]
             if lacking:
-                told = f"storagePath lacks {', '.join(lacking)} of auth.spaces.accessPath"
-                return f"{role} is never held: {told}"
+                reason = f"storagePath lacks {', '.join(lacking)} of auth.spaces.accessPath"
+                return f"{role} is never held: {reason}"
         if self._issuers is not None and not self._issuers and role.startswith(("cap:", "delegated:")):
             return f"nobody can hold {role}: trustedIssuers is empty, so no certificate yields it"
         return None

@@ -1,6 +1,7 @@
-"""A file, the environment and flags -> one Config, or every problem at once.
+"""Load a file, the environment and flags into one Config, or report every problem at once.
 
 See docs/reference/configuration.md.
+
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from pysync.config.schema import Config, wire_name
 MAX_BYTES = 4 * 1024 * 1024
 _COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")
 _SHORTHAND = ("rateLimit", "push", "pull", "list", "scrub")
-"""Objects that have a spelling in one word."""
+"""Objects that can also be written as one word."""
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -30,7 +31,7 @@ def load(
     environ: Mapping[str, str] = os.environ,
     overrides: Mapping[str, object] = _EMPTY,
 ) -> Config:
-    """The configuration in the file (`.json`, `.yaml`, `.yml` or `.toml`; at most 4 MiB).
+    """Return the configuration in the file (`.json`, `.yaml`, `.yml` or `.toml`; at most 4 MiB).
 
     `PYSYNC_...` variables of `environ` override it, `overrides` override both. Raises ConfigError with every
     problem found, also for a file that cannot be read.
@@ -47,10 +48,12 @@ def parse(
     overrides: Mapping[str, object] = _EMPTY,
     folder: str = "",
 ) -> Config:
-    """The configuration that a file in `folder` with this content would give. `value` is plain JSON values.
+    """Return the configuration that a file in `folder` with this content would give. `value` consists of
+    plain JSON values.
 
-    `overrides` are flags: the path of a scalar (`server.port`, `store`) -> its value, a string standing for
-    the value it spells; None is no flag. Raises ConfigError; KeyError for a flag that is no scalar's path.
+    `overrides` are flags: they map the path of a scalar (`server.port`, `store`) to its value. A string may
+    spell the value; None means that the flag is absent. Raises ConfigError, and KeyError for a flag that is
+    not the path of a scalar.
     """
     if not isinstance(value, Mapping):
         raise ConfigError([Problem("", "the configuration must be an object")])
@@ -66,7 +69,7 @@ def parse(
 
 
 def _collection_names(value: Mapping[str, Any]) -> Mapping[str, str]:
-    """Where the file has a collection -> the name that it gives to it."""
+    """Return the names of the collections by their paths in the file."""
     lists = {"collections": value.get("collections")}
     namespaces = value.get("namespaces")
     for name, namespace in namespaces.items() if isinstance(namespaces, Mapping) else ():
@@ -81,13 +84,13 @@ def _collection_names(value: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _with_collection(problem: Problem, names: Mapping[str, str]) -> Problem:
-    place = _COLLECTION.match(problem.path)
-    return replace(problem, collection=names.get(place[0], "")) if place else problem
+    found = _COLLECTION.match(problem.path)
+    return replace(problem, collection=names.get(found[0], "")) if found else problem
 
 
 @cache
 def env_overrides() -> Mapping[str, str]:
-    """The environment variables that override members -> the members' paths."""
+    """Return the environment variables that override members, with the members' paths."""
     short = {"PYSYNC_STORE": "store.url", "PYSYNC_ADMIN_TOKEN": "auth.adminToken"}
     members = ((names, ".".join(map(wire_name, names))) for names, _ in _members(Config))
     return short | {
@@ -97,8 +100,8 @@ def env_overrides() -> Mapping[str, str]:
 
 @cache
 def json_valued_paths() -> frozenset[str]:
-    """The paths of members whose variables hold JSON: lists, objects whose members have free names, and
-    objects that may be `false`."""
+    """Return the paths of members whose variables contain JSON: lists, objects whose members have free names,
+    and objects that may be `false`."""
     return frozenset(
         ".".join(map(wire_name, names))
         for names, hint in _members(Config)
@@ -110,8 +113,8 @@ def json_valued_paths() -> frozenset[str]:
 
 
 def _members(kind: type, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The members of an object and of those inside it that are no such objects, or may be `false` in their
-    place: their names and types."""
+    """Yield the names and types of the members of an object, and of the objects inside it. A member that is
+    itself such an object is left out, unless it may also be `false`."""
     for field in dataclasses.fields(kind):
         names = (*above, field.name)
         is_union = get_origin(field.type) in (UnionType, Union)
@@ -137,7 +140,7 @@ def _apply_overrides(
             if section in _SHORTHAND and (isinstance(inner, bool) or inner == "none"):
                 inner = None
             if not isinstance(inner, Mapping | None):
-                break  # its own fault is reported
+                break  # the conversion reports the wrong type
             target[section] = dict(inner or {})
             target = target[section]
         else:
@@ -146,7 +149,7 @@ def _apply_overrides(
 
 
 def _settings(environ: Mapping[str, str], flags: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Paths and values, the stronger ones later. An empty variable counts as unset."""
+    """Yield paths and values; later ones override earlier ones. An empty variable counts as unset."""
     for variable, path in env_overrides().items():
         if environ.get(variable):
             text = EnvString(environ[variable], f"environment variable {variable}")
@@ -158,10 +161,11 @@ def _settings(environ: Mapping[str, str], flags: Mapping[str, object]) -> Iterat
 
 
 def _decode_json(text: EnvString) -> object:
-    """The value that the text spells in JSON; itself where it spells none, which is told then."""
+    """Return the value that the text spells in JSON. If it is not JSON, return the text itself, which the
+    conversion then reports."""
 
     def marked(value: Any) -> Any:
-        """`value`, its strings marked as they are not to be substituted."""
+        """Return `value` with its strings marked, so that they are not substituted."""
         if isinstance(value, str):
             return EnvString(value, text.origin)
         if isinstance(value, list):
@@ -175,7 +179,8 @@ def _decode_json(text: EnvString) -> object:
 
 
 def read_file(path: Path) -> object:
-    """The plain values that the file holds. Raises ConfigError: unreadable, too big, or not of its format."""
+    """Return the plain values that the file contains. Raises ConfigError if it is unreadable, larger than
+    MAX_BYTES, or not of its format."""
     decode = _FORMATS.get(path.suffix.lower())
     if decode is None:
         raise ConfigError([Problem("", f"{path.name}: its name must end in {', '.join(_FORMATS)}")])
@@ -194,13 +199,13 @@ def read_file(path: Path) -> object:
 
 
 def _json(text: str) -> object:
-    # The standard library's reader: unlike orjson it can tell of a member that is written twice.
+    # The standard library's parser can report duplicate members; orjson cannot.
     import json
 
-    def refuse(token: str) -> object:
+    def reject_constant(token: str) -> object:
         raise ValueError(f"{token} is not JSON")
 
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=refuse)
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=reject_constant)
 
 
 def _unique(members: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -229,10 +234,10 @@ def _yaml(text: str) -> object:
 
     try:
         return yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
-    except yaml.MarkedYAMLError as error:  # whose own text quotes the line, secrets and all
+    except yaml.MarkedYAMLError as error:  # its text would quote the line, and any secret in it
         at = error.problem_mark
-        place = f" (line {at.line + 1}, column {at.column + 1})" if at else ""
-        raise ValueError(f"{error.problem}{place}") from None
+        location = f" (line {at.line + 1}, column {at.column + 1})" if at else ""
+        raise ValueError(f"{error.problem}{location}") from None
     except yaml.YAMLError:
         raise ValueError("holds characters that YAML does not allow") from None
 

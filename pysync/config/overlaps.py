@@ -1,5 +1,6 @@
-"""Find templates that share keys, and projections, by which others could read or write what a collection
-keeps."""
+"""Find templates with common keys, and projections, through which other callers could read or write what a
+collection stores.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
@@ -11,23 +12,23 @@ from pysync.config.problem import Problem
 from pysync.config.schema import Collection, Config, ProjectionConfig, Restriction
 
 _OWN_PATH_ONLY: Final = ("self", "device:root", "cap:")
-"""Prefixes of roles that open nothing at an `{identity}` that is not the caller's."""
+"""Prefixes of roles that grant nothing on a path whose `{identity}` is not the caller's."""
 _NON_OWNER_ROLES: Final = ("public", "self", "device:root", "space:member")
-"""Roles of people who own no space."""
+"""Roles of callers who need not own a space."""
 _ACCESS_PATH: Final = "auth.spaces.accessPath"
 
 
 class _Holders(NamedTuple):
-    """Callers who hold a role. `on` is what else the role depends on: trusted issuers, user ids, the place of
-    the space in the key. `whose` is the place in the key of the user id that must be theirs, None if there is
-    none."""
+    """The callers who have a role. `on` is what else the role depends on: trusted issuers, user ids, or the
+    position of the space in the key. `whose` is the position in the key of the user id that must be theirs;
+    None if there is none."""
 
     role: str
     on: object = None
     whose: object = None
 
     def include(self, other: "_Holders") -> bool:
-        """Return True if these values certainly include all of `other`."""
+        """Return True if these callers certainly include all of `other`."""
         if self.role == "public":
             return not self.on or other != ("public", False, None)
         if self.role == "self" and other.role.startswith(_OWN_PATH_ONLY):
@@ -53,7 +54,7 @@ class _Allowed(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """A collection, and where it is."""
+    """A collection with its namespace and its path in the file."""
 
     namespace: str
     path: str
@@ -66,10 +67,11 @@ class _Site(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The collection's name, after its namespace if it has one."""
         return f"{self.namespace}/{self.collection.name}" if self.namespace else self.collection.name
 
     def format_roles(self, action: Literal["pull", "push"]) -> str:
-        """The roles that the action asks for, as people read them."""
+        """Return the roles that the action requires, as text for people."""
         return ", ".join(self.collection.roles_for(action)) or "nobody"
 
 
@@ -113,10 +115,10 @@ def shared_between_namespaces(config: Config) -> Iterator[Problem]:
                 continue
             if all(_same_callers(config, other, site, action) for action in ("pull", "push")):
                 continue
-            told = f"read by {site.format_roles('pull')}, written by {site.format_roles('push')}"
-            told_there = f"read by {other.format_roles('pull')}, written by {other.format_roles('push')}"
-            unlike = " (under other trust)" if told == told_there else ""
-            message = f"shares keys with {other.name}: here {told}; there {told_there}{unlike}"
+            access = f"read by {site.format_roles('pull')}, written by {site.format_roles('push')}"
+            other_access = f"read by {other.format_roles('pull')}, written by {other.format_roles('push')}"
+            unlike = " (under other trust)" if access == other_access else ""
+            message = f"shares keys with {other.name}: here {access}; there {other_access}{unlike}"
             yield Problem(f"{site.path}.storagePath", message, site.collection.name)
 
 
@@ -131,13 +133,13 @@ def exposed_fields(config: Config) -> Iterator[Problem]:
             for name, permission in site.collection.field_permissions.items():
                 who = _exposed_to(other.collection, name, frozenset(permission.read_roles or ("public",)))
                 if who:
-                    told = f"{', '.join(sorted(who))} may read it, or compute it from the document's hash"
-                    message = f"{name}: {told}, in {other.name}, which has the same keys"
+                    exposure = f"{', '.join(sorted(who))} may read it, or compute it from the document's hash"
+                    message = f"{name}: {exposure}, in {other.name}, which has the same keys"
                     yield Problem(f"{site.path}.fieldPermissions", message, site.collection.name)
 
 
 def _exposed_to(collection: Collection, name: str, readers: frozenset[str]) -> frozenset[str]:
-    """The roles from which the collection does not hide a member that only `readers` may read."""
+    """Return the roles from which the collection does not hide a member that only `readers` may read."""
     own = collection.field_permissions.get(name)
     if "public" in readers or (own is not None and readers.issuperset(own.read_roles or ("public",))):
         return frozenset()
@@ -153,14 +155,14 @@ def exposed_by_projections(config: Config) -> Iterator[Problem]:
         lists = [at[namespace, found.name] for namespace, found in owners_of(projection, config)]
         for namespace, found in sources_of(projection, config):
             source = at[namespace, found.name]
-            kept = {"": _readers(config, source, list(at.values()))}
-            kept |= {
+            readers_by_member = {"": _readers(config, source, list(at.values()))}
+            readers_by_member |= {
                 f" ({member})": _allowed(config, source, "pull", source.keys, source.keys.segments, roles)
                 for member, roles in _restricted_members(projection, found)
             }
             for target in lists:
                 of_list = _allowed(config, target, "pull", target.keys, projection.target.split("/"))
-                for member, readers in kept.items():
+                for member, readers in readers_by_member.items():
                     if not readers.include(of_list):
                         who, only = target.format_roles("pull"), _format_roles(readers)
                         message = f"in {target.name}, {who} may read what is projected from {source.name}"
@@ -170,8 +172,8 @@ def exposed_by_projections(config: Config) -> Iterator[Problem]:
 def _restricted_members(
     projection: ProjectionConfig, source: Collection
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Return the projected members of the source that not all its readers see, with the readers who see them.
-    The members that a function takes are not known."""
+    """Yield the projected members of the source that not all its readers may see, with the readers who may.
+    Members that a function projects are unknown."""
     pointers = projection.value.values()
     taken = {
         pointer.split("/")[1].replace("~1", "/").replace("~0", "~") for pointer in pointers if "/" in pointer
@@ -182,17 +184,18 @@ def _restricted_members(
 
 
 def _sites(config: Config) -> list[_Site]:
-    return [_Site(*place) for place in config.each_collection()]
+    return [_Site(*found) for found in config.each_collection()]
 
 
 def _owning_site(sites: Sequence[_Site], key: KeyTemplate) -> _Site | None:
-    """The collection whose keys are those of this template, and no others; first one that is pushed to."""
+    """Return the collection whose keys are exactly those of this template, preferably one that is pushed to;
+    None if there is none."""
     own = [site for site in sites if site.keys.shape == key.shape]
     return min(own, key=lambda site: site.collection.pull_only, default=None)
 
 
 def _writers(sites: Sequence[_Site], key: KeyTemplate) -> list[_Site]:
-    """The collections through which a key of this template can be pushed."""
+    """Return the collections through which a key of this template can be pushed."""
     near = [site for site in sites if not site.collection.pull_only and site.keys.overlaps(key)]
     return [site for site in near if not any(_shadows(other, site, key) for other in near)]
 
@@ -210,7 +213,8 @@ def _shadows(other: _Site, site: _Site, key: KeyTemplate) -> bool:
 def _other_writers(
     config: Config, writers: Sequence[_Site], owning_site: _Site, at: KeyTemplate, what: str
 ) -> Iterator[Problem]:
-    """The writers who are not among those of `owning_site`, whose parameters stand in the key as in `at`."""
+    """Find writers who are not among those of `owning_site`, whose parameters are at the same positions in
+    the key as in `at`."""
     places = range(len(at.segments))
     allowed = _allowed(config, owning_site, "push", at, places)
     for site in writers:
@@ -227,7 +231,7 @@ def _other_writers(
 
 
 def _server_writes(config: Config, key: KeyTemplate, what: str) -> Iterator[Problem]:
-    """Find lists and files of events that would lie there."""
+    """Find lists and files of events whose keys would match the template."""
     for at, projection in enumerate(config.projections):
         if key.overlaps(KeyTemplate.of(projection.target)):
             yield Problem(f"projections[{at}].target", f"can match {what}, which no list may replace")
@@ -237,7 +241,7 @@ def _server_writes(config: Config, key: KeyTemplate, what: str) -> Iterator[Prob
 
 
 def _keyring_template(site: _Site) -> KeyTemplate | None:
-    """The template of the keyrings that the collection relies on; None if it holds plain documents."""
+    """Return the template of the keyrings that the collection relies on; None if it has plain documents."""
     collection = site.collection
     if collection.keyring_path is not None:
         return KeyTemplate.of(collection.keyring_path)
@@ -246,8 +250,8 @@ def _keyring_template(site: _Site) -> KeyTemplate | None:
 
 
 def _readers(config: Config, source: _Site, sites: Sequence[_Site]) -> _Allowed:
-    """The callers who may read writes to the source. Of a source that is only pushed these are the readers of
-    its twin."""
+    """Return the callers who may read writes to the source. If the source can only be pushed, these are the
+    readers of its twin."""
     twins = [
         site
         for site in sites
@@ -273,13 +277,15 @@ def _allowed(
     positions: Sequence[object],
     roles: tuple[str, ...] | None = None,
 ) -> _Allowed:
-    """The callers who may act on the collection, or of these the holders of `roles`. `positions` name the
-    segments of its keys, `keys`, so that the keys of two collections can be compared."""
+    """Return the callers who may act on the collection, or only those of them who have one of `roles`.
+    `positions` name the segments of its keys, `keys`, so that the keys of two collections can be compared."""
     collection = site.collection
-    place = dict(zip(keys.segments, positions, strict=False))
+    position_of = dict(zip(keys.segments, positions, strict=False))
     trust = trust_of(config, site.namespace, collection)
     spaces = config.auth.spaces
-    space = spaces and tuple(place.get(f"{{{name}}}") for name in KeyTemplate.of(spaces.access_path).params)
+    space = spaces and tuple(
+        position_of.get(f"{{{name}}}") for name in KeyTemplate.of(spaces.access_path).params
+    )
 
     def holders(role: str) -> _Holders:
         on: object = None
@@ -291,7 +297,7 @@ def _allowed(
             on = trust.issuers
         elif role not in ("self", "admin", "device:root"):
             on = frozenset(user for user, roles in trust.identity_roles.items() if role in roles)
-        whose = place.get("{identity}") if role.startswith(_OWN_PATH_ONLY) else None
+        whose = position_of.get("{identity}") if role.startswith(_OWN_PATH_ONLY) else None
         return _Holders(role, on, whose)
 
     if roles is None or action not in collection.actions:

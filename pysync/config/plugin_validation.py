@@ -1,6 +1,7 @@
-"""Validate projections and `events` sections, and warn about what is probably not meant.
+"""Validate `projections` and `events` sections.
 
 See docs/reference/protocol.md#projected-lists and docs/reference/protocol.md#events.
+
 """
 
 import re
@@ -16,7 +17,7 @@ from pysync.protocol import JSON_TYPE
 
 
 def events_errors(plugin: EventsConfig, known: Mapping[str, list[Collection]]) -> Iterator[FieldError]:
-    """Every rule that one of the plugins breaks; `known` are the collections by their names."""
+    """Yield every rule that one `events` section breaks; `known` are the collections by their names."""
     if plugin.collection not in known:
         yield "collection", f"there is no collection {plugin.collection!r}"
     for message in path_errors(plugin.storage_path):
@@ -27,14 +28,14 @@ def events_errors(plugin: EventsConfig, known: Mapping[str, list[Collection]]) -
 
 
 def path_errors(storage_path: str) -> Iterator[str]:
-    """What keeps the text from being the template of files of events, nothing for a good one."""
+    """Yield the reasons why the text is not a valid template for files of events; nothing for a valid one."""
     yield from key_templates.errors(storage_path)
     if not KeyTemplate.of(storage_path).ends_in_param:
         yield "must end in a path parameter"
 
 
 def duplicate_collections(plugins: Sequence[EventsConfig]) -> Iterator[tuple[EventsConfig, FieldError]]:
-    """The plugins whose collection another one has."""
+    """Yield the `events` sections whose collection an earlier one already has."""
     first: dict[str, EventsConfig] = {}
     for plugin in plugins:
         if first.setdefault(plugin.collection, plugin) is not plugin:
@@ -42,7 +43,8 @@ def duplicate_collections(plugins: Sequence[EventsConfig]) -> Iterator[tuple[Eve
 
 
 def overlapping_collections(plugin: EventsConfig, config: Config) -> Iterator[str]:
-    """The names of what else has keys that the plugin's files may have."""
+    """Yield the names of collections, and of other `events` sections, that may have the same keys as the
+    section's files."""
     files = KeyTemplate.of(plugin.storage_path)
     for _, _, collection in config.each_collection():
         if collection.name != plugin.collection and files.overlaps(collection.key_template):
@@ -54,7 +56,8 @@ def overlapping_collections(plugin: EventsConfig, config: Config) -> Iterator[st
 
 
 def _collection_errors(collection: Collection) -> Iterator[FieldError]:
-    """What keeps the collection from taking batches of events: JSON, each at a path of its own."""
+    """Yield the reasons why the collection cannot take batches of events, which are JSON, each at its own
+    path."""
     if {found.lower() for found in collection.allowed_mime_types} != {JSON_TYPE}:
         yield "collection", f"its allowedMimeTypes must be {JSON_TYPE}, and nothing else: batches are JSON"
     for member, is_set in (
@@ -99,11 +102,12 @@ _QualifiedName = tuple[str, str]
 
 
 def projection_name(projection: ProjectionConfig) -> str:
+    """Return the name of the projection; its target if it has none."""
     return projection.name or projection.target
 
 
 def projection_errors(projection: ProjectionConfig, config: Config) -> Iterator[FieldError]:
-    """Every rule that one of the projections breaks."""
+    """Yield every rule that one of the projections breaks."""
     if not projection.source:
         yield "source", "must name at least one collection"
     sources = []
@@ -127,7 +131,7 @@ def projection_errors(projection: ProjectionConfig, config: Config) -> Iterator[
 
 
 def duplicate_names(projections: Sequence[ProjectionConfig]) -> Iterator[tuple[ProjectionConfig, FieldError]]:
-    """The projections whose name another one has."""
+    """Yield the projections whose name an earlier one already has."""
     first: dict[str, ProjectionConfig] = {}
     for projection in projections:
         name = projection_name(projection)
@@ -140,8 +144,8 @@ def duplicate_names(projections: Sequence[ProjectionConfig]) -> Iterator[tuple[P
 
 
 def cycles(config: Config) -> Iterator[tuple[ProjectionConfig, FieldError]]:
-    """The projections whose lists are projected back into one of their sources, as far as can be told: each
-    write would be followed by another."""
+    """Yield the projections whose lists are projected back into one of their sources, so that each write
+    would cause another. Lists that a function names are not checked."""
     into: dict[_QualifiedName, set[_QualifiedName]] = {}
     for projection in config.projections:
         for source in sources_of(projection, config):
@@ -159,18 +163,18 @@ def cycles(config: Config) -> Iterator[tuple[ProjectionConfig, FieldError]]:
 
 
 def has_unowned_target(projection: ProjectionConfig, config: Config) -> bool:
-    """Whether its lists belong to no collection, as far as that can be told."""
+    """Return True if its lists belong to no collection. Lists that a function names are not checked."""
     return not OBJECT_REFERENCE.fullmatch(projection.target) and not owners_of(projection, config)
 
 
 def sources_of(projection: ProjectionConfig, config: Config) -> list[NamespacedCollection]:
-    """The collections whose writes are projected, each once."""
-    found = {id(place[1]): place for name in projection.source for place in _collections_named(name, config)}
+    """Return the collections whose writes are projected, each once."""
+    found = {id(one[1]): one for name in projection.source for one in _collections_named(name, config)}
     return list(found.values())
 
 
 def owners_of(projection: ProjectionConfig, config: Config) -> list[NamespacedCollection]:
-    """The collections of all namespaces that the lists belong to; none where a function names the lists."""
+    """Return the collections, of all namespaces, that the lists belong to; none if a function names them."""
     if OBJECT_REFERENCE.fullmatch(projection.target):
         return []
     return [
@@ -181,7 +185,8 @@ def owners_of(projection: ProjectionConfig, config: Config) -> list[NamespacedCo
 
 
 def no_body_reason(collection: Collection, config: Config) -> str | None:
-    """Explain why writes of the collection have no body that a projection could read; None if they have."""
+    """Return the reason why writes of the collection have no body that a projection could read; None if they
+    have one."""
     if any(events.collection == collection.name for events in config.events):
         return "events stores its pushes as Parquet"
     if collection.append_only is not None and collection.append_only.persist is False:
@@ -225,15 +230,15 @@ def _target_errors(
 
 
 def _collections_named(source: str, config: Config) -> Iterator[NamespacedCollection]:
-    """The collections that a source may mean: `notes` in any namespace, `acme/notes` in one, `/notes` in the
-    root alone."""
+    """Yield the collections that a source may name: `notes` in any namespace, `acme/notes` in one, `/notes`
+    in the root alone."""
     for namespace, _, collection in config.each_collection():
         if source in (collection.name, f"{namespace}/{collection.name}"):
             yield namespace, collection
 
 
-def _qualified_name(place: NamespacedCollection) -> _QualifiedName:
-    namespace, collection = place
+def _qualified_name(named: NamespacedCollection) -> _QualifiedName:
+    namespace, collection = named
     return namespace, collection.name
 
 

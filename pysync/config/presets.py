@@ -1,4 +1,5 @@
-"""Presets: collections of Parquet files, said in a few members (docs/reference/protocol.md#parquet-files)."""
+"""Presets: collections of Parquet files, described by a few members
+(docs/reference/protocol.md#parquet-files)."""
 # ruff: noqa: RUF009 (`member` is `dataclasses.field`)
 
 import dataclasses
@@ -14,14 +15,14 @@ AccessLevel = Literal["public", "authenticated", "none"]
 
 
 def _field_like(name: str) -> Any:
-    """The member of a collection."""
+    """Return a field with the default and documentation of a collection's member."""
     (found,) = (field for field in dataclasses.fields(Collection) if field.name == name)
     return dataclasses.field(default=found.default, metadata=found.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetPreset:
-    """A collection of files in few words. Its roles decide who comes in: `requireAuth` stays open."""
+    """A short form of a collection of files. Its roles decide who has access; `requireAuth` stays absent."""
 
     preset: Literal["parquet", "sealedParquet"] = option(
         "`parquet`: Parquet files, with all media types that they are sent as; `sealedParquet`: the same, "
@@ -46,11 +47,11 @@ class ParquetPreset:
 
     @property
     def is_inaccessible(self) -> bool:
-        """Whether nobody may read and nobody may write, so that it is no collection."""
+        """True if neither pulls nor pushes are possible, which is not allowed."""
         return self.read == self.write == "none"
 
     def collection(self) -> Collection:
-        """What it stands for."""
+        """Return the collection that the preset describes."""
         is_sealed = self.preset == "sealedParquet"
         read = self.read if self.read is not None else "authenticated" if is_sealed else "public"
         return Collection(

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, and where."""
+"""Problems of a configuration and their locations."""
 
 import os
 from collections.abc import Sequence
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One fault. `path` is the member as the file spells it (`collections[2].ttlMs`), `""` the whole file;
-    `collection` is the name of the collection in which it lies, as nobody counts to 2."""
+    """One problem. `path` is the member as the file spells it (`collections[2].ttlMs`), `""` for the whole
+    file. `collection` is the name of the collection that contains it, because an index is hard to find in the
+    file."""
 
     path: str
     message: str
@@ -16,7 +17,7 @@ class Problem:
 
     @property
     def location(self) -> str:
-        """`collections[2].ttlMs (notes)`."""
+        """The path and the name of the collection: `collections[2].ttlMs (notes)`."""
         return f"{self.path} ({self.collection})" if self.collection else self.path
 
     def __str__(self) -> str:
@@ -24,12 +25,12 @@ class Problem:
 
 
 FieldError = tuple[str, str]
-"""The member at fault, relative to its object, and the message."""
+"""The path of the invalid member, relative to its object, and the message."""
 
 
 class ConfigError(Exception):
     """The configuration is invalid. `problems` has everything that was found, wrong types before broken
-    rules, in `file` (`""`: not known, or named by the problems)."""
+    rules, in `file` (`""`: unknown, or named by the problems)."""
 
     def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
         self.problems = tuple(problems)
@@ -41,10 +42,11 @@ class ConfigError(Exception):
         super().__init__("\n".join(lines))
 
     def with_file(self, file: str | os.PathLike[str]) -> "ConfigError":
-        """The same, of a file that is named, unless it could not be read: then it is named already."""
+        """Return this error with the name of its file, unless the problems name it already, as for a file
+        that could not be read."""
         is_named = self.file or not any(problem.path for problem in self.problems)
         return self if is_named else ConfigError(self.problems, os.fspath(file))
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[tuple[Problem, ...], str]]:
-        """A worker tells its parent what keeps it from starting."""
+        """Support pickling: a worker sends its parent the error that keeps it from starting."""
         return ConfigError, (self.problems, self.file)

@@ -1,4 +1,4 @@
-"""What `pysync check FILE` prints: every problem, or the warnings and the route table."""
+"""The output of `pysync check FILE`: every problem, or the warnings and the route table."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,8 @@ _SERVICE_ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route, whose it is (`""`: no collection's), and the roles it asks for: of a bundle's pull, those of
-    all its members."""
+    """One route, its collection (`""` if it has none), and the roles that it requires. A bundle's pull has
+    those of all its members."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -43,11 +43,11 @@ def check(
     strict: bool = False,
 ) -> tuple[bool, str]:
     """Return True if the file is accepted, and a report of its problems or warnings. `validate` may find
-    further problems, and raises ConfigError. If `strict`, a file with warnings is not accepted."""
+    further problems, for which it raises ConfigError. If `strict`, a file with warnings is not accepted."""
     try:
         value = read_file(Path(path))
     except ConfigError as error:
-        return False, str(error)  # which names the file
+        return False, str(error)  # the message names the file
     try:
         config = parse(value, environ, folder=os.path.dirname(path))
         validate(config)
@@ -62,7 +62,8 @@ def check(
 
 
 def report(config: Config, warnings: Sequence[Problem] | None = None) -> str:
-    """The warnings and the route table of an accepted configuration, as text without a final line break."""
+    """Return the warnings and the route table of an accepted configuration, as text without a final line
+    break."""
     warnings = lint(config) if warnings is None else warnings
     lines = [*format_problems(warnings, "warning"), ""] if warnings else []
     routes = [
@@ -72,20 +73,20 @@ def report(config: Config, warnings: Sequence[Problem] | None = None) -> str:
 
 
 def format_problems(problems: Sequence[Problem], noun: str) -> list[str]:
-    """The problems as lines, under how many there are."""
+    """Return the problems as lines, after a line with their number."""
     return [pluralize(problems, noun), "", *_problem_lines(problems)]
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines, their columns level; the last column may be of any length."""
+    """Return the rows as lines with aligned columns; the last column may have any length."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return [line.rstrip() for line in lines]
 
 
 def routes_table(config: Config) -> list[Row]:
-    """The routes that are served, in the order of the file, under the mount path and their namespace; last
-    those of the whole service. Probes and metrics are left out."""
+    """Return the routes that are served, in the order of the file, under the mount path and their namespace;
+    last those of the whole service. Probes and metrics are left out."""
     mount, batched = config.server.mount_path, {events.collection for events in config.events}
     hidden = {f"{mount}/sync/config", "/openapi.json" if mount else ""}
     return [
@@ -117,7 +118,7 @@ def _roles(spec: RouteSpec, config: Config) -> tuple[str, ...]:
 
 
 def _kind(collection: Collection) -> str:
-    """What it holds, where that is not documents alone."""
+    """Return the kind of its contents, in parentheses; an empty text for documents alone."""
     if collection.append_only is not None:
         return " (log)"
     if not file_types(collection):
@@ -126,7 +127,7 @@ def _kind(collection: Collection) -> str:
 
 
 def _display_roles(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:
-    """The roles as a reader of the table should understand them."""
+    """Return the roles as the table shows them."""
     if collection.require_auth is True:
         roles = tuple("public (signed)" if role == "public" else role for role in roles)
     if collection.root_only:
@@ -139,7 +140,7 @@ def _roles_text(route: Row) -> str:
 
 
 def pluralize(items: Sequence[object], noun: str) -> str:
-    """`1 warning`, `2 warnings`."""
+    """Return the number of items with its noun: `1 warning`, `2 warnings`."""
     return f"{len(items)} {noun}" + ("" if len(items) == 1 else "s")
 
 

@@ -1,4 +1,4 @@
-"""The routes that a configuration makes, stated once for the server and for `pysync check`."""
+"""The routes that a configuration makes. The server and `pysync check` both use them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,24 +18,24 @@ class RouteSpec:
     method: Method
     action: str
     path: str
-    """The path at which it is described, with `{param}` segments."""
+    """The documented path, with `{param}` segments."""
     namespace: str | None = None
     collections: tuple[Collection, ...] = ()
     """The collections that it reads or writes: several for a bundle, a batch or a change stream."""
     key: KeyTemplate | None = None
-    """The end of the path, which names a document, the prefix of a list, or an issuer; None for a route of no
-    key."""
+    """The end of the path, which names a document, the prefix of a list, or an issuer; None for a route
+    without a key."""
     aliases: tuple[str, ...] = ()
-    """Further paths at which the same is served."""
+    """Further paths of the same route."""
 
 
 def routes_of(config: Config) -> Iterator[RouteSpec]:
-    """Every route except those of example files: of each namespace its collections in the order of the file,
-    then its bundles, batch, change stream and manifest; last those of the whole service. Of two at one path
-    the later one is served."""
+    """Yield every route except those of example files: for each namespace its collections in the order of the
+    file, then its bundles, batch, change stream and manifest; last those of the whole service. If two routes
+    have one path, the later one is served."""
     mount = config.server.mount_path
     if config.config_endpoint is not None:
-        # A published client asks here. A namespace named sync comes later, and takes the path.
+        # Published clients request this path. A namespace named sync comes later and replaces it.
         yield RouteSpec("GET", "config", f"{mount}/sync/config")
     for name, _, collections in config.each_namespace():
         yield from _namespace_routes(config, name or None, collections)
@@ -58,7 +58,7 @@ def _namespace_routes(
 ) -> Iterator[RouteSpec]:
     mount = config.server.mount_path
     own = mount if namespace is None else f"{mount}/{namespace}"
-    # Published clients ask for a namespace under /v1, so it is also there where nothing is mounted.
+    # Published clients request namespaces under /v1, so they are also served there if no path is mounted.
     aliases = () if namespace is None or mount else (f"/v1{own}",)
 
     def route(

@@ -1,7 +1,8 @@
-"""What a configuration may say: one tree of frozen values (docs/reference/configuration.md).
+"""The members of a configuration: one tree of frozen values (docs/reference/configuration.md).
 
 Attributes are the file's members in snake_case: `max_body_bytes` is `maxBodyBytes`. `doc` of each field is
 the source of `docs/reference/configuration.md`.
+
 """
 # ruff: noqa: RUF009 (`option` is `dataclasses.field`)
 
@@ -19,7 +20,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 MAX_INT = 2**53 - 1
-"""The largest integer that every JSON reader keeps exact."""
+"""The largest integer that every JSON reader represents exactly."""
 
 
 _ISSUERS_HERE = "Replaces `auth.trustedIssuers` here; absent: the {}server's."
@@ -36,10 +37,10 @@ def option(
     secret: bool = False,
     is_path: bool = False,
 ) -> Any:
-    """A field with its documentation; without a default the member is required.
+    """Return a field with its documentation; a member without a default is required.
 
-    `at_least` and `max_items` bound an integer, `may_be_empty` admits an empty string, and a `secret` is kept
-    out of `repr`. One that `is_path` is relative to the file it is written in.
+    `at_least` and `at_most` bound an integer, `may_be_empty` allows an empty string, and a `secret` is left
+    out of `repr`. If `is_path`, a relative path is relative to the file that contains it.
     """
     metadata = {
         "doc": doc,
@@ -57,20 +58,22 @@ def option(
 
 
 def wire_name(attribute: str) -> str:
-    """The member's name in the file: `maxBodyBytes` for `max_body_bytes`."""
+    """Return the member's name in the file: `maxBodyBytes` for `max_body_bytes`."""
     first, *rest = attribute.split("_")
     return first + "".join(map(str.capitalize, rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
+    """A number of requests per window."""
+
     window_ms: int = option("Length of the fixed window, in milliseconds.")
     max_requests: int = option("Requests admitted in one window.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateRule:
-    """One action's limit: `windowMs` and `maxRequests` per `bucket`, or limits of `identity` and `ip`."""
+    """The limit of one action: `windowMs` and `maxRequests` per `bucket`, or limits of `identity`, `ip`."""
 
     window_ms: int | None = option("Length of the fixed window, in milliseconds.", None)
     max_requests: int | None = option("Requests admitted in one window.", None)
@@ -98,6 +101,8 @@ class RateLimit(RateRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restriction:
+    """Identities that are denied or allowed."""
+
     mode: Literal["deny", "allow"] = option("`deny` rejects the identities, `allow` rejects all others.")
     identities: tuple[str, ...] = option("User ids.")
     actions: tuple[Action, ...] | None = option("Actions that it concerns; absent: all.", None)
@@ -105,13 +110,16 @@ class Restriction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldPermission:
+    """The roles that may see or change one member of `data`."""
+
     read_roles: tuple[str, ...] | None = option("Roles that see the member; absent: every reader.", None)
     write_roles: tuple[str, ...] | None = option("Roles that may change it; absent: every writer.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendOnly:
-    """Absent members stay None, so that clients are told what was configured, not more.
+    """The settings of an append-only log. Absent members stay None, so that the manifest shows clients only
+    what was configured.
 
     See docs/reference/protocol.md#configuration-manifest.
     """
@@ -138,6 +146,8 @@ class AppendOnly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
+    """A collection of documents, logs or files: its keys, access, limits and media types."""
+
     name: str = option("Name, unique in its namespace.")
     storage_path: str = option("Key template with `{param}` segments; `{identity}` is the caller's.")
     read_roles: tuple[str, ...] = option("Roles that may pull.", ())
@@ -199,12 +209,12 @@ class Collection:
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """The actions that it has routes for; a member of a bundle is pulled with the bundle."""
+        """The actions that it has routes for. A member of a bundle is pulled with the bundle."""
         has = {"pull": not self.push_only, "push": not self.pull_only, "list": self.listable}
         return tuple(action for action in get_args(Action) if has[action])
 
     def roles_for(self, action: Action) -> tuple[str, ...]:
-        """The roles that may perform the action: none if it has no route for it."""
+        """Return the roles that may perform the action; none if there is no route for it."""
         if action not in self.actions:
             return ()
         return self.write_roles if action == "push" else self.read_roles
@@ -223,6 +233,8 @@ class Collection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
+    """Collections under a prefix of their own."""
+
     collections: tuple[Collection, ...] = option("Collections served under `/<namespace>`.")
     restrictions: tuple[Restriction, ...] = option("Identities denied or allowed in it, likewise.", ())
     trusted_issuers: tuple[str, ...] | None = option(_ISSUERS_HERE.format(""), None)
@@ -231,11 +243,15 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cors:
+    """Cross-origin access."""
+
     origins: tuple[str, ...] = option('Origins whose pages may call; `"*"` for any.', ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
+    """Address, limits and logging of the server."""
+
     host: str = option("Address to listen on.", "127.0.0.1")
     port: int = option("Port to listen on; 0 takes a free one.", 8080, at_least=0, at_most=65535)
     mount_path: str = option("Prefix of every route, e.g. `/v1`.", "", may_be_empty=True)
@@ -268,6 +284,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
+    """The location of the stored data."""
+
     url: str = option(
         "`memory:`, `file:DIR` or `s3://bucket/prefix`; `?endpoint=…&region=…&path_style=true` stand for the "
         "members below.",
@@ -290,6 +308,8 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpacesConfig:
+    """The access documents that assign the roles of spaces."""
+
     access_path: str = option("Key template of a space's access document.", "spaces/{spaceId}/_access")
     param: str = option("Path parameter that names the space.", "spaceId")
     trust_on_first_use: bool = option(
@@ -299,6 +319,8 @@ class SpacesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth:
+    """Admin token, trusted issuers, and roles."""
+
     admin_token: str | None = option(
         "Bearer token that gives the role `admin`: 16 or more characters of printable ASCII, without spaces.",
         None,
@@ -314,6 +336,8 @@ class Auth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigEndpoint:
+    """The manifest that `GET /config` returns."""
+
     auth: Literal["public", "role-filtered"] = option(
         "`public`: everyone sees every collection; `role-filtered`: callers see those that they can use."
     )
@@ -321,6 +345,8 @@ class ConfigEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRetention:
+    """Limits of the change log, which decide how far back change streams can resume."""
+
     max_count: int = option("Smallest number of changes that the change log keeps.", 100_000)
     max_resumed: int = option(
         "Changes in its collections that a stream may miss before it resumes; with more it gets a reset.",
@@ -331,6 +357,8 @@ class ChangeRetention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubConfig:
+    """The background check of stored objects against their hashes."""
+
     every_ms: int = option(
         "Time from the end of one scrub to the beginning of the next, in milliseconds.", 86_400_000
     )
@@ -341,6 +369,8 @@ class ScrubConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectionConfig:
+    """A list that the server maintains from the writes to its sources."""
+
     name: str | None = option("Name for `pysync project rebuild` and metrics; absent: its `target`.", None)
     source: tuple[str, ...] = option(
         "Collections whose writes are projected: a name or a list of names. `notes` means every "
@@ -360,6 +390,8 @@ class ProjectionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventsConfig:
+    """Batches of events that are stored as Parquet files."""
+
     collection: str = option("Collection whose pushes become Parquet files.")
     storage_path: str = option("Key template whose last segment is a path parameter: the id of the batch.")
     compact_every_ms: int | None = option(
@@ -374,6 +406,8 @@ class EventsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
+    """The whole configuration."""
+
     version: Literal[1] = option("Always 1.", 1)
     collections: tuple[Collection, ...] = option("Root collections.", ())
     namespaces: Mapping[str, Namespace] = option("Collections under a prefix of their own.", dict)
@@ -413,20 +447,20 @@ class Config:
     plugins: tuple[str, ...] = option("`package.module:plugin`, or the name of an entry point.", ())
 
     def each_namespace(self) -> Iterator[tuple[str, str, tuple[Collection, ...]]]:
-        """The collections under each prefix, the root first: the namespace's name (`""`: the root), the path
-        at which the file lists them, and they themselves."""
+        """Yield the collections under each prefix, the root first: the namespace's name (`""` for the root),
+        the path at which the file lists them, and the collections."""
         yield "", "collections", self.collections
         for name, namespace in self.namespaces.items():
             yield name, f"namespaces.{name}.collections", namespace.collections
 
     def each_collection(self) -> Iterator[tuple[str, str, Collection]]:
-        """Every collection, after its namespace's name (`""`: the root) and its path in the file."""
+        """Yield every collection, after its namespace's name (`""` for the root) and its path in the file."""
         for name, path, collections in self.each_namespace():
             for at, collection in enumerate(collections):
                 yield name, f"{path}[{at}]", collection
 
     def collections_by_name(self) -> dict[str, list[Collection]]:
-        """The collections of each name, in all namespaces."""
+        """Return the collections of each name, in all namespaces."""
         named: dict[str, list[Collection]] = {}
         for _, _, collection in self.each_collection():
             named.setdefault(collection.name, []).append(collection)

@@ -1,4 +1,4 @@
-"""What is refused beyond types: names, templates, and members that cannot work together."""
+"""Rules beyond types: names, templates, and members that cannot be used together."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ from pysync.config.problem import FieldError, Problem
 from pysync.config.schema import Action, Auth, Collection, Config, Namespace, RateLimit, Server, wire_name
 
 PathOf = Callable[[object], str]
-"""Where an object of the tree was written."""
+"""Returns the path in the file at which an object of the tree was written."""
 
 _NEEDS_PERSIST = ("max_items", "chunk_size", "max_pull_limit", "max_checkpoint_age_ms")
 RESERVED_NAMESPACES = frozenset({"pull", "push", "health", "batch", "list", "config", "events"})
@@ -46,7 +46,7 @@ _COORDINATOR = re.compile(r"memory:|file:[^\0]*|rediss?://[^\s/]+(/[^\s]*)?")
 
 
 def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
-    """Every rule that `config` breaks."""
+    """Yield every rule that `config` breaks."""
     yield from _under_one_prefix(config.collections, path_of)
     for name, namespace in config.namespaces.items():
         yield from _namespace(name, namespace, path_of)
@@ -96,7 +96,7 @@ def _namespace(name: str, namespace: Namespace, path_of: PathOf) -> Iterator[Pro
 
 
 def _under_one_prefix(collections: tuple[Collection, ...], path_of: PathOf) -> Iterator[Problem]:
-    """The rules of the collections that share one prefix."""
+    """Yield the broken rules of the collections that share one prefix."""
     for collection in collections:
         yield from _at(path_of(collection), _collection(collection))
     yield from _names_are_unique(collections, path_of)
@@ -126,7 +126,8 @@ def _bundles_share_a_path(collections: tuple[Collection, ...], path_of: PathOf) 
 
 
 def _paths_do_not_collide(collections: tuple[Collection, ...], path_of: PathOf) -> Iterator[Problem]:
-    """No two collections on one route. What one only pushes another may only pull."""
+    """Reject two collections on one route. A collection that can only be pushed may share its path with one
+    that can only be pulled."""
     first: dict[tuple[Action, str], Collection] = {}
     for collection in collections:
         path = collection.path_template.shape
@@ -222,7 +223,7 @@ def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[FieldError]:
     if message := extras.missing("jsonschema_rs"):
         yield "objectSchema", message
         return
-    from jsonschema_rs import ValidationError, validator_for  # the one heavy import, paid where it is used
+    from jsonschema_rs import ValidationError, validator_for  # a heavy import, made only if it is used
 
     try:
         validator_for(schema if isinstance(schema, bool) else dict(schema), offline=True)
@@ -240,7 +241,7 @@ def _limits_of(collection: Collection, config: Config) -> Iterator[FieldError]:
 
 
 def _limit(action: Action, limit: RateLimit | None, default: RateLimit | None = None) -> Iterator[FieldError]:
-    """A window needs its count: in the rule itself, or from what it inherits."""
+    """Require both a window and a count, in the rule itself or in what it inherits."""
     rule = resolve_limit(action, limit, default)
     if rule is not None and (rule.window_ms is None) != (rule.max_requests is None):
         missing, other = "windowMs", "maxRequests"
@@ -283,7 +284,7 @@ def _auth(auth: Auth) -> Iterator[FieldError]:
 
 
 def _storage(config: Config) -> Iterator[FieldError]:
-    """URLs are never quoted: they may hold a password."""
+    """Validate the store and the coordinator. Messages never quote URLs, which may contain a password."""
     store, workers = config.store.url, config.server.workers
     coordinator = effective_coordinator(config)
     if (config.store.access_key_id is None) != (config.store.secret_access_key is None):

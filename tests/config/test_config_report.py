@@ -51,7 +51,7 @@ TRUSTED = {"trustedIssuers": ["ab" * 32]}
             {"appendOnly": {"requireAuthorSignature": False}},
             (
                 "appendOnly.requireAuthorSignature",
-                "false: author proofs are kept as they are sent, unchecked",
+                "false: author proofs are stored as they are sent, unchecked",
             ),
         ),
         (

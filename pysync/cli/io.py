@@ -1,6 +1,7 @@
 """Input and output of the commands. The file name `-` stands for standard input."""
 
 import asyncio
+import io
 import json
 import re
 import select
@@ -141,10 +142,14 @@ def show_progress(done: int, size: int | None) -> None:
 
 
 async def _stdout_closed() -> None:
-    """Return once the reader of standard output has closed it."""
+    """Return once the reader of standard output has closed it; never if that is no file."""
+    try:
+        output = sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        await asyncio.get_running_loop().create_future()
     while True:
         await asyncio.sleep(READER_CHECK_S)
         reader = select.poll()
-        reader.register(sys.stdout, 0)  # asks for nothing but errors, among them that one
+        reader.register(output, 0)  # asks for nothing but errors, among them that one
         if reader.poll(0):
             return

@@ -14,6 +14,7 @@ from support.fake_server import Answer, serving
 
 from pysync._core import verify_author
 from pysync.auth.signing import APPEND_AUTHOR
+from pysync.cli import io as cli_io
 from pysync.client import Client
 
 SERVICE: dict[str, Any] = {
@@ -168,7 +169,10 @@ async def test_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
 
 
 @pytest.mark.slow
-async def test_a_server_that_is_not_there_at_first_ends_following(shell: Shell, unused_tcp_port: int) -> None:
+async def test_a_server_that_is_not_there_at_first_ends_following(
+    shell: Shell, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_io, "READER_CHECK_S", 0)  # the output is no file here, so nobody closes it
     url = f"http://127.0.0.1:{unused_tcp_port}"
     asked = await shell.ask("tail", "-f", "log/a", "--server", url)
     assert asked == (5, "", f"pysync: {url}: cannot connect\n")

@@ -14,7 +14,9 @@ def test_every_kind_of_refusal_is_measured(tmp_path: Path) -> None:
         kinds = refusals.kinds(server)
         found = refusals.measure(server, kinds, rounds=2, requests=2)
         assert list(found) == [kind.name for kind in kinds]
-        assert all(len(figures) == 2 and min(figures) > 0 for figures in found.values())
+        # Linux may account for so little later than it is asked.
+        assert all(len(figures) == 2 and min(figures) >= 0 for figures in found.values())
+        assert sum(map(sum, found.values())) > 0
         wrong = refusals.Kind("wrong", 200, kinds[0].make)
         with pytest.raises(RuntimeError, match="answered 404, not 200"):
             refusals.measure(server, [wrong], rounds=1, requests=1)

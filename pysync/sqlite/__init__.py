@@ -1,1 +1,1 @@
-"""SQLite, as the embedded store and the local coordinator use it: connections, the file, the change log."""
+"""SQLite for the embedded store and the local coordinator: connections, database files and the change log."""

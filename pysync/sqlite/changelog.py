@@ -1,9 +1,9 @@
-"""A change log in a database: its rows are written in the transaction of the write that they tell of.
+"""A change log in a database: its rows are inserted in the transaction of the write that they announce.
 
-The ids of the rows have no gaps, and the oldest row is never told: it is the place before the first that is.
-So one look at it says whether anything after an id is gone, and the log is never without an id. A new one
-holds such a row alone, whose id is the microsecond: no id of an earlier database in this place is taken for
-one of this.
+The ids of the rows have no gaps, and the oldest row is never delivered: it marks the position before the
+first change. One query for it therefore shows if any changes after an id are gone, and the log always has an
+id. A new log holds only such a row, with the current microsecond as its id, so that no id of an earlier
+database at this path is mistaken for one of the new log.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ ADD_ORIGIN_SQL: Final = """
     ALTER TABLE change ADD COLUMN origin TEXT NOT NULL DEFAULT '';
     CREATE INDEX change_origin ON change(origin)
 """
-"""Upgrades such a table to this version. The origin of rows that exist already is not known."""
+"""Upgrades such a table to this version. The origin of existing rows is unknown."""
 
 RESET_SQL: Final = (
     f"""
@@ -43,19 +43,20 @@ RESET_SQL: Final = (
         SELECT max({_NOW}, max(id) + 1000000), 0, x'', '' FROM change""",  # noqa: S608
     "DELETE FROM change WHERE id < (SELECT max(id) FROM change)",
 )
-"""Begins the log anew, for one whose newest rows may be lost: nobody was given an id as great as the next."""
+"""Restarts a log whose newest rows may be lost. The next id is greater than every id that was issued
+before."""
 
 POLL_S: Final = 0.02
-"""How often `wait_for_change` looks whether another process has committed, and for how long."""
+"""Seconds between checks of `wait_for_change` for a commit of another process, and the number of checks."""
 POLLS: Final = 50
 
 TRIM_EVERY: Final = 128
 TRIM_ROWS: Final = 512
-"""After how many changes those are deleted that need not be kept, and how many of them at most, unless more
-came at once: twice as many as came are always allowed, so that none pile up."""
+"""The number of changes after which old ones are deleted, and the maximum number of deletions. The latter is
+at least twice the number of changes in the write, so that no backlog builds up."""
 
-# Without AUTOINCREMENT, which would write a second table: an id is one more than the greatest there is, and
-# there always is one.
+# Without AUTOINCREMENT, which would write a second table. An id is one more than the greatest existing id,
+# and the table is never empty.
 _INSERT = "INSERT INTO change(at_ms, text, identity, origin) VALUES(?, ?, ?, ?)"
 _LAST = "SELECT max(id) FROM change"
 _BOUNDS = "SELECT (SELECT min(id) FROM change), (SELECT max(id) FROM change)"
@@ -80,7 +81,7 @@ _is_id = re.compile("[0-9]{17}").fullmatch
 
 
 class ChangeRows(NamedTuple):
-    """The text, identity and origin of each change that is made at `now_ms`, and the bounds of the log."""
+    """The text, identity and origin of each change that is made at `now_ms`, and the limits of the log."""
 
     now_ms: int
     rows: Sequence[Change]
@@ -88,8 +89,8 @@ class ChangeRows(NamedTuple):
 
 
 class SqliteChangeLog:
-    """A `ChangeLog` in the table `TABLE` of a database that `reader` reads and `writer` writes. What fails is
-    `unavailable`."""
+    """A `ChangeLog` in the table `TABLE` of a database that `reader` reads and `writer` writes. A database
+    error is raised as `unavailable`."""
 
     def __init__(
         self,
@@ -108,10 +109,10 @@ class SqliteChangeLog:
         self._arrival = asyncio.Event()
 
     def rows_of(self, changes: Sequence[Change]) -> ChangeRows:
-        """Return what `insert_changes` writes of changes that are made now."""
+        """Return the rows that `insert_changes` writes for changes that are made now."""
         now_ms = self._now_ms()
         retention = self._retention
-        if not getattr(self._now_ms, "is_stable", True):  # as of this very reading of the clock
+        if not getattr(self._now_ms, "is_stable", True):  # the age at this reading of the clock
             retention = replace(retention, age_ms=now_ms)
         return ChangeRows(now_ms, changes, retention)
 
@@ -122,49 +123,55 @@ class SqliteChangeLog:
             self._arrival.set()
 
     async def append(self, changes: Sequence[Change]) -> str:
+        """See `ChangeLog.append`."""
         last = await self._writer.submit(insert_changes, self.rows_of(changes))
         self.notify(last)
         return change_id(last)
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        # Of one turn of the loop, and so of one snapshot.
-        place, newest = self._bounds(after)
-        if place is None:
+        # In one tick of the event loop, and so in one snapshot.
+        """See `ChangeLog.read`."""
+        start, newest = self._bounds(after)
+        if start is None:
             return None
-        return _read(self.rows(_AFTER, place, limit) if place < newest else [])
+        return _read(self.rows(_AFTER, start, limit) if start < newest else [])
 
     async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
-        place, newest = self._bounds(after)
-        if place is None:
+        """See `ChangeLog.read_matching`."""
+        start, newest = self._bounds(after)
+        if start is None:
             return None
         origins, others = self._origins(written_by)
         if not others:
-            found = self.rows(_AFTER, place, limit)
+            found = self.rows(_AFTER, start, limit)
         else:
-            ids = sorted(id_ for origin in origins for (id_,) in self.rows(_IDS_OF, origin, place, limit))
+            ids = sorted(id_ for origin in origins for (id_,) in self.rows(_IDS_OF, origin, start, limit))
             found = self.rows(_WITH_IDS, json.dumps(ids[:limit]))
         is_end = len(found) < limit
         return ChangePage(_read(found), change_id(newest if is_end else found[-1][0]), is_end, len(found))
 
     async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
-        place, newest = self._bounds(after)
-        if place is None:
+        """See `ChangeLog.count_after`."""
+        start, newest = self._bounds(after)
+        if start is None:
             return 0
-        if newest - place <= most:
-            return newest - place
+        if newest - start <= most:
+            return newest - start
         origins, others = self._origins(written_by)
         if not others:
             return most + 1
         count = 0
         for origin in origins:
-            ((some,),) = self.rows(_COUNT_OF, origin, place, most + 1 - count)
+            ((some,),) = self.rows(_COUNT_OF, origin, start, most + 1 - count)
             count += some
         return count
 
     async def last_id(self) -> str:
+        """See `ChangeLog.last_id`."""
         return change_id(self._last_row())
 
     async def wait_for_change(self, after: str) -> None:
+        """See `ChangeLog.wait_for_change`."""
         seen = -1
         for _ in range(POLLS):
             if after < change_id(self._announced):
@@ -179,13 +186,13 @@ class SqliteChangeLog:
                     await self._arrival.wait()
 
     def _bounds(self, after: str) -> tuple[int | None, int]:
-        """The row of the id `after`, None where changes after it are gone, and the newest."""
+        """Return the row of the id `after`, None if changes after it are gone, and the newest row."""
         ((oldest, newest),) = self.rows(_BOUNDS)
-        place = oldest if not after else int(after) if _is_id(after) else -1
-        return (place if oldest <= place <= newest else None), newest
+        start = oldest if not after else int(after) if _is_id(after) else -1
+        return (start if oldest <= start <= newest else None), newest
 
     def _origins(self, written_by: OriginFilter) -> tuple[list[str], list[str]]:
-        """Which origins there are: those that are asked for, and others."""
+        """Return the stored origins: those that `written_by` selects, and the others."""
         origins = [origin for (origin,) in self.rows(_ORIGINS)]
         return list(filter(written_by, origins)), [each for each in origins if not written_by(each)]
 
@@ -200,7 +207,7 @@ class SqliteChangeLog:
             raise as_unavailable(error, self._unavailable) from error
 
     def rows(self, statement: str, *args: Any) -> list[Any]:
-        """All rows of a query to the database."""
+        """Return all rows of a query to the database. Raises `unavailable`."""
         try:
             return self._reader.rows(statement, args)
         except sqlite3.Error as error:
@@ -208,12 +215,12 @@ class SqliteChangeLog:
 
 
 def _read(rows: Sequence[Any]) -> list[tuple[str, Change]]:
-    return [(change_id(id_), Change(*told)) for id_, *told in rows]
+    return [(change_id(id_), Change(*columns)) for id_, *columns in rows]
 
 
 def insert_changes(cursor: sqlite3.Cursor, rows: ChangeRows) -> int:
-    """Write changes, in the transaction of the write that they announce. Returns the id of the last; 0 if
-    there are none."""
+    """Insert changes, in the transaction of the write that they announce. Returns the id of the last one; 0
+    if there are none."""
     now_ms, changes, retention = rows
     if not changes:
         return 0
@@ -227,13 +234,13 @@ def insert_changes(cursor: sqlite3.Cursor, rows: ChangeRows) -> int:
 
 
 def probe(cursor: sqlite3.Cursor) -> None:
-    """Write a change, and take it back."""
+    """Insert a change and delete it again, to find out if the table is writable."""
     cursor.execute(_INSERT, (0, b"", "", ""))
     cursor.execute("DELETE FROM change WHERE id = ?", (cursor.lastrowid,))
 
 
 def _trim(cursor: sqlite3.Cursor, newest: int, most: int, now_ms: int, retention: Retention) -> None:
-    """Forget the oldest changes that need not be kept, `most` of them at most."""
+    """Delete at most `most` of the oldest changes that need not be kept."""
     ((oldest,),) = cursor.execute("SELECT min(id) FROM change").fetchall()
     end = min(oldest + most, newest)
     young = cursor.execute(_FIRST_SINCE, (oldest, end, now_ms - retention.age_ms)).fetchone()
@@ -242,5 +249,5 @@ def _trim(cursor: sqlite3.Cursor, newest: int, most: int, now_ms: int, retention
 
 
 def change_id(number: int) -> str:
-    """The id, as followers know it, of the change in row `number`."""
+    """Return the id of the change in row `number`, as followers of the log see it."""
     return f"{number:017d}"

@@ -1,7 +1,7 @@
-"""An open SQLite database as pysync uses it: short reads, and writes committed in groups by one thread.
+"""Open SQLite databases: short reads on the event loop, and writes that one thread commits in groups.
 
-A commit that reaches the disk costs about a millisecond, a statement some microseconds: so all writes that
-wait at one moment share a transaction, and its outcome reaches the event loop in one call.
+A commit that reaches the disk takes about a millisecond, a statement some microseconds. All writes that wait
+at one moment therefore share a transaction, and their results reach the event loop in one call.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 MAX_WAITING: Final = 4_096
-"""Writes that may wait at once; one more is refused rather than queued."""
+"""The number of writes that may wait at once. One more is rejected rather than queued."""
 
 CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks that an idle database is still at its path."""
@@ -40,26 +40,27 @@ _STATEMENT_ERRORS = (
     sqlite3.InterfaceError,
     sqlite3.ProgrammingError,
 )
-"""Errors of one statement, after which the transaction still stands."""
+"""Errors of one statement that leave the transaction intact."""
 
 
 class DatabaseMoved(sqlite3.OperationalError):
-    """The database is not the one at its path any more."""
+    """The open database is no longer the file at its path."""
 
 
 class DatabaseFile:
-    """One database of this process, with the files that belong to it. `check` is called by one thread, the
-    rest by any.
+    """A database of this process, with the files that belong to it. One thread calls `check`; any thread may
+    use the rest.
 
-    SQLite goes on with a file that was deleted or replaced, as every program does that holds it open. What is
-    written then is gone when the last process closes it."""
+    SQLite continues to use a file that was deleted or replaced, as every program does that has it open.
+    Writes to such a file are lost when the last process closes it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.moved = False
         """Stays set even if the file is put back: another process may have written to it meanwhile."""
         self.damage: str | None = None
-        """SQLite's message about the first damage that was met."""
+        """SQLite's message about the first damage that was found."""
         self._watched: list[tuple[str, int, int]] = []
         self.watch(path)
 
@@ -70,33 +71,33 @@ class DatabaseFile:
             self._watched.append((path, found.st_dev, found.st_ino))
 
     def check(self, first: int | None = None) -> None:
-        """Raise DatabaseMoved if a file, or one of the `first` that were watched, is not at its path any
-        more; the operator is told once."""
+        """Raise DatabaseMoved if a watched file, or one of the `first` watched ones, is no longer at its
+        path. The first time is logged."""
         for watched in self._watched[:first]:
             if not self.moved and not _is_same_file(*watched):
                 self.moved = True
                 log.critical(
                     "the database %s was deleted or replaced while this process has it open: reads and "
-                    "writes are refused until a restart. What was acknowledged is in the file that is still "
-                    "held open: save it before you stop the server, as docs/how-to/repair-damage.md says",
+                    "writes fail until a restart. Acknowledged writes are in the file that is still open: "
+                    "save it before you stop the server, as docs/how-to/repair-damage.md says",
                     self.path,
                 )
         self.raise_if_moved()
 
     def raise_if_moved(self) -> None:
-        """Raise DatabaseMoved where `check` found it."""
+        """Raise DatabaseMoved if an earlier `check` did."""
         if self.moved:
             raise DatabaseMoved(_GONE)
 
     def record_error(self, error: BaseException) -> None:
-        """Remember what SQLite raised if it is damage; the operator is told once."""
+        """Record an error of SQLite that reports damage. The first one is logged."""
         if self.damage is None and is_damage(error):
             self.damage = str(error)
             log.critical("the database %s is damaged: %s; restore it from a backup", self.path, error)
 
     @property
     def fault(self) -> str | None:
-        """The reason why the database is unusable until a restart."""
+        """The reason why the database is unusable until a restart; None if it is usable."""
         if self.moved:
             return _GONE
         return None if self.damage is None else f"{self.path} is damaged: {self.damage}"
@@ -113,18 +114,18 @@ class Database(NamedTuple):
 
 
 def as_unavailable(error: BaseException, unavailable: type[Unavailable]) -> Unavailable:
-    """The error that a caller gets when the database fails."""
-    refused = unavailable()
-    refused.__cause__ = error
-    return refused
+    """Return the error that callers get for a failure of the database, with `error` as its cause."""
+    raised = unavailable()
+    raised.__cause__ = error
+    return raised
 
 
 class SnapshotReader:
-    """Short reads on the event loop's thread. The reads of one turn of the loop share one transaction: taking
-    and releasing a snapshot costs two system calls, as much as a lookup itself.
+    """Short reads on the thread of the event loop. The reads of one tick of the loop share one transaction,
+    because to take and release a snapshot costs two system calls, as much as a lookup itself.
 
-    A read is never stale. Whatever a commit leads to on this loop, be it the result of a write of ours or a
-    request of somebody who heard of one, is called in a later turn, and the snapshot ends before.
+    A read is never stale. Anything that follows from a commit on this loop, such as the result of a write or
+    a request from a client that was notified of one, runs in a later tick, and the snapshot ends before that.
     """
 
     def __init__(self, database: Database) -> None:
@@ -136,7 +137,7 @@ class SnapshotReader:
         self._closed = False
 
     def version(self) -> int:
-        """A number that stays the same while nobody, in any process, commits. Raises sqlite3.Error."""
+        """Return a number that stays the same until a process commits. Raises sqlite3.Error."""
         version = self._version
         if version is None:
             if self._file.moved:
@@ -152,7 +153,7 @@ class SnapshotReader:
         return version
 
     def rows(self, statement: str, args: tuple[Any, ...]) -> list[Any]:
-        """All rows of a query. Raises sqlite3.Error."""
+        """Return all rows of a query. Raises sqlite3.Error."""
         self.version()
         try:
             return self._cursor.execute(statement, args).fetchall()
@@ -174,26 +175,27 @@ class SnapshotReader:
             return
         try:
             self._cursor.execute("COMMIT")
-        except sqlite3.Error as error:  # after damage was met
+        except sqlite3.Error as error:  # after damage was found
             self._file.record_error(error)
             with suppress(sqlite3.Error):
                 self._connection.rollback()
 
 
 class CommitHooks(Protocol):
-    """What is done once for all writes of a group, in the thread that commits them."""
+    """Work that is done once for all writes of a group, in the thread that commits them."""
 
     has_work: bool
-    """False if there is nothing to do for the writes so far. The next two are not called then."""
+    """False if there is nothing to do for the writes so far. `before_commit` and `after_commit` are not
+    called then."""
 
     def before_commit(self, cursor: sqlite3.Cursor) -> None:
         """Called in the transaction, before its commit. Raises sqlite3.Error or OSError to undo the group."""
 
     def after_commit(self) -> None:
-        """Called before anybody is told. Raises nothing."""
+        """Called before the results of the writes are delivered. Must not raise."""
 
     def after_rollback(self) -> None:
-        """Called where the group was not committed, or nobody knows."""
+        """Called if the group was not committed, or its outcome is unknown."""
 
 
 class _Write(NamedTuple):
@@ -209,10 +211,12 @@ class _Outcome(NamedTuple):
 
 
 class GroupCommit:
-    """Writes to one database, each durable (as its connection is set) once its future has a result.
+    """Writes to one database. Each is durable, to the degree that its connection is set to, once its future
+    has a result.
 
-    A write is a function of a cursor. It decides before it changes anything: an exception of its own reaches
-    its caller and leaves its neighbours alone. Where the database fails, the whole group gets `unavailable`.
+    A write is a function of a cursor. It must decide before it changes anything: an exception of its own goes
+    to its caller only, and the other writes of the group are committed. If the database fails, all writes of
+    the group get `unavailable`.
     """
 
     def __init__(
@@ -236,20 +240,21 @@ class GroupCommit:
         self._thread.start()
 
     def submit(self, write: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """The result of `write(cursor, *args)`, after its commit. Raises `unavailable` at once when too many
-        wait. Cancelling the future only stops the waiting: the write is carried out."""
+        """Return the future result of `write(cursor, *args)`, which is set after its commit. Raises
+        `unavailable` at once if too many writes wait. Cancelling the future stops only the waiting: the write
+        is still made."""
         if self._closed or self._waiting >= MAX_WAITING:
             raise self._unavailable()
         future: asyncio.Future[T] = self._loop.create_future()
         if not self._submitted:
-            # What one turn of the loop submits is handed over together, with one wake-up of the thread.
+            # The writes of one tick of the loop go to the thread together, with one wake-up.
             self._loop.call_soon(self._flush)
         self._submitted.append(_Write(future, write, args))
         self._waiting += 1
         return future
 
     async def close(self) -> None:
-        """Finish what was submitted, then close the connection."""
+        """Finish the submitted writes, then close the connection."""
         if self._closed:
             return
         self._closed = True
@@ -293,19 +298,21 @@ class GroupCommit:
                 hooks.before_commit(cursor)
             cursor.execute("COMMIT")
             if self._is_durable:
-                # After the commit: what is acknowledged was in the files at their paths.
+                # Check after the commit: acknowledged writes were in the files at their paths.
                 self._file.check(_DATABASE_AND_WAL)
-        except BaseException as error:  # a panic of the core is no Exception: whoever waits is told anyway
+        except (
+            BaseException
+        ) as error:  # a panic of the core is not an Exception, and callers still need a result
             self._file.record_error(error)
             if not isinstance(error, (sqlite3.Error, OSError)):
-                log.exception("a group of writes failed unexpectedly")
+                log.exception("failed to commit a group of writes")
             self._roll_back()
             return [_Outcome(write.future, None, as_unavailable(error, self._unavailable)) for write in group]
         if hooks is not None:
             try:
                 hooks.after_commit()
             except BaseException:
-                log.exception("a callback after a commit failed unexpectedly")
+                log.exception("a hook failed after a commit")
         return outcomes
 
     def _roll_back(self) -> None:
@@ -317,7 +324,7 @@ class GroupCommit:
                 if self._hooks is not None:
                     self._hooks.after_rollback()
         except BaseException:
-            log.exception("a group of writes cannot be undone")
+            log.exception("failed to roll back a group of writes")
 
     def _check(self) -> None:
         self._file.check()
@@ -331,7 +338,7 @@ class GroupCommit:
             return _Outcome(write.future, None, error)
         except sqlite3.Error:
             raise
-        except StopIteration as error:  # which no future takes
+        except StopIteration as error:  # a future does not accept it
             return _Outcome(write.future, None, RuntimeError(repr(error)))
         except Exception as error:
             return _Outcome(write.future, None, error)
@@ -348,7 +355,7 @@ class GroupCommit:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return True if SQLite raised this because the file is damaged."""
+    """Return True if SQLite raised this error because the file is damaged."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
@@ -358,5 +365,5 @@ def _is_same_file(path: str, device: int, inode: int) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # the disk does not answer: no sign that anybody took the file away
+        return True  # an error of the disk does not show that the file was taken away
     return found.st_ino == inode and found.st_dev == device

@@ -1,4 +1,4 @@
-"""Database files: how they are created, brought to their schema, opened and checked for damage."""
+"""Database files: creation, schema upgrades, opening, and checks for damage."""
 
 import errno
 import fcntl
@@ -20,26 +20,27 @@ _REMEDIES: Final = {
 }
 
 BUSY_TIMEOUT_MS: Final = 5_000
-"""How long a write waits for another process's transaction before it is refused."""
+"""Time that a write waits for the transaction of another process before it fails."""
 
 READ_BUSY_TIMEOUT_MS: Final = 100
-"""Readers of a WAL database wait only while another process recovers it; they run on the event loop."""
+"""Readers of a WAL database wait only while another process recovers it. They run on the event loop."""
 
 
 class Schema(NamedTuple):
-    """The tables of a database file, as they came to be: each step is the statements that bring a file of the
-    version before it to the next, the first of them a new file. A file's version is in its `user_version`."""
+    """The schema of a database file, as a list of upgrades. Each step has the statements that upgrade a file
+    by one version, the first those that create it. A file has its version in `user_version`."""
 
     steps: tuple[str, ...]
 
     @property
     def version(self) -> int:
+        """The version of a file that has all steps."""
         return len(self.steps)
 
 
 def make_private_dir(path: Path, *, may_be_link: bool = False) -> None:
-    """Make `path` and its parents, closed to other users. Raises OSError, also for a symbolic link, unless it
-    may be one."""
+    """Create `path` and its missing parents, closed to other users. Raises OSError, also if `path` is a
+    symbolic link, unless `may_be_link` is set."""
     if not may_be_link and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if not path.is_dir():
@@ -48,31 +49,32 @@ def make_private_dir(path: Path, *, may_be_link: bool = False) -> None:
 
 
 def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence[Path] = ()) -> Database:
-    """`create_database`, and open it. `synchronous` is SQLite's: FULL survives the loss of power."""
+    """Create or upgrade the database as `create_database` does, then open it. `synchronous` is that of
+    SQLite: FULL survives the loss of power. Raises as `create_database`."""
     create_database(path, schema, traces)
     file = DatabaseFile(path)
     reader, writer = connect_reader(path), connect_writer(path, synchronous)
     for connection in (reader, writer):
-        connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the files beside
-    real = os.path.realpath(path)  # SQLite has them beside the file that a link leads to
+        connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the WAL and SHM files
+    real = os.path.realpath(path)  # SQLite creates them next to the target of a symbolic link
     file.watch(Path(f"{real}-wal"), Path(f"{real}-shm"))
     file.check()
     return Database(reader, writer, file, is_durable=synchronous == "FULL")
 
 
 def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> None:
-    """Bring the file at `path` to `schema`, in any number of processes at once: all steps that it lacks, or
-    none.
+    """Create the file at `path` or upgrade it to `schema`: all missing steps are applied, or none. Any number
+    of processes may call this at once.
 
-    Raises ValueError if a newer version wrote it, or if it is gone although one of `traces`, which are made
-    after it, exists; sqlite3.Error or OSError if it cannot be used.
+    Raises ValueError if a newer version of pysync wrote the file, or if the file is gone although one of
+    `traces`, which are created after it, exists. Raises sqlite3.Error or OSError if it cannot be used.
     """
     # Turning a database to WAL ignores the busy timeout, so that step needs a lock of its own.
     with open(path.with_suffix(".lock"), "ab", opener=_open_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists() or not path.stat().st_size:
             _check_is_new(path, traces)
-            # Only a new file: closing one ends the locks that this process has on it.
+            # Only for a new file: closing an existing one would release the locks of this process on it.
             open(path, "ab", opener=_open_private).close()
         connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
         try:
@@ -110,8 +112,8 @@ def _check_is_new(path: Path, traces: Sequence[Path]) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file that other users cannot read, whatever its folder; not through a symbolic link. SQLite
-    gives its own files the same mode."""
+    """Open a file that other users cannot read, whatever the mode of its folder, and not through a symbolic
+    link. SQLite gives its own files the same mode."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
@@ -125,14 +127,15 @@ def fsync_dir(path: str | Path) -> None:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection for short reads on the event loop's thread."""
+    """Return a connection for short reads on the thread of the event loop."""
     connection = _connect(path, READ_BUSY_TIMEOUT_MS)
     connection.execute("PRAGMA query_only = ON")
     return connection
 
 
 def connect_writer(path: Path, synchronous: str) -> sqlite3.Connection:
-    """A connection for `GroupCommit`. `synchronous` is SQLite's: FULL survives the loss of power."""
+    """Return a connection for `GroupCommit`. `synchronous` is that of SQLite: FULL survives the loss of
+    power."""
     connection = _connect(path, BUSY_TIMEOUT_MS)
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA wal_autocheckpoint = 4000")
@@ -149,9 +152,9 @@ def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
 
 
 def quick_check(path: Path, *, with_indexes: bool = False) -> str | None:
-    """Sentences that say how the database at `path` is damaged and what to do. None if `quick_check`, which
-    reads all of it, finds nothing or cannot run: opening the database then says why. `with_indexes` compares
-    indexes with their tables as well, which takes longer."""
+    """Return sentences that say how the database at `path` is damaged and what to do. Returns None if
+    `quick_check`, which reads all of it, finds nothing or cannot run; opening the database then reports the
+    reason. `with_indexes` also compares indexes with their tables, which takes longer."""
     pragma = "integrity_check" if with_indexes else "quick_check"
     if not path.exists():
         return None

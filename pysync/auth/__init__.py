@@ -1,1 +1,1 @@
-"""Who a caller is and what they may do: certificates, signatures, policies, spaces and revocation."""
+"""Authentication and authorisation: certificates, signatures, policies, spaces and revocation."""

@@ -2,14 +2,14 @@
 
 Cheap checks come before expensive ones, in three steps:
 
-1. `credentials_for` reads the credentials of the headers: their form and time, and the issuer's signature of
-   a certificate.
-2. `authenticate` checks the request's own signature, once the body is there. Only then is the certificate
+1. `credentials_for` reads the credentials from the headers. It checks their form and time, and the issuer's
+   signature of a certificate.
+2. `authenticate` verifies the request's own signature, once the body is there. Only then is the certificate
    parsed: its shape, its paths, its roles. The result is cached for the caller's next request.
-3. `consume_nonce` takes the nonce of an allowed request, and checks that its certificate was not revoked.
+3. `consume_nonce` records the nonce of an allowed request, and checks that its certificate is not revoked.
 
-Between 2 and 3 the request is counted against its rate limits (`RateLimiter`), and `Authorizer` decides what
-the caller may do.
+Between 2 and 3 the request is counted against its rate limits (`RateLimiter`), and `Authorizer` decides
+whether the caller may perform the action.
 
 See docs/reference/protocol.md#authentication.
 """
@@ -43,21 +43,23 @@ BEARER = "Bearer "
 """The prefix of an admin token in the header."""
 SKEW_MS = SKEW_S * 1000
 VERIFY_IN_THREAD_ABOVE = 256 * 1024
-"""Bytes of a body that are hashed in about 1 ms, without the interpreter's lock."""
+"""Bytes of a body above which it is hashed in a thread, without the interpreter's lock. Hashing as many takes
+about 1 ms."""
 
 MAX_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of the cache for callers whom the configuration trusts, and again for all others: some 8,000 callers
+"""Bytes of the cache for callers that the configuration trusts, and again for all others: about 8,000 callers
 each."""
 MAX_IDENTITY_BYTES: Final = 64 * 1024
-"""The share of it that one identity may hold."""
+"""Bytes of the cache that one identity may use."""
 
 _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
 
 
 class SignedRequest(NamedTuple):
-    """A request as access sees it. `targets` are the forms of path and query that its signature may cover,
-    likeliest first; `host` is the Host header as it is signed."""
+    """The parts of a request that its signature covers, apart from the body. `targets` are the forms of path
+    and query that may have been signed, the likeliest first; `host` is the canonical form of the Host
+    header."""
 
     method: str
     targets: list[str]
@@ -65,8 +67,8 @@ class SignedRequest(NamedTuple):
 
 
 class Credentials(NamedTuple):
-    """The credentials in the headers of a request. Without a certificate nothing was signed, and the caller
-    is final; with one `Authenticator.authenticate` returns the caller."""
+    """The credentials in the headers of a request. Without a certificate nothing is signed, and `caller` is
+    final; with one, `Authenticator.authenticate` returns the caller."""
 
     caller: Caller | None = None
     certificate: VerifiedCertificate | SignedCertificate | None = None
@@ -76,7 +78,7 @@ class Credentials(NamedTuple):
 
 
 class AuthenticatedRequest(NamedTuple):
-    """The caller of a request whose signature was checked. `certificate` is None if nothing was signed."""
+    """The caller of a request whose signature was verified. `certificate` is None if nothing was signed."""
 
     caller: Caller
     certificate: VerifiedCertificate | None = None
@@ -91,9 +93,9 @@ ADMIN_CREDENTIALS = Credentials(ADMIN_CALLER)
 
 
 class Authenticator:
-    """Authentication of one service. `owns_data` returns True if a user id owns anything that
-    is stored (`pysync.ownership`), and `now_ms` is the clock. `validate_certificate` returns the code with
-    which plugins refuse a valid certificate, None if they accept it."""
+    """The authentication of one service. `owns_data` returns True if a user id owns stored data
+    (`pysync.auth.ownership`), and `now_ms` is the clock. `validate_certificate` returns the code with which
+    plugins reject a valid certificate, None if they accept it."""
 
     def __init__(
         self,
@@ -114,11 +116,11 @@ class Authenticator:
         self._cache = CertificateCache()
 
     def credentials_for(self, policy: AccessPolicy, headers: Mapping[str, str]) -> Credentials:
-        """The credentials in `headers`, as far as they can be told without the body.
+        """Return the credentials in `headers`, checked as far as possible without the body.
 
         Raises:
-            Unauthorized: none where `policy` needs them, or bad ones.
-            Forbidden: a member or audience certificate without paths.
+            Unauthorized: `policy` needs credentials and there are none, or they are invalid.
+            Forbidden: a member or audience certificate has no paths.
         """
         if not policy.needs_credentials:
             return NO_CREDENTIALS
@@ -128,8 +130,8 @@ class Authenticator:
         return credentials
 
     def parse_credentials(self, headers: Mapping[str, str]) -> Credentials:
-        """`credentials_for`, whatever they are for: `NO_CREDENTIALS` where there are none. Raises as it does
-        for bad ones."""
+        """Return the credentials in `headers` for any policy, `NO_CREDENTIALS` if there are none. Raises
+        Unauthorized and Forbidden as `credentials_for` if they are invalid."""
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is not None and authorization.startswith(BEARER):
             return self._check_admin_token(authorization.removeprefix(BEARER))
@@ -149,11 +151,11 @@ class Authenticator:
         self, credentials: Credentials, request: SignedRequest, body: bytes
     ) -> AuthenticatedRequest:
         """Return the caller that the credentials identify, once the request's signature is verified. `body`
-        is what it covers.
+        is the signed body.
 
         Raises:
-            Unauthorized: a wrong signature, a certificate of the wrong form, or one that a plugin refuses.
-            Forbidden: the certificate is meant for others, or is a member's or audience's without paths.
+            Unauthorized: the signature is wrong, the certificate is malformed, or a plugin rejects it.
+            Forbidden: its audience excludes the presenter, or it is a member's or audience's without paths.
         """
         presented = credentials.certificate
         if presented is None:
@@ -169,16 +171,17 @@ class Authenticator:
         return AuthenticatedRequest(proof.caller, proof, credentials.timestamp_ms, credentials.nonce)
 
     async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
-        """Take the nonce of a request that is allowed, and make sure that its certificate holds.
+        """Record the nonce of an allowed request, and check that its certificate is still valid.
 
         Raises:
-            Unauthorized: the nonce was seen before, the certificate is revoked, or has expired meanwhile.
-            CoordinatorUnavailable, StoreUnavailable.
+            Unauthorized: the nonce was used before, or the certificate is revoked or has expired meanwhile.
+            CoordinatorUnavailable: the nonce cannot be recorded.
+            StoreUnavailable: revocations cannot be read.
         """
         proof = verified.certificate
         if proof is None:
             return
-        # The steps before may have taken time: check it again. From now on the nonce shows a replay.
+        # The earlier steps may have taken time, so check again. From here on the nonce reveals a replay.
         self._check_is_current(proof, verified.timestamp_ms)
         if not await self._is_new(proof, verified):
             raise Unauthorized("replay: the nonce was seen before")
@@ -187,8 +190,8 @@ class Authenticator:
         self._cache.put(proof)
 
     async def _is_new(self, proof: VerifiedCertificate, verified: AuthenticatedRequest) -> bool:
-        """Take the nonce and return True if it is new. Asks who may be a stranger only if the share of
-        strangers is full."""
+        """Record the nonce and return True if it is new. Looks up whether an untrusted identity owns data
+        only if the share of strangers is full."""
         remember = partial(
             self._coordinator.consume_nonce, proof.caller.presenter, verified.nonce, verified.timestamp_ms
         )
@@ -202,24 +205,25 @@ class Authenticator:
             return await remember(Standing.OWNER)
 
     def has_expired(self, certificate: VerifiedCertificate) -> bool:
-        """Return True if the certificate has expired by this clock. A stream gets no allowance for clocks
-        that differ."""
+        """Return True if the certificate has expired by this clock. Streams get no allowance for clock
+        skew."""
         return self._now_ms() > certificate.exp * 1000
 
     async def is_still_valid(self, certificate: VerifiedCertificate) -> bool:
-        """Return True if the certificate of an admitted caller is still valid: neither expired nor revoked.
-        Raises StoreUnavailable if nobody can tell."""
+        """Return True if the certificate of an authenticated caller has neither expired nor been revoked.
+        Raises StoreUnavailable if revocations cannot be read."""
         if self.has_expired(certificate):
             return False
         return not await self._revocations.is_revoked(certificate)
 
     async def identify_unverified(self, headers: Mapping[str, str]) -> Caller:
-        """Whom `headers` claim to come from, by a certificate or token alone. Nothing is signed, so this is
-        good for what to show and never for what to do. An audience certificate needs no presenter here.
+        """Return the caller that `headers` claim, by a certificate or token alone. No request signature is
+        checked, so the result may decide what to display, never what to allow. An audience certificate needs
+        no presenter here.
 
         Raises:
-            Unauthorized, Forbidden: bad credentials.
-            StoreUnavailable: nobody can tell whether they are revoked.
+            Unauthorized, Forbidden: the credentials are invalid.
+            StoreUnavailable: revocations cannot be read.
         """
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is None:
@@ -254,7 +258,8 @@ class Authenticator:
     def _check_is_current(
         self, presented: VerifiedCertificate | SignedCertificate, timestamp_ms: int
     ) -> None:
-        """Refuse a signature, or a certificate, that does not hold now."""
+        """Raise Unauthorized if the request was signed too long ago or in the future, or if its certificate
+        is not valid now."""
         now_ms = self._now_ms()
         if abs(timestamp_ms - now_ms) > SKEW_MS:
             raise Unauthorized(f"clock: signed {(timestamp_ms - now_ms) / 1000:+.0f} s from now")
@@ -263,15 +268,15 @@ class Authenticator:
     def _find_certificate(
         self, authorization: str, presenter: str
     ) -> VerifiedCertificate | SignedCertificate:
-        """Return the cached proof of the certificate in a header, or verify its issuer's signature, which
-        costs one Ed25519 verification. `_check_is_current` decides whether it is valid now."""
+        """Return the cached certificate of a header, or verify its issuer's signature, which costs one
+        Ed25519 verification. `_check_is_current` checks that it is valid now."""
         return self._cache.get(authorization, presenter) or signed_certificate(
             authorization, presenter, *open_certificate(authorization)
         )
 
 
 def _check_validity_period(presented: VerifiedCertificate | SignedCertificate, now_ms: int) -> None:
-    """Refuse a certificate that does not hold now."""
+    """Raise Unauthorized if the certificate is not valid now."""
     now_s = now_ms // 1000
     if now_s > presented.exp + SKEW_S:
         raise Unauthorized(f"expired: {now_s - presented.exp} s ago")
@@ -292,13 +297,13 @@ def _check_signature(
         credentials.timestamp_ms,
         credentials.nonce,
     ):
-        asked = f"{request.method} {protocol.path_of(request.targets[0])} at {request.host}"
-        raise Unauthorized(f"signature: not of {asked}, or of another query or body")
+        signed = f"{request.method} {protocol.path_of(request.targets[0])} at {request.host}"
+        raise Unauthorized(f"signature: not of {signed}, or of another query or body")
 
 
 class CertificateCache:
-    """Spares callers the check of their certificate. Strangers take no room from callers whom the
-    configuration trusts, no identity takes more than its share, and the least recently used proof is evicted
+    """A cache of verified certificates. Untrusted callers take no room from those that the configuration
+    trusts, one identity uses no more than its share, and the least recently used certificate is evicted
     first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -306,18 +311,21 @@ class CertificateCache:
         self._others = _LruCache(max_bytes)
 
     def get(self, authorization: str, presenter: str) -> VerifiedCertificate | None:
-        """The proof that was put for this header, by anybody or by this presenter."""
+        """Return the certificate cached for this header, for any presenter or for this one; None if there is
+        none."""
         return self._trusted.get((authorization, "")) or (
             self._others.get((authorization, ""))
             or (self._others.get((authorization, presenter)) if presenter else None)
         )
 
     def put(self, certificate: VerifiedCertificate) -> None:
-        """Remember a proof, once a request under it was allowed."""
+        """Cache a verified certificate, once a request with it has been allowed."""
         (self._trusted if certificate.is_trusted else self._others).put(certificate)
 
 
 class _LruCache:
+    """A least-recently-used cache bounded in bytes, in total and for each identity."""
+
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -325,22 +333,24 @@ class _LruCache:
         self._by_identity: dict[str, OrderedDict[tuple[str, str], VerifiedCertificate]] = {}
 
     def get(self, cache_key: tuple[str, str]) -> VerifiedCertificate | None:
+        """Return a cached certificate and mark it as used; None if it is not cached."""
         proof = self._entries.get(cache_key)
         if proof is not None:
             self._entries.move_to_end(cache_key)
         return proof
 
     def put(self, certificate: VerifiedCertificate) -> None:
+        """Cache a certificate, evicting others of its identity first if its share is exceeded."""
         if certificate.cache_key in self._entries:
             return
         own = self._by_identity.setdefault(certificate.caller.identity, OrderedDict())
         self._entries[certificate.cache_key] = own[certificate.cache_key] = certificate
         self._bytes += certificate.size
         if len(own) > 1:
-            held = sum(each.size for each in own.values())
-            while held > MAX_IDENTITY_BYTES:
+            total = sum(each.size for each in own.values())
+            while total > MAX_IDENTITY_BYTES:
                 oldest = next(iter(own.values()))
-                held -= oldest.size
+                total -= oldest.size
                 self._evict(oldest)
         while self._bytes > self._max_bytes:
             self._evict(next(iter(self._entries.values())))

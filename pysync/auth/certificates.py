@@ -1,8 +1,8 @@
-"""Capability certificates and revocation lists, read and checked (docs/reference/protocol.md#certificates).
+"""Capability certificates and revocation lists: parsing and checks (docs/reference/protocol.md#certificates).
 
-Everything here is pure: the caller passes the clock. A certificate goes through `from_authorization` (its
-form), then `verify` (its time and its signature); `check_delegation` adds the rules for what may be handed to
-others.
+All functions are pure; the clock is an argument. `from_authorization` parses a certificate and checks its
+form, `verify` checks its validity period and signature, and `check_delegation` applies the rules for
+certificates that are issued to others.
 """
 
 import base64
@@ -33,10 +33,10 @@ Kind = Literal["device", "member", "audience"]
 
 
 class CertificateError(Exception):
-    """A certificate that is not valid.
+    """An invalid certificate.
 
     `reason` is a code of docs/reference/protocol.md#certificate-checks. It is for logs and for the
-    certificate's owner, never for a caller, who could learn from it how to forge.
+    certificate's owner. Callers never receive it, since it could help them to forge one.
     """
 
     def __init__(self, reason: str) -> None:
@@ -46,8 +46,8 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate whose form is right. `sub` is `""` for an audience certificate; `paths` and `aud` are
-    None where they are absent. `nbf` and `exp` are seconds since the epoch. `text` is its canonical JSON."""
+    """A well-formed certificate. `sub` is `""` for an audience certificate; `paths` and `aud` are None if
+    absent. `nbf` and `exp` are seconds since the epoch. `text` is its canonical JSON."""
 
     kind: Kind
     iss: str
@@ -71,6 +71,7 @@ class Certificate:
 
     @property
     def is_root_device(self) -> bool:
+        """True for the certificate that a root key issues to itself."""
         return self.kind == "device" and self.iss == self.sub
 
     @property
@@ -80,18 +81,18 @@ class Certificate:
 
 
 def user_id(key: str) -> str:
-    """The user id of an Ed25519 public key (64 hex digits): half its SHA-256, in hex."""
+    """Return the user id of an Ed25519 public key (64 hex digits): the first half of its SHA-256, in hex."""
     return hashlib.sha256(bytes.fromhex(key)).hexdigest()[:32]
 
 
 def from_authorization(authorization: str) -> Certificate:
-    """The certificate of an `Authorization` header, its form checked, its time and signature not yet.
-    Raises CertificateError."""
+    """Return the certificate of an `Authorization` header. Its form is checked, its validity period and
+    signature are not. Raises CertificateError."""
     return parse(decode_authorization(authorization))
 
 
 def decode_authorization(authorization: str) -> bytes:
-    """The text of the certificate in an `Authorization` header. Raises CertificateError."""
+    """Return the text of the certificate in an `Authorization` header. Raises CertificateError."""
     if len(authorization) > MAX_HEADER_CHARS or not authorization.startswith(SCHEME):
         raise CertificateError("malformed")
     text = decode_base64(authorization[len(SCHEME) :])
@@ -101,8 +102,8 @@ def decode_authorization(authorization: str) -> bytes:
 
 
 def parse(text: bytes) -> Certificate:
-    """The certificate of a JSON text, its form checked, its time and signature not yet. Raises
-    CertificateError."""
+    """Return the certificate of a JSON text. Its form is checked, its validity period and signature are not.
+    Raises CertificateError."""
     try:
         canonical = canonicalize(text)
     except BadRequest as error:
@@ -114,15 +115,14 @@ def parse(text: bytes) -> Certificate:
 
 
 def verify(certificate: Certificate, now_s: float) -> None:
-    """Return when the certificate holds at `now_s`: first its time, then its signature. Raises
-    CertificateError."""
+    """Check the validity period at `now_s`, then the signature. Raises CertificateError."""
     check_validity_period(certificate, now_s)
     check_signature(certificate)
 
 
 def check_validity_period(certificate: Certificate, now_s: float) -> None:
-    """Refuse a certificate outside its time, give or take 300 seconds at both ends. Raises
-    CertificateError."""
+    """Raise CertificateError if `now_s` is outside the validity period, with a tolerance of 300 seconds at
+    both ends."""
     if certificate.exp <= certificate.nbf:
         raise CertificateError("inverted-window")
     if now_s < certificate.nbf - SKEW_S:
@@ -132,17 +132,16 @@ def check_validity_period(certificate: Certificate, now_s: float) -> None:
 
 
 def check_signature(certificate: Certificate) -> None:
-    """Refuse a certificate that its issuer did not sign. Costs one Ed25519 verification. Raises
-    CertificateError."""
+    """Raise CertificateError if the issuer did not sign the certificate. Costs one Ed25519 verification."""
     if not _signed_by(certificate.iss, certificate.signed, certificate.sig):
         raise CertificateError("bad-signature")
 
 
 def check_delegation(certificate: Certificate) -> None:
-    """Refuse a member or audience certificate that hands out more than one collection, the issuer's private
-    paths, the member list, or the writing of the keyring. A certificate without paths reaches everything and
-    is refused as `members-not-denied`; who answers that with another status looks at `paths` first.
-    Raises CertificateError."""
+    """Check that a member or audience certificate does not grant more than one collection, the issuer's
+    private paths, the member list, or writing the keyring. A certificate without paths reaches everything and
+    fails as `members-not-denied`; callers that report it with another status check `paths` first. Raises
+    CertificateError."""
     kind, collections = certificate.kind, certificate.collections
     if kind == "device":
         return
@@ -168,13 +167,20 @@ class Revocable(Protocol):
     """The identifier of the certificate in a revocation list."""
 
     @property
-    def iss(self) -> str: ...
+    def iss(self) -> str:
+        """See `Certificate.iss`."""
+
     @property
-    def iss_user_id(self) -> str: ...
+    def iss_user_id(self) -> str:
+        """See `Certificate.iss_user_id`."""
+
     @property
-    def sub(self) -> str: ...
+    def sub(self) -> str:
+        """See `Certificate.sub`."""
+
     @property
-    def nonce(self) -> str: ...
+    def nonce(self) -> str:
+        """See `Certificate.nonce`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +195,17 @@ class RevocationList:
     text: bytes
 
     def revokes(self, certificate: Revocable) -> bool:
-        """Whether the certificate, or everything its subject holds, was taken back by its issuer. The `exp`
-        of an entry only says when its issuer may drop it: until then it holds."""
+        """Return True if the issuer revoked the certificate, or everything issued to its subject. The `exp`
+        of an entry only says when the issuer may drop the entry; until it does, the entry applies."""
         return certificate.iss == self.iss and self.revoked.contains(certificate.sub, certificate.nonce)
 
 
 def parse_revocation_list(text: bytes) -> RevocationList:
-    """The revocation list of a JSON text, signed by its issuer. Costs one Ed25519 verification.
+    """Return the revocation list of a JSON text, signed by its issuer. Costs one Ed25519 verification.
 
     Raises:
-        InvalidRevocation: it is not a revocation list.
-        BadSignature: its issuer did not sign it.
+        InvalidRevocation: the text is not a revocation list.
+        BadSignature: the issuer did not sign it.
     """
     parsed = _core.RevocationList.parse(text)
     revoked = None if parsed is None else parsed.revoked()
@@ -211,8 +217,8 @@ def parse_revocation_list(text: bytes) -> RevocationList:
 
 
 def signing_input(tag: bytes, members: Mapping[str, Any]) -> bytes:
-    """What the signature of a certificate or revocation list signs: `tag`, then the canonical text of all its
-    members but `sig`."""
+    """Return the bytes that the signature of a certificate or revocation list covers: `tag`, then the
+    canonical text of all members except `sig`."""
     return tag + canonicalize(orjson.dumps({name: members[name] for name in members if name != "sig"}))
 
 
@@ -302,7 +308,8 @@ def _string_list(value: object) -> tuple[str, ...]:
 
 
 def _integer(value: object) -> int | None:
-    """An integer as JSON means it: `1e21`, which canonical text does not write out, is one too."""
+    """Return a JSON integer as an int, None if it is not one. `1e21` is an integer too, although canonical
+    text does not write its digits."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         return None
     return int(value)
@@ -318,7 +325,7 @@ def _is_private(path: str, iss_user_id: str) -> bool:
 
 
 def decode_base64(text: str) -> bytes | None:
-    """The bytes of padded standard base64 in its one spelling, else None."""
+    """Return the bytes of padded standard base64 in its canonical spelling, None for any other text."""
     try:
         decoded = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -329,5 +336,5 @@ def decode_base64(text: str) -> bytes | None:
 def _signed_by(key: str, message: bytes, signature: object) -> bool:
     try:
         return isinstance(signature, str) and PublicKey(key).verify(message, signature)
-    except ValueError:  # a small-order key signs anything
+    except ValueError:  # a small-order key would accept any signature
         return False

@@ -1,4 +1,4 @@
-"""Members of `data` that only some roles see or change (docs/reference/protocol.md#field-permissions)."""
+"""Members of `data` that only some roles may read or write (docs/reference/protocol.md#field-permissions)."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ Permissions = Mapping[str, FieldPermission]
 
 
 def hidden_fields(permissions: Permissions, roles: frozenset[str]) -> frozenset[str]:
-    """The members that a reader with `roles` does not get to see."""
+    """Return the members that a reader with `roles` may not read."""
     return frozenset(
         name
         for name, permission in permissions.items()
@@ -21,8 +21,8 @@ def hidden_fields(permissions: Permissions, roles: frozenset[str]) -> frozenset[
 
 
 def redact(data: bytes, names: frozenset[str]) -> bytes:
-    """The JSON object `data` without the members `names`; other members keep their values and order. Raises
-    DocumentCorrupt where it does not read."""
+    """Return the JSON object `data` without the members `names`; other members keep their values and order.
+    Raises DocumentCorrupt if it does not parse."""
     try:
         members = orjson.loads(data)
     except ValueError as error:
@@ -32,8 +32,8 @@ def redact(data: bytes, names: frozenset[str]) -> bytes:
 
 def redact_elements(elements: bytes, names: frozenset[str]) -> bytes:
     """Remove the members `names` from the `data` of the elements of a log (JSON objects, separated by
-    commas). An element that lacks any loses its author's proof, which would verify guesses. Data that is no
-    object stays as it is. Raises DocumentCorrupt if the elements do not parse."""
+    commas). An element that loses a member also loses its author proof, which would let a reader verify
+    guesses. Data that is not an object is unchanged. Raises DocumentCorrupt if the elements do not parse."""
     try:
         found = orjson.loads(b"[%b]" % elements)
     except ValueError as error:
@@ -47,8 +47,8 @@ def redact_elements(elements: bytes, names: frozenset[str]) -> bytes:
 
 
 def check_append(permissions: Permissions, roles: frozenset[str], data: bytes) -> None:
-    """Raise Forbidden where `data`, the JSON object of a new element, has a member that a writer with `roles`
-    may not write: nothing was there before that it could keep."""
+    """Raise Forbidden if `data`, the JSON object of a new element, has a member that a writer with `roles`
+    may not write. A new element has no earlier value that the member could keep."""
     locked = _read_only_fields(permissions, roles)
     named = locked.keys() & orjson.loads(data).keys() if locked else ()
     if named:
@@ -58,10 +58,10 @@ def check_append(permissions: Permissions, roles: frozenset[str], data: bytes) -
 def preserve_read_only_fields(
     permissions: Permissions, roles: frozenset[str], body: _core.PushBody, current: bytes | None
 ) -> _core.PushBody:
-    """The push as far as a writer with `roles` may make it: members it may not write keep the value of
-    `current` (the stored data, None where nothing is stored), whether the writer saw them or not.
+    """Return the push with the members that a writer with `roles` may not write set to their values in
+    `current` (the stored data, None if there is none), even if the writer cannot read them.
 
-    Raises Forbidden where the push gives such a member another value.
+    Raises Forbidden if the push gives such a member another value.
     """
     locked = _read_only_fields(permissions, roles)
     if not locked:
@@ -70,21 +70,21 @@ def preserve_read_only_fields(
     stored = {} if current is None else orjson.loads(current)
     unseen = hidden_fields(permissions, roles)
     for name in locked.keys() & pushed.keys():
-        # To tell a writer that a value they cannot read is the right one would be to let them read it.
+        # Confirming a guess at a hidden value would let the writer read it.
         is_same = name in stored and _canonical(pushed[name]) == _canonical(stored[name])
         if name in unseen or not is_same:
             raise _forbidden(name, locked[name])
-    kept = {name: stored[name] for name in locked.keys() & stored.keys()}
-    merged = orjson.dumps({**pushed, **kept})
+    preserved = {name: stored[name] for name in locked.keys() & stored.keys()}
+    merged = orjson.dumps({**pushed, **preserved})
     if merged == orjson.dumps(pushed):
         return body
     if body.author_signature is not None:
-        raise _forbidden(min(kept), locked[min(kept)])
+        raise _forbidden(min(preserved), locked[min(preserved)])
     return _core.decode_push(b'{"data":%b,"baseHash":%b}' % (merged, orjson.dumps(body.base_hash)))
 
 
 def _read_only_fields(permissions: Permissions, roles: frozenset[str]) -> dict[str, tuple[str, ...]]:
-    """The members that a writer with `roles` may not write, and whose they are."""
+    """Return the members that a writer with `roles` may not write, and the roles that may."""
     return {
         name: permission.write_roles
         for name, permission in permissions.items()
@@ -93,7 +93,7 @@ def _read_only_fields(permissions: Permissions, roles: frozenset[str]) -> dict[s
 
 
 def _canonical(value: object) -> bytes:
-    """The text that tells values apart as JSON does: unlike Python, where `True == 1`."""
+    """Return canonical JSON, which distinguishes values that are equal in Python, such as `True == 1`."""
     return _core.canonicalize(orjson.dumps(value))
 
 

@@ -1,7 +1,7 @@
-"""Certificates, revocation lists and public links, made (docs/reference/protocol.md#certificates).
+"""Issuing of certificates, revocation lists and public links (docs/reference/protocol.md#certificates).
 
-Pure: the caller passes the clock (seconds) and a nonce of 16 random bytes. What a server would refuse for
-its form is refused here already, with CertificateError.
+All functions are pure; the clock (seconds) and a nonce of 16 random bytes are arguments. They raise
+CertificateError for a certificate whose form a server would reject.
 """
 
 import base64
@@ -33,7 +33,8 @@ DROPPED_AFTER_S: Final = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Operations, and path globs with `!` for a deny (docs/reference/protocol.md#path-scopes)."""
+    """Operations and path globs; a path that starts with `!` denies
+    (docs/reference/protocol.md#path-scopes)."""
 
     ops: tuple[str, ...]
     paths: tuple[str, ...]
@@ -43,19 +44,19 @@ FULL_ACCESS: Final = Grant(("read", "list", "write"), ("**",))
 
 
 def reader_grant(collection: str) -> Grant:
-    """Read and list the collection, but for its member list."""
+    """Return a grant to read and list the collection, except its member list."""
     return Grant(("read", "list"), (f"{collection}/**", f"!{collection}/_members"))
 
 
 def writer_grant(collection: str) -> Grant:
-    """Read, list and write the collection, but for its keyring and member list."""
+    """Return a grant to read, list and write the collection, except its keyring and member list."""
     return Grant(
         ("read", "list", "write"), (f"{collection}/**", f"!{collection}/_keyring", f"!{collection}/_members")
     )
 
 
 def admin_grant(collection: str) -> Grant:
-    """Everything in the collection. Only a device certificate may carry it."""
+    """Return a grant for everything in the collection. Only a device certificate may carry it."""
     return Grant(("read", "list", "write"), (f"{collection}/**",))
 
 
@@ -70,7 +71,8 @@ def issue_device_certificate(
     grant: Grant = FULL_ACCESS,
     collections: tuple[str, ...] = ("*",),
 ) -> Certificate:
-    """A certificate for the holder of key `sub` to act as its issuer. A root's first device is itself."""
+    """Return a certificate that lets the holder of the key `sub` act as its issuer. The first device of a
+    root is the root itself."""
     subject = {"sub": sub, "subKem": sub_kem}
     return _issue(issuer, "device", subject, grant, collections, now_s, nonce, expires_at_s)
 
@@ -86,8 +88,8 @@ def issue_member_certificate(
     expires_at_s: int | None = None,
     grant: Grant | None = None,
 ) -> Certificate:
-    """A certificate for another person, with key `sub`, in one collection; `grant` is `reader_grant` by
-    default."""
+    """Return a certificate for another person, with key `sub`, in one collection. `grant` defaults to
+    `reader_grant`."""
     subject = {"sub": sub, "subKem": sub_kem, "subUserId": user_id(sub)}
     return _issue(
         issuer,
@@ -111,8 +113,8 @@ def issue_audience_certificate(
     grant: Grant | None = None,
     aud: tuple[str, ...] | None = None,
 ) -> Certificate:
-    """A certificate for whoever presents it, or for the keys of `aud`, in one collection; `grant` is
-    `reader_grant` by default."""
+    """Return a certificate in one collection for the keys of `aud`, or for any presenter if `aud` is None.
+    `grant` defaults to `reader_grant`."""
     if aud == ():
         raise CertificateError("audience-empty")
     subject = {} if aud is None else {"aud": aud}
@@ -129,7 +131,7 @@ def issue_audience_certificate(
 
 
 def public_link(certificate: Certificate) -> str:
-    """The URL fragment that hands an audience certificate on. Raises ValueError for another kind."""
+    """Return the URL fragment that shares an audience certificate. Raises ValueError for another kind."""
     if certificate.kind != "audience":
         raise ValueError("only an audience certificate can be handed on in a link")
     text = b'{"cap":' + certificate.text + b',"v":1}'
@@ -145,11 +147,12 @@ def issue_revocation_list(
     earlier: RevocationList | None = None,
     now_s: int = 0,
 ) -> RevocationList:
-    """Sign the list that revokes these certificates, and everything that `subjects` hold: pairs of key and
-    the second after which the entry may be dropped. It replaces lists of a lower `generation`.
+    """Return a signed list that revokes these certificates, and everything issued to `subjects`: pairs of a
+    key and the second after which the entry may be dropped. It replaces lists of a lower `generation`.
 
-    What is in an `earlier` list stays, but for entries that expired more than a day before `now_s`. An `exp`
-    of 0 or less tells nothing: that entry stays as well."""
+    Entries of an `earlier` list are kept, except those that expired more than a day before `now_s`. An entry
+    whose `exp` is 0 or less never expires.
+    """
     known = {} if earlier is None else orjson.loads(earlier.text)
     own = [{"sub": cert.sub, "nonce": cert.nonce, "exp": cert.exp} for cert in certificates]
     members: dict[str, Any] = {
@@ -160,16 +163,16 @@ def issue_revocation_list(
         "generation": generation,
         "revoked": _merge_entries(known.get("revoked", []), own, ("sub", "nonce"), now_s),
     }
-    held = [{"sub": sub, "exp": exp} for sub, exp in subjects]
-    if dropped := _merge_entries(known.get("revokedSubjects", []), held, ("sub",), now_s):
-        members["revokedSubjects"] = dropped
+    own_subjects = [{"sub": sub, "exp": exp} for sub, exp in subjects]
+    if revoked_subjects := _merge_entries(known.get("revokedSubjects", []), own_subjects, ("sub",), now_s):
+        members["revokedSubjects"] = revoked_subjects
     return parse_revocation_list(_sign(issuer, REVOCATION_TAG, members))
 
 
 def _merge_entries(
     earlier: list[dict[str, Any]], own: list[dict[str, Any]], names: tuple[str, ...], now_s: int
 ) -> list[dict[str, Any]]:
-    """The entries of both, each once by the members `names`, without those that expired long ago."""
+    """Return the entries of both, unique by the members `names`, without those that expired long ago."""
     entries = {
         tuple(entry[name] for name in names): entry
         for entry in earlier

@@ -1,4 +1,4 @@
-"""Owners of stored data: a cheap way to tell users from strangers."""
+"""Ownership of stored data, which is a cheap way to distinguish users from strangers."""
 
 from collections.abc import AsyncGenerator, Iterator
 from typing import Final
@@ -11,8 +11,8 @@ MAX_CACHED_OWNERS: Final = 10_000
 
 class Ownership:
     """Identities that own stored data. An identity owns the keys below its `{identity}` in collections whose
-    path has only literal segments before that, which one page of a listing shows for each such collection.
-    Keys elsewhere, as in rooms that others may name, make nobody an owner."""
+    path has only literal segments before it; one page of a listing shows them for each such collection. Keys
+    elsewhere, for example in rooms that anyone may name, do not count."""
 
     def __init__(self, config: Config, store: Store) -> None:
         self._store = store
@@ -20,7 +20,7 @@ class Ownership:
         self._owners: set[str] = set()
 
     async def owns_data(self, identity: str) -> bool:
-        """Return True if `identity` owns anything that is stored. A positive answer is cached. Raises
+        """Return True if `identity` owns any stored data. A positive result is cached. Raises
         StoreUnavailable."""
         if identity in self._owners:
             return True
@@ -45,7 +45,7 @@ class Ownership:
 
 
 def _identity_prefixes(config: Config) -> Iterator[tuple[str, bool]]:
-    """Return the part of each template before `{identity}`, and whether anything follows it."""
+    """Yield the part of each template before `{identity}`, and True if nothing follows it."""
     for _, _, collection in config.each_collection():
         before, identity, after = collection.storage_path.partition("{identity}")
         if identity and "{" not in before:

@@ -1,4 +1,4 @@
-"""What a collection's actions ask of a caller: roles, scopes, restrictions.
+"""Access policies: the roles, scopes and restrictions that each action on a collection requires.
 
 See docs/reference/protocol.md#authorisation.
 """
@@ -15,14 +15,14 @@ _OPS: dict[Action, frozenset[str]] = {
     "list": frozenset({"list", "read"}),
 }
 SPACE_ROLE_PREFIX = "space:"
-"""How the roles start that a space's access document gives."""
+"""Prefix of the roles that a space's access document gives."""
 _OWN_IDENTITY_ONLY = frozenset({"self", "device:root"})
-"""Roles that everybody holds for what is theirs: they open nothing that belongs to another identity."""
+"""Roles that every identity has for its own data. They give no access to the data of another identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """What one action on one collection asks of a caller."""
+    """The requirements of one action on one collection."""
 
     action: Action
     collection: Collection
@@ -31,23 +31,23 @@ class AccessPolicy:
     allows_anonymous: bool
     """Callers without credentials reach the role check, as `public`."""
     needs_credentials: bool
-    """Credentials are looked at."""
+    """Credentials are read and checked."""
     identity_index: int | None
-    """Which path parameter is `{identity}`: of a list, of its prefix."""
+    """Index of the path parameter `{identity}`; for a list, in its prefix. None if there is none."""
     uses_space_roles: bool
-    """Roles that a space's access document gives count (`pysync.spaces`)."""
+    """Roles that a space's access document gives apply (`pysync.auth.spaces`)."""
     uses_plugin_roles: bool
-    """Roles that plugins give count."""
+    """Roles that plugins give apply."""
     restrictions: tuple[Restriction, ...]
     limit: RateRule | None
     trust: Trust | None = None
-    """The issuers that this collection trusts; None: those that the server trusts."""
+    """The issuers that this collection trusts; None for those that the server trusts."""
     shadowing_templates: tuple[KeyTemplate, ...] = ()
-    """Templates of other collections in the namespace that win keys over this one's."""
+    """Templates of other collections in the namespace that take precedence for some keys of this one."""
     uses_dynamic_roles: bool = field(init=False)
-    """Roles count that a caller holds for one request alone: of a space, or of plugins."""
+    """Roles that a space or plugins give for a single request apply."""
     is_open: bool = field(init=False)
-    """Everybody may act on every key, and credentials are not looked at."""
+    """Anyone may act on every key, and credentials are ignored."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "uses_dynamic_roles", self.uses_space_roles or self.uses_plugin_roles)
@@ -64,8 +64,9 @@ class AccessPolicy:
         *,
         uses_plugin_roles: bool = False,
     ) -> "AccessPolicy":
-        """The rule that the configuration makes for `action` on `collection`. `uses_plugin_roles`: there is a
-        plugin that gives roles. As it may give them to anybody, everybody's credentials are looked at."""
+        """Return the policy that the configuration defines for `action` on `collection`. `uses_plugin_roles`
+        is True if a plugin grants roles. It may grant them to anyone, so credentials are then always
+        checked."""
         roles = frozenset(collection.write_roles if action == "push" else collection.read_roles)
         levels = [config.restrictions, collection.restrictions]
         if namespace is not None:
@@ -80,7 +81,7 @@ class AccessPolicy:
         needed = collection.require_auth
         if needed is None:
             needed = not public
-        # What is listed are the values of the last parameter: the path does not have it.
+        # A list returns the values of the last parameter, so its path does not contain it.
         path = collection.storage_path
         names = params(path.rpartition("/")[0] if action == "list" else path)
         return cls(
@@ -106,12 +107,13 @@ class AccessPolicy:
         )
 
     def owns_key(self, document_key: str) -> bool:
-        """Whether the key, which has the shape of this collection's, is not another collection's. What routes
-        lead to is owned; what is put together from a template need not be."""
-        return not any(rival.matches(document_key) for rival in self.shadowing_templates)
+        """Return True if the key, which matches this collection's template, does not resolve to another
+        collection. This always holds for a key that a route matched, but not for one that was filled into a
+        template."""
+        return not any(template.matches(document_key) for template in self.shadowing_templates)
 
     def denial_reason(self, caller: Caller, identity: str | None, document_key: str) -> str | None:
-        """Return the reason, for the operator's log, why `caller` may not act on `document_key`; None if it
+        """Return the reason why `caller` may not act on `document_key`, for the operator's log; None if it
         may."""
         if self.restrictions and self._is_denied(caller.identity):
             return "restrictions"
@@ -122,22 +124,23 @@ class AccessPolicy:
         roles = self.trusted_roles(caller)
         if self.collection.root_only and "device:root" not in roles:
             return "roles: rootOnly"
-        held = self.roles & roles
+        matching = self.roles & roles
         if identity is None:
-            return None if held else "roles"
+            return None if matching else "roles"
         if identity == caller.identity:
-            return None if "self" in self.roles or held else "roles"
-        if any(role not in _OWN_IDENTITY_ONLY and not role.startswith("cap:") for role in held):
+            return None if "self" in self.roles or matching else "roles"
+        if any(role not in _OWN_IDENTITY_ONLY and not role.startswith("cap:") for role in matching):
             return None
         return "roles: the path names another identity"
 
     def effective_roles(self, caller: Caller, identity: str | None) -> frozenset[str]:
-        """The roles that `caller` holds where the path names `identity`: `self` too, where it is theirs."""
+        """Return the roles of `caller` on a path that names `identity`, including `self` if that is the
+        caller."""
         roles = self.trusted_roles(caller)
         return roles | {"self"} if identity and identity == caller.identity else roles
 
     def trusted_roles(self, caller: Caller) -> frozenset[str]:
-        """The roles that `caller` holds in this collection, by whom it trusts."""
+        """Return the roles of `caller` in this collection, from the issuers that it trusts."""
         if self.trust is None or caller.claims is None:
             return caller.roles
         return caller.claims.roles(caller.identity, *self.trust) | caller.given
@@ -154,7 +157,7 @@ class AccessPolicy:
 
 
 class PolicyTable:
-    """The policies of one configuration, each made once. `uses_plugin_roles`: there is a plugin that gives
+    """The policies of one configuration, each created once. `uses_plugin_roles` is True if a plugin grants
     roles."""
 
     def __init__(self, config: Config, *, uses_plugin_roles: bool) -> None:
@@ -163,7 +166,7 @@ class PolicyTable:
         self._made: dict[tuple[str | None, str, Action], AccessPolicy] = {}
 
     def of(self, namespace: str | None, collection: Collection, action: Action) -> AccessPolicy:
-        """The policy for an action on a collection of the namespace."""
+        """Return the policy for an action on a collection of the namespace."""
         key = namespace, collection.name, action
         if key not in self._made:
             self._made[key] = AccessPolicy.from_config(
@@ -172,7 +175,7 @@ class PolicyTable:
         return self._made[key]
 
     def pulls(self) -> list[AccessPolicy]:
-        """The policies for pulls of every collection, also of those that are only pushed to."""
+        """Return the policies for pulls of all collections, including those that are push-only."""
         return [self.of(name or None, found, "pull") for name, _, found in self._config.each_collection()]
 
 

@@ -1,8 +1,8 @@
-"""Revocation lists: published once, honoured by every node within seconds.
+"""Revocation lists, which all nodes apply within seconds of their publication.
 
-Anybody may publish one. A stranger is an issuer that the configuration does not name and that owns nothing
-stored here. Lists of strangers must be short and revoke something, and are dropped when all entries have
-expired, so that they neither cost much nor take the room of others.
+Anyone may publish one. A stranger is an issuer that the configuration does not name and that owns no stored
+data. Lists of strangers must be short and revoke something, and are dropped once all their entries have
+expired, so that they cost little and cannot crowd out the lists of others.
 
 See docs/reference/protocol.md#revocation-lists.
 """
@@ -30,20 +30,21 @@ from pysync.store import ABSENT, Etag, EtagMismatch, NotModified, Precondition, 
 PREFIX: Final = "_pysync/revocations"
 RECHECK_MS: Final = 3_000
 MAX_ISSUERS: Final = 10_000
-"""Number of lists up to which strangers may add theirs."""
+"""Number of lists above which strangers may not add theirs."""
 MAX_UNTRUSTED_BYTES: Final = 16_384
 CACHE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of cached entries, those of trusted issuers apart: some 500,000 entries."""
+"""Bytes of cached entries, about 500,000 of them. Lists of trusted issuers do not count."""
 BYTES_PER_LIST: Final = 500
 BYTES_PER_ENTRY: Final = 32
 IN_THREAD_ABOVE: Final = 16_384
 """Lists of more bytes than this are parsed in a thread."""
 DROPPED_AFTER_S: Final = 86_400
-"""Seconds after the expiry of its last entry at which a list is dropped: a clock that is wrong for a moment
-drops nothing that still counts."""
+"""Seconds after the expiry of its last entry at which a list is dropped. A clock that is wrong for a moment
+does not drop a list that still applies."""
 SWEEP_EVERY_S: Final = 3600.0
 COUNT_TTL_MS: Final = 60_000
-"""Time for which a count of the lists is good, together with those that this process adds."""
+"""Milliseconds for which a count of the lists is reused. Lists that this process adds are counted
+meanwhile."""
 _ATTEMPTS = 8
 _PAGE = 1000
 
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _CachedList:
-    """The state of an issuer's list when the store was last asked."""
+    """The list of an issuer, as last read from the store."""
 
     found: RevocationList | None
     etag: str | None
@@ -64,6 +65,7 @@ class _CachedList:
 
     @property
     def size(self) -> int:
+        """Estimated size in memory, in bytes."""
         entries = 0 if self.found is None else len(self.found.revoked)
         return BYTES_PER_LIST + BYTES_PER_ENTRY * entries
 
@@ -73,8 +75,8 @@ async def _owns_nothing(identity: str) -> bool:
 
 
 class RevocationRegistry:
-    """The revocation lists of a store, each read again when its copy is 3 s old. User ids in `trusted`, and
-    those that own something (`owns_data`), are no strangers."""
+    """The revocation lists of a store. A cached list is read again after 3 s. Issuers whose user id is in
+    `trusted`, or for whom `owns_data` returns True, are not strangers."""
 
     def __init__(
         self,
@@ -93,7 +95,8 @@ class RevocationRegistry:
         self._count, self._counted_at_ms = 0, 0
 
     async def is_revoked(self, certificate: Revocable) -> bool:
-        """Whether the certificate's issuer took it back. Raises StoreUnavailable where nobody can tell."""
+        """Return True if the issuer revoked the certificate. Raises StoreUnavailable if the list cannot be
+        read."""
         issuer = certificate.iss_user_id
         known = self._cache_of(issuer).get(issuer)
         if known is None or self._now_ms() - known.fetched_at_ms > RECHECK_MS:
@@ -105,14 +108,15 @@ class RevocationRegistry:
     async def publish(self, text: bytes) -> int:
         """Store a signed list and return its generation.
 
-        What is cheap to tell is told first: a list that is not newer costs no check of its signature.
+        Cheap checks come first: a list that is not newer is rejected before its signature is verified.
 
         Raises:
-            InvalidRevocation: no revocation list, or a stranger's that takes nothing back.
-            PayloadTooLarge: a stranger's of more than 16 KB.
+            InvalidRevocation: not a revocation list, or a stranger's that revokes nothing.
+            PayloadTooLarge: a stranger's list of more than 16 KB.
             StaleGeneration: the issuer has published this generation or a later one.
-            BadSignature: its issuer did not sign it.
+            BadSignature: the issuer did not sign it.
             TooManyIssuers: 10,000 issuers have lists here, and this stranger has none.
+            StoreUnavailable: the store does not answer, or too many writers compete.
         """
         new = await _in_thread_if_large(text, SignedList.parse, text)
         if new is None:
@@ -138,7 +142,7 @@ class RevocationRegistry:
         raise StoreUnavailable
 
     async def published(self, issuer: str) -> bytes | None:
-        """The list of an issuer (user id) as it is stored, None where there is none that can be read. Raises
+        """Return the stored list of an issuer (user id), None if there is none that can be parsed. Raises
         StoreUnavailable."""
         stored = await self._store.get(f"{PREFIX}/{issuer}")
         if not isinstance(stored, StoredObject):
@@ -146,8 +150,8 @@ class RevocationRegistry:
         return stored.body if await _in_thread_if_large(stored.body, SignedList.parse, stored.body) else None
 
     async def delete_expired(self) -> int:
-        """Drop the lists of strangers of which every entry has expired, and return their number. None within
-        ten minutes of a step of the clock."""
+        """Delete the lists of strangers whose entries have all expired, and return their number. Deletes
+        nothing within ten minutes of a step of the clock."""
         dropped, after = 0, None
         if not is_stable(self._now_ms):
             return dropped
@@ -160,7 +164,7 @@ class RevocationRegistry:
         return dropped
 
     async def delete_expired_periodically(self) -> None:
-        """`delete_expired` once an hour, for ever."""
+        """Run `delete_expired` once an hour, until cancelled."""
         await every(SWEEP_EVERY_S, self.delete_expired, "failed to drop expired revocation lists", log)
 
     async def _drop_expired(self, issuer: str) -> bool:
@@ -181,7 +185,7 @@ class RevocationRegistry:
         return True
 
     async def _validate(self, new: SignedList, text: bytes) -> bool:
-        """Return True if the list is a stranger's. Raises as `publish` does if the list is refused."""
+        """Return True if the list is a stranger's. Raises as `publish` if the list is rejected."""
         is_trusted = new.iss_user_id in self._trusted
         is_long = len(text) > MAX_UNTRUSTED_BYTES
         if is_long and not is_trusted and not await self._owns_data(new.iss_user_id):
@@ -228,7 +232,7 @@ class RevocationRegistry:
             self._cached_bytes -= known.size
 
     async def _check_issuer_count(self) -> None:
-        """Raise TooManyIssuers where one more would be over the limit."""
+        """Raise TooManyIssuers if another list would exceed the limit."""
         now_ms = self._now_ms()
         if not 0 <= now_ms - self._counted_at_ms < COUNT_TTL_MS:
             count, after = 0, None
@@ -240,15 +244,15 @@ class RevocationRegistry:
 
 
 async def _in_thread_if_large(text: bytes, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Run work on a list, in a thread if the list is long."""
+    """Call `work`, which handles a list, in a thread if the list is long."""
     if len(text) > IN_THREAD_ABOVE:
         return await asyncio.to_thread(work, *args, **options)
     return work(*args, **options)
 
 
 def _parse_stored(stored: StoredObject, fetched_at_ms: int) -> _CachedList:
-    """What is stored for an issuer. What does not read as a list refuses everybody it might revoke, until its
-    issuer publishes another."""
+    """Return the stored list of an issuer. If it does not parse, every certificate that it might revoke is
+    rejected until the issuer publishes another."""
     try:
         found = replace(parse_revocation_list(stored.body), text=b"")
     except (InvalidRevocation, BadSignature):

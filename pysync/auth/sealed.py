@@ -1,4 +1,5 @@
-"""Tell sealed data by its form, since the server has no keys (docs/reference/protocol.md#sealed-data)."""
+"""Recognition of sealed data by its form, since the server has no keys
+(docs/reference/protocol.md#sealed-data)."""
 
 from typing import Any, Final
 
@@ -11,19 +12,19 @@ KEYRING: Final = "_keyring"
 _OVERHEAD_BYTES: Final = 28
 """Bytes of the iv and the tag of AES-256-GCM."""
 _ENTRY_TEXTS: Final = {"subKem": 32, "ephKem": 32, "addedBy": 32}
-"""Keys in hex digits, by how many bytes they have."""
+"""Members that hold a key in hex digits, with its size in bytes."""
 
 
 def check_sealed(data: bytes) -> None:
-    """Raise DataNotSealed unless `data` (JSON text) is what clients seal: a document or log element under a
-    keyring, or an envelope for one recipient, and nothing beside it."""
+    """Raise DataNotSealed unless `data` (JSON text) is sealed by its form: a document or log element under a
+    keyring, or an envelope for one recipient, without any other members."""
     value = orjson.loads(data)
     if not (_is_document(value) or _is_envelope(value)):
         raise DataNotSealed
 
 
 def _is_document(value: dict[str, Any]) -> bool:
-    """`{"_encrypted", "_epoch"?}`."""
+    """Return True for `{"_encrypted", "_epoch"?}`."""
     epoch = value.get("_epoch", 1)
     return (
         value.keys() <= {"_encrypted", "_epoch"}
@@ -34,7 +35,7 @@ def _is_document(value: dict[str, Any]) -> bool:
 
 
 def _is_envelope(value: dict[str, Any]) -> bool:
-    """`{"entry", "ct", "v"?}`, whose ciphertext the spaces library writes in hex."""
+    """Return True for `{"entry", "ct", "v"?}`. The spaces library writes its ciphertext in hex."""
     entry, text = value.get("entry"), value.get("ct")
     return (
         value.keys() <= {"entry", "ct", "v"}
@@ -55,7 +56,7 @@ def _is_ciphertext(text: object) -> bool:
 
 
 def _is_hex(text: object, size: int | None = None) -> bool:
-    """Return True if the text is hex digits of so many bytes, or of a ciphertext."""
+    """Return True if the text is hex digits of `size` bytes, or by default of any ciphertext."""
     try:
         found = len(bytes.fromhex(text)) if isinstance(text, str) and text.isalnum() else 0
     except ValueError:

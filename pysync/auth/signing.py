@@ -1,8 +1,7 @@
-"""The keys of a person or device, and the file they live in (docs/reference/protocol.md#identities-and-keys).
+"""Keys of people and devices, their key files (docs/reference/protocol.md#identities-and-keys), and the
+signatures of requests and authors (docs/reference/protocol.md#request-signature).
 
-Signatures over requests and over a document's author, made (docs/reference/protocol.md#request-signature).
-
-The native core verifies them. Pure: the caller passes clock and randomness.
+The native core verifies the signatures. The functions that sign are pure: clock and randomness are arguments.
 """
 
 import base64
@@ -35,21 +34,21 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Signer(Protocol):
-    """What signs: `pysync.keys.IdentityKeys`, or a device that keeps its private key to itself."""
+    """A source of signatures: `IdentityKeys`, or a device that does not reveal its private key."""
 
     @property
     def ed_pub(self) -> str:
-        """The public key, 64 hex digits."""
+        """The Ed25519 public key, 64 hex digits."""
 
     def sign(self, message: bytes) -> str:
-        """The Ed25519 signature in base64."""
+        """Return the Ed25519 signature over `message`, in base64."""
 
 
 def sign_request(
     signer: Signer, method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: bytes
 ) -> dict[str, str]:
-    """The headers that sign one request. `target` is path and query as the client puts them after its base
-    URL; `body` is empty unless it is JSON; `nonce` is 16 fresh random bytes."""
+    """Return the headers that sign one request. `target` is the path and query as the client appends them to
+    its base URL; `body` is empty unless it is JSON; `nonce` is 16 fresh random bytes."""
     nonce_text = base64.b64encode(nonce).decode()
     message = request_message(method, target, body, host, ts_ms, nonce_text)
     return {
@@ -60,8 +59,8 @@ def sign_request(
 
 
 def sign_author(signer: Signer, tag: str, document_key: str, data: bytes) -> dict[str, str]:
-    """The body members that prove who wrote `data`: JSON text as the server will store it, so without the
-    unsafe keys. `tag` is DOCUMENT_AUTHOR or APPEND_AUTHOR."""
+    """Return the body members that prove the author of `data`, which is JSON text as the server stores it,
+    that is without unsafe keys. `tag` is DOCUMENT_AUTHOR or APPEND_AUTHOR."""
     message = canonicalize(b'{"d":' + data + b',"k":' + orjson.dumps(document_key) + b"}")
     return {
         "authorPubkey": signer.ed_pub,
@@ -70,8 +69,8 @@ def sign_author(signer: Signer, tag: str, document_key: str, data: bytes) -> dic
 
 
 def canonical_host(base_url: str) -> str:
-    """The host that requests to `base_url` sign: in lower case, international names encoded, without user or
-    default port; `""` where the URL has none. Raises ValueError for a port or name that cannot be."""
+    """Return the host that requests to `base_url` sign: lower case, international names encoded, without user
+    or default port; `""` if the URL has none. Raises ValueError for an invalid port or name."""
     url = urlsplit(base_url)
     if url.scheme not in _DEFAULT_PORTS or not url.hostname:
         return ""
@@ -79,7 +78,7 @@ def canonical_host(base_url: str) -> str:
     if ":" in name:
         name = f"[{name}]"
     elif re.fullmatch(r"[0-9.]+", name):
-        # 127.1 is an address in short: it is the same server whichever way it is written.
+        # 127.1 is short for 127.0.0.1: both spellings name the same server.
         try:
             name = socket.inet_ntoa(socket.inet_aton(name))
         except OSError:
@@ -92,15 +91,15 @@ def canonical_host(base_url: str) -> str:
 
 @lru_cache(maxsize=256)
 def canonical_host_of_header(host: str, scheme: str) -> str:
-    """The host that a request signed, from its `Host` header and the scheme it came by."""
+    """Return the host that a request signed, given its `Host` header and scheme."""
     name, separator, port = host.lower().rpartition(":")
     return name if separator and port == str(_DEFAULT_PORTS.get(scheme)) else host.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityKeys:
-    """An Ed25519 pair that signs and an X25519 pair that receives sealed keys, each half 64 hex digits. The
-    private halves stay out of the repr."""
+    """An Ed25519 pair for signatures and an X25519 pair that receives sealed keys, each half 64 hex digits.
+    The private halves are excluded from the repr."""
 
     ed_priv: str = field(repr=False)
     ed_pub: str
@@ -111,7 +110,7 @@ class IdentityKeys:
 
     @classmethod
     def from_private(cls, ed_priv: bytes, kem_priv: bytes) -> "IdentityKeys":
-        """The keys with these private halves, 32 bytes each. Raises ValueError."""
+        """Return the keys with these private halves, 32 bytes each. Raises ValueError."""
         signing = Ed25519PrivateKey.from_private_bytes(ed_priv)
         ed_pub = signing.public_key().public_bytes_raw().hex()
         kem_pub = X25519PrivateKey.from_private_bytes(kem_priv).public_key().public_bytes_raw().hex()
@@ -119,13 +118,13 @@ class IdentityKeys:
 
     @classmethod
     def generate(cls, random: Callable[[int], bytes] = os.urandom) -> "IdentityKeys":
-        """New keys from `random`."""
+        """Return new keys from `random`."""
         return cls.from_private(random(32), random(32))
 
     @classmethod
     def from_passphrase(cls, passphrase: str) -> "IdentityKeys":
-        """The root keys of a passphrase, the same on every machine. Takes about 47 MB and a tenth of a second
-        on purpose. Raises ValueError for a blank passphrase."""
+        """Return the root keys of a passphrase, which are the same on every machine. Takes about 47 MB and a
+        tenth of a second on purpose. Raises ValueError for a blank passphrase."""
         if not passphrase.strip():
             raise ValueError("the passphrase is empty")
         secret = Argon2id(
@@ -137,11 +136,11 @@ class IdentityKeys:
         )
 
     def sign(self, message: bytes) -> str:
-        """The Ed25519 signature over `message`, in base64."""
+        """Return the Ed25519 signature over `message`, in base64."""
         return base64.b64encode(self._signing.sign(message)).decode()
 
     def to_json(self) -> bytes:
-        """The text of a key file. It holds the private halves."""
+        """Return the text of a key file, which includes the private halves."""
         members = {
             "edPriv": self.ed_priv,
             "edPub": self.ed_pub,
@@ -153,7 +152,8 @@ class IdentityKeys:
 
     @classmethod
     def from_json(cls, text: bytes) -> "IdentityKeys":
-        """The keys of a key file. Raises ValueError when it is none, or when a public half does not fit."""
+        """Return the keys of a key file. Raises ValueError if it is not one, or if a public half does not
+        belong to its private half."""
         members = orjson.loads(text)
         if not isinstance(members, dict):
             raise ValueError("not a key file: a JSON object is expected")
@@ -169,7 +169,8 @@ class IdentityKeys:
         return keys
 
     def save(self, path: Path) -> None:
-        """Write the key file, readable by its owner alone. Raises FileExistsError rather than lose keys."""
+        """Write the key file, readable only by its owner. Raises FileExistsError rather than overwrite
+        keys."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(self.to_json())

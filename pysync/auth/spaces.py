@@ -1,8 +1,8 @@
 """Spaces: the roles that a space's access document gives (docs/reference/protocol.md#spaces).
 
-The document at `auth.spaces.accessPath` is `{"owner": userId, "members": [userId...]}`. Its owner holds
-`space:owner` and `space:member`, its members `space:member`, and where it is absent nobody holds either: no
-read is trusted on first use unless `trustOnFirstUse` says so. It is read for every request, never remembered.
+The document at `auth.spaces.accessPath` is `{"owner": userId, "members": [userId...]}`. Its owner has the
+roles `space:owner` and `space:member`, its members have `space:member`. Without the document nobody has
+either, unless `trustOnFirstUse` is set. The document is read for every request and never cached.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from pysync.model import Caller
 from pysync.store import NotModified, Store
 
 ROLE_TIMEOUT_S = 5.0
-"""How long roles may take to be told (docs/reference/protocol.md#spaces)."""
+"""Time limit for determining roles (docs/reference/protocol.md#spaces)."""
 
 OWNER = "space:owner"
 MEMBER = "space:member"
@@ -39,14 +39,14 @@ _is_space_id = re.compile(r"[A-Za-z0-9_-]+").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Whom an access document gives roles. `default_roles` are everybody's."""
+    """The owner and members that an access document names. All other identities have `default_roles`."""
 
     owner: str | None
     members: frozenset[str]
     default_roles: frozenset[str] = frozenset()
 
     def roles(self, identity: str) -> frozenset[str]:
-        """The roles of `identity`, which is not empty."""
+        """Return the roles of `identity`, which is not empty."""
         if identity == self.owner:
             return frozenset({OWNER, MEMBER})
         return frozenset({MEMBER}) if identity in self.members else self.default_roles
@@ -57,7 +57,7 @@ _UNCLAIMED: Final = Membership(None, frozenset(), frozenset({OWNER, MEMBER}))
 
 
 class Spaces:
-    """The spaces of one service; `settings` None: it has none."""
+    """The spaces of one service. `settings` is None if it has none."""
 
     def __init__(
         self, settings: Settings | None, store: Store, corruption: CorruptionReporter | None = None
@@ -69,13 +69,14 @@ class Spaces:
         self._trusts_on_first_use = settings is not None and settings.trust_on_first_use
 
     def params(self, policy: AccessPolicy) -> list[str]:
-        """The path parameters that decide on the roles of `policy`, where any do."""
+        """Return the path parameters on which the roles of `policy` depend, if any."""
         if not policy.uses_space_roles:
             return []
         return [name for name in policy.collection.path_template.params if name in self._template.params]
 
     def access_document_key(self, params: Mapping[str, str]) -> str | None:
-        """Where the access document of the space is that a path with `params` belongs to; None: to none."""
+        """Return the key of the access document of the space that a path with `params` belongs to; None if it
+        belongs to none."""
         space = params.get(self._param)
         if space is None or not _is_space_id(space):
             return None
@@ -85,8 +86,9 @@ class Spaces:
             return None
 
     def membership(self, key: str, stored: bytes | None) -> Membership | None:
-        """Return the members of a space by its access document, which is stored at `access_document_key`
-        (None: there is none); None if that is corrupt. A document that names no owner gives nobody a role."""
+        """Return the members of a space from its access document, which is stored at `access_document_key`
+        (None: it does not exist). Return None if the document is corrupt. A document that names no owner
+        gives no roles."""
         if stored is None:
             return _UNCLAIMED if self._trusts_on_first_use else _NO_MEMBERS
         try:
@@ -101,8 +103,8 @@ class Spaces:
         return Membership(owner, frozenset(name for name in named if isinstance(name, str)))
 
     def memberships(self, found: Mapping[str, bytes | str | None]) -> dict[str, Membership | None]:
-        """Return the members of spaces by the access documents `found` at their keys, or the texts of the
-        errors that kept these from being read; None where nobody can tell."""
+        """Return the members of spaces from their access documents in `found`, by key; None for a document
+        that is corrupt, or whose value is the text of the error with which reading it failed."""
         return {
             key: None if isinstance(stored, str) else self.membership(key, stored)
             for key, stored in found.items()
@@ -111,10 +113,10 @@ class Spaces:
     async def load_membership(
         self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str]
     ) -> dict[str, Membership | None]:
-        """Read the access document that decides on the roles of `caller`, for `add_space_roles`; `{}` where
-        none does.
+        """Read the access document that decides on the roles of `caller`, for `add_space_roles`; `{}` if
+        there is none to read.
 
-        Raises AuthorizationError where it cannot be read, RolesUnavailable where that takes longer than 5 s.
+        Raises AuthorizationError if it cannot be read, RolesUnavailable if that takes longer than 5 s.
         """
         key = self._deciding_key(policy, caller, params)
         return {} if key is None else {key: self.membership(key, await self._read(key))}
@@ -126,8 +128,8 @@ class Spaces:
         params: Mapping[str, str],
         memberships: Mapping[str, Membership | None],
     ) -> Caller:
-        """`caller` with its roles in the space of `params`, as far as `policy` asks for such roles.
-        `memberships` holds the members of that space. Raises AuthorizationError where nobody can tell."""
+        """Return `caller` with its roles in the space of `params`, if `policy` uses such roles. `memberships`
+        has the members of that space. Raises AuthorizationError if they are unknown."""
         key = self._deciding_key(policy, caller, params)
         if key is None:
             return caller
@@ -139,9 +141,9 @@ class Spaces:
     async def add_space_roles_for_push(
         self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str, text: bytes
     ) -> Caller:
-        """`add_space_roles`, for a push of `text` to the document at `key`. Whoever makes a space owns it: a
-        push that can only create its access document, and names the caller its owner, is its owner's. Raises
-        as `load_membership`."""
+        """Return `caller` with its roles for a push of `text` to the document at `key`, as `add_space_roles`
+        does. A push that can only create an access document, and that names the caller as its owner, also
+        gets the owner's role. Raises as `load_membership`."""
         access_key = self._deciding_key(policy, caller, params)
         if access_key is None:
             return caller
@@ -152,7 +154,8 @@ class Spaces:
         return caller
 
     def _deciding_key(self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str]) -> str | None:
-        """The key of the access document that decides on the roles of `caller`; None: none does."""
+        """Return the key of the access document that decides on the roles of `caller`; None if there is
+        none."""
         return self.access_document_key(params) if policy.uses_space_roles and caller.identity else None
 
     async def _read(self, key: str) -> bytes | None:
@@ -167,13 +170,13 @@ class Spaces:
 
 
 def add_roles(caller: Caller, roles: frozenset[str]) -> Caller:
-    """`caller` with `roles` beside its own."""
+    """Return `caller` with additional `roles`."""
     return replace(caller, roles=caller.roles | roles, given=caller.given | roles) if roles else caller
 
 
 def _data(stored: bytes) -> dict[str, object]:
-    """The data of an access document, wrapped or, if others put it there, bare; `{}` if it is neither. Raises
-    DocumentCorrupt if it carries a hash that is not its own."""
+    """Return the data of an access document, in a document envelope or, if another program wrote it, bare;
+    `{}` if it is neither. Raises DocumentCorrupt if it carries a hash that does not match."""
     try:
         found: dict[str, object] = orjson.loads(_core.read_document(stored).data)
         return found
@@ -197,5 +200,5 @@ def _creates_space(text: bytes, identity: str) -> bool:
         body = _core.decode_push(text)
     except PysyncError:
         return False
-    # A push with another base could overwrite what somebody else creates meanwhile.
+    # A push with another base could overwrite a document that another caller creates meanwhile.
     return not body.base_hash and orjson.loads(body.data).get("owner") == identity

@@ -1,4 +1,4 @@
-"""Verify certificates: from the header that presents one to the caller that it makes."""
+"""Verification of certificates: from the header that presents one to the caller that it identifies."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -16,14 +16,14 @@ log = logging.getLogger("pysync.auth.authentication")
 
 BYTES_PER_CERTIFICATE: Final = 2_000
 BYTES_PER_CHAR: Final = 3
-"""The memory of a proof by the length of its header: the header itself, and the paths once more."""
+"""Memory of a verified certificate per character of its header: the header itself, and the paths again."""
 MAX_DENIES = 64
-"""The most deny entries of a certificate: each is matched against every key of a batch."""
+"""Maximum number of deny entries of a certificate, since each is matched against every key of a batch."""
 
 
 class SignedCertificate(NamedTuple):
-    """A certificate with a valid issuer's signature, of which only the parts are known that the check of a
-    request's signature needs. `cache_key` is the key of its proof in the cache."""
+    """A certificate whose issuer's signature is valid, parsed only as far as verifying a request's signature
+    needs. `cache_key` is its key in the certificate cache."""
 
     text: bytes
     key: _core.PublicKey
@@ -34,9 +34,9 @@ class SignedCertificate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifiedCertificate:
-    """A verified certificate with its presenter's key, and the caller that it makes. `not_in_audience`: the
-    presenter is not in the audience that it names. `is_trusted`: the configuration names the identity or,
-    unless anybody may present the certificate, the issuer."""
+    """A verified certificate with its presenter's key, and the caller that it identifies. `not_in_audience`
+    is True if it names an audience without the presenter. `is_trusted` is True if the configuration names the
+    identity or, unless anyone may present the certificate, the issuer."""
 
     iss: str
     iss_user_id: str
@@ -52,12 +52,13 @@ class VerifiedCertificate:
 
     @property
     def size(self) -> int:
+        """Estimated size in memory, in bytes."""
         return BYTES_PER_CERTIFICATE + BYTES_PER_CHAR * len(self.cache_key[0])
 
 
 class CertificateVerifier:
-    """Verifies the certificates that one service is shown. `now_ms` is the clock. `validate_certificate`
-    returns the code with which plugins refuse a valid certificate, None if they accept it."""
+    """Verifies the certificates that one service receives. `now_ms` is the clock. `validate_certificate`
+    returns the code with which plugins reject a valid certificate, None if they accept it."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class CertificateVerifier:
         self._validate_certificate = validate_certificate
 
     def verify(self, signed: SignedCertificate) -> VerifiedCertificate:
-        """Parse the whole certificate and return what it proves. Raises as `parse` does."""
+        """Parse the whole certificate and return it verified, with its caller. Raises as `parse`."""
         certificate = self.parse(signed.text)
         key = signed.key
         is_device = certificate.kind == "device"
@@ -98,8 +99,8 @@ class CertificateVerifier:
         )
 
     def parse(self, text: bytes) -> Certificate:
-        """Parse a certificate that its issuer signed, check its form and validity period, and have plugins
-        accept it. Raises Unauthorized, or Forbidden if it names no paths."""
+        """Parse a certificate that its issuer signed, check its form and validity period, and run the plugins
+        on it. Raises Unauthorized, or Forbidden if it names no paths."""
         try:
             certificate = certificates.parse(text)
             certificates.check_validity_period(certificate, self._now_ms() // 1000)
@@ -119,11 +120,11 @@ class CertificateVerifier:
         return certificate
 
     def _is_trusted(self, certificate: Certificate, identity: str) -> bool:
-        """True if the configuration names this caller, so that it is no stranger."""
+        """Return True if the configuration names this caller or its issuer, so that it is not a stranger."""
         return identity in self._named_identities or certificate.iss in self._trusted_issuers
 
     def caller_of(self, certificate: Certificate, identity: str) -> Caller:
-        """`identity` with the roles that `certificate` gives it."""
+        """Return the caller `identity` with the roles that `certificate` gives it."""
         issuer, own = certificate.iss_user_id, {"public"}
         kinds = [f"cap:{op}" for op in certificate.ops]
         if certificate.kind != "device":
@@ -133,18 +134,19 @@ class CertificateVerifier:
         if certificate.is_root_device:
             own.add("device:root")
         names = frozenset(certificate.collections)
-        asked = [
+        named = [
             (kind, self._configured_roles[kind].keys() & names)
             for kind in kinds
             if kind in self._configured_roles
         ]
-        yielded = frozenset(f"{kind}:{name}" for kind, known in asked for name in known)
+        yielded = frozenset(f"{kind}:{name}" for kind, matching in named for name in matching)
         claims = Claims(certificate.iss, frozenset(own), yielded)
         return Caller(identity, claims.roles(identity, *self._trust), claims=claims)
 
 
 def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
-    """The names in roles `cap:<op>:<name>` and `delegated:<issuer>:<name>`, by what precedes them."""
+    """Return the names in roles `cap:<op>:<name>` and `delegated:<issuer>:<name>`, grouped by the part before
+    them."""
     found: dict[str, dict[str, None]] = {}
     for role in roles:
         kind, _, rest = role.partition(":")
@@ -155,8 +157,8 @@ def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
 
 
 def open_certificate(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
-    """Decode the certificate of a header and check its issuer's signature: its text, its subject, and when it
-    begins and ends (s). Raises Unauthorized."""
+    """Decode the certificate of a header and verify its issuer's signature. Return its text, subject and
+    validity period (s). Raises Unauthorized."""
     try:
         text = certificates.decode_authorization(authorization)
     except CertificateError as error:
@@ -170,8 +172,8 @@ def open_certificate(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
 def signed_certificate(
     authorization: str, presenter: str, text: bytes, opened: tuple[str, int, int]
 ) -> SignedCertificate:
-    """The certificate of a header that `open_certificate` has opened. Raises Unauthorized where its subject,
-    or else the presenter, is no public key."""
+    """Return the certificate of a header that `open_certificate` has opened. Raises Unauthorized if its
+    subject, or else the presenter, is not a public key."""
     subject, nbf, exp = opened
     try:
         key = _core.PublicKey(subject or presenter)

@@ -1,18 +1,18 @@
-"""The store in a bucket of S3, or of a server that speaks it.
+"""The store in a bucket of S3 or of a compatible server.
 
-    store               the verbs
+    store               the methods of `Store`
     conditional_writes  conditional puts and deletes, and the outcome of a write whose response was lost
     versions            ids of writes, and which write replaced which; what the bucket's server supports
     cache               what was read or written last
     transfers           files: uploads, spooled, whole or in parts; downloads, resumed after a break
-    listing             names, and everything below a prefix
+    listing             names under a prefix, and all keys below it
     damaged_files       the list of files that were found damaged
-    probe               which of S3's promises the bucket's server keeps
+    probe               which conditions the bucket's server honours
     http                signed requests over one session, retried where that can help
     credentials         credentials, endpoint, addressing and signatures
 
 Each object lies at its own key below the URL's prefix, a document with 65 bytes of white space after it
-(`versions` says why).
+(`versions` explains why).
 """
 
 from pysync.store.s3.http import RetryPolicy

@@ -1,4 +1,4 @@
-"""What a store remembers of the objects it met last. It is never believed: S3 is always asked."""
+"""A cache of the objects read or written last. Every read revalidates it with S3."""
 
 from typing import Final
 
@@ -10,12 +10,12 @@ MAX_VERSIONS: Final = 16_384
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_OBJECT_BYTES: Final = 1024 * 1024
 _OVERHEAD_BYTES: Final = 512
-"""What an object costs beside its body, about."""
+"""Approximate size of a cached object without its body."""
 
 
 class VersionCache:
-    """Bodies, so that a read of what has not changed costs no body, and the lineages of versions, which the
-    next write names."""
+    """Caches bodies, so that reading an unchanged object transfers no body, and the lineages of versions,
+    which the next write names."""
 
     def __init__(
         self,
@@ -29,20 +29,20 @@ class VersionCache:
 
     @property
     def bytes(self) -> int:
-        """The size of the bodies, with what each costs besides."""
+        """The size of the cached bodies, including the overhead of each."""
         return self._objects.cost
 
     def get(self, key: str) -> StoredObject | None:
-        """The version of `key` that was met last, while it is kept."""
+        """Return the cached version of `key`, None if there is none."""
         return self._objects.get(key)
 
     def expected_version(self, key: str, etag: str) -> ExpectedVersion:
-        """The version `etag` of `key`, as what a write replaces."""
+        """Return the version `etag` of `key`, as the version that a write replaces."""
         known, ids = self._lineages.get(key) or ("", "")
         return ExpectedVersion(etag, tuple(ids.split()) if known == etag else ())
 
     def put(self, key: str, found: StoredObject, ids: tuple[str, ...]) -> None:
-        """Remember a document that was read or written."""
+        """Cache a document that was read or written."""
         self.evict(key)
         if ids:
             self._lineages.put(key, (found.etag, " ".join(ids)))
@@ -50,6 +50,7 @@ class VersionCache:
             self._objects.put(key, found)
 
     def evict(self, key: str) -> None:
+        """Remove `key` from the cache."""
         self._lineages.evict(key)
         self._objects.evict(key)
 

@@ -1,4 +1,4 @@
-"""Conditional writes: who wins, and what became of a write whose answer was lost."""
+"""Conditional writes, and the outcome of a write whose response was lost."""
 
 import asyncio
 import contextlib
@@ -32,8 +32,8 @@ _LOCKS: Final = 256
 
 @dataclass(slots=True)
 class PendingWrite:
-    """One write of a document, tombstone or small file, however often it is tried. `sent` is the body as it
-    is stored, `sha256` a file's."""
+    """A write of a document, tombstone or small file, for all its attempts. `sent` is the body as it is
+    stored; `sha256` is set for files."""
 
     id: str
     key: str
@@ -44,10 +44,12 @@ class PendingWrite:
     sha256: str | None = None
 
     def lineage(self, base: ExpectedVersion | None) -> Lineage:
-        """What it names as replaced; nothing where it does not matter what it replaces (None)."""
+        """Return the lineage of a write over `base`. None, for an unconditional write, names no replaced
+        version."""
         return Lineage(self.modified_ms, (self.id, *(base.replaced if base else ())))
 
     def request(self, base: ExpectedVersion | None, condition: Mapping[str, str]) -> S3Request:
+        """Return the request for one attempt, with the headers of `condition`."""
         headers = {
             "Content-Type": self.content_type,
             LINEAGE: self.lineage(base).header(),
@@ -58,8 +60,8 @@ class PendingWrite:
 
 
 class ConditionalWriter:
-    """The writes to one bucket of what is put whole. Where the bucket does not honour conditions, they hold
-    within this object: whoever writes to a key waits for the others."""
+    """The writes of whole objects to one bucket. If the bucket does not honour conditions, this object
+    enforces them, and the writers to one key wait for each other."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class ConditionalWriter:
         self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
 
     async def put(self, key: str, body: bytes, content_type: str, expect: Precondition) -> str:
-        """As `Store.put`."""
+        """See `Store.put`."""
         id_ = new_write_id()
         write = PendingWrite(id_, key, body, with_write_id(body, id_), content_type, self._now_ms())
         if not self._bucket.is_conditional:
@@ -86,8 +88,8 @@ class ConditionalWriter:
         return await self._compare_and_swap(write, base)
 
     async def put_file(self, key: str, body: bytes, content_type: str, sha256: str) -> None:
-        """Put a file over whatever is there, once: on the condition that this is still there, so that an
-        attempt that comes late cannot bring the file back over what came after it."""
+        """Put a file over the current version, exactly once: the condition that this version is still stored
+        prevents a late attempt from restoring the file over a newer write."""
         write = PendingWrite(new_write_id(), key, b"", body, content_type, self._now_ms(), sha256)
         if not self._bucket.is_conditional:
             async with self._lock(key):
@@ -102,7 +104,7 @@ class ConditionalWriter:
                 return
 
     async def delete(self, key: str, expect: Precondition) -> None:
-        """As `Store.delete`."""
+        """See `Store.delete`."""
         if not self._bucket.is_conditional:
             await self._delete_locked(key, expect)
         elif expect == ANY:
@@ -118,7 +120,8 @@ class ConditionalWriter:
 
     @asynccontextmanager
     async def exclusive(self, key: str) -> AsyncIterator[None]:
-        """For a write without a condition: where conditions hold in this process only, the others wait."""
+        """Enclose an unconditional write. If conditions hold only within this process, other writers to the
+        key wait."""
         if self._bucket.is_conditional:
             yield
         else:
@@ -126,13 +129,14 @@ class ConditionalWriter:
                 yield
 
     async def find(self, key: str) -> Version | None:
-        """What is stored at `key`, a tombstone too, without its body."""
+        """Return the version at `key`, which may be a tombstone, without its body. None if there is no
+        object."""
         answer = await self._requests.send(S3Request("HEAD", key), 404)
         return None if answer.status == 404 else Version.of(answer.headers)
 
     async def _compare_and_swap(self, write: PendingWrite, base: ExpectedVersion) -> str:
-        """The etag of `write`, over `base` and nothing else. Raises EtagMismatch where something else is
-        there, StoreUnavailable where it cannot be told whether it was stored."""
+        """Store `write` over `base` only, and return its etag. Raises EtagMismatch if another version is
+        stored, StoreUnavailable if the outcome cannot be determined."""
         attempts = self._requests.retry_state()
         maybe_stored = False
         while True:
@@ -160,8 +164,8 @@ class ConditionalWriter:
                 raise StoreUnavailable from trouble
 
     async def _tombstone_in_place_of(self, key: str, base: ExpectedVersion) -> ExpectedVersion | None:
-        """After a refusal: the tombstone that stands where nothing was expected, None where the refused write
-        is worth another try. Raises EtagMismatch where it is not."""
+        """Return the tombstone that made a write of a new object fail; None if the write should be retried.
+        Raises EtagMismatch if it should not."""
         if base.etag is not None:
             raise EtagMismatch
         found = await self.find(key)
@@ -174,8 +178,8 @@ class ConditionalWriter:
     async def _resolve_outcome(
         self, write: PendingWrite, base: ExpectedVersion, error: S3ConnectionError | S3Error
     ) -> str | None:
-        """The etag of `write` after `error`, None where it is to be tried again. Raises as
-        `_compare_and_swap`."""
+        """Return the etag of `write` after `error`, None if it should be retried. Raises as
+        `_compare_and_swap` does."""
         found = await self.find(write.key)
         verdict = resolve_outcome(write.id, base, found)
         if verdict is WriteOutcome.STORED:
@@ -216,7 +220,7 @@ class ConditionalWriter:
             raise EtagMismatch
 
     async def _put_tombstone(self, key: str, found: Version) -> None:
-        """Put a tombstone in the place of `found`, as that can be done on a condition."""
+        """Replace `found` by a tombstone, for servers that honour conditions of puts but not of deletes."""
         write = PendingWrite(new_write_id(), key, TOMBSTONE, TOMBSTONE, TOMBSTONE_TYPE, self._now_ms())
         await self._compare_and_swap(write, ExpectedVersion(found.etag, found.ids))
 
@@ -233,7 +237,7 @@ class ConditionalWriter:
         return self._cache_written(write, base, unquote_etag(response.headers["ETag"]))
 
     def _cache_written(self, write: PendingWrite, base: ExpectedVersion | None, etag: str) -> str:
-        """Remember what is now stored, unless it is a file; returns its etag."""
+        """Cache the stored version, unless it is a file, and return its etag."""
         if write.sha256 is not None:
             self._cache.evict(write.key)
             return etag

@@ -1,6 +1,6 @@
-"""Who asks, and where: credentials, endpoint and addressing as aiobotocore finds them.
+"""Credentials, endpoint and addressing, as aiobotocore finds them, and request signatures.
 
-Signatures of requests: botocore's, without the time that its general way takes.
+Signatures use botocore's algorithm, without the overhead of its general code path.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,8 +21,8 @@ from pysync.errors import StoreUnavailable
 
 
 class SignableRequest:
-    """What the signer asks of a request. `url` is percent-encoded as it goes on the wire; `sha256` (hex) is
-    the body's, for one that is too long to be held."""
+    """A request as the signer expects it. `url` is percent-encoded as it is sent; `sha256` (hex) is that of a
+    body that is too long for memory."""
 
     __slots__ = ("body", "context", "headers", "method", "params", "url")
 
@@ -38,11 +38,11 @@ class SignableRequest:
 
 
 class SigV4Signer(S3SigV4Auth):  # type: ignore[misc]
-    """Signs requests with one set of credentials: all their headers, and the body too, as that is what holds
-    an upload to its bytes. `add_auth` completes the headers of a `SignableRequest`.
+    """Signs requests with one set of credentials. The signature covers all headers and the body, which
+    guarantees the integrity of an upload. `add_auth` completes the headers of a `SignableRequest`.
 
-    What botocore derives for each request from credentials and date is kept for the day, and headers are gone
-    through once: 40 µs a request instead of 240.
+    The key that botocore derives for each request from credentials and date is cached for the day, and
+    headers are processed once: 40 µs per request instead of 240.
     """
 
     def __init__(self, credentials: ReadOnlyCredentials, region: str) -> None:
@@ -51,6 +51,7 @@ class SigV4Signer(S3SigV4Auth):  # type: ignore[misc]
         self._key = b""
 
     def headers_to_sign(self, request: SignableRequest) -> dict[str, str]:
+        """Return all headers by lower-case name, sorted, with the host."""
         context = request.context
         if "signed" not in context:
             signed = {name.lower(): value for name, value in request.headers.items()}
@@ -60,16 +61,20 @@ class SigV4Signer(S3SigV4Auth):  # type: ignore[misc]
         return found
 
     def canonical_headers(self, headers_to_sign: dict[str, str]) -> str:
+        """Return the canonical text of these headers."""
         return "\n".join([f"{name}:{value}" for name, value in headers_to_sign.items()])
 
     def signed_headers(self, headers_to_sign: dict[str, str]) -> str:
+        """Return the names of these headers, as the signature lists them."""
         return ";".join(headers_to_sign)
 
     def payload(self, request: SignableRequest) -> str:
+        """Return the sha256 (hex) of the body."""
         known: str | None = request.context.get("sha256")
         return super().payload(request) if known is None else known
 
     def signature(self, string_to_sign: str, request: SignableRequest) -> str:
+        """Return the signature, made with the day's key."""
         day = request.context["timestamp"][:8]
         if day != self._day:
             key = f"AWS4{self.credentials.secret_key}".encode()
@@ -81,7 +86,7 @@ class SigV4Signer(S3SigV4Auth):  # type: ignore[misc]
 
 
 def _host(url: str) -> str:
-    """The Host header of a request for `url`: a scheme's own port is not named."""
+    """Return the Host header of a request for `url`, which omits the default port of the scheme."""
     parts = urlsplit(url)
     return parts.netloc.removesuffix(":443" if parts.scheme == "https" else ":80")
 
@@ -92,12 +97,12 @@ NO_CREDENTIALS = (
 )
 _MAX_CONCURRENT_LISTINGS = 16
 _DESCRIPTIONS = create_loader()
-"""What botocore reads of AWS's services: once, and not for each account."""
+"""botocore's descriptions of the AWS services, loaded once for all clients."""
 
 
 class S3Client:
-    """The access to one bucket. `client` is aiobotocore's, for what is rare; `base` is the URL of the bucket,
-    without a slash at its end. Make one with `open`, and close it."""
+    """Access to one bucket. `client` is that of aiobotocore, for rare requests; `base` is the URL of the
+    bucket, without a trailing slash. Create one with `open`, and close it."""
 
     def __init__(self, session: Any, client: Any, region: str, static: ReadOnlyCredentials | None) -> None:
         self._session = session
@@ -109,8 +114,8 @@ class S3Client:
 
     @classmethod
     async def open(cls, config: StoreConfig, place: S3Location) -> Self:
-        """Raises ValueError for an endpoint that is no URL, StoreUnavailable where there are no
-        credentials."""
+        """Open the client. Raises ValueError for an endpoint that is not a URL, StoreUnavailable if there are
+        no credentials."""
         session = get_session()
         session.register_component("data_loader", _DESCRIPTIONS)
         region = place.region or session.get_config_variable("region") or "us-east-1"
@@ -138,14 +143,14 @@ class S3Client:
         return account
 
     async def signer(self) -> SigV4Signer:
-        """The signer of the credentials as they are now: those of a role change every few hours. Raises
-        StoreUnavailable where there are none, or only expired ones."""
+        """Return the signer for the current credentials; those of a role change every few hours. Raises
+        StoreUnavailable if there are none, or only expired ones."""
         frozen = self._static
         if frozen is None:
             try:
                 credentials = await self._session.get_credentials()
                 frozen = credentials and await credentials.get_frozen_credentials()
-            except Exception as error:  # there are many providers, and what they raise has nothing in common
+            except Exception as error:  # there are many providers, without a common error class
                 raise StoreUnavailable from error
             if not frozen:
                 raise StoreUnavailable(NO_CREDENTIALS)
@@ -154,12 +159,13 @@ class S3Client:
         return self._signer
 
     async def close(self) -> None:
+        """Close the connections."""
         await self.client.__aexit__(None, None, None)
 
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Whatever aiobotocore raises becomes StoreUnavailable; a ValueError stays one."""
+    """Turn every error of aiobotocore into StoreUnavailable, except ValueError."""
     try:
         yield
     except (BotoCoreError, ClientError, aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -174,9 +180,9 @@ def _client_config(config: StoreConfig, place: S3Location) -> AioConfig:
         max_pool_connections=min(_MAX_CONCURRENT_LISTINGS, config.max_connections),
         retries={"mode": "standard", "total_max_attempts": 5},
         signature_version="s3v4",
-        # Left to itself botocore takes "path" for every endpoint of ours, and AWS's address without a region.
+        # By default botocore uses "path" for every custom endpoint, and the AWS host name without a region.
         s3={"addressing_style": "path" if place.path_style else "virtual"},
-        # Checksums beyond the signature are newer than many servers.
+        # Many servers do not support checksums beyond the signature.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )

@@ -1,9 +1,9 @@
-"""The files of a bucket that were found damaged, as all processes on it know them.
+"""The files of a bucket that were found damaged, shared by all its processes.
 
     _pysync/damaged    {"files": {key: [etag, sha256]}}: their versions
 
-What is stored cannot be marked by itself: that would write the whole file anew. So one object lists them.
-Every process reads it when it starts, and when it opens a file a minute later or more.
+A stored file cannot be marked without writing it again, so one object lists the damaged ones. Every process
+reads the list when it starts, and again when it opens a file and the last read is a minute ago or more.
 """
 
 import logging
@@ -36,17 +36,19 @@ log = logging.getLogger(__name__)
 
 
 class _ObjectStore(Protocol):
-    """The verbs of a store that are used."""
+    """The methods of a store that are used here."""
 
-    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None: ...
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        """See `Store.get`."""
+
     async def put(
         self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = "any"
-    ) -> str: ...
+    ) -> str:
+        """See `Store.put`."""
 
 
 class DamagedFiles:
-    """The list of damaged files, kept in `objects`. A version is identified by its etag and the sha256 that
-    it carries."""
+    """The list of damaged files, stored in `objects`. A version is identified by its etag and its sha256."""
 
     def __init__(self, objects: _ObjectStore, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._objects = objects
@@ -83,10 +85,10 @@ class DamagedFiles:
                 await self._objects.put(KEY, body, expect=ABSENT if etag is None else Etag(etag))
                 self._files = files
                 return
-        log.error("the damaged file at %r could not be listed at %s: too many others write there", key, KEY)
+        log.error("failed to record the state of the file at %r in %s: too many concurrent writes", key, KEY)
 
     async def _read(self) -> str | None:
-        """Read the list, and return its etag; None where there is none."""
+        """Read the list and return its etag, None if there is no list."""
         found = await self._objects.get(KEY)
         self._read_at = self._clock_s()
         self._files = {}

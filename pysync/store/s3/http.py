@@ -1,6 +1,6 @@
-"""Requests to one bucket: signed, sent over one session, and tried again where that can help.
+"""Signed requests to one bucket, sent over one session and retried if that can help.
 
-aiobotocore would do for all of it, at six times the price of each; it stays where requests are rare.
+aiobotocore could send all of them, but each takes six times as long; it is used for rare requests only.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from pysync.errors import StoreUnavailable
 from pysync.store.s3.credentials import S3Client, SignableRequest
 
 MIN_BYTES_PER_S: Final = 262_144
-"""A long body may take as long as it does at this rate, beside the time that any request may take."""
+"""Minimum transfer rate: it extends the timeout of a request with a long body."""
 READ_BYTES: Final = 262_144
 _MAX_WRITE_BYTES: Final = 1_048_576
-"""aiohttp wants a body beyond that as a stream."""
+"""aiohttp expects larger bodies as a stream."""
 
 _TRANSIENT_STATUSES: Final = frozenset({429, 500, 502, 503, 504})
 _TRANSIENT_CODES: Final = frozenset(
@@ -35,14 +35,14 @@ _TRANSIENT_CODES: Final = frozenset(
     }
 )  # fmt: skip
 _NOT_EXECUTED_CODES: Final = _TRANSIENT_CODES - {"InternalError", "ServiceUnavailable"}
-"""With these S3 says that it has done nothing."""
+"""Error codes that guarantee that S3 has not executed the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a request is tried: `max_attempts` times at most, none begun later than `deadline_s` after the
-    first. Between two it sleeps for a random time of up to 0.1 s, 0.2 s, 0.4 s, ..., so that clients who were
-    refused together do not come back together."""
+    """Limits of retries: at most `max_attempts` attempts, none started later than `deadline_s` after the
+    first. Pauses are random, up to 0.1 s, 0.2 s, 0.4 s, ..., so that clients that failed together do not
+    retry together."""
 
     max_attempts: int = 5
     deadline_s: float = 10.0
@@ -52,7 +52,7 @@ class RetryPolicy:
 
 
 class RetryState:
-    """The tries of one request, the first of which is under way."""
+    """The attempts of one request. The first has already started."""
 
     __slots__ = ("_begun_s", "_count", "_policy")
 
@@ -62,7 +62,7 @@ class RetryState:
         self._count = 1
 
     async def next_attempt(self) -> bool:
-        """True when it is time for another, after a pause; False where enough have failed."""
+        """Pause, and return True for another attempt; return False if the limits are reached."""
         patience = self._policy
         pause_s = patience.random() * 0.1 * 2 ** (self._count - 1)
         left_s = patience.deadline_s - (patience.clock_s() - self._begun_s)
@@ -74,7 +74,7 @@ class RetryState:
 
 
 class S3Response(NamedTuple):
-    """An answer, read."""
+    """A response with its body read."""
 
     status: int
     headers: Mapping[str, str]
@@ -82,28 +82,28 @@ class S3Response(NamedTuple):
 
     @property
     def code(self) -> str:
-        """S3's word for an error, `""` where none came."""
+        """S3's error code, `""` without one."""
         found = re.search(rb"<Code>([\w.]{1,64})</Code>", self.body[:4096])
         return found[1].decode() if found else ""
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may be answered otherwise in a moment."""
+        """True if a retry of the same request may succeed."""
         return self.status in _TRANSIENT_STATUSES or (self.status >= 400 and self.code in _TRANSIENT_CODES)
 
     @property
     def may_have_executed(self) -> bool:
-        """Whether what was asked for may have been done."""
+        """True if S3 may have executed the request."""
         return self.status < 300 or (self.status >= 500 and self.code not in _NOT_EXECUTED_CODES)
 
     @property
     def is_precondition_failed(self) -> bool:
-        """Whether a condition was not met. AWS says 404 where `If-Match` finds nothing."""
+        """True if a condition was not met. AWS responds with 404 to `If-Match` if there is no object."""
         return self.status == 412 or (self.status == 404 and self.code == "NoSuchKey")
 
 
 class S3Error(Exception):
-    """S3 answered with an error that the caller has no use for."""
+    """S3 returned an error that the caller does not handle."""
 
     def __init__(self, response: S3Response) -> None:
         super().__init__(f"S3 answered {response.status} {response.code}".rstrip())
@@ -114,7 +114,7 @@ class S3Error(Exception):
 
 
 class S3ConnectionError(Exception):
-    """No answer came."""
+    """The connection failed before a response was received."""
 
     is_transient = True
     is_precondition_failed = False
@@ -125,13 +125,13 @@ class S3ConnectionError(Exception):
 
 
 class _ResendPrevented(aiohttp.ClientError):
-    """Keeps aiohttp from sending a request twice by itself: of a write that may have been done already the
-    caller must know."""
+    """Prevents aiohttp from resending a request by itself: the caller must know that a write may already have
+    been executed."""
 
 
 @dataclass(slots=True)
 class StreamedBody:
-    """A body that is read as it is sent: `chunks()` begins it anew for each try. `sha256` is hex."""
+    """A body that is read while it is sent. `chunks()` restarts it for each attempt. `sha256` is hex."""
 
     size: int
     sha256: str
@@ -140,8 +140,8 @@ class StreamedBody:
 
 @dataclass(slots=True)
 class S3Request:
-    """One request: `key` below the prefix, headers that are signed, and a body. `query` is percent-encoded.
-    `wants_body` says by the headers of a good answer whether its body is to be read."""
+    """A request: `key` below the prefix, headers to sign, and a body. `query` is percent-encoded.
+    `wants_body` decides by the headers of a successful response whether to read its body."""
 
     method: str
     key: str
@@ -152,7 +152,7 @@ class S3Request:
 
 
 class S3RequestSender:
-    """Sends calls to the bucket of `account`, keys being below `root` (`""`, or with a slash at its end)."""
+    """Sends requests to the bucket of `account`, with keys below `root` (`""`, or with a trailing slash)."""
 
     def __init__(
         self, account: S3Client, root: str, timeout_ms: int, max_connections: int, retry_policy: RetryPolicy
@@ -175,11 +175,12 @@ class S3RequestSender:
         )
 
     def retry_state(self) -> RetryState:
+        """Return the state for the attempts of a new request."""
         return RetryState(self._retry_policy)
 
     async def send(self, request: S3Request, *expected: int) -> S3Response:
-        """The answer to `request`, tried again where that can help: 200, or a status that is `expected`; 404
-        means that there is no such object. Raises StoreUnavailable for anything else."""
+        """Send `request`, with retries, and return the response: status 200, or one of `expected`. A 404
+        means that the object does not exist. Raises StoreUnavailable for any other result."""
         attempts = self.retry_state()
         while True:
             try:
@@ -189,8 +190,8 @@ class S3RequestSender:
                     raise StoreUnavailable from error
 
     async def stream(self, request: S3Request, *expected: int) -> ClientResponse | S3Response:
-        """As `send`; the answer of status 200 or 206 comes with its body not read, and the caller closes
-        it."""
+        """Send as `send` does, but return a response of status 200 or 206 with its body unread. The caller
+        closes it."""
         attempts = self.retry_state()
         while True:
             try:
@@ -203,7 +204,8 @@ class S3RequestSender:
                     raise StoreUnavailable from error
 
     async def send_once(self, request: S3Request) -> S3Response:
-        """The answer to `request`, whatever it is, sent once. Raises Broken where none came."""
+        """Send `request` once, and return the response with any status. Raises S3ConnectionError if none was
+        received."""
         within = self._timeout
         size = request.body.size if isinstance(request.body, StreamedBody) else len(request.body)
         if size > MIN_BYTES_PER_S:
@@ -211,10 +213,11 @@ class S3RequestSender:
         return await _read(await self._begin(request, within), request.wants_body)
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._session.close()
 
     async def _begin(self, call: S3Request, within: aiohttp.ClientTimeout) -> ClientResponse:
-        """The answer up to its body, which is still to be read or closed."""
+        """Return the response up to its body, which the caller reads or closes."""
         url = f"{self._account.base}/{quote(self.root + call.key, safe='/-_.~')}"
         if call.query:
             url = f"{url}?{call.query}"
@@ -247,7 +250,7 @@ async def _read(
     response: ClientResponse, wants_body: Callable[[Mapping[str, str]], bool] | None
 ) -> S3Response:
     try:
-        # A small body costs less to read than another connection does.
+        # Reading a small body is cheaper than opening another connection.
         if (
             wants_body is not None
             and response.status == 200
@@ -266,7 +269,7 @@ async def _read(
 def _check_status(request: S3Request, response: S3Response, statuses: tuple[int, ...]) -> S3Response:
     if response.status == 200:
         return response
-    # That an object is missing is S3's to say, and not any server's on the way; a HEAD has no body.
+    # Only S3 itself, not a proxy, may report that an object is missing. A HEAD response has no body.
     if response.status not in statuses or (
         response.status == 404 and request.method != "HEAD" and response.code != "NoSuchKey"
     ):
@@ -278,6 +281,6 @@ async def _forbid_resend(request: ClientRequest, handler: ClientHandlerType) -> 
     try:
         return await handler(request)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-        raise  # nothing was sent, and aiohttp does not try again
+        raise  # nothing was sent, and aiohttp does not retry
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
         raise _ResendPrevented(str(error)) from error

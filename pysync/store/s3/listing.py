@@ -11,14 +11,14 @@ from pysync.store.s3.credentials import S3Client, translate_errors
 from pysync.store.s3.versions import TOMBSTONE, unquote_etag
 
 PROBES: Final = "_pysync/probe"
-"""What the store writes to try its bucket: this key, and those below it. No listing shows them."""
+"""The object that the store writes to test its bucket, and the prefix of others. No listing shows them."""
 
 _PAGE: Final = 1_000
 _TOMBSTONE_ETAG: Final = hashlib.md5(TOMBSTONE, usedforsecurity=False).hexdigest()
 
 
 class Listings:
-    """The keys of one bucket below `root` (`""`, or with a slash at its end)."""
+    """Lists the keys of one bucket below `root` (`""`, or with a trailing slash)."""
 
     def __init__(self, account: S3Client, bucket: str, root: str, writes: ConditionalWriter) -> None:
         self._account = account
@@ -27,12 +27,12 @@ class Listings:
         self._writes = writes
 
     async def names(self, prefix: str, after: str | None, limit: int) -> list[str]:
-        """As `Store.list`."""
+        """See `Store.list`."""
         if limit == 0:
             return []
         below = prefix and prefix + "/"
         names: list[str] = []
-        # Beside a document there is often what lies below it, which counts as one more entry.
+        # A document often has keys below it, which count as one more entry.
         asked: dict[str, Any] = {"Delimiter": "/", "MaxKeys": min(_PAGE, 2 * limit)}
         if after:
             asked["StartAfter"] = self._root + below + after
@@ -43,12 +43,12 @@ class Listings:
         return names
 
     async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
-        """As `Store.walk`."""
+        """See `Store.walk`."""
         async for key, entry in self._entries(prefix and prefix + "/", {}):
             yield ListEntry(key, unquote_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
 
     async def _entries(self, below: str, asked: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Keys and entries of the objects that begin with `below` and are to be seen, page by page."""
+        """Yield the keys and entries of the visible objects that begin with `below`, page by page."""
         more: dict[str, Any] = {}
         while True:
             with translate_errors():
@@ -68,13 +68,13 @@ class Listings:
             return False
         if unquote_etag(entry["ETag"]) == _TOMBSTONE_ETAG:
             return True
-        # Where the server encrypts, an etag is no MD5.
+        # If the server encrypts objects, an etag is not an MD5 hash.
         found = await self._writes.find(key)
         return found is not None and found.is_tombstone
 
 
 def _is_key(key: str) -> bool:
-    """Whether it is one that a store has, and not a probe's."""
+    """Return True for a valid key, unless it belongs to a probe."""
     try:
         split_key(key)
     except ValueError:
@@ -83,6 +83,7 @@ def _is_key(key: str) -> bool:
 
 
 def _modified_ms(text: datetime) -> int:
-    """Whole seconds are rounded up: who deletes what is old must not come early."""
+    """Return the time in milliseconds. Whole seconds are rounded up, so that objects never expire too
+    early."""
     modified_ms = round(text.timestamp() * 1000)
     return modified_ms if modified_ms % 1000 else modified_ms + 999

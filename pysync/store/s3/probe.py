@@ -1,4 +1,4 @@
-"""The probe at start: can the bucket be used, and does its server keep S3's promises?"""
+"""The probe at start: tests that the bucket can be used, and which conditions its server honours."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_SKEW_MS: Final = 60_000
-"""S3 refuses signatures that are a quarter of an hour off."""
+"""Clock skew from which a warning is logged. S3 rejects signatures that are 15 minutes off."""
 
 _OTHER_ETAG: Final = "0" * 32
 _REGION: Final = re.compile(rb"<Region>([\w-]+)</Region>|expecting '([\w-]+)'")
@@ -44,10 +44,11 @@ _HINTS: Final = {
 async def probe_bucket(
     account: S3Client, requests: S3RequestSender, location: S3Location, shared: bool
 ) -> BucketCapabilities:
-    """What the server of the bucket keeps, asked with objects that are removed again.
+    """Return the capabilities of the bucket's server, tested with objects that are removed again.
 
-    Raises StoreUnavailable where the bucket cannot be used, ValueError where it is `shared` and cannot be;
-    both say in a sentence what is to be done."""
+    Raises StoreUnavailable if the bucket cannot be used, and ValueError if it is `shared` and does not
+    support that. The message of both says what to do.
+    """
     name = f"s3://{location.bucket} at {urlsplit(account.base).hostname}"
     try:
         bucket = await _Probe(requests, account.base).run()
@@ -63,8 +64,8 @@ async def probe_bucket(
 
 
 class _Probe:
-    """One run, on a key of its own. Raises Broken and Refused. A step whose outcome is lost is taken again,
-    so none relies on what the one before it has left."""
+    """One probe, on a random key. Raises S3ConnectionError and S3Error. Steps are retried if their outcome is
+    lost, so none relies on the result of the previous one."""
 
     def __init__(self, requests: S3RequestSender, url: str) -> None:
         self._requests = requests
@@ -73,6 +74,7 @@ class _Probe:
         self._puts = 0
 
     async def run(self) -> BucketCapabilities:
+        """Return the capabilities of the bucket."""
         first = await self._retry(self._put)
         if first.status != 200 or "ETag" not in first.headers:
             raise S3Error(first)
@@ -94,7 +96,7 @@ class _Probe:
         )
 
     async def _honours_if_match(self, quote: str) -> bool:
-        """Whether `If-Match`, with etags in `quote`, lets pass the right one and nothing else."""
+        """Return True if `If-Match`, with etags in `quote`, accepts the current etag and no other."""
 
         async def is_passed() -> bool:
             etag = unquote_etag((await self._put()).headers.get("ETag", ""))
@@ -144,7 +146,7 @@ def _warn(bucket: BucketCapabilities, name: str, shared: bool) -> None:
 
 
 def _describe(error: S3ConnectionError | S3Error) -> str:
-    """What went wrong, and what to do."""
+    """Return a sentence that says what failed, and what to do."""
     if isinstance(error, S3ConnectionError):
         return f"it cannot be reached: {error}"
     answer = error.response

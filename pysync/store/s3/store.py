@@ -1,4 +1,4 @@
-"""The store in a bucket."""
+"""The store in a bucket of S3 or of a compatible server."""
 
 import asyncio
 import builtins
@@ -44,12 +44,12 @@ from pysync.write_ids import strip_write_id
 
 
 class S3Store:
-    """A `Store` in a bucket of S3, or of a server that speaks it. Make one with `connect`. `bucket` says what
-    the probe at start found."""
+    """A `Store` in a bucket of S3 or of a compatible server. Create one with `connect`. `bucket` has the
+    capabilities that the probe at start found."""
 
     transactional: ClassVar[None] = None
     is_remote: ClassVar[bool] = True
-    # To hash and send as much costs about what else there is to a request.
+    # Hashing and sending this much costs about as much as the rest of a request.
     cheap_put_bytes: ClassVar[int] = 32_768
 
     def __init__(
@@ -82,11 +82,11 @@ class S3Store:
         retry_policy: RetryPolicy | None = None,
         bucket: BucketCapabilities | None = None,
     ) -> Self:
-        """The store that `config` names. `shared` as in `open_store`. The bucket is probed, unless `bucket`
-        says what an earlier probe found.
+        """Connect to the bucket that `config` names. `shared` as in `open_store`. The bucket is probed,
+        unless `bucket` passes the result of an earlier probe.
 
-        Raises ValueError for a URL that says what none may, or a bucket that several processes cannot share,
-        StoreUnavailable where the bucket cannot be used; both say what is to be done.
+        Raises ValueError for an invalid URL or a bucket that several processes cannot share, StoreUnavailable
+        if the bucket cannot be used. The message of both says what to do.
         """
         place = s3_location(config)
         async with AsyncExitStack() as opened:
@@ -105,6 +105,7 @@ class S3Store:
         return store
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        """See `Store.get`."""
         split_key(key)
         kept = self._cache.get(key)
         known = if_none_match if kept is None else kept.etag
@@ -125,19 +126,23 @@ class S3Store:
         return NOT_MODIFIED if version.etag == if_none_match else found
 
     async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+        """See `Store.get_many`."""
         return await get_many_concurrently(self, keys)
 
     async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+        """See `Store.info_many`."""
         return None
 
     async def put(
         self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
     ) -> str:
+        """See `Store.put`."""
         split_key(key)
         with self._in_flight.write():
             return await self._writes.put(key, bytes(body), content_type, expect)
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
+        """See `Store.open`."""
         split_key(key)
         with self._in_flight.read():
             file = await self._downloads.open(key, start, end)
@@ -147,10 +152,12 @@ class S3Store:
             return file
 
     async def stat(self, key: str) -> FileStat | None:
+        """See `Store.stat`."""
         file = await self.open(key, 0, 0)
         return file and file.stat
 
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
+        """See `Store.verify`."""
         split_key(key)
         with self._in_flight.read():
             found = await self._downloads.digest(key, pace)
@@ -170,6 +177,7 @@ class S3Store:
         content_type: str,
         received: OnReceived | None = None,
     ) -> str:
+        """See `Store.write`."""
         split_key(key)
         with self._in_flight.write():
             return await self._uploads.write(key, chunks, content_type, received)
@@ -177,21 +185,26 @@ class S3Store:
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
+        """See `Store.merge`."""
         return await merge_journal.merge(self, key, chunks, content_type, merged, self._now_ms)
 
     async def pending_merges(self) -> builtins.list[MergeRecord]:
+        """See `Store.pending_merges`."""
         return await merge_journal.pending_merges(self)
 
     async def recover_merges(self) -> None:
+        """See `Store.recover_merges`."""
         await merge_journal.recover(self, self._now_ms)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
+        """See `Store.list`."""
         if prefix:
             split_key(prefix)
         with self._in_flight.read():
             return await self._listings.names(prefix, after, limit)
 
     async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+        """See `Store.walk`."""
         if prefix:
             split_key(prefix)
         with self._in_flight.read():
@@ -199,25 +212,29 @@ class S3Store:
                 yield listed
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
+        """See `Store.delete`."""
         split_key(key)
         with self._in_flight.write():
             await self._writes.delete(key, expect)
 
     async def probe(self) -> None:
+        """See `Store.probe`."""
         with self._in_flight.write():
             await self._requests.send(S3Request("PUT", PROBES, {"Content-Type": "text/plain"}, b"ready\n"))
 
     async def diagnose(self) -> Diagnosis:
+        """See `Store.diagnose`."""
         return Diagnosis(self.bucket.ignored_conditions, self.bucket.skew_ms)
 
     async def close(self) -> None:
+        """See `Store.close`."""
         await self._in_flight.drain()
         await self._requests.close()
         await self._account.close()
 
 
 class InFlight:
-    """Who uses the store. After `drain`, nobody begins."""
+    """Tracks the operations of the store. After `drain`, none can start."""
 
     def __init__(self) -> None:
         self._writes = 0
@@ -227,14 +244,14 @@ class InFlight:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Raises StoreUnavailable after the end."""
+        """Enclose a read. Raises StoreUnavailable after `drain`."""
         if self._is_closed:
             raise StoreUnavailable
         yield
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        """Likewise; the end waits for it."""
+        """Enclose a write, which `drain` waits for. Raises StoreUnavailable after `drain`."""
         if self._is_closed:
             raise StoreUnavailable
         self._writes += 1
@@ -247,7 +264,7 @@ class InFlight:
                 self._idle.set()
 
     async def drain(self) -> None:
-        """Return when the writes under way are done."""
+        """Reject new operations, and return once all writes are finished."""
         self._is_closed = True
         await self._idle.wait()
 

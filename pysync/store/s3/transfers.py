@@ -1,7 +1,7 @@
-"""Files on their way in: spooled to disk first, so that one that fails half-way leaves nothing behind, and
-what the network loses can be sent again.
+"""Uploads and downloads of files.
 
-Files on their way out: streamed, and gone on with where a connection breaks.
+An upload is spooled to disk first, so that a failed one leaves nothing behind, and lost requests can be sent
+again. A download is streamed, and resumed if the connection breaks.
 """
 
 import asyncio
@@ -38,16 +38,17 @@ from pysync.write_ids import new_write_id
 
 PART_BYTES: Final = 8 * 1024 * 1024
 SINGLE_PUT_BYTES: Final = 2 * 1024 * 1024
-"""A larger file is sent in parts: then the request that makes it visible takes no longer than any other, and
-is made or never will be when `INTENT_TIMEOUT_MS` of the outbox have passed since `received` was told."""
+"""Size above which a file is sent in parts. The request that makes it visible is then as short as any other,
+and has succeeded or never will once `INTENT_TIMEOUT_MS` of the outbox have passed since the call of
+`received`."""
 _VISIBLE_WITHIN_S: Final = 25.0
-"""From then on. What has not succeeded in that time is given up."""
+"""Seconds from the call of `received` until the upload is aborted."""
 _MAX_CONCURRENT_PARTS: Final = 2
 _MAX_PARTS: Final = 10_000
 
 
 class Spool:
-    """A file without a name in the folder for temporary files. Its methods are for a thread, but `size`."""
+    """An unnamed temporary file. Call its methods in a thread; `size` needs none."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -56,6 +57,7 @@ class Spool:
         self.size = 0
 
     def append(self, chunk: bytes | bytearray) -> None:
+        """Append a chunk."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close
         self._hash.update(chunk)
@@ -65,21 +67,24 @@ class Spool:
         self.size += len(chunk)
 
     def sha256(self) -> str:
-        """Hex digest of all that was appended."""
+        """Return the hex digest of all appended bytes."""
         return self._hash.hexdigest()
 
     def read(self, start: int, size: int) -> bytes:
+        """Return `size` bytes from `start` on."""
         with self._lock:  # a cancelled request may still read when the file is closed
             assert self._file is not None
             return os.pread(self._file.fileno(), size, start)
 
     def sha256_of(self, start: int, end: int) -> str:
+        """Return the hex digest of the bytes [start, end)."""
         digest = hashlib.sha256()
         for at in range(start, end, READ_BYTES):
             digest.update(self.read(at, min(READ_BYTES, end - at)))
         return digest.hexdigest()
 
     def close(self) -> None:
+        """Remove the file."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -87,7 +92,7 @@ class Spool:
 
 
 class Uploads:
-    """Writes the files of one bucket. `root` as in `Requests`."""
+    """Writes the files of one bucket."""
 
     def __init__(
         self,
@@ -110,7 +115,7 @@ class Uploads:
         content_type: str,
         received: OnReceived | None,
     ) -> str:
-        """As `Store.write`."""
+        """See `Store.write`."""
         spool = Spool()
         try:
             gathered = bytearray()
@@ -158,7 +163,7 @@ class Uploads:
             raise
 
     async def _upload_parts(self, key: str, spool: Spool, upload_id: str) -> list[str]:
-        """Send the parts, some at once; their etags in order."""
+        """Send the parts, some concurrently, and return their etags in order."""
         size = max(PART_BYTES, -(-spool.size // _MAX_PARTS))
 
         async def send(start: int) -> str:
@@ -181,14 +186,14 @@ class Uploads:
                         **at, UploadId=upload_id, MultipartUpload={"Parts": parts}
                     )
         except StoreUnavailable:
-            # Its answer may have been lost, and a second try finds no upload any more.
+            # The response may have been lost, and a retry no longer finds the upload.
             found = await self._writes.find(key)
             if found is None or found.ids[:1] != (id_,):
                 raise
 
     async def _abort(self, at: dict[str, Any], upload_id: str) -> None:
-        """Have the server let go of the parts; where it does not, its own rules for abandoned uploads
-        will."""
+        """Ask the server to discard the parts. If that fails, the bucket's rule for incomplete uploads
+        removes them."""
         with contextlib.suppress(StoreUnavailable), translate_errors():
             await self._account.client.abort_multipart_upload(**at, UploadId=upload_id)
 
@@ -202,7 +207,7 @@ def _streamed_body(spool: Spool, start: int, end: int, sha256: str) -> StreamedB
 
 
 HASH_CACHE_SIZE: Final = 1_024
-"""Hashes remembered of files that others wrote, which do not carry them."""
+"""Number of cached hashes of files that other programs wrote, whose metadata lack a hash."""
 
 
 class Downloads:
@@ -214,7 +219,7 @@ class Downloads:
         self._hashes = BoundedCache[tuple[str, str], str](HASH_CACHE_SIZE)
 
     async def open(self, key: str, start: int, end: int | None) -> OpenFile | None:
-        """As `Store.open`, whatever is known of the file."""
+        """Open a file as `Store.open` does, even if it is known to be damaged."""
         if end is not None and end <= start >= 0:
             return await self._open_empty(key)
         ranged = {"Range": _range(start, end)} if start or end is not None else {}
@@ -227,7 +232,7 @@ class Downloads:
                 got.close()
                 return None
             size = _size(got)
-            if ranged and got.status != 206 and size:  # of an empty object some answer all
+            if ranged and got.status != 206 and size:  # some servers ignore the range for an empty object
                 raise StoreUnavailable from S3Error(S3Response(got.status, got.headers, b""))
             begin, finish = clamp_range(size, start, end)
             chunks = DownloadStream(self._requests, key, version.etag, self._bucket, begin, finish)
@@ -253,7 +258,7 @@ class Downloads:
         return file.stat, digest.hexdigest()
 
     async def _open_empty(self, key: str) -> OpenFile | None:
-        """The file at `key`, of which no bytes are wanted."""
+        """Open the file at `key` without any bytes."""
         answer = await self._requests.send(S3Request("HEAD", key), 404)
         if answer.status == 404:
             return None
@@ -271,7 +276,7 @@ class Downloads:
         )
 
     async def _hash(self, key: str, etag: str, size: int) -> str:
-        """The sha256 (hex) of a file that others wrote, found by reading it."""
+        """Return the sha256 (hex) of a file that another program wrote, by reading it."""
         known = self._hashes.get((key, etag))
         if known is None:
             digest = hashlib.sha256()
@@ -283,9 +288,9 @@ class Downloads:
 
 
 class DownloadStream:
-    """The bytes [at, end) of one version of a file, piece by piece; `response`, where there is one, begins
-    with them. Exhaust it or `aclose` it. Raises StoreUnavailable where that version cannot be had any
-    more."""
+    """The bytes [at, end) of one version of a file, in chunks. If `response` is set, its body begins with
+    them. Iterate to the end, or call `aclose`. Raises StoreUnavailable if that version is no longer
+    available."""
 
     def __init__(
         self, requests: S3RequestSender, key: str, etag: str, bucket: BucketCapabilities, at: int, end: int
@@ -323,6 +328,7 @@ class DownloadStream:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
+        """Close the connection."""
         if self.response is not None:
             self.response.close()
             self.response = None
@@ -345,7 +351,7 @@ def _range(start: int, end: int | None) -> str:
 
 
 def _size(response: ClientResponse) -> int:
-    """Of the whole file."""
+    """Return the size of the whole file."""
     if response.status == 206:
         return int(response.headers["Content-Range"].rpartition("/")[2])
     return int(response.headers["Content-Length"])

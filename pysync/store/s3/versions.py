@@ -1,11 +1,11 @@
-"""What tells one write of an object from every other, and who replaced whom.
+"""Identification of the writes of an object, and of the versions that each write replaced.
 
-S3's ETag is of the content: of two writes of the same bytes a condition cannot tell which one it meets. So
-every write has an id of its own. A document carries it where no reader of JSON sees it, as white space after
-its body; the object's metadata name it too, and before it the ids of the versions that it replaced. From them
-the outcome of a write is decided whose answer was lost.
+S3's ETag depends on the content only, so a condition cannot distinguish two writes of the same bytes. Every
+write therefore has an id of its own. A document carries it as white space after its body, which JSON parsers
+ignore. The object's metadata contain it too, followed by the ids of the replaced versions. They determine the
+outcome of a write whose response was lost.
 
-What a bucket's server keeps of S3's promises, as the probe at start found it.
+Also the conditions that the bucket's server honours, as the probe at start found them.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,10 @@ from pysync.protocol import JSON_TYPE
 
 @dataclass(frozen=True, slots=True)
 class BucketCapabilities:
-    """`url` is the bucket's. `if_none_match` and `if_match`: `If-None-Match: *` and `If-Match` of a put are
-    honoured; `delete_if_match`: `If-Match` of a delete is. `quoted_etags`: etags go into conditions with
-    their quotes. `skew_ms`: how far this machine's clock is ahead of the server's, to a second."""
+    """The URL of a bucket, and the conditions that its server honours. `if_none_match` and `if_match`:
+    `If-None-Match: *` and `If-Match` of a put; `delete_if_match`: `If-Match` of a delete. `quoted_etags`:
+    etags in conditions need quotes. `skew_ms`: how far this machine's clock is ahead of the server's, to a
+    second."""
 
     url: str
     if_none_match: bool
@@ -32,55 +33,59 @@ class BucketCapabilities:
 
     @property
     def is_conditional(self) -> bool:
-        """Whether several processes may write to it."""
+        """True if several processes may write to the bucket."""
         return self.if_none_match and self.if_match
 
     @property
     def ignored_conditions(self) -> list[str]:
-        """The conditions of a put that its server ignores."""
+        """The conditions of a put that the server ignores."""
         kept = {"If-None-Match": self.if_none_match, "If-Match": self.if_match}
         return [name for name, is_kept in kept.items() if not is_kept]
 
     def condition(self, etag: str) -> str:
-        """An etag as the value of If-Match and If-None-Match."""
+        """Return an etag as the value of If-Match and If-None-Match."""
         return f'"{etag}"' if self.quoted_etags else etag
 
 
 LINEAGE: Final = "x-amz-meta-pysync"
-"""Of every object that we write: its time in ms, its own id, the ids of what it replaced, newest first."""
+"""Metadata of every object that pysync writes: its time in ms, its id, the ids of replaced versions, newest
+first."""
 SHA256: Final = "x-amz-meta-pysync-sha256"
-"""Of every file that we write."""
+"""Metadata of every file that pysync writes."""
 
 MAX_REPLACED: Final = 15
-"""Ids of replaced versions that a version names. With more, a slower answer can still be told to be ours; S3
-takes 2 KB of metadata."""
+"""Maximum number of ids of replaced versions in a lineage. More would recognise a write after more later
+ones; S3 limits metadata to 2 KB."""
 NO_WRITE_ID: Final = "0"
-"""Stands in a lineage for there having been no object."""
+"""Id in a lineage for the absence of an object."""
 
 TOMBSTONE: Final = b"deleted by pysync\n"
-"""The body of what reads as absent, where a server cannot delete on a condition. No document of ours is as
-short."""
+"""Body of an object that counts as absent, for servers without conditional deletes. It is shorter than any
+document that pysync writes."""
 TOMBSTONE_TYPE: Final = "application/x-pysync-deleted"
 
 
 class Lineage(NamedTuple):
-    """`ids`: the write's own, then what it replaced, newest first, as far as it is known."""
+    """The time of a write, and `ids`: its own id, then those of the replaced versions, newest first, as far
+    as they are known."""
 
     modified_ms: int
     ids: tuple[str, ...]
 
     def header(self) -> str:
+        """Return the value of the metadata header."""
         return f"{self.modified_ms} {' '.join(self.ids)}"
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Self | None:
-        """None for an object that others wrote."""
+        """Return the lineage in the headers, None for an object that another program wrote."""
         modified_ms, *ids = headers.get(LINEAGE, "").split() or [""]
         return cls(int(modified_ms), tuple(ids)) if modified_ms.isdecimal() and ids else None
 
 
 class Version(NamedTuple):
-    """One version of an object, as an answer's headers tell it. `ids` is empty where others wrote it."""
+    """One version of an object, from the headers of a response. `ids` is empty if another program wrote
+    it."""
 
     etag: str
     ids: tuple[str, ...]
@@ -90,6 +95,7 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Self:
+        """Return the version in the headers."""
         lineage = Lineage.of(headers)
         return cls(
             unquote_etag(headers.get("ETag", "")),
@@ -101,30 +107,32 @@ class Version(NamedTuple):
 
     @property
     def is_tombstone(self) -> bool:
+        """True for a tombstone."""
         return self.content_type == TOMBSTONE_TYPE
 
     @property
     def is_document(self) -> bool:
-        """What others wrote is a document where it says that it is JSON."""
+        """True for a document. An object of another program is one if its content type is JSON."""
         if self.ids:
             return self.sha256 is None and not self.is_tombstone
         return self.content_type.partition(";")[0].strip().lower() == JSON_TYPE
 
     @property
     def is_file(self) -> bool:
+        """True for a file."""
         return not (self.is_document or self.is_tombstone)
 
 
 class ExpectedVersion(NamedTuple):
-    """What a conditional write replaces: the version with `etag`, nothing where that is None. `ids` of that
-    version are empty where they are not known."""
+    """The version that a conditional write replaces; an `etag` of None stands for no object. `ids` is empty
+    if the lineage is unknown."""
 
     etag: str | None
     ids: tuple[str, ...]
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The ids that a write over it names."""
+        """The ids of replaced versions in the lineage of a write over it."""
         return self.ids[:MAX_REPLACED]
 
 
@@ -132,7 +140,7 @@ NO_VERSION: Final = ExpectedVersion(None, (NO_WRITE_ID,))
 
 
 class WriteOutcome(Enum):
-    """What became of a write whose answer is not known."""
+    """The outcome of a write whose response was lost."""
 
     STORED = "it is what is stored"
     REPLACED = "it was stored, and replaced since"
@@ -142,10 +150,11 @@ class WriteOutcome(Enum):
 
 
 def resolve_outcome(id_: str, base: ExpectedVersion, found: Version | None) -> WriteOutcome:
-    """What became of the write `id_` over `base`, where `found` is stored now.
+    """Return the outcome of the write `id_` over `base`, given the currently stored version.
 
-    A version occurs once, so whatever replaced `base` has shut out every other write over it, also one that
-    is still on its way. The lineage of `found` reaches back without a gap."""
+    Each version occurs once, so the write that replaced `base` has excluded every other write over it, also
+    one that is still in flight. The lineage of `found` has no gaps.
+    """
     if found is None:
         return WriteOutcome.NOT_YET if base.etag is None else WriteOutcome.UNKNOWN
     if id_ in found.ids:
@@ -156,11 +165,11 @@ def resolve_outcome(id_: str, base: ExpectedVersion, found: Version | None) -> W
 
 
 def unquote_etag(header: str) -> str:
-    """An ETag without its quotes, and without the `W/` that some proxies put before it."""
+    """Return an ETag without its quotes, and without the `W/` that some proxies add."""
     return header.removeprefix("W/").strip('"')
 
 
 def last_modified_ms(headers: Mapping[str, str]) -> int:
-    """Of the Last-Modified header, which has whole seconds; 0 where there is none."""
+    """Return the time of the Last-Modified header, which has whole seconds; 0 without one."""
     said = headers.get("Last-Modified")
     return int(parsedate_to_datetime(said).timestamp() * 1000) if said else 0

@@ -1,6 +1,7 @@
-"""What tests are made of, ours and those of plugin authors: the contracts, and a store that fails on demand.
+"""Test support for pysync and its plugins: contract tests, a store that fails on demand, and a clock that
+tests move.
 
-A contract is a class of pytest tests. Inherit it, and give the fixture it asks for:
+A contract is a class of pytest tests. Inherit from it, and provide the fixture that it names:
 
     class TestMyStore(StoreContract):
         @pytest.fixture

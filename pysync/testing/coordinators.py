@@ -1,7 +1,4 @@
-"""The promise of `Coordinator`, as tests.
-
-The promise of `ChangeLog`, as tests.
-"""
+"""The contracts of `Coordinator` and `ChangeLog`, as tests."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -18,13 +15,13 @@ RETENTION: Final = Retention(count=100, age_ms=3_600_000)
 
 
 def change(text: str, identity: str = "") -> Change:
-    """A change that is told as `{"t":text}`."""
+    """Return a change whose data is `{"t":text}`."""
     return Change(b'{"t":"%b"}' % text.encode(), identity)
 
 
 class ChangeLogContract(FakeTime):
-    """The promise of `ChangeLog`. The subclass gives the fixture `log`: a log without changes that reads the
-    fixture `clock` and keeps them by `RETENTION`."""
+    """The contract of `ChangeLog`. The subclass provides the fixture `log`: a change log without changes that
+    reads the fixture `clock` and retains changes as `RETENTION` says."""
 
     async def test_changes_are_read_in_the_order_of_their_ids(self, log: ChangeLog) -> None:
         assert await log.read("", 10) == []
@@ -152,11 +149,12 @@ class ChangeLogContract(FakeTime):
 
 
 class CoordinatorContract(ChangeLogContract):
-    """The promise of `Coordinator`, but for `leads`. The subclass gives the fixture `coordinator`, which
-    reads the fixture `clock` and keeps changes by `RETENTION`."""
+    """The contract of `Coordinator`, except for `acquire_lease`. The subclass provides the fixture
+    `coordinator`, which reads the fixture `clock` and retains changes as `RETENTION` says."""
 
     @pytest.fixture
     def log(self, coordinator: Coordinator) -> ChangeLog:
+        """The change log under test: the coordinator itself."""
         return coordinator
 
     async def test_a_nonce_is_accepted_once_per_key(self, coordinator: Coordinator, clock: FakeClock) -> None:
@@ -317,9 +315,9 @@ class CoordinatorContract(ChangeLogContract):
 
 
 class LeaseContract(FakeTime):
-    """The promise of `Coordinator.leads`. The subclass gives the fixture `pair`: two coordinators that share
-    one memory, as two processes have them, and read the fixture `clock`. They are closed though a test may
-    have done that."""
+    """The contract of `Coordinator.acquire_lease`. The subclass provides the fixture `pair`: two coordinators
+    that share one memory, as those of two processes do, and read the fixture `clock`. The fixture closes
+    both, even if a test has closed one already."""
 
     async def test_one_leads_at_a_time(self, pair: tuple[Coordinator, Coordinator], advance: Advance) -> None:
         one, other = pair
@@ -359,8 +357,8 @@ class LeaseContract(FakeTime):
 
 
 class BoundedNoncesContract(FakeTime):
-    """The promise of a coordinator with a bound of its own. The subclass gives the fixture `coordinator`,
-    which reads the fixture `clock` and holds at most 1,000 live nonces."""
+    """The contract of a coordinator that limits its memory for nonces itself. The subclass provides the
+    fixture `coordinator`, which reads the fixture `clock` and stores at most 1,000 live nonces."""
 
     async def test_old_nonces_make_room(
         self, coordinator: Coordinator, clock: FakeClock, advance: Advance

@@ -1,7 +1,4 @@
-"""A store that fails on demand.
-
-Time that stands until a test moves it.
-"""
+"""A store that fails on demand, and a clock that only a test moves."""
 
 import asyncio
 import builtins
@@ -35,14 +32,14 @@ from pysync.store import (
 )
 
 Advance = Callable[[int], Awaitable[None]]
-"""Lets so many milliseconds pass."""
+"""Lets this number of milliseconds pass."""
 
 
 class FakeClock:
-    """A clock in milliseconds that stands until a test moves it. Call it to read it.
+    """A clock in milliseconds that only a test moves. Call it to read the time.
 
-    To move `now_ms` lets time pass; `step` sets the clock as an administrator does. `booted_ms` is when the
-    machine was started.
+    Increase `now_ms` to let time pass; call `step` to set the clock as an administrator does. `booted_ms` is
+    the time of the machine's start.
     """
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
@@ -51,29 +48,34 @@ class FakeClock:
         self._stepped_ms = 0
 
     def __call__(self) -> int:
+        """Return the time."""
         return self.now_ms + self._stepped_ms
 
     def elapsed_ms(self) -> int:
-        """The time since the machine was started, which no step moves."""
+        """Return the time since the start of the machine, which `step` does not change."""
         return self.now_ms - self.booted_ms
 
     def step(self, ms: int) -> None:
-        """Set the clock ahead, or back."""
+        """Set the clock forward, or back if `ms` is negative."""
         self._stepped_ms += ms
 
 
 class FakeTime:
-    """The time of a contract: the fixture `clock`, and `advance`, which moves it. For a coordinator that has
-    a clock of its own, too, override `advance`, and say in `slack_ms` how far it may run on in a test."""
+    """The time of a contract: the fixture `clock`, and the fixture `advance`, which moves it. For a
+    coordinator that also reads a clock of its own, override `advance`, and set `slack_ms` to the milliseconds
+    that this clock may advance during a test."""
 
     slack_ms: ClassVar[int] = 0
 
     @pytest.fixture
     def clock(self) -> FakeClock:
+        """The clock of the test."""
         return FakeClock()
 
     @pytest.fixture
     def advance(self, clock: FakeClock) -> Advance:
+        """A function that lets time pass."""
+
         async def advance(ms: int) -> None:
             clock.now_ms += ms
 
@@ -96,10 +98,12 @@ Fault = Literal["fail", "lose_reply", "tear", "none"] | _Delay
 
 
 class FaultyStore:
-    """`store`, failing on demand. Each fault is met by one call of its verb, in the order of asking. A merge
-    consists of other verbs, as in a bucket, and each of those may fail.
+    """A wrapper of `store` that fails on demand. Each fault hits one call of its method, in the order in
+    which the faults were requested. A merge consists of calls of other methods, as in a bucket, and each of
+    those may fail.
 
-    `calls` counts calls by verb; `max_concurrent_reads` is how many of get, open, list and walk overlapped.
+    `calls` counts the calls of each method; `max_concurrent_reads` is the highest number of overlapping calls
+    of get, stat, open, list and walk.
     """
 
     transactional: ClassVar[None] = None
@@ -117,59 +121,68 @@ class FaultyStore:
         self.max_concurrent_reads = 0
 
     def fail(self, *verbs: Verb, times: int = 1, after: int = 0) -> None:
-        """Raise StoreUnavailable, nothing done, `after` calls that go well. A `write` has taken all chunks
-        then, and told `received`."""
+        """Raise StoreUnavailable without doing anything, after `after` successful calls. A `write` has then
+        read all chunks and called `received`."""
         for verb in verbs:
             self._faults[verb].extend(itertools.repeat("none", after))
             self._faults[verb].extend(itertools.repeat("fail", times))
 
     def lose_reply(self, *verbs: Verb, times: int = 1, after: int = 0) -> None:
-        """Do it, and raise StoreUnavailable all the same, `after` calls that go well."""
+        """Execute the call, but raise StoreUnavailable, after `after` successful calls."""
         for verb in verbs:
             self._faults[verb].extend(itertools.repeat("none", after))
             self._faults[verb].extend(itertools.repeat("lose_reply", times))
 
     def reset(self) -> None:
-        """Forget the faults that no call has met."""
+        """Discard the faults that no call has hit yet."""
         self._faults.clear()
 
     def crash(self, after: int, *, done: bool) -> None:
-        """Be what a process sees of its store that is killed at a write (put, write, delete), `after` more of
-        them: that one is `done` or not, nobody hears of it, and no later call does anything."""
+        """Simulate a process that is killed at a write (put, write, delete), after `after` further writes.
+        This write is executed if `done`; it and all later calls raise StoreUnavailable, and later calls do
+        nothing."""
         self._writes_left, self._does_last = after, done
 
     def truncate_next_get(self, times: int = 1) -> None:
-        """Return the first half of the body from `get`."""
+        """Return only the first half of the body from the next `times` calls of `get`."""
         self._faults["get"].extend(itertools.repeat("tear", times))
 
     def delay(self, verb: Verb, release: asyncio.Event, after: int = 0) -> asyncio.Event:
-        """Keep the call waiting for `release`, `after` others. The returned event is set once it has come."""
+        """Block a call until `release` is set, after `after` other calls. The returned event is set once the
+        call has started."""
         arrived = asyncio.Event()
         self._faults[verb].extend(itertools.repeat("none", after))
         self._faults[verb].append(_Delay(arrived, release))
         return arrived
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        """See `Store.get`."""
         return await self._call("get", lambda: self._store.get(key, if_none_match))
 
     async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+        """See `Store.get_many`."""
         return await get_many_concurrently(self, keys)
 
     async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+        """See `Store.info_many`."""
         return await self._store.info_many(keys)
 
     async def put(
         self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
     ) -> str:
+        """See `Store.put`."""
         return await self._call("put", lambda: self._store.put(key, body, content_type, expect))
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
+        """See `Store.open`."""
         return await self._call("open", lambda: self._store.open(key, start, end))
 
     async def stat(self, key: str) -> FileStat | None:
+        """See `Store.stat`."""
         return await self._call("stat", lambda: self._store.stat(key))
 
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
+        """See `Store.verify`."""
         return await self._call("open", lambda: self._store.verify(key, pace))
 
     async def write(
@@ -179,6 +192,8 @@ class FaultyStore:
         content_type: str,
         received: OnReceived | None = None,
     ) -> str:
+        """See `Store.write`."""
+
         async def refuse(sha256: str) -> None:
             if received is not None:
                 await received(sha256)
@@ -193,20 +208,26 @@ class FaultyStore:
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
+        """See `Store.merge`."""
         return await self._call(
             "merge", lambda: merge_journal.merge(self, key, chunks, content_type, merged, self._now_ms)
         )
 
     async def pending_merges(self) -> list[MergeRecord]:
+        """See `Store.pending_merges`."""
         return await merge_journal.pending_merges(self)
 
     async def recover_merges(self) -> None:
+        """See `Store.recover_merges`."""
         await merge_journal.recover(self, self._now_ms)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        """See `Store.list`."""
         return await self._call("list", lambda: self._store.list(prefix, after, limit))
 
     async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+        """See `Store.walk`."""
+
         async def found() -> list[ListEntry]:
             return [listed async for listed in self._store.walk(prefix)]
 
@@ -214,15 +235,19 @@ class FaultyStore:
             yield listed
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
+        """See `Store.delete`."""
         await self._call("delete", lambda: self._store.delete(key, expect))
 
     async def probe(self) -> None:
+        """See `Store.probe`."""
         await self._call("probe", self._store.probe)
 
     async def diagnose(self) -> Diagnosis:
+        """See `Store.diagnose`."""
         return await self._store.diagnose()
 
     async def close(self) -> None:
+        """See `Store.close`."""
         await self._store.close()
 
     async def _call(

@@ -1,4 +1,4 @@
-"""The promise of `Store`, as tests."""
+"""The contract of `Store`, as tests."""
 
 import asyncio
 import hashlib
@@ -22,20 +22,20 @@ from pysync.store import (
 
 
 async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
-    """The chunks, as `Store.write` takes them."""
+    """Yield the chunks, as `Store.write` takes them."""
     for chunk in chunks:
         yield chunk
 
 
 async def read_file(store: Store, key: str, start: int = 0, end: int | None = None) -> tuple[OpenFile, bytes]:
-    """The file at `key`, which must exist, and the bytes of the range."""
+    """Return the file at `key`, which must exist, and the bytes of the range."""
     file = await store.open(key, start, end)
     assert file is not None
     return file, b"".join([chunk async for chunk in file.chunks])
 
 
 class StoreContract:
-    """The promise of `Store`. The subclass gives the fixture `store`: an open, empty store."""
+    """The contract of `Store`. The subclass provides the fixture `store`: an open, empty store."""
 
     async def test_what_was_put_is_read_at_once(self, store: Store) -> None:
         before_ms = time.time_ns() // 1_000_000

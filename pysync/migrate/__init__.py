@@ -1,9 +1,9 @@
-"""`pysync copy` and `pysync verify`: every object of a store is checked, and copied to another one.
+"""`pysync copy` and `pysync verify`: check every object of a store, and copy it to another store.
 
-locations        the stores that arguments name, opened
-copier           each object from the one to the other, the segments of a log before its head
-reading          one object that cannot be read is skipped; a store out of reach is not
-verify           checks of one object, and of everything that a store holds
+locations        parses and opens the stores that arguments name
+copier           copies each object, the segments of a log before its head
+reading          skips an object that cannot be read, and stops if the store is unreachable
+verify           checks one object, or every object of a store
 starfish_folder  the folder of a Starfish server, as a source
 """
 

@@ -1,7 +1,4 @@
-"""Each object from one store to another, bytes as they are.
-
-The outcome of a copy, object by object.
-"""
+"""Copies each object from one store to another, byte for byte."""
 
 import asyncio
 import hashlib
@@ -47,10 +44,10 @@ CopyOutcome = Literal["copied", "healed", "already_there", "corrupt", "different
 
 @dataclass(slots=True)
 class CopyReport:
-    """Numbers of objects by outcome, and the bytes of those that were put. A `healed` object replaced a
-    damaged one. A `different` one was kept out by another at the key. A `refused` one has a key that the
-    store does not take, or names something that is missing. An `unreadable` one is lost, or the disk or
-    server does not return it."""
+    """The number of objects by outcome, and the bytes of those that were put. A `healed` object replaced a
+    damaged one. A `different` one was not copied because the target has another object at its key. A
+    `refused` one has a key that the target does not accept, or names something that is missing. An
+    `unreadable` one is lost, or the disk or server does not return it."""
 
     copied: int = 0
     healed: int = 0
@@ -68,7 +65,7 @@ class CopyReport:
 
 
 MAX_CONCURRENT: Final = 32
-"""Objects that are read and written at one time."""
+"""The number of objects that are copied concurrently."""
 MAX_CONCURRENT_FILES: Final = 4
 
 _EXCLUDED: Final = (
@@ -79,18 +76,19 @@ _EXCLUDED: Final = (
     SCRUB_KEY,
     "__sync__/config.json",
 )
-"""The objects of logs, which their heads bring along; what asking a store has left; places in a log of
-changes that is not copied; which files are damaged, and when that was looked for; what Starfish keeps of its
-configuration."""
+"""Objects that are not copied by themselves: those of logs, which are copied with their heads; leftovers of
+probes; checkpoints in a change log that is not copied; the list of damaged files and the record of the last
+scrub; and the configuration that Starfish stores."""
 _PATH_CONFLICT: Final = "another file lies above or below it, and this store keeps folders"
 _HASH_MISMATCH: Final = "its sha256 is not that of its bytes"
 
 
 class Copier:
-    """Copies all of `source` to `target`. `on_problem` hears of every key that is not copied, and why.
+    """Copies all of `source` to `target`. `on_problem` is called with every key that is not copied and the
+    reason.
 
-    What differs at `target` stays as it is unless it may be overwritten; what is corrupt stays behind unless
-    it is to be kept, and is told of all the same.
+    An object that differs at `target` is left as it is unless `overwrite` is set. A corrupt object is not
+    copied unless `keep_corrupt` is set, and is reported in either case.
     """
 
     def __init__(
@@ -114,12 +112,13 @@ class Copier:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._file_slots = asyncio.Semaphore(MAX_CONCURRENT_FILES)
         self._chunked = asyncio.Lock()
-        """A log in Starfish's chunks is held whole to be verified, so one at a time."""
+        """Serialises logs in chunks of Starfish's, because each is in memory as a whole while it is
+        verified."""
 
     async def run(self) -> None:
-        """Copy. Nothing remembers how far it came: another run passes over what this one has done. An object
-        that cannot be read is counted, and the others follow. Raises StoreUnavailable, which says at which
-        key, where one of the stores is out of reach; the outcomes are those of the run all the same."""
+        """Copy all objects. No progress is stored: another run skips the objects that this one has copied. An
+        object that cannot be read is counted, and the copy continues. Raises StoreUnavailable, which names
+        the key, if one of the stores is unreachable; `report` is then still valid."""
         await for_each_key(self._source, MAX_CONCURRENT, self._copy)
 
     async def _copy(self, key: str) -> None:
@@ -139,7 +138,8 @@ class Copier:
             self._count(key, "refused", str(error))
 
     async def _copy_found(self, key: str, found: StoredObject) -> _core.LogHead | None:
-        """Copy an object that is for itself; else return the head of a log, which is to follow its parts."""
+        """Copy a self-contained object. For the head of a log return the head instead, which must be copied
+        after its parts."""
         try:
             head = check_object(key, found.body)
             if head is not None:
@@ -165,7 +165,8 @@ class Copier:
         return None
 
     async def _is_older(self, key: str, stored: bytes) -> bool:
-        """Whether a later revocation list is there, which nothing may take back."""
+        """Return True if the target has a later revocation list, which must not be replaced by an earlier
+        one."""
         there = await self._get_target(key)
         try:
             generation = check_revocations(key, stored)
@@ -174,8 +175,9 @@ class Copier:
             return False
 
     async def _belongs_to_log(self, key: str) -> bool:
-        """Whether the head at `key` brings its chunks along. Of a log that is ours by now they are what is
-        left. Raises Corrupt where there is no log."""
+        """Return True if the head at `key` has chunks, which are copied with it. Returns False if the log is
+        in the format of pysync by now: its chunks are leftovers. Raises VerificationError if there is no
+        log."""
         found = await self._reader.get(key)
         if found is not None and _core.is_log(found.body):
             return False
@@ -185,24 +187,24 @@ class Copier:
         raise VerificationError("it is a chunk of a log whose head is not there")
 
     async def _copy_log(self, key: str, stored: StoredObject, head: _core.LogHead) -> None:
-        """Copy what the head names, then the head: who reads a head finds all that it names."""
+        """Copy the objects that the head names, then the head, so that every reader of a head finds them."""
         if await self._is_different(key, stored):
             return
         try:
             if head.is_chunked:
-                is_whole = await self._copy_chunks(key, head)
+                is_complete = await self._copy_chunks(key, head)
             else:
-                is_whole = await self._copy_nodes(head)
+                is_complete = await self._copy_nodes(head)
         except VerificationError as error:
             await self._put_corrupt(key, stored, str(error))
             return
-        if is_whole:
+        if is_complete:
             await self._put_head(key, stored, head)
         else:
             self._count(key, "refused", "objects of this log are not there")
 
     async def _is_different(self, key: str, stored: StoredObject) -> bool:
-        """Whether another object lies at the key that is to stay; its outcome is counted then."""
+        """Return True if the target has another object at the key that must be kept. It is then counted."""
         if self._overwrite:
             return False
         there = await self._get_target(key)
@@ -214,7 +216,8 @@ class Copier:
         return True
 
     async def _repair_nodes(self, head: _core.LogHead) -> None:
-        """Copy the objects that the target's own log lacks or has damaged, if the source still has them."""
+        """Copy the objects that are missing or damaged in the log at the target, if the source still has
+        them."""
         waiting = head.nodes()
         while waiting:
             nodes, waiting = waiting[:MAX_CONCURRENT], waiting[MAX_CONCURRENT:]
@@ -222,7 +225,7 @@ class Copier:
             waiting = [node for found in below for node in found] + waiting
 
     async def _repair_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode]:
-        """Heal one object of a log; the nodes below it, as far as they are known."""
+        """Repair one object of a log. Returns the nodes below it, as far as they are known."""
         key = object_key(head.id, node.name)
         async with self._slots:
             there = await self._get_target(key)
@@ -240,18 +243,19 @@ class Copier:
         return []
 
     async def _copy_nodes(self, head: _core.LogHead) -> bool:
-        """Copy the segments of a log of ours and the blocks of its index; whether all are there now."""
-        is_whole = True
+        """Copy the segments of a log and the blocks of its index. Returns True if the target now has all of
+        them."""
+        is_complete = True
         waiting = head.nodes()
         while waiting:
             nodes, waiting = waiting[:MAX_CONCURRENT], waiting[MAX_CONCURRENT:]
             below = await gather_bounded(MAX_CONCURRENT, nodes, partial(self._copy_node, head))
-            is_whole = is_whole and None not in below
+            is_complete = is_complete and None not in below
             waiting = [node for found in below for node in found or []] + waiting
-        return is_whole
+        return is_complete
 
     async def _copy_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode] | None:
-        """Copy one object of a log; the nodes below it, None where it is not there now."""
+        """Copy one object of a log. Returns the nodes below it, or None if the target does not have it."""
         key = object_key(head.id, node.name)
         async with self._slots:
             try:
@@ -272,8 +276,8 @@ class Copier:
             return below if is_there else None
 
     async def _copy_chunks(self, key: str, head: _core.LogHead) -> bool:
-        """Copy the chunks of a log of Starfish's; whether all are there now. Raises Corrupt where they are
-        not what the head says."""
+        """Copy the chunks of a log in the format of Starfish. Returns True if the target now has all of them.
+        Raises VerificationError if they do not match the head."""
         async with self._chunked:
             with error_context(f"listing the chunks of {key}"):
                 keys = await chunk_keys(self._source, key)
@@ -284,7 +288,7 @@ class Copier:
             return len(chunks) == len(keys)
 
     async def _copy_chunk(self, key: str) -> bytes | None:
-        """Copy a chunk and return it; None where it is not there now."""
+        """Copy a chunk and return it; None if the target does not have it."""
         async with self._slots:
             try:
                 found = await self._reader.get(key)
@@ -303,7 +307,7 @@ class Copier:
             return found.body if is_there else None
 
     async def _put_head(self, key: str, stored: StoredObject, head: _core.LogHead) -> None:
-        """Put a head; of a log that it replaces, the objects go."""
+        """Put a head. If it replaces another log, delete the objects of that log."""
         before = await self._get_target(key) if self._overwrite else None
         if await self._put(key, stored) and before is not None and _core.is_log(before.body):
             try:
@@ -315,12 +319,14 @@ class Copier:
                     await delete_log_objects(self._target, replaced)
 
     async def _put_corrupt(self, key: str, found: StoredObject, why: str) -> bool:
-        """Leave it behind unless it is to be kept; whether it is there now."""
+        """Count a corrupt object, and copy it if `keep_corrupt` is set. Returns True if the target now has
+        it."""
         self._count(key, "corrupt", why)
         return self._keep_corrupt and await self._put(key, found)
 
     async def _put(self, key: str, found: StoredObject) -> bool:
-        """Put an object where it is not yet, and count what becomes of it; whether it is there now."""
+        """Put an object that the target lacks, and count the outcome. Returns True if the target now has
+        it."""
         there = await self._get_target(key)
         heals = there is not None and there.body != found.body and _is_damaged(key, there.body)
         if there is None or heals or (self._overwrite and there.body != found.body):
@@ -330,7 +336,7 @@ class Copier:
                     if self._overwrite:
                         expect = ANY
                     await self._target.put(key, found.body, found.content_type, expect)
-                except EtagMismatch:  # a file is there, or what an earlier run wrote at its end
+                except EtagMismatch:  # a file is stored there, or the last write of an earlier run
                     there = await self._get_target(key)
                 else:
                     self._count_put(key, len(found.body), repairs=heals)
@@ -343,7 +349,7 @@ class Copier:
         async with self._file_slots:
             file = await self._reader.open(key)
             if file is None:
-                return  # gone meanwhile
+                return  # deleted meanwhile
             try:
                 await self._write(key, file)
             except VerificationError as error:
@@ -354,7 +360,7 @@ class Copier:
                 await file.chunks.aclose()
 
     async def _write(self, key: str, file: OpenFile) -> None:
-        """Write a file where it is not yet, and count what becomes of it."""
+        """Write a file that the target lacks, and count the outcome."""
         there, is_damaged = await self._stat_target_file(key)
         if there is not None and there.sha256 == file.sha256:
             self._count(key, "already_there")
@@ -374,7 +380,7 @@ class Copier:
         self._count_put(key, file.size, repairs=is_damaged)
 
     async def _stat_target_file(self, key: str) -> tuple[FileStat | None, bool]:
-        """Return the file at the target if it matches its hash, and whether it is damaged."""
+        """Return the file at the target if it is undamaged, and True if it is damaged."""
         with error_context(f"reading what is at {key} already"):
             try:
                 return await (self._target.stat if self._quick else self._target.verify)(key), False
@@ -386,7 +392,7 @@ class Copier:
             return as_object(await self._target.get(key))
 
     def _count_put(self, key: str, size: int, *, repairs: bool) -> None:
-        """Count an object that was put, in the place of a damaged one where it `repairs`."""
+        """Count an object that was put, which replaced a damaged one if `repairs` is set."""
         if repairs:
             self._count(key, "healed", "what was there was damaged")
         else:
@@ -413,7 +419,8 @@ def _is_damaged(key: str, stored: bytes) -> bool:
 
 
 async def _verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The file's bytes. Raises Corrupt at their end where they have another hash than the file says."""
+    """Yield the bytes of the file. Raises VerificationError at the end if their hash is not that of the
+    file."""
     digest = hashlib.sha256()
     async for chunk in chunks:
         digest.update(chunk)

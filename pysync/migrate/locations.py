@@ -1,4 +1,4 @@
-"""Which store an argument of `pysync copy` means: a URL, or a configuration file, whose store it is."""
+"""The stores that arguments of `pysync copy` name: by a URL, or by a configuration file that has one."""
 
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ _DATABASE: Final = "pysync.db"
 
 
 def parse_location(text: str) -> Location:
-    """What `text` names. Raises ValueError or ConfigError where it names nothing."""
+    """Return the location that `text` names. Raises ValueError or ConfigError if it names none."""
     kind, _, rest = text.partition(":")
     if kind == "folder" and rest:
         return Path(rest)
@@ -27,7 +27,8 @@ def parse_location(text: str) -> Location:
 
 
 async def open_source(location: Location) -> ReadableStore:
-    """The place to copy from. It must exist: nothing is created. Raises ValueError, StoreUnavailable."""
+    """Open the location to copy from. It must exist; nothing is created. Raises ValueError and
+    StoreUnavailable."""
     if isinstance(location, Path):
         return _folder(location)
     check_exists(location.url)
@@ -35,7 +36,8 @@ async def open_source(location: Location) -> ReadableStore:
 
 
 async def open_target(location: Location) -> Store:
-    """The place to copy to, made where it is missing. Raises ValueError, StoreUnavailable."""
+    """Open the location to copy to, and create it if it is missing. Raises ValueError and
+    StoreUnavailable."""
     if isinstance(location, Path):
         raise ValueError(f"folder:{location} can only be copied from")
     return await open_store(location)
@@ -48,7 +50,7 @@ def _folder(root: Path) -> FolderSource:
 
 
 def check_exists(url: str) -> None:
-    """Raise ValueError where a `file:` store would have to be made."""
+    """Raise ValueError if a `file:` store does not exist yet."""
     kind, _, folder = url.partition(":")
     if kind == "file" and not (Path(folder) / _DATABASE).exists():
         advice = f"; a folder of plain files is folder:{folder}" if Path(folder).is_dir() else ""

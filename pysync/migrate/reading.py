@@ -1,4 +1,5 @@
-"""Reading a store object by object: one that cannot be read is skipped, a store out of reach ends the run."""
+"""Reads a store object by object. An object that cannot be read is skipped; an unreachable store ends the
+run."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -17,26 +18,26 @@ _ABSENT_KEY: Final = "_pysync/probe/nothing"
 
 
 class Unreadable(Exception):
-    """An object cannot be read, though its store answers; the text says why."""
+    """An object that cannot be read although its store responds; the text has the reason."""
 
 
 class Reader:
     """Reads objects of `source`. Every method raises Unreadable if only this object cannot be read, and
-    StoreUnavailable, which names the key, if the store does not answer."""
+    StoreUnavailable, which names the key, if the store does not respond."""
 
     def __init__(self, source: ReadableStore) -> None:
         self._source = source
 
     async def get(self, key: str) -> StoredObject | None:
-        """The object at `key`, None where there is none."""
+        """Return the object at `key`, None if there is none."""
         return as_object(await self._read(key, lambda: self._source.get(key)))
 
     async def open(self, key: str) -> OpenFile | None:
-        """The file at `key`, None where there is none. The caller closes its chunks."""
+        """Return the file at `key`, None if there is none. The caller closes its chunks."""
         return await self._read(key, lambda: self._source.open(key))
 
     async def chunks(self, key: str, file: OpenFile) -> AsyncIterator[bytes]:
-        """The chunks of the file that was opened at `key`."""
+        """Yield the chunks of the file that was opened at `key`."""
         try:
             async for chunk in file.chunks:
                 yield chunk
@@ -57,24 +58,24 @@ class Reader:
             raise Unreadable(error.detail) from error
 
     async def _check_reachable(self, key: str) -> None:
-        """Raise StoreUnavailable where the store cannot be read at all."""
+        """Raise StoreUnavailable if the store cannot be read at all."""
         with error_context(f"reading {key}"):
             await self._source.get(_ABSENT_KEY)
 
 
 async def for_each_key(source: ReadableStore, at_once: int, work: Callable[[str], Awaitable[None]]) -> None:
-    """Call `work` with every key, `concurrency` calls at a time. The first error, or a cancellation, ends it,
-    but only when the calls under way have ended: their outcomes are then known. A second cancellation cuts
-    them off. Raises StoreUnavailable, which says what could not be done."""
+    """Call `work` with every key, `at_once` calls at a time. The first error, or a cancellation, ends the run
+    once the current calls have ended, so that their outcomes are known. A second cancellation cancels these
+    calls. Raises StoreUnavailable, which names what failed."""
     walk = source.walk("")
-    turn = asyncio.Lock()
+    lock = asyncio.Lock()
     is_over = False
 
     async def work_on() -> None:
         nonlocal is_over
         try:
             while True:
-                async with turn:
+                async with lock:
                     if is_over:
                         return
                     with error_context("listing the objects"):
@@ -96,7 +97,7 @@ async def for_each_key(source: ReadableStore, at_once: int, work: Callable[[str]
             for worker in workers:
                 worker.cancel()
             ended = await asyncio.gather(*workers, return_exceptions=True)
-            if isinstance(walk, AsyncGenerator):  # else a store would wait for it when it is closed
+            if isinstance(walk, AsyncGenerator):  # otherwise the store would wait for it on closing
                 await walk.aclose()
     for error in ended:
         if error is not None:
@@ -104,13 +105,13 @@ async def for_each_key(source: ReadableStore, at_once: int, work: Callable[[str]
 
 
 def as_object(found: StoredObject | NotModified | None) -> StoredObject | None:
-    """The result of `Source.get` without a condition."""
+    """Return the result of an unconditional `ReadableStore.get`."""
     return None if isinstance(found, NotModified) else found
 
 
 @contextmanager
 def error_context(action: str) -> Iterator[None]:
-    """Have StoreUnavailable say what could not be done, and why."""
+    """Prefix the detail of StoreUnavailable with `action`, the operation that failed."""
     try:
         yield
     except StoreUnavailable as error:

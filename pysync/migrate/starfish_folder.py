@@ -1,7 +1,7 @@
-"""A folder of plain files, one for each key, as Starfish keeps its objects: to be read, never written.
+"""A folder of plain files, one for each key, in the layout of a Starfish server. It is only read.
 
 DIR/<key>             a document, or an object of a log: JSON text
-DIR/<key>.__meta__    beside a binary file: its media type, bare or as {"contentType": ..}
+DIR/<key>.__meta__    the media type of a binary file, bare or as {"contentType": ..}
 """
 
 import builtins
@@ -23,18 +23,20 @@ _PAGE: Final = 256
 
 
 class FolderSource:
-    """A `Source`. A key holds a file where its media type lies beside it, else a document."""
+    """A `ReadableStore` over a folder. A key with a media type beside it is a file, any other a document."""
 
     def __init__(self, root: Path) -> None:
-        """The source in the folder `root`. Raises ValueError where there is none."""
+        """Open the folder `root`. Raises ValueError if it does not exist."""
         if not root.is_dir():
             raise ValueError(f"{root}: there is no such folder")
         self._root = root
 
     async def get(self, key: str) -> StoredObject | None:
+        """See `ReadableStore.get`."""
         return await in_thread(self._get, self._path(key))
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
+        """See `ReadableStore.open`."""
         path = self._path(key)
         content_type = await in_thread(_content_type, path)
         if content_type is None:
@@ -54,11 +56,13 @@ class FolderSource:
         return OpenFile(stamp.size, sha256, content_type, modified_ms, begin, finish, outgoing, etag=sha256)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
+        """See `ReadableStore.list`."""
         entries = [entry async for entry in self._entries(prefix)]
         names = sorted(entry.name for entry in entries if entry.is_file() and not _is_sidecar(entry))
         return [name for name in names if after is None or name > after][:limit]
 
     async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+        """See `ReadableStore.walk`."""
         waiting = [prefix]
         while waiting:
             folder = waiting.pop()
@@ -70,6 +74,7 @@ class FolderSource:
                     yield ListEntry(key, "", 0)
 
     async def close(self) -> None:
+        """See `ReadableStore.close`."""
         return
 
     def _path(self, key: str) -> Path:
@@ -88,7 +93,7 @@ class FolderSource:
             return None
 
     async def _entries(self, folder: str) -> AsyncIterator["os.DirEntry[str]"]:
-        """What lies directly in a folder; nothing where it is gone, unless it is the whole source."""
+        """Yield the entries of a folder; none if it is gone, unless it is the root."""
         try:
             with translate_os_errors():
                 entries = os.scandir(self._root / folder)
@@ -103,7 +108,7 @@ class FolderSource:
 
 
 def _content_type(path: Path) -> str | None:
-    """The media type that lies beside a binary file; None where none does."""
+    """Return the media type that is stored beside a binary file; None if there is none."""
     try:
         text = path.with_name(path.name + _SIDECAR).read_text("utf-8", "replace").strip()
     except (FileNotFoundError, NotADirectoryError):
@@ -111,10 +116,10 @@ def _content_type(path: Path) -> str | None:
     if not text.startswith("{"):
         return text or OCTET_STREAM
     try:
-        said = orjson.loads(text).get("contentType")
+        content_type = orjson.loads(text).get("contentType")
     except ValueError:
-        said = None
-    return said if isinstance(said, str) and said else OCTET_STREAM
+        content_type = None
+    return content_type if isinstance(content_type, str) and content_type else OCTET_STREAM
 
 
 def _is_sidecar(entry: "os.DirEntry[str]") -> bool:

@@ -1,7 +1,4 @@
-"""Everything that a store holds, read and compared with its hashes and checksums.
-
-Whether a stored object is what it should be: the hash that it carries is that of what it holds.
-"""
+"""Verification: every object of a store is read, and compared with its hashes and checksums."""
 
 import asyncio
 import re
@@ -24,16 +21,16 @@ from pysync.store import DamagedFile, Pace, Store, no_pace
 
 _CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
 _FIELD: Final = "items"
-"""Any name would do: elements in chunks have none."""
+"""Any name will do, because elements in chunks have none."""
 
 
 class VerificationError(Exception):
-    """What is stored is not what it should be; the text says why."""
+    """A stored object fails a check; the text has the reason."""
 
 
 def check_object(key: str, stored: bytes) -> _core.LogHead | None:
-    """Raise Corrupt unless the object at `key` is sound, as far as it can be told from itself. The head of a
-    log is returned: what it names is still to be checked."""
+    """Raise VerificationError unless the object at `key` is sound, as far as it shows by itself. Returns the
+    head of a log, whose objects are still to be checked."""
     if _core.is_log(stored):
         try:
             return _core.LogHead.read(stored, "")
@@ -49,8 +46,8 @@ def check_object(key: str, stored: bytes) -> _core.LogHead | None:
 
 
 def expand_node(head: _core.LogHead, node: _core.LogNode, stored: bytes) -> list[_core.LogNode]:
-    """The nodes below a segment (none) or a block of the index of a log. Raises Corrupt unless `stored` is
-    what the head, or the block above it, names."""
+    """Return the nodes below a block of the index of a log; for a segment there are none. Raises
+    VerificationError unless `stored` is the object that the head, or the block above it, names."""
     try:
         if node.level:
             return head.expand(stored, node)
@@ -61,14 +58,14 @@ def expand_node(head: _core.LogHead, node: _core.LogNode, stored: bytes) -> list
 
 
 def log_of_chunk(key: str, stored: bytes) -> str | None:
-    """The key of the log of Starfish's that this object is a chunk of; None where it is none."""
+    """Return the key of the log of Starfish's that has this object as a chunk; None if it is not a chunk."""
     found = _CHUNK.fullmatch(key)
     return found[1] if found is not None and stored.startswith(b"[") else None
 
 
 def check_revocations(key: str, stored: bytes) -> int:
-    """The generation of a revocation list. Raises Corrupt unless the issuer whose user id ends the key has
-    signed it."""
+    """Return the generation of a revocation list. Raises VerificationError unless it is signed by the issuer
+    whose user id ends the key."""
     try:
         found = parse_revocation_list(stored)
     except (BadRequest, BadSignature) as error:
@@ -79,8 +76,8 @@ def check_revocations(key: str, stored: bytes) -> int:
 
 
 def check_document(stored: bytes) -> _core.LogHead | None:
-    """Raise Corrupt unless it is a document, or a log that Starfish wrote as one, with the hash that it
-    names. Where Starfish keeps the elements in chunks its head is returned: they decide on its hash."""
+    """Raise VerificationError unless this is a document, or a log that Starfish wrote as one, whose data has
+    the stated hash. Returns the head of a log with chunks, on which its hash depends."""
     try:
         document = _core.read_document(stored)
     except DocumentCorrupt:
@@ -97,7 +94,7 @@ def check_document(stored: bytes) -> _core.LogHead | None:
 
 
 def check_chunks(head: _core.LogHead, chunks: list[bytes]) -> None:
-    """Raise Corrupt unless these are all chunks of the log with this head."""
+    """Raise VerificationError unless these are all chunks of the log with this head."""
     try:
         head.gather(chunks, whole=True)
     except DocumentCorrupt:
@@ -107,7 +104,7 @@ def check_chunks(head: _core.LogHead, chunks: list[bytes]) -> None:
 
 
 def check_chunk(stored: bytes) -> None:
-    """Raise Corrupt unless it is a chunk of a log of Starfish's."""
+    """Raise VerificationError unless this is a chunk of a log of Starfish's."""
     empty = _core.LogHead.read(b'{"data":{},"seg":true}', _FIELD)
     try:
         empty.gather([stored])
@@ -116,13 +113,13 @@ def check_chunk(stored: bytes) -> None:
 
 
 MAX_CONCURRENT: Final = 8
-"""Objects that are verified at one time."""
+"""The number of objects that are verified concurrently."""
 
 _EXCLUDED: Final = (log_prefix(""), "_pysync/probe/", "__sync__/config.json")
-"""The objects of logs, which are found from their heads; what asking a store has left; what Starfish keeps of
-its configuration."""
+"""Objects that are not verified by themselves: those of logs, which are verified with their heads; leftovers
+of probes; and the configuration that Starfish stores."""
 _CHECK_IN_THREAD_ABOVE: Final = 65_536
-"""Bytes that are better checked beside the event loop."""
+"""Bytes from which an object is checked in a worker thread."""
 
 
 class Damage(NamedTuple):
@@ -144,7 +141,8 @@ class VerificationReport:
 
 class Verifier:
     """Verifies the objects of `store`, which may be written meanwhile. `on_damage` is called for each damaged
-    object, and `pace` is awaited with the number of bytes read. The store no longer serves damaged files."""
+    object, and `pace` is awaited with the number of bytes read. The store then no longer serves damaged
+    files."""
 
     def __init__(
         self,
@@ -159,20 +157,22 @@ class Verifier:
         self._on_damage = on_damage
         self._pace = pace
         self._chunked = asyncio.Lock()
-        """A log in Starfish's chunks is held whole to be verified, so one at a time."""
+        """Serialises logs in chunks of Starfish's, because each is in memory as a whole while it is
+        verified."""
 
     async def run(self) -> None:
-        """Verify everything. Raises StoreUnavailable where the store is out of reach."""
+        """Verify all objects. Raises StoreUnavailable if the store is unreachable."""
         await for_each_key(self._store, MAX_CONCURRENT, self.verify)
 
     async def verify(self, key: str) -> None:
-        """Verify what is at `key`; of a log all that its head names. Raises StoreUnavailable."""
+        """Verify the object at `key`, and of a log everything that its head names. Raises
+        StoreUnavailable."""
         if key.startswith(_EXCLUDED):
             return
         self.report.objects += 1
         found = [damage async for damage in self._damages(key)]
         if found:
-            # An object that was replaced or deleted meanwhile is not found damaged in the same way again.
+            # Check again: an object that was replaced or deleted meanwhile does not show the same damage.
             again = [damage async for damage in self._damages(key)]
             found = [damage for damage in again if damage in found]
         self.report.damaged += len(found)
@@ -201,7 +201,7 @@ class Verifier:
                 yield damage
 
     async def _verify_file(self, key: str) -> None:
-        """Raise Corrupt where the file at `key` is damaged."""
+        """Raise VerificationError if the file at `key` is damaged."""
 
         try:
             with error_context(f"reading {key}"):
@@ -210,7 +210,7 @@ class Verifier:
             raise VerificationError(error.detail) from None
 
     async def _damages_of_nodes(self, key: str, head: _core.LogHead) -> AsyncIterator[Damage]:
-        """Yield the damaged segments and index blocks of a log of ours."""
+        """Yield the damaged segments and index blocks of a log."""
         waiting = deque(head.nodes())
         while waiting:
             node = waiting.popleft()
@@ -221,7 +221,7 @@ class Verifier:
                 yield Damage(at, "log", f"{error}; it is a part of the log at {key}")
 
     async def _damages_of_chunks(self, key: str, head: _core.LogHead) -> AsyncIterator[Damage]:
-        """Yield the damage of a log that Starfish keeps in chunks. Each chunk is also verified by itself."""
+        """Yield the damage of a log in chunks of Starfish's. Each chunk is also verified by itself."""
         async with self._chunked:
             try:
                 with error_context(f"listing the chunks of {key}"):
@@ -243,7 +243,8 @@ class Verifier:
 
 
 async def _check(key: str, body: bytes) -> _core.LogHead | None:
-    """`check_object`, for all that the server keeps: below `_pysync/` there is JSON of its own."""
+    """Check any stored object as `check_object` does. Below `_pysync/` there are also JSON objects of the
+    server."""
     if key.startswith("_pysync/") and not key.startswith((f"{REVOCATIONS}/", VERSIONS)):
         try:
             orjson.loads(body)

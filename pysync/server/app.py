@@ -1,7 +1,8 @@
-"""The service, wired: start here. `create_app` builds everything from its arguments and holds it together.
+"""The composition of a service: start reading here. `create_app` builds all components from the
+configuration.
 
-A request goes: aiohttp -> `connection` -> `middleware` -> `router` -> a handler of `handlers` ->
-`authorization` -> `engine` -> the store. `routes` says which route leads where.
+A request passes through aiohttp -> `connection` -> `middleware` -> `router` -> a handler of `handlers` ->
+`authorization` -> `engine` -> the store. `routes` defines which route leads to which handler.
 """
 
 import asyncio
@@ -61,19 +62,19 @@ from pysync.store import Store, open_store
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Which of several workers a process is, from 1, and the folder where they share their counts."""
+    """The number of this worker process, from 1, and the folder in which workers share their counters."""
 
     number: int
     counters_dir: Path
 
     @property
     def runs_background_jobs(self) -> bool:
-        """Whether this one does what need be done only once for all."""
+        """True for the one worker that runs the jobs that need one process only."""
         return self.number == 1
 
 
 class App:
-    """A running service without a socket: `handle` answers requests, `close` ends it."""
+    """A running service without a socket. `handle` serves requests, `close` stops it."""
 
     def __init__(
         self,
@@ -89,26 +90,26 @@ class App:
         self.store = store
         self._coordinator = coordinator
         server = config.server
-        tally = Counters()
+        counters = Counters()
         self._shared_counters = (
-            None if worker is None else MultiprocessCounters(tally, worker.counters_dir, worker.number)
+            None if worker is None else MultiprocessCounters(counters, worker.counters_dir, worker.number)
         )
-        counted = (lambda: tally) if self._shared_counters is None else self._shared_counters.total
-        self.ops = ServiceHandlers(store, coordinator, Metrics(__version__, counted), clock.wall_ms)
-        self._hooks = hooks = Hooks(plugins, partial(tally.count, "pysync_plugin_failures"), hook_s)
+        snapshot = (lambda: counters) if self._shared_counters is None else self._shared_counters.total
+        self.ops = ServiceHandlers(store, coordinator, Metrics(__version__, snapshot), clock.wall_ms)
+        self._hooks = hooks = Hooks(plugins, partial(counters.count, "pysync_plugin_failures"), hook_s)
         outbox = Outbox(store, coordinator)
         policies = PolicyTable(config, uses_plugin_roles=hooks.has_authorize_hooks)
         tables = key_owner_tables(policies)
-        corruption = CorruptionReporter(tally.count, partial(owning_collections, tables))
+        corruption = CorruptionReporter(counters.count, partial(owning_collections, tables))
         documents = Documents(store, coordinator, clock, outbox, corruption)
         files = Files(store, clock, outbox, corruption)
         self._logs = AppendLogs(store, coordinator, clock, outbox=outbox, corruption=corruption)
         ownership = Ownership(config, store)
-        known = {*map(user_id, every_trusted_issuer(config)), *every_named_identity(config)}
-        revocations = RevocationRegistry(store, clock, known, ownership.owns_data)
-        refusal = hooks.validate_certificate if hooks.has_certificate_hooks else None
+        trusted = {*map(user_id, every_trusted_issuer(config)), *every_named_identity(config)}
+        revocations = RevocationRegistry(store, clock, trusted, ownership.owns_data)
+        validate_certificate = hooks.validate_certificate if hooks.has_certificate_hooks else None
         authenticator = Authenticator(
-            config, coordinator, revocations, ownership.owns_data, clock.wall_ms, refusal
+            config, coordinator, revocations, ownership.owns_data, clock.wall_ms, validate_certificate
         )
         request_log = RequestLog(
             request_id, logs_refusals=server.log_refusals, logs_requests=server.access_log
@@ -124,9 +125,13 @@ class App:
             server.trusted_proxy_hops,
         )
         rules = policies.pulls()
-        hearing = StreamAuthorizer(rules, authenticator, authorizer, store, clock.wall_ms, documents.versions)
-        feed = ChangeDispatcher(outbox.log, KeyIndex(rules, hooks.stored_files), hearing.authorize)
-        self.subscribers = SSEHub(feed, hearing, tally, config.changes.max_resumed)
+        stream_authorizer = StreamAuthorizer(
+            rules, authenticator, authorizer, store, clock.wall_ms, documents.versions
+        )
+        dispatcher = ChangeDispatcher(
+            outbox.log, KeyIndex(rules, hooks.stored_files), stream_authorizer.authorize
+        )
+        self.subscribers = SSEHub(dispatcher, stream_authorizer, counters, config.changes.max_resumed)
         service = Service(
             config=config,
             store=store,
@@ -148,16 +153,16 @@ class App:
             policies=policies,
             routes=routes,
             projection_waiter=ProjectionWaiter(config, plugins, outbox),
-            stream_authorizer=hearing,
+            stream_authorizer=stream_authorizer,
             sse_hub=self.subscribers,
             ops=self.ops,
         ).add_all()
-        told = request_id if hooks.has_hooks or request_log.needs_id else None
+        request_id_var = request_id if hooks.has_hooks or request_log.needs_id else None
         self._middleware = Middleware(
-            routes, tally, server.cors.origins, server.public_hosts, told, request_log
+            routes, counters, server.cors.origins, server.public_hosts, request_id_var, request_log
         )
         self.handle: Final = self._middleware.handle
-        """Answers one request."""
+        """Returns the response to one request."""
         sweeps = worker is None or worker.runs_background_jobs
         self.ttl_sweeper = TtlSweeper(documents, self._logs, routes, clock, sweeps=sweeps)
         self._outbox_relay = OutboxRelay(outbox, sweeps=sweeps)
@@ -183,23 +188,23 @@ class App:
             logs=self._logs,
             now_ms=clock,
             sweeps=sweeps,
-            count=tally.count,
+            count=counters.count,
             corruption=corruption,
         )
 
     async def open(self) -> None:
-        """Enter the plugins' lifespans. Raises ValueError where one of them fails."""
+        """Enter the plugins' lifespans. Raises ValueError if one of them fails."""
         await self._hooks.open(self._services)
 
     def drain(self) -> None:
-        """Be ready no longer, end change streams, and make every answer a connection's last: the service is
-        about to stop."""
+        """Begin a graceful shutdown: fail readiness checks, close change streams, and send `Connection:
+        close` with every response."""
         self.ops.draining = True
         self._middleware.draining = True
         self.subscribers.drain()
 
     async def close(self) -> None:
-        """Leave the plugins' lifespans, finish the writes under way and let go of store and coordinator."""
+        """Leave the plugins' lifespans, finish pending writes, and close the store and the coordinator."""
         await self._hooks.close()
         self.ttl_sweeper.close()
         if self._revocation_sweeper is not None:
@@ -233,13 +238,12 @@ async def create_app(
     worker: Worker | None = None,
     hook_s: float = HOOK_TIMEOUT_S,
 ) -> App:
-    """The service of `config`, with the store and coordinator that it names unless others are given; `worker`
-    where it is one of several processes. It has the `plugins` and, after them, those that `config` names;
-    their hooks may take `timeout_s` for one request.
+    """Return the service of `config`, with the store and coordinator that it names unless others are given.
+    `worker` is given if it is one of several processes. The service has `plugins` and, after them, those that
+    `config` names; their hooks may take `hook_s` seconds for one request.
 
-    Raises ValueError for a store or coordinator that does not exist and a plugin that does not start,
-    StoreUnavailable or CoordinatorUnavailable for one that does not open, and ConfigError with all that is
-    wrong with the plugins.
+    Raises ValueError if a store or coordinator does not exist or a plugin does not start, StoreUnavailable or
+    CoordinatorUnavailable if one cannot be opened, and ConfigError with all errors of the plugins.
     """
     clock = SteadyClock(now_ms)
     hooked = load_plugins(config, (*plugins, *events_of(config), *projections_of(config)))

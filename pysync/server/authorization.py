@@ -1,9 +1,10 @@
-"""The one place that decides who may read or write a key.
+"""Authorisation: decides who may read or write a key, for all handlers.
 
-Single requests, lists, batches, bundles, keyring folds and change streams all ask here. A handler gets an
-`Access`, which says as whom the caller acts and which members of the data it must not see; there is no other
-way to one. The decision takes into account the credentials, the rate limits, the roles that a space or a
-plugin gives for this request alone, the collection's policy, the plugins' veto and the field permissions.
+Single requests, lists, batches, bundles, keyring folds and change streams are all authorised here. A handler
+receives an `Access`, which names the caller and the members of the data that it must not see; there is no
+other way to obtain one. The decision takes into account the credentials, the rate limits, the roles that a
+space or a plugin gives for this request alone, the collection's policy, the plugins' veto and the field
+permissions.
 """
 
 from collections.abc import Mapping
@@ -38,29 +39,29 @@ from pysync.server.router import Match
 
 class Access(NamedTuple):
     """The permission to act on one key. `caller` has its roles for this key, and `hidden` are the top-level
-    members of the data that it must not see. `roles` decide which members it may write; they are empty where
-    the collection has no field permissions."""
+    members of the data that it must not see. `roles` decide which members it may write; they are empty if the
+    collection has no field permissions."""
 
     caller: Caller
     signer: Caller = ANONYMOUS
-    """The caller of a request as its credentials say, without the roles for this key alone."""
+    """The caller that the credentials identify, without the roles for this key alone."""
     hidden: frozenset[str] = frozenset()
     roles: frozenset[str] = frozenset()
     reply: PullResponse | None = None
-    """The answer of a plugin to a pull, instead of what is stored."""
+    """The response of a plugin to a pull, in place of the stored document."""
 
 
 _OPEN: Final = Access(ANONYMOUS)
 Memberships = Mapping[str, Membership | None]
-"""The members of spaces, by the keys of the access documents; None where nobody can tell."""
+"""The members of spaces, by the keys of their access documents; None if they cannot be determined."""
 
 
 class Authorizer:
-    """The decisions of one service. `mount` is the prefix of every route; `proxy_hops` is the number of
-    proxies in front whose X-Forwarded-For is believed.
+    """The authorisation of one service. `mount` is the prefix of every route. `proxy_hops` is the number of
+    trusted proxies, whose X-Forwarded-For is believed.
 
-    The order is the same everywhere: the signature, rate limits, roles and scope, and the nonce last, so that
-    a refused request takes none of the replay memory. Then plugins may veto a pull, or answer it.
+    The order of checks is always the same: the signature, rate limits, roles and scope, and the nonce last,
+    so that a rejected request takes no replay memory. Then plugins may veto a pull, or respond to it.
     """
 
     def __init__(
@@ -99,8 +100,9 @@ class Authorizer:
         """Authorise a request for the key of its path. `credentials` are those of its headers, if they were
         read before the `body`.
 
-        Raises what `Authenticator.credentials_for`, `authenticate` and `consume_nonce` do; Forbidden;
-        AuthorizationError or RolesUnavailable if nobody can tell the roles; and what a plugin refuses with.
+        Raises as `Authenticator.credentials_for`, `authenticate` and `consume_nonce`; Forbidden;
+        AuthorizationError or RolesUnavailable if the roles cannot be determined; and the error with which a
+        plugin rejects the request.
         """
         policy = match.policy
         if policy.is_open and policy.limit is None:
@@ -133,13 +135,14 @@ class Authorizer:
         key: str,
         memberships: Memberships | None = None,
     ) -> Access | PysyncError:
-        """Decide on a document that is read together with others: what a pull of its own would get, or the
-        error that would refuse it. `caller` is authenticated, and `identity` is the `{identity}` of the
-        document's path. `memberships` holds what was read already of its space; None: it is read.
+        """Decide on a document that is read together with others. Return the access that a pull of it would
+        get, or the error with which the pull would fail. `caller` is authenticated, and `identity` is the
+        `{identity}` of the document's path. `memberships` has the members of its space, if they were read
+        already; if None, they are read.
 
-        A plugin that answers the pull refuses it here, because a nested read cannot carry its answer. Where
-        no plugin has a say, many documents may be decided on at once: `key` is `""` then, and the scope of
-        `caller` None, which has to be looked at elsewhere.
+        If a plugin would respond to the pull, the decision is an error, because a nested read cannot carry
+        its response. If plugins are not involved, one decision may cover many documents: `key` is then `""`
+        and the scope of `caller` None, and the scope must be checked elsewhere.
         """
         try:
             caller = _presented(policy, caller)
@@ -161,9 +164,9 @@ class Authorizer:
     def decide_event(
         self, policy: AccessPolicy, caller: Caller, event: Event, memberships: Memberships
     ) -> Access | PysyncError:
-        """`decide`, on an event of a change stream, if no plugin gives roles. An event tells of a write and
-        not what was written, so pull hooks are not asked."""
-        assert not policy.uses_plugin_roles, "plugins have a say"
+        """Decide on an event of a change stream as `decide` does, if no plugin gives roles. An event
+        announces a write and not its content, so pull hooks do not run."""
+        assert not policy.uses_plugin_roles, "plugins give roles"
         try:
             caller = self.spaces.add_space_roles(
                 policy, _presented(policy, caller), event.params, memberships
@@ -175,7 +178,7 @@ class Authorizer:
     async def decide_event_with_plugins(
         self, policy: AccessPolicy, caller: Caller, event: Event, memberships: Memberships
     ) -> Access | PysyncError:
-        """`decide_event`, where plugins give roles or refuse."""
+        """Decide as `decide_event`, if plugins give roles or reject callers."""
         try:
             caller = self.spaces.add_space_roles(
                 policy, _presented(policy, caller), event.params, memberships
@@ -194,7 +197,8 @@ class Authorizer:
         key: str,
         memberships: Memberships | None = None,
     ) -> Access | None:
-        """`decide`; None where a pull would be refused. Raises the error if nobody can tell."""
+        """Return the access of `decide`; None if a pull would be rejected. Raises the error if that cannot be
+        determined."""
         decision = await self.decide(policy, caller, identity, params, key, memberships)
         if isinstance(decision, Access):
             return decision
@@ -210,7 +214,7 @@ class Authorizer:
         key: str,
         pushed: bytes | None,
     ) -> Caller:
-        """`caller` with the roles that it has for this request alone; `pushed` is the document of a push."""
+        """Return `caller` with its roles for this request alone. `pushed` is the document of a push."""
         if pushed is None:
             memberships = await self.spaces.load_membership(policy, caller, params)
             caller = self.spaces.add_space_roles(policy, caller, params, memberships)
@@ -221,8 +225,8 @@ class Authorizer:
     async def _add_plugin_roles(
         self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str
     ) -> Caller:
-        """`caller` with the roles that plugins give. They are not asked about a caller without credentials
-        where these are needed: it is refused anyway."""
+        """Return `caller` with the roles that plugins give. The hooks do not run for a caller that lacks the
+        required credentials, because it is rejected anyway."""
         if not policy.uses_plugin_roles or (caller == ANONYMOUS and not policy.allows_anonymous):
             return caller
         return add_roles(caller, await self._hooks.roles(plugin_request(policy, caller, params, key)))
@@ -235,9 +239,9 @@ class Authorizer:
         policy: AccessPolicy,
         *others: AccessPolicy,
     ) -> AuthenticatedRequest:
-        """Return the caller of a request, its signature checked and counted against the limits of these
-        policies. The nonce is not taken yet: call `consume_nonce` once the request is allowed. Raises what
-        `Authenticator.authenticate` and `RateLimiter.enforce` do."""
+        """Return the caller of a request after verifying its signature and counting it against the limits of
+        these policies. The nonce is not recorded yet: call `consume_nonce` once the request is allowed.
+        Raises as `Authenticator.authenticate` and `RateLimiter.enforce`."""
         is_metered = _has_rate_limit(policy, *others)
         if credentials is NO_CREDENTIALS and not is_metered:
             return ANONYMOUS_REQUEST
@@ -254,8 +258,8 @@ class Authorizer:
     async def authenticate_optional(
         self, request: web.BaseRequest, namespace: str | None
     ) -> AuthenticatedRequest:
-        """Return the caller of a request without a body that anybody may send: `ANONYMOUS_REQUEST` if its
-        credentials are not valid. The request is not counted, and its nonce not taken."""
+        """Return the caller of a request without a body that anyone may send; `ANONYMOUS_REQUEST` if its
+        credentials are invalid. The request is not counted, and its nonce is not recorded."""
         try:
             credentials = self._authenticator.parse_credentials(request.headers)
             if credentials is NO_CREDENTIALS:
@@ -273,18 +277,17 @@ class Authorizer:
     async def enforce_rate_limits(
         self, request: web.BaseRequest, caller: Caller, policies: list[AccessPolicy]
     ) -> None:
-        """Count a request once for each of `policies` that has a limit. Raises as
-        `RateLimiter.enforce`."""
+        """Count a request once for each of `policies` that has a limit. Raises as `RateLimiter.enforce`."""
         if _has_rate_limit(*policies):
             await self._rate_limiter.enforce(caller.identity, self.client_ip(request), policies)
 
     async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
-        """Take the nonce of a request that is allowed. Raises as `Authenticator.consume_nonce`."""
+        """Record the nonce of an allowed request. Raises as `Authenticator.consume_nonce`."""
         if verified.certificate is not None:
             await self._authenticator.consume_nonce(verified)
 
     async def consume_optional_nonce(self, request: web.BaseRequest, verified: AuthenticatedRequest) -> bool:
-        """Take the nonce of a request that anybody may send; False if its credentials are not valid."""
+        """Record the nonce of a request that anyone may send. Return False if its credentials are invalid."""
         try:
             await self.consume_nonce(verified)
         except Unauthorized as error:
@@ -293,7 +296,7 @@ class Authorizer:
         return True
 
     def client_ip(self, request: web.BaseRequest) -> str:
-        """The client's address, as the outermost of the believed proxies saw it."""
+        """Return the client's address, as the outermost trusted proxy saw it."""
         if self._proxy_hops:
             seen = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
             if len(seen) >= self._proxy_hops:
@@ -303,9 +306,9 @@ class Authorizer:
         return request.remote or ""
 
     def _signed_request(self, request: web.BaseRequest, namespace: str | None) -> SignedRequest:
-        """The parts of a request to `namespace` that its signature covers. A client may have signed its
-        target with the mount (a namespaced client, whose base URL is the origin) or without it (any other,
-        whose base URL holds the mount)."""
+        """Return the parts of a request to `namespace` that its signature covers. A client may have signed
+        its target with the mount (a namespaced client, whose base URL is the origin) or without it (any
+        other, whose base URL includes the mount)."""
         targets, mount = [request.raw_path], self._mount
         if mount:
             targets.insert(0 if namespace is None else 1, request.raw_path.removeprefix(mount))
@@ -314,8 +317,8 @@ class Authorizer:
 
 
 def may_read(policy: AccessPolicy, caller: Caller, identity: str | None) -> bool:
-    """Return True if `caller`, whose scope is None, may read documents whose path names `identity`, by the
-    roles that it has now."""
+    """Return True if `caller`, whose scope is None, may read documents whose path names `identity` with its
+    present roles."""
     try:
         return policy.denial_reason(_presented(policy, caller), identity, "") is None
     except Forbidden:
@@ -325,15 +328,15 @@ def may_read(policy: AccessPolicy, caller: Caller, identity: str | None) -> bool
 def plugin_request(
     policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str
 ) -> PluginRequest:
-    """A request as plugins see it."""
+    """Return a request in the form that plugins receive."""
     if policy.trust is not None:
         caller = replace(caller, roles=policy.trusted_roles(caller))
     return PluginRequest(policy.action, policy.collection.name, policy.namespace, params, key, caller)
 
 
 def _presented(policy: AccessPolicy, caller: Caller) -> Caller:
-    """The caller that a request of its own would have: an open collection does not look at who asks. Raises
-    Forbidden for an anonymous caller where the collection wants to know."""
+    """Return the caller of a request to this collection, which is anonymous if the collection ignores
+    credentials. Raises Forbidden for an anonymous caller if the collection requires credentials."""
     if not policy.needs_credentials:
         return ANONYMOUS
     if caller == ANONYMOUS and not policy.allows_anonymous:
@@ -344,7 +347,7 @@ def _presented(policy: AccessPolicy, caller: Caller) -> Caller:
 def _decide(
     policy: AccessPolicy, caller: Caller, identity: str | None, key: str, signer: Caller = ANONYMOUS
 ) -> Access | Forbidden:
-    """Decide on a caller that has all its roles for this key."""
+    """Return the decision on a caller that has all its roles for this key."""
     reason = policy.denial_reason(caller, identity, key)
     if reason is not None:
         return Forbidden(reason=reason)

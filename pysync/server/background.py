@@ -1,8 +1,7 @@
-"""The background scrub: reads everything that is stored, slowly, and names what is damaged.
+"""Background jobs of a service.
 
-Deletes documents, logs and files that have outlived their `ttlMs`; reads never show them anyway.
-
-Announces writes whose announcement was lost: their process ended, or the coordinator was out of reach.
+`TtlSweeper` deletes expired documents, logs and files, which reads no longer return. `OutboxRelay` announces
+writes whose announcement was lost. `Scrubber` verifies everything that is stored and reports damage.
 """
 
 import asyncio
@@ -32,8 +31,7 @@ log = logging.getLogger("pysync.server")
 
 
 class TtlSweeper:
-    """The background sweep of one service, under way from the first collection that has a `ttlMs`, unless
-    another process `sweeps`."""
+    """Deletes expired data of one service in the background, if `sweeps` and any collection has a `ttlMs`."""
 
     def __init__(
         self,
@@ -62,12 +60,12 @@ class TtlSweeper:
             self._task = asyncio.get_running_loop().create_task(sweeping)
 
     def close(self) -> None:
-        """Sweep no more."""
+        """Stop sweeping."""
         if self._task is not None:
             self._task.cancel()
 
     async def sweep(self) -> int:
-        """Delete what has expired, and return the number of documents, logs and files. None within ten
+        """Delete expired data, and return the number of documents, logs and files. Deletes nothing within ten
         minutes of a step of the clock."""
         if not is_stable(self._clock):
             return 0
@@ -75,13 +73,13 @@ class TtlSweeper:
 
     async def _sweep_route(self, method: str, route: Route, collection: Collection, ttl_ms: int) -> int:
         head = "/" + "/".join(route.template[: route.key_from])
-        template, is_kept = route.template[route.key_from :], None
+        template, is_file_key = route.template[route.key_from :], None
         if route.files is not None and route.files.template is not None:
-            template, is_kept = route.files.template.segments, route.files.matches_key
+            template, is_file_key = route.files.template.segments, route.files.matches_key
 
         def is_owned(key: str) -> bool:
-            if is_kept is not None:
-                return is_kept(key)
+            if is_file_key is not None:
+                return is_file_key(key)
             try:
                 return self._routes.match(method, f"{head}/{key}").route is route
             except PysyncError:
@@ -95,13 +93,15 @@ class TtlSweeper:
 
 RECOVER_EVERY_S = 5.0
 INITIAL_ROUNDS = 2
-"""The last of them comes when all that was there at the start has become old enough to be announced early."""
+"""Number of rounds that announce writes early, because an earlier process may have left them. In the last of
+them all such writes have become old enough."""
 
 
 class OutboxRelay:
-    """The background healer of one service. Every few seconds it settles what this process could not, and, if
-    it `sweeps`, announces what nobody else can be expected to; in its first turns what an earlier process may
-    have left behind. It rests where writes and their changes cannot come apart."""
+    """Recovers lost announcements of one service in the background. Every few seconds it flushes the outcomes
+    that this process could not report and, if it `sweeps`, announces writes that no other process will
+    announce; its first rounds include what an earlier process may have left behind. It does nothing if the
+    store commits writes together with their changes."""
 
     def __init__(
         self,
@@ -116,36 +116,36 @@ class OutboxRelay:
         self._task = asyncio.create_task(self._run()) if outbox.needs_recovery else None
 
     def close(self) -> None:
-        """Heal no more."""
+        """Stop the recovery."""
         if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> None:
-        first, was_told = INITIAL_ROUNDS, False
+        first, was_logged = INITIAL_ROUNDS, False
         while True:
             try:
                 await self._recover(early=first > 0)
             except CoordinatorUnavailable as error:
-                if not was_told:
-                    log.warning("changes of writes wait to be announced: %s", error.detail)
-                was_told = True
+                if not was_logged:
+                    log.warning("failed to announce changes; will retry: %s", error.detail)
+                was_logged = True
             else:
-                first, was_told = first - 1, False
+                first, was_logged = first - 1, False
             await self._sleep(RECOVER_EVERY_S)
 
     async def _recover(self, *, early: bool) -> None:
         if not self._sweeps:
             await self._outbox.flush_outcomes()
-        elif healed := await self._outbox.recover(early=early):
-            log.info("announced %d writes that may have been announced by nobody", healed)
+        elif recovered := await self._outbox.recover(early=early):
+            log.info("announced %d writes whose announcement may have been lost", recovered)
 
 
 CHECK_EVERY_S: Final = 60.0
-"""Seconds between two checks whether a scrub is due."""
+"""Seconds between two checks of the time of the last scrub."""
 LEASE_RENEW_S: Final = 1.0
-"""Seconds between two checks of a scrubbing process whether it still leads."""
+"""Seconds between two renewals of the lease during a scrub."""
 MIN_BYTES: Final = 16_384
-"""The least that an object counts as: a small one costs more than its bytes."""
+"""Minimum number of bytes that an object counts as, because small objects cost more than their bytes."""
 
 
 class Scrubber:
@@ -179,13 +179,14 @@ class Scrubber:
         self._task = asyncio.get_running_loop().create_task(scrubbing)
 
     async def close(self) -> None:
-        """Scrub no more."""
+        """Stop scrubbing."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
     async def run_if_due(self) -> None:
-        """Scrub if it is due and this process leads. Raises StoreUnavailable, CoordinatorUnavailable."""
+        """Scrub if it is due and this process holds the lease. Raises StoreUnavailable and
+        CoordinatorUnavailable."""
         if await self._is_due() and await self._acquire_lease() and await self._is_due():
             try:
                 await self.run_once()
@@ -193,19 +194,19 @@ class Scrubber:
                 log.info("another process continues the scrub")
 
     async def run_once(self) -> None:
-        """Verify everything, and note when that was. Raises StoreUnavailable, CoordinatorUnavailable."""
+        """Verify everything, and record the time. Raises StoreUnavailable and CoordinatorUnavailable."""
         verifier = Verifier(self._store, self._on_damage, self._pace)
         self._lease_checked_at = self._clock_s()
         async for listed in self._store.walk(""):
             await verifier.verify(listed.key)
         counted = verifier.report
-        note = {
+        summary = {
             "finishedMs": self._now_ms(),
             "objects": counted.objects,
             "damaged": counted.damaged,
             "bytes": counted.bytes,
         }
-        await self._store.put(SCRUB_KEY, orjson.dumps(note))
+        await self._store.put(SCRUB_KEY, orjson.dumps(summary))
         log.info(
             "scrub finished: %d objects, %d damaged, %d bytes",
             counted.objects,
@@ -221,7 +222,7 @@ class Scrubber:
             )
         except (ValueError, KeyError, TypeError):
             finished_ms = 0
-        # A note from the future was made by a clock that has been set back.
+        # A time in the future was recorded before the clock was set back.
         return not 0 <= self._now_ms() - finished_ms < self._config.every_ms
 
     async def _acquire_lease(self) -> bool:
@@ -229,11 +230,12 @@ class Scrubber:
         return await self._coordinator.acquire_lease("scrub")
 
     async def _pace(self, size: int) -> None:
-        """Let requests come first for as long as reading this many bytes may take."""
+        """Sleep for as long as reading this many bytes may take at the configured rate, so that requests come
+        first. Raises _LeaseLost if another process holds the lease."""
         await self._sleep(max(size, MIN_BYTES) / self._config.max_bytes_per_second)
         if self._clock_s() - self._lease_checked_at >= LEASE_RENEW_S and not await self._acquire_lease():
             raise _LeaseLost
 
 
 class _LeaseLost(Exception):
-    """Another process leads."""
+    """Another process holds the lease."""

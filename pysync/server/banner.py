@@ -1,4 +1,4 @@
-"""The text that `pysync serve` prints once it listens: its address, its store, and what to do next."""
+"""The banner that `pysync serve` prints once it listens: its address, its store, and a command to try."""
 
 import time
 from typing import Final
@@ -13,7 +13,7 @@ _DOCUMENT: Final = '{"data":{"text":"hello"},"baseHash":null}'
 
 
 def banner(config: Config, port: int) -> str:
-    """The text for a service that listens on `port`."""
+    """Return the banner of a service that listens on `port`."""
     address = origin(config.server.host, port)
     base = address + config.server.mount_path
     facts = {
@@ -41,13 +41,13 @@ def banner(config: Config, port: int) -> str:
 
 
 def origin(host: str, port: int) -> str:
-    """The URL of a host and port, brackets around an IPv6 address."""
+    """Return the URL of a host and port, with brackets around an IPv6 address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _request(config: Config, base: str) -> str:
-    """The arguments with which curl pushes a new document to the first collection where anybody may push one;
-    if there is none it asks for the health of the service."""
+    """Return the curl arguments that push a new document to the first collection that is open to anyone, or
+    that query the health of the service if there is none."""
     batched = {events.collection for events in config.events}
     for one in config.collections:
         is_open = "public" in one.write_roles and not (one.require_auth or one.pull_only or one.root_only)
@@ -59,6 +59,6 @@ def _request(config: Config, base: str) -> str:
 
 
 def _pages(config: Config) -> list[str]:
-    """The pages among the examples, except the one that lists them."""
+    """Return the example pages, except the index."""
     names = [] if config.server.examples is None else file_names(config.server.examples)
     return [name for name in names if name.endswith(".html") and name != INDEX]

@@ -1,4 +1,4 @@
-"""Connections that do not wait for ever: aiohttp's protocol with a limit on slow heads and JSON errors."""
+"""Connections: aiohttp's protocol with a time limit for request heads and JSON errors."""
 
 import asyncio
 import logging
@@ -22,7 +22,8 @@ log = logging.getLogger("pysync.server")
 
 
 class Connection(web.RequestHandler):
-    """One client connection. `head_since`: when an unfinished request head began to arrive, else 0.0."""
+    """One client connection. `head_since` is the loop time at which an unfinished request head began to
+    arrive, else 0.0."""
 
     __slots__ = ("head_since",)
 
@@ -31,6 +32,7 @@ class Connection(web.RequestHandler):
         self.head_since = 0.0
 
     def data_received(self, data: bytes) -> None:
+        """Handle bytes from the client, and note when a request head begins."""
         super().data_received(data)
         if not self.is_idle:
             self.head_since = 0.0
@@ -39,16 +41,17 @@ class Connection(web.RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has come that is still to be answered, its answer written to the end."""
+        """True if no request is waiting for the end of its response."""
         return not self._request_in_progress and not self._messages
 
     def detach(self, protocol: asyncio.Protocol) -> asyncio.Transport:
-        """Give the connection, whose last answer has begun, to `protocol`, which may write the rest of it for
-        hours. What aiohttp keeps for a connection is several times of what such an answer needs: it is let go
-        of as if the connection were lost. Raises ConnectionResetError where it is."""
+        """Hand the connection, whose last response has begun, to `protocol`, which may write the rest for
+        hours. The state that aiohttp keeps for a connection is several times larger than such a response
+        needs, so it is released as if the connection were lost. Raises ConnectionResetError if the connection
+        is lost."""
         transport = self.transport
         if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client has gone")
+            raise ConnectionResetError("the client has disconnected")
         self.transport = None
         self.connection_lost(None)
         transport.set_protocol(protocol)
@@ -59,7 +62,7 @@ class Connection(web.RequestHandler):
         return transport
 
     def time_out(self) -> None:
-        """Answer 408 to a head that never came, and close."""
+        """Send 408 for a head that did not arrive in time, and close."""
         if self.transport is not None:
             self.transport.write(_protocol_error(RequestTimeout()).to_bytes())
         self.force_close()
@@ -71,7 +74,8 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> Response:
-        """The JSON answer to what aiohttp could not parse, or to what no handler caught."""
+        """Return the JSON response for a request that aiohttp could not parse, or an error that no handler
+        caught."""
         error: PysyncError
         if status >= 500:
             log.error("unhandled error", exc_info=exc)
@@ -82,26 +86,29 @@ class Connection(web.RequestHandler):
 
 
 def _protocol_error(error: PysyncError) -> Response:
-    """The answer to what never became a request. It has a request id all the same."""
-    answer = error_response(error, close=True)
-    answer.header_text += f"{protocol.HEADER_REQUEST_ID}: {os.urandom(8).hex()}\r\n"
-    return answer
+    """Return the response to bytes that are not a request. It has a request id too."""
+    response = error_response(error, close=True)
+    response.header_text += f"{protocol.HEADER_REQUEST_ID}: {os.urandom(8).hex()}\r\n"
+    return response
 
 
 class HttpServer(web.Server):
-    """Makes a `Connection` for each client, ends those whose head takes longer than 10 s, and on shutdown
-    lets those finish that have a request under way: aiohttp would drop what of its body has not come yet."""
+    """Creates a `Connection` for each client, and times out those whose head takes longer than 10 s. On
+    shutdown it lets requests finish that are being handled; aiohttp would discard the part of their bodies
+    that has not arrived yet."""
 
     def __init__(self, handler: Any, **options: Any) -> None:
         super().__init__(handler, **options)
         self._watch: asyncio.Task[None] | None = None
 
     def __call__(self) -> Connection:
+        """Return the protocol of a new connection."""
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._time_out_slow_heads())
         return Connection(self, loop=self._loop, **self._kwargs)
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (aiohttp's name)
+        """Wait up to `timeout` seconds until all connections are idle, then close them."""
         if self._watch is not None:
             self._watch.cancel()
         with suppress(TimeoutError):
@@ -111,6 +118,7 @@ class HttpServer(web.Server):
         await super().shutdown(CANCEL_S)
 
     def pre_shutdown(self) -> None:
+        """Close the idle connections."""
         for connection in self._own_connections():
             if connection.is_idle:
                 connection.close()
@@ -129,7 +137,8 @@ class HttpServer(web.Server):
 
 
 def make_server(handler: Any) -> HttpServer:
-    """The aiohttp server of `handler`: bodies arrive as they were sent, and nothing lingers unasked."""
+    """Return the aiohttp server of `handler`. Bodies are passed on without decompression, and closing does
+    not linger."""
     return HttpServer(
         handler,
         access_log=None,

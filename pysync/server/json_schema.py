@@ -11,11 +11,12 @@ Validator = Callable[[bytes], None]
 
 
 def compile_schema(schema: Mapping[str, Any] | bool) -> Validator:
-    """A check of `data` (JSON text) that raises SchemaViolation with the `path` (a JSON pointer) and the
-    `validator` (the schema's keyword) of the first fault. Raises ValueError for what is not a JSON Schema."""
+    """Return a check of `data` (JSON text) that raises SchemaViolation with the `path` (a JSON pointer) and
+    the `validator` (the schema keyword) of the first error. Raises ValueError if this is not a JSON
+    Schema."""
     import jsonschema_rs
 
-    # Masked: a message must not quote data, which may hold what its reader is not to see.
+    # Masked: a message must not quote data that its reader may not be allowed to see.
     validator = jsonschema_rs.validator_for(
         schema if isinstance(schema, bool) else dict(schema), offline=True, mask="value"
     )

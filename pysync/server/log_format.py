@@ -1,4 +1,5 @@
-"""Logs: text on a terminal, one JSON object a line elsewhere. Never a body, a secret or a token."""
+"""Log formats: text on a terminal, one JSON object per line elsewhere. Logs never contain bodies, secrets or
+tokens."""
 
 import json
 import logging
@@ -9,8 +10,8 @@ import orjson
 
 
 def configure(*, human: bool | None = None, worker: int | None = None, level: str = "info") -> None:
-    """Send what is at least of this `level` to standard error, in the form that suits it unless `human` says
-    which. Every line names the `worker`, where there are several."""
+    """Log records of this `level` and above to standard error. The format is text on a terminal and JSON
+    elsewhere, unless `human` is given. Every line names the `worker`, if there are several."""
     handler = logging.StreamHandler(sys.stderr)
     if sys.stderr.isatty() if human is None else human:
         who = "" if worker is None else f"worker {worker}: "
@@ -19,16 +20,17 @@ def configure(*, human: bool | None = None, worker: int | None = None, level: st
         handler.setFormatter(JsonFormatter(worker))
     own = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(own, logging.INFO), handlers=[handler], force=True)
-    # Libraries tell more than belongs in a log at that level, such as headers with signatures.
+    # At that level libraries log too much, such as headers with signatures.
     logging.getLogger("pysync").setLevel(own if own < logging.INFO else logging.NOTSET)
-    # It tells of each process where it found its credentials, again whenever a role renews them.
+    # It logs for each process where it found its credentials, again whenever a role renews them.
     logging.getLogger("aiobotocore").setLevel(logging.WARNING)
 
 
 class HumanFormatter(logging.Formatter):
-    """A record as text, with its fields and the id of the request that it is about."""
+    """Formats a record as text, with its fields and the id of its request."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """Return the message with its fields and request id."""
         request_id = getattr(record, "request_id", None)
         text = super().formatMessage(record)
         for name, value in getattr(record, "fields", {}).items():
@@ -37,13 +39,14 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON, with the number of the worker that it is from."""
+    """Formats a record as one line of JSON, with the number of its worker."""
 
     def __init__(self, worker: int | None = None) -> None:
         super().__init__()
         self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON."""
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -62,14 +65,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def _format_value(value: object) -> str:
-    """A field as text: in quotes, where it could be taken for several."""
+    """Return a field as text, quoted if it could be mistaken for several."""
     text = str(value)
     is_plain = text.isprintable() and text.isascii() and not {" ", '"', "="} & set(text)
     return text if is_plain and text else _json(text)
 
 
 def _json(value: object) -> str:
-    """The value as JSON, also where it holds bytes of a client's that are no text."""
+    """Return the value as JSON. Strings from clients that are not valid Unicode are escaped."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:

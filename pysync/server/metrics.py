@@ -1,13 +1,12 @@
-"""What a process has answered, counted in plain Python; of several workers, added up by whichever is asked.
+"""The metrics of a process, counted in plain Python and rendered for Prometheus.
 
-Each worker keeps its counts in a file of its own, in a folder that the workers of a service share. They are
-written every second, and before they are told: what one worker has told of itself, the others tell too, and
-the one that takes its place counts on from there. So no count ever goes back.
+Metrics are monotonic across workers. Each worker persists its counters in a file, in a folder that the
+workers of a service share, every second and before it answers `/metrics`, which reports the sum over all
+workers. A worker that replaces another continues from its file. A scrape therefore never sees a counter
+decrease.
 
-The metrics page: counts of our own, handed to prometheus_client when it asks.
-
-A labelled prometheus_client counter and histogram cost a small request about a tenth of its time; a dict of
-our own costs next to nothing, and the exposition format stays the library's.
+The counters are handed to prometheus_client only for rendering. A labelled counter and histogram of
+prometheus_client cost a small request about a tenth of its time; a dict costs next to nothing.
 """
 
 import asyncio
@@ -29,10 +28,10 @@ log = logging.getLogger("pysync.server")
 
 
 class Counters:
-    """Answered requests: `statuses` counts them by action, collection and status (labels bounded by the
-    configuration), `durations` by action and bucket of time, `seconds` adds up their times by action. And
-    whatever else is counted: `counts`, by the metric's name and the values of its labels. `streams` is how
-    many change streams are open."""
+    """The counters of a process. `statuses` counts responses by action, collection and status, labels that
+    the configuration bounds. `durations` counts them by action and bucket of time, `seconds` is the sum of
+    their times by action. `counts` has all other counters, by the metric's name and the values of its labels.
+    `streams` is the number of open change streams."""
 
     def __init__(self) -> None:
         self.statuses: dict[tuple[str, str, int], int] = {}
@@ -42,12 +41,12 @@ class Counters:
         self.streams = 0
 
     def count(self, metric: str, *labels: str, by: int = 1) -> None:
-        """Count `by` more of a metric that `server.metrics.COUNTERS` knows, with the values of its labels."""
+        """Add `by` to a metric of `COUNTERS`, with the values of its labels."""
         key = (metric, *labels)
         self.counts[key] = self.counts.get(key, 0) + by
 
     def add(self, other: "Counters") -> None:
-        """Count what `other` has counted."""
+        """Add the counts of `other`."""
         for counted, count in other.counts.items():
             self.counts[counted] = self.counts.get(counted, 0) + count
         for key, count in other.statuses.items():
@@ -59,25 +58,27 @@ class Counters:
         self.streams += other.streams
 
     def encode(self) -> bytes:
-        """The counts as text that `decode` reads."""
+        """Return the counts as text for `decode`."""
         statuses = [[*key, count] for key, count in self.statuses.items()]
         counts = [[*key, count] for key, count in self.counts.items()]
         return orjson.dumps([statuses, self.durations, self.seconds, counts, self.streams])
 
     @classmethod
     def decode(cls, text: bytes) -> "Counters":
-        tally = cls()
-        statuses, tally.durations, tally.seconds, counts, tally.streams = orjson.loads(text)
-        tally.statuses = {(action, collection, status): n for action, collection, status, n in statuses}
-        tally.counts = {tuple(key): count for *key, count in counts}
-        return tally
+        """Return the counts that `encode` wrote."""
+        counters = cls()
+        statuses, counters.durations, counters.seconds, counts, counters.streams = orjson.loads(text)
+        counters.statuses = {(action, collection, status): n for action, collection, status, n in statuses}
+        counters.counts = {tuple(key): count for *key, count in counts}
+        return counters
 
 
 class MultiprocessCounters:
-    """The counts of one worker, `own`, and the file, named by its `number`, where the others find them."""
+    """The counters of one worker, `own`, and the file, named by its `number`, in which the other workers find
+    them."""
 
     def __init__(self, own: Counters, folder: Path, number: int) -> None:
-        """Counts on from what an earlier worker of that number left. Needs a running loop."""
+        """Continue from the counts of an earlier worker with that number. Needs a running loop."""
         self._own = own
         self._folder = folder
         self._file = folder / str(number)
@@ -87,7 +88,7 @@ class MultiprocessCounters:
         self._task = asyncio.get_running_loop().create_task(self._publish_periodically())
 
     def total(self) -> Counters:
-        """What all workers have counted, those that are gone included."""
+        """Return the sum of the counts of all workers, including those that have ended."""
         self.publish()
         total = Counters()
         for file in self._folder.glob("[0-9]*"):
@@ -95,22 +96,23 @@ class MultiprocessCounters:
         return total
 
     def publish(self) -> None:
-        """Write what is new, or gone: temporary folders are swept where nothing happens for days. A disk that
-        takes nothing costs the others our latest counts, and no more."""
-        tally = Counters()
-        tally.add(self._earlier)
-        tally.add(self._own)
-        text = tally.encode()
+        """Write the counts if they have changed or the file is gone, because temporary folders are cleaned up
+        after days without changes. If the disk fails, the other workers only miss this worker's latest
+        counts."""
+        counters = Counters()
+        counters.add(self._earlier)
+        counters.add(self._own)
+        text = counters.encode()
         if text == self._published and self._file.exists():
             return
-        beside = self._file.with_name(f".{self._file.name}")
+        temporary = self._file.with_name(f".{self._file.name}")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            beside.touch(0o600)
-            beside.write_bytes(text)
-            os.replace(beside, self._file)
+            temporary.touch(0o600)
+            temporary.write_bytes(text)
+            os.replace(temporary, self._file)
         except OSError as error:
-            log.warning("metrics are not up to date: %s", error)
+            log.warning("failed to write metrics: %s", error)
             return
         self._published = text
 
@@ -147,11 +149,11 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "pysync_projection_failures": ("Sources, lists and functions that failed.", ("projection",)),
 }
-"""What `Counters.count` counts: the metric, without `_total`, what it means, and the names of its labels."""
+"""The metrics that `Counters.count` counts, by name without `_total`: the help text and the label names."""
 
 
 class Metrics(Collector):
-    """What `snapshot` returns when somebody asks."""
+    """The counters that `snapshot` returns, as metrics in the Prometheus text format."""
 
     def __init__(self, version: str, snapshot: Callable[[], Counters]) -> None:
         self._version = version
@@ -160,42 +162,42 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as prometheus_client wants them."""
-        tally = self._snapshot()
+        """Yield the metrics in the form of prometheus_client."""
+        counters = self._snapshot()
         build = GaugeMetricFamily("pysync_build_info", "Version of pysync.", labels=["version"])
         build.add_metric([self._version], 1)
         yield build
         requests = CounterMetricFamily(
             "pysync_requests", "Answered requests.", labels=["action", "collection", "status"]
         )
-        for (action, collection, status), count in list(tally.statuses.items()):
+        for (action, collection, status), count in list(counters.statuses.items()):
             requests.add_metric([action, collection, str(status)], count)
         yield requests
         durations = HistogramMetricFamily(
             "pysync_request_seconds", "Time from a request's head to its answer.", labels=["action"]
         )
-        for action, counts in list(tally.durations.items()):
+        for action, counts in list(counters.durations.items()):
             cumulated, buckets = 0, []
             for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), counts, strict=True):
                 cumulated += count
                 buckets.append((bound, cumulated))
-            durations.add_metric([action], buckets, tally.seconds[action])
+            durations.add_metric([action], buckets, counters.seconds[action])
         yield durations
-        yield from _counters(tally)
+        yield from _counters(counters)
         streams = GaugeMetricFamily("pysync_streams", "Open change streams.")
-        streams.add_metric([], tally.streams)
+        streams.add_metric([], counters.streams)
         yield streams
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
 
-def _counters(tally: Counters) -> Iterator[Metric]:
+def _counters(counters: Counters) -> Iterator[Metric]:
     families = {
         metric: CounterMetricFamily(metric, meaning, labels=labels)
         for metric, (meaning, labels) in COUNTERS.items()
     }
-    for (metric, *labels), count in list(tally.counts.items()):
+    for (metric, *labels), count in list(counters.counts.items()):
         families[metric].add_metric(labels, count)
     yield from families.values()

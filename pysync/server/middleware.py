@@ -1,4 +1,5 @@
-"""What happens to every request: an id, one door from errors to answers, cross-origin headers, counting."""
+"""The middleware around all handlers: request ids, error responses, cross-origin headers, metrics and request
+logs."""
 
 import itertools
 import logging
@@ -52,7 +53,8 @@ CORS_HEADERS = ", ".join(
     )
 )
 SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
-"""Content types that browsers send for a page without a preflight request (Fetch); `""`: none."""
+"""Content types that browsers send for a page without a preflight request (Fetch). `""` stands for no content
+type."""
 CORS_EXPOSED = "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
 CORS_MAX_AGE_S = 600
 
@@ -60,10 +62,10 @@ _is_request_id = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 
 
 class Middleware:
-    """The way from a request to the answer of its handler. `origins` are the pages that may call, and `hosts`
-    the names this service answers to (empty: any). While `draining` every answer is a connection's last.
-    `request_id_var` is where the id of each request is left for those who log what plugins do; None: nobody
-    asks for it. `request_log` is told of refusals and answers."""
+    """Turns a request into a response. `origins` are the pages that may call, and `hosts` are the accepted
+    names of this service (empty: any). While `draining`, every response closes its connection.
+    `request_id_var` receives the id of each request, for log lines of plugins and handlers; None if they do
+    not need it. `request_log` logs rejections and responses."""
 
     def __init__(
         self,
@@ -85,7 +87,8 @@ class Middleware:
         self._id_prefix = os.urandom(5).hex()
 
     async def handle(self, request: web.BaseRequest) -> Response:
-        """Answer `request`, whatever happens."""
+        """Return the response to `request`. All errors become responses, except that a ConnectionError is
+        raised."""
         started = time.perf_counter()
         request_id = request.headers.get(protocol.HEADER_REQUEST_ID)
         if request_id is None or not _is_request_id(request_id):
@@ -103,37 +106,38 @@ class Middleware:
             match = self._routes.match("GET" if method == "HEAD" else method, path)
             if method == "POST" and "Origin" in request.headers:
                 self._check_origin(request)
-            answer = await match.route.handler(request, match)
+            response = await match.route.handler(request, match)
         except PysyncError as error:
-            answer = self._error_response(request, match, error, request_id)
+            response = self._error_response(request, match, error, request_id)
         except ConnectionError:
             raise
         except (Exception, PanicException, BaseExceptionGroup):
             log.exception("unhandled error: %s", _describe(request, match), extra={"request_id": request_id})
-            unforeseen = InternalError(extras={"requestId": request_id})
-            answer = error_response(unforeseen, close=not request.content.is_eof())
-        answer.request_id = request_id
-        answer.header_text += f"{protocol.HEADER_REQUEST_ID}: {request_id}\r\n"
+            unexpected = InternalError(extras={"requestId": request_id})
+            response = error_response(unexpected, close=not request.content.is_eof())
+        response.request_id = request_id
+        response.header_text += f"{protocol.HEADER_REQUEST_ID}: {request_id}\r\n"
         if self.draining:
-            answer.close = True
+            response.close = True
         if self._origins:
-            answer.header_text += self._cors_lines(request)
+            response.header_text += self._cors_lines(request)
         seconds = time.perf_counter() - started
-        count_response(self._counters, None if match is None else match.route, answer.status, seconds)
+        count_response(self._counters, None if match is None else match.route, response.status, seconds)
         if self._log.logs_requests:
-            self._log.log_response(request, answer, seconds)
-        return answer
+            self._log.log_response(request, response, seconds)
+        return response
 
     def _check_host(self, request: web.BaseRequest) -> None:
-        """Refuse other hosts, except from probes, which go by address."""
+        """Raise MisdirectedRequest for another host. Health probes are exempt, because they address the
+        service by IP."""
         if request.raw_path in ("/health", "/health/ready"):
             return
         if canonical_host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:
             raise MisdirectedRequest(reason=f"host: {request.headers.get('Host', '')}")
 
     def _check_origin(self, request: web.BaseRequest) -> None:
-        """Refuse a request that a page of another site can have sent without a preflight: a browser sends a
-        body of these types without asking, as long as no script has set `Authorization`."""
+        """Raise ForeignOrigin for a request that a page of another site may have sent without a preflight.
+        Browsers send bodies of these types without one, unless a script has set `Authorization`."""
         headers = request.headers
         is_set = headers.get(protocol.HEADER_AUTHORIZATION, "").startswith((SCHEME, BEARER))
         if is_set or media_type(request) not in SIMPLE_TYPES:
@@ -153,13 +157,13 @@ class Middleware:
             return self._preflight(error)
         self._log.log_rejection(request, error, request_id)
         if error.status >= 500:
-            told = error.status, error.code, _describe(request, match), _cause(error)
+            values = error.status, error.code, _describe(request, match), _cause(error)
             extra = {"request_id": request_id}
-            log.warning("%s %s: %s: %s", *told, extra=extra, exc_info=error.__cause__)
+            log.warning("%s %s: %s: %s", *values, extra=extra, exc_info=error.__cause__)
         return error_response(error, close=not request.content.is_eof())
 
     def _preflight(self, error: MethodNotAllowed) -> Response:
-        """What a browser asks before it lets a page send a signed request."""
+        """Return the response to the preflight request for a signed request."""
         lines = (
             f"Access-Control-Allow-Methods: {error.headers['Allow']}\r\n"
             f"Access-Control-Allow-Headers: {CORS_HEADERS}\r\n"
@@ -182,7 +186,7 @@ class Middleware:
 
 
 def count_response(counters: Counters, route: Route | None, status: int, seconds: float) -> None:
-    """Count one answered request; `seconds` is how long its answer took to begin."""
+    """Count one response. `seconds` is the time until the response began."""
     action, collection = ("none", "") if route is None else (route.action, route.collection)
     key = (action, collection, status)
     counters.statuses[key] = counters.statuses.get(key, 0) + 1
@@ -195,7 +199,7 @@ def count_response(counters: Counters, route: Route | None, status: int, seconds
 
 
 def _describe(request: web.BaseRequest, match: Match | None) -> str:
-    """Describe a request for the log: its action, collection and key."""
+    """Return the action, collection and key of a request, for the log."""
     if match is None:
         return repr(protocol.path_of(request.raw_path))
     route = match.route

@@ -1,6 +1,6 @@
-"""Request bodies: bounded before they are buffered, inflated no further than the bound.
+"""Request bodies, bounded before they are buffered and inflated no further than the bound.
 
-What writes of JSON have in common: how a body comes in, who made it, how it is known again.
+Also the checks that all writes of JSON share: author proofs, sealed data, schemas and idempotency keys.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from pysync.server.router import Match
 STALL_S = 30.0
 INFLATE_IN_THREAD_ABOVE = 64 * 1024
 INFLATE_BYTES = 256 * 1024
-"""What is inflated at once of a body that is not held whole."""
+"""Bytes that are inflated at once of a body that is streamed."""
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """The whole body of `request`, inflated if it was sent with gzip.
+    """Return the whole body of `request`, inflated if it was sent with gzip.
 
     Raises:
-        PayloadTooLarge: declared, streamed or inflated, it is longer than `max_bytes`.
+        PayloadTooLarge: it is longer than `max_bytes`, as declared, received or inflated.
         RequestTimeout: nothing arrived for 30 s.
-        UnsupportedMediaType: another Content-Encoding than gzip.
-        BadRequest: not gzip, or the client left early.
+        UnsupportedMediaType: the Content-Encoding is not gzip.
+        BadRequest: it is not valid gzip, or the client disconnected early.
 
     See docs/reference/protocol.md#requests-and-responses.
     """
@@ -56,8 +56,8 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
 
 
 async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The body of `request` as it arrives, inflated if it was sent with gzip. Raises as `read_body`, for what
-    is too long when that much has come."""
+    """Yield the body of `request` as it arrives, inflated if it was sent with gzip. Raises as `read_body`;
+    PayloadTooLarge once that much has arrived."""
     is_gzip = check_body_headers(request, max_bytes)
     arriving = _read_chunks(request, max_bytes)
     async with aclosing(_inflate_stream(arriving, max_bytes) if is_gzip else arriving) as chunks:
@@ -67,7 +67,7 @@ async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerato
 
 def check_body_headers(request: web.BaseRequest, max_bytes: int) -> bool:
     """Return True if the body is sent with gzip. Raises UnsupportedMediaType, PayloadTooLarge or BadRequest
-    if the head alone is reason to refuse it."""
+    if the headers alone are a reason to reject it."""
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise UnsupportedMediaType("Content-Encoding must be gzip or identity")
@@ -91,11 +91,11 @@ async def _read_all(request: web.BaseRequest, max_bytes: int) -> bytes:
 
 
 async def _read_chunks(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The body as it is sent."""
+    """Yield the body as it is sent."""
     content = request.content
     if not content.is_eof():
         _send_continue(request)
-    # Of a length that is known it comes in blocks as large as were read; joining them would copy them all.
+    # With a known length, chunks arrive as they were read; joining them would copy all of them.
     next_chunk = content.readany if request.content_length is None else partial(_next_block, content)
     size = 0
     try:
@@ -114,7 +114,7 @@ async def _next_block(content: StreamReader) -> bytes:
 
 
 async def _with_stall_timeout(chunk: Awaitable[bytes]) -> bytes:
-    """The next chunk. Raises RequestTimeout where none comes."""
+    """Return the next chunk. Raises RequestTimeout if none arrives."""
     try:
         async with asyncio.timeout(STALL_S):
             return await chunk
@@ -123,7 +123,7 @@ async def _with_stall_timeout(chunk: Awaitable[bytes]) -> bytes:
 
 
 def _send_continue(request: web.BaseRequest) -> None:
-    """Ask for the body of a client that waits for `100 Continue`."""
+    """Send `100 Continue` to a client that waits for it."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -144,7 +144,7 @@ def _inflate(body: bytes, max_bytes: int) -> bytes:
 async def _inflate_stream(
     arriving: AsyncGenerator[bytes, None], max_bytes: int
 ) -> AsyncGenerator[bytes, None]:
-    """What `arriving` inflates to, in pieces of bounded length."""
+    """Yield the inflated bytes of `arriving`, in chunks of bounded length."""
     inflater = zlib.decompressobj(wbits=31)
     size = 0
     async with aclosing(arriving):
@@ -168,13 +168,14 @@ async def _inflate_stream(
 
 
 Authored = Literal["document", "append"]
-"""What an author proof is of."""
+"""The kinds of content that an author proof covers."""
 
 _TAGS: Mapping[Authored, str] = {"document": DOCUMENT_AUTHOR, "append": APPEND_AUTHOR}
 
 CHECK_IN_THREAD_ABOVE = 64 * 1024
 IN_THREAD_ABOVE = 256 * 1024
-"""Bytes that the core decodes in about 2 ms, without the interpreter's lock."""
+"""Bytes above which the core decodes in a thread, without the interpreter's lock. Decoding as many takes
+about 2 ms."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -185,10 +186,10 @@ _is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 async def read_authorized_body(
     request: web.BaseRequest, match: Match, authorizer: Authorizer, *, pushes_document: bool = False
 ) -> tuple[Access, bytes]:
-    """Return the access of an allowed write, and its body. The server refuses what it can by the headers
-    before it reads the body.
+    """Return the access and the body of an allowed write. Checks that only need the headers come before the
+    body is read.
 
-    Raises UnsupportedMediaType for what is not JSON, and what `Authorizer.authorize` and `read_body` do.
+    Raises UnsupportedMediaType if the body is not JSON, and as `Authorizer.authorize` and `read_body`.
     """
     credentials = authorizer.credentials_for(request, match.policy)
     if media_type(request) != JSON_TYPE:
@@ -199,12 +200,12 @@ async def read_authorized_body(
 
 
 def media_type(request: web.BaseRequest) -> str:
-    """What the body is sent as, without parameters, `""` where nobody says."""
+    """Return the media type of the body, without parameters; `""` if there is none."""
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 async def in_thread_if_large(size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """The result of work of the core's over `size` bytes: beside the event loop where these are many."""
+    """Return the result of `work` of the core on `size` bytes, in a thread if these are many."""
     if size > IN_THREAD_ABOVE:
         return await asyncio.to_thread(work, *args, **options)
     return work(*args, **options)
@@ -213,8 +214,8 @@ async def in_thread_if_large(size: int, work: Callable[P, T], *args: P.args, **o
 def verify_author_proof(
     kind: Authored, body: _core.PushBody | _core.Append, caller: Caller, key: str
 ) -> None:
-    """Refuse an author proof that does not hold, or that another key than the presenter's made; a body
-    without one is anybody's (docs/reference/protocol.md#author-proofs). Raises Forbidden."""
+    """Raise Forbidden if an author proof is invalid, or if its key is not the presenter's. A body without one
+    is accepted (docs/reference/protocol.md#author-proofs)."""
     if body.author_pubkey is None or body.author_signature is None:
         return
     if caller.presenter and body.author_pubkey != caller.presenter:
@@ -224,8 +225,8 @@ def verify_author_proof(
 
 
 async def check_sealed(match: Match, data: bytes) -> None:
-    """Refuse data that is not sealed, where the collection takes no other; a keyring is plaintext. Raises
-    DataNotSealed."""
+    """Raise DataNotSealed if the collection accepts only sealed data and `data` is not sealed. Keyrings are
+    exempt."""
     keyrings = match.route.keyrings
     if keyrings is None or match.key.rpartition("/")[2] == sealed.KEYRING:
         return
@@ -234,7 +235,7 @@ async def check_sealed(match: Match, data: bytes) -> None:
 
 
 async def validate(check: Validator, data: bytes) -> None:
-    """Run a schema's check, beside the event loop where there is much to look at."""
+    """Run a check of data, in a thread if the data is large."""
     if len(data) > CHECK_IN_THREAD_ABOVE:
         await asyncio.to_thread(check, data)
     else:
@@ -242,8 +243,8 @@ async def validate(check: Validator, data: bytes) -> None:
 
 
 def idempotency_key(request: web.BaseRequest, caller: Caller, key: str) -> str | None:
-    """Under what a repetition of this write is recognised: it belongs to one caller and one document. None
-    where the client asks for nothing. Raises BadRequest for an unusable Idempotency-Key."""
+    """Return the key by which a repetition of this write is recognised. It belongs to one caller and one
+    document. None if the client sent no Idempotency-Key. Raises BadRequest for an invalid one."""
     sent = request.headers.get(protocol.HEADER_IDEMPOTENCY_KEY)
     if sent is None:
         return None

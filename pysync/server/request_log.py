@@ -1,4 +1,4 @@
-"""Request logging for operators: the reasons of refusals, and an access log."""
+"""Request logging for operators: the reasons of rejections, and an access log."""
 
 import logging
 from contextvars import ContextVar
@@ -13,16 +13,17 @@ from pysync.server.responses import Response
 REFUSALS: Final = logging.getLogger("pysync.refusals")
 REQUESTS: Final = logging.getLogger("pysync.access")
 LOGGED_STATUSES: Final = frozenset({401, 403, 421})
-"""Statuses whose reason only the operator learns."""
+"""Statuses whose reason is revealed only to the operator."""
 
 identity_var: ContextVar[str] = ContextVar("identity", default="")
-"""The identity whose signature or token the current request carries. Set if there is an access log."""
+"""The identity that the signature or token of the current request proves. Set only if there is an access
+log."""
 
 
 class RequestLog:
-    """The lines that a service logs of its requests. `logs_refusals`: at the level `info`, else `debug`;
-    `logs_requests`: there is an access log. `request_id` is the variable in which the id of a request is
-    kept while it is answered."""
+    """The log lines of a service about its requests. Rejections are logged at the level `info` if
+    `logs_refusals`, else at `debug`; `logs_requests` enables the access log. `request_id` is the variable
+    that holds the id of the current request."""
 
     def __init__(
         self, request_id: ContextVar[str | None], *, logs_refusals: bool = False, logs_requests: bool = False
@@ -33,24 +34,25 @@ class RequestLog:
 
     @property
     def needs_id(self) -> bool:
-        """True if handlers may log, and so must know the id of their request."""
+        """True if handlers may log rejections, so that they need the request id."""
         return self._level == logging.INFO or REFUSALS.isEnabledFor(self._level)
 
     def reset_identity(self) -> None:
-        """Forget who sent the last request of this connection."""
+        """Clear the identity of the previous request of this connection."""
         identity_var.set("")
 
     def set_identity(self, identity: str) -> None:
-        """Note who sends the request that is being answered."""
+        """Set the identity of the current request."""
         if self.logs_requests:
             identity_var.set(identity)
 
     def log_rejection(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> None:
-        """Log which check a request failed, where refusals are logged and this one is to be explained."""
+        """Log which check a request failed, if rejections are logged and its status is one of
+        `LOGGED_STATUSES`."""
         self._log_failed_check("refused a request", request, error, request_id)
 
     def log_ignored_credentials(self, request: web.BaseRequest, error: PysyncError) -> None:
-        """Log why a batch is answered as if it had no credentials."""
+        """Log why a batch is served as if it had no credentials."""
         self._log_failed_check("refused the credentials of a batch", request, error, self._request_id.get())
 
     def _log_failed_check(
@@ -66,7 +68,7 @@ class RequestLog:
             REFUSALS.log(self._level, message, extra={"request_id": request_id, "fields": fields})
 
     def log_response(self, request: web.BaseRequest, response: Response, seconds: float) -> None:
-        """Log a request and its answer. `seconds` is how long the answer took to begin."""
+        """Log a request and its response. `seconds` is the time until the response began."""
         fields: dict[str, object] = {
             "method": request.method,
             "path": protocol.path_of(request.raw_path),

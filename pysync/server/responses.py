@@ -1,4 +1,4 @@
-"""Answers as bytes: one head, one body, one write."""
+"""Complete responses, serialised and written in one piece."""
 
 import asyncio
 import time
@@ -17,30 +17,31 @@ from pysync.protocol import JSON_TYPE
 
 NO_STORE = "Cache-Control: no-store\r\n"
 DRAIN_ABOVE = 64 * 1024
-"""Bytes that a connection holds back before an answer waits for its client."""
+"""Bytes buffered by a connection above which a response waits for its client."""
 
 WRITE_BYTES = 256 * 1024
-"""Bytes that are given to a connection at once. It copies what its client does not take yet."""
+"""Bytes that are written to a connection at once. The connection copies those that its client does not read
+yet."""
 STALL_S = 60.0
-"""Seconds for which a client may take nothing of an answer before its connection is cut."""
+"""Seconds without progress after which the connection of a client that does not read its response is
+aborted."""
 
 _REASONS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 _DRAIN_REQUEST_BYTES = 64 * 1024
 _DRAIN_REQUEST_S = 2.0
 _CLOSE_DELAY_S = 1.0
-"""How long a client has to read its answer while it is still sending. To close on bytes that were not
-read resets the connection, and who meets that first may never look at the answer: nginx then says that the
-server has failed."""
+"""Seconds that a client has to read its response while it is still sending. Closing with unread bytes resets
+the connection, and a client that sees the reset first may never read the response: nginx then reports that
+the server has failed."""
 
 
 class Response(web.StreamResponse):
     """A complete response that is written in one piece.
 
-    aiohttp builds a header multidict for each response and serialises it again; an answer of this service
-    is known in full when it is made, so its head is one formatted string. `headers` are complete lines,
-    each ended by CR LF (`header_lines`).
-    `close` ends the connection, after at most 64 KiB of a body that nobody wants has been read; a moment
-    later, where there is more of it.
+    aiohttp builds a header multidict for each response and serialises it again. A response of this service is
+    complete when it is created, so its head is one formatted string. `headers` are complete lines, each
+    terminated by CR LF (`header_lines`). `close` closes the connection after reading at most 64 KiB of a body
+    that is not needed, and with a short delay if there is more of it.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Response(web.StreamResponse):
 
     @property
     def size(self) -> int | None:
-        """Bytes of the body; None where nobody knows yet."""
+        """Number of bytes of the body; None if it is not known yet."""
         return len(self.content)
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
@@ -81,27 +82,28 @@ class Response(web.StreamResponse):
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to write. An unread body is drained a little, so that the client can read us."""
+        """Finish the response. Part of an unread request body is drained first, so that the client can read
+        the response."""
         if self.close and self._req is not None:
             await _drain_request(self._req)
 
     def to_bytes(self) -> bytes:
-        """The whole answer as it goes on the wire of a connection that is then closed."""
+        """Return the whole response as bytes, for a connection that is then closed."""
         self._keep_alive = False
         return self._head(HttpVersion11) + self.content
 
     def _begin(self, request: web.BaseRequest) -> asyncio.Transport:
-        """Take the connection of `request`. Raises ConnectionResetError where there is none any more."""
+        """Return the connection of `request`. Raises ConnectionResetError if it is closed."""
         self._eof_sent = True
         self._keep_alive = request.keep_alive and not self.close
         transport = request.transport
         if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client has gone")
+            raise ConnectionResetError("the client has disconnected")
         self._req = request
         return transport
 
     def _length(self, version: HttpVersion) -> str:
-        """The header line that says where the body ends."""
+        """Return the header line that determines the end of the body."""
         return f"Content-Length: {len(self.content)}\r\n"
 
     def _head(self, version: HttpVersion) -> bytes:
@@ -122,51 +124,51 @@ class Response(web.StreamResponse):
 
 
 async def send(request: web.BaseRequest, transport: asyncio.Transport, body: bytes) -> None:
-    """Write a long body as fast as the client takes it, and yield to others. Raises ConnectionResetError if
-    the client has gone, or takes nothing for a minute."""
+    """Write a long body as fast as the client reads it, and yield to other tasks. Raises ConnectionResetError
+    if the client has disconnected, or reads nothing for a minute."""
     text = memoryview(body)
     for start in range(0, len(body), WRITE_BYTES):
         transport.write(text[start : start + WRITE_BYTES])
         await flush(request, transport)
         await asyncio.sleep(0)
         if transport.is_closing():
-            raise ConnectionResetError("the client has gone")
+            raise ConnectionResetError("the client has disconnected")
 
 
 async def flush(request: web.BaseRequest, transport: asyncio.Transport) -> None:
     """Wait until the connection has little left to send. Raises ConnectionResetError as `send` does."""
-    held = transport.get_write_buffer_size()
-    if held <= DRAIN_ABOVE:
+    buffered = transport.get_write_buffer_size()
+    if buffered <= DRAIN_ABOVE:
         return
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 
-    # A wait that is cancelled would be all that a later one finds to wait for.
-    def look(before: int) -> None:
+    # Abort the transport rather than cancel the wait, which later waits share.
+    def check_progress(before: int) -> None:
         nonlocal timer
-        held = transport.get_write_buffer_size()
-        if held >= before:
+        buffered = transport.get_write_buffer_size()
+        if buffered >= before:
             transport.abort()
         else:
-            timer = loop.call_later(STALL_S, look, held)
+            timer = loop.call_later(STALL_S, check_progress, buffered)
 
-    timer = loop.call_later(STALL_S, look, held)
+    timer = loop.call_later(STALL_S, check_progress, buffered)
     try:
         await request.writer.drain()
     finally:
         timer.cancel()
     if transport.is_closing():
-        raise ConnectionResetError("the client has gone, or takes nothing")
+        raise ConnectionResetError("the client has disconnected, or reads nothing")
 
 
 def write_response(version: str, timestamp_ms: int) -> Response:
-    """The answer to a push or an append: `{"hash", "timestamp"}`."""
+    """Return the response to a push or append: `{"hash", "timestamp"}`."""
     return Response(200, b'{"hash":"%b","timestamp":%d}' % (version.encode(), timestamp_ms), NO_STORE)
 
 
 class HeadResponse(Response):
-    """The answer to HEAD if only building the body would give its length: the headers of GET without
-    `Content-Length`, which RFC 9110 (section 9.3.2) allows to leave out."""
+    """A response to HEAD whose length only building the body would give: the headers of GET without
+    `Content-Length`, which RFC 9110 (section 9.3.2) allows to omit."""
 
     def __init__(self, headers: str) -> None:
         super().__init__(200, b"", headers)
@@ -176,24 +178,25 @@ class HeadResponse(Response):
 
 
 def wants_body(request: web.BaseRequest) -> bool:
-    """True if the answer has a body whatever is stored: not for HEAD, nor if the client may have it
-    already."""
+    """Return True if the response always has a body. It may have none for HEAD, and if the client may already
+    have the content."""
     return request.method != "HEAD" and protocol.HEADER_IF_NONE_MATCH not in request.headers
 
 
 def json_response(status: int, value: object, headers: str = "") -> Response:
-    """An answer with `value` as its JSON body."""
+    """Return a response with `value` as its JSON body."""
     return Response(status, orjson.dumps(value), headers)
 
 
 def error_response(error: PysyncError, *, close: bool = False) -> Response:
-    """The answer that `error` stands for (docs/reference/protocol.md#errors), never cached."""
+    """Return the response for `error` (docs/reference/protocol.md#errors), which is never cached."""
     lines = NO_STORE + header_lines(error.headers)
     return Response(error.status, protocol.error_body(error), lines, close=close)
 
 
 def header_lines(headers: Mapping[str, str]) -> str:
-    """The mapping as header lines. Raises ValueError where a value would break out of its line."""
+    """Return the mapping as header lines. Raises ValueError if a name or value contains a control
+    character."""
     for name, value in headers.items():
         if not (name + value).isprintable():
             raise ValueError(f"header {name!r} holds a control character")
@@ -201,7 +204,8 @@ def header_lines(headers: Mapping[str, str]) -> str:
 
 
 def etag_matches(condition: str | None, version: str) -> bool:
-    """Whether an If-None-Match header names this version (weakly, as RFC 9110 has it for reads)."""
+    """Return True if an If-None-Match header names this version. The comparison is weak, as RFC 9110
+    specifies for reads."""
     if condition is None:
         return False
     if condition == f'"{version}"' or condition.strip() == "*":

@@ -1,6 +1,6 @@
-"""The route table: which path and method lead to which handler, with which parameters.
+"""The router, which maps a method and path to a handler and its path parameters.
 
-A path is matched decoded, segment by segment, so that what is matched is what the store will see; a
+A path is matched decoded, segment by segment, so that the matched segments are those that the store sees. A
 percent-encoded `/` never becomes a separator (docs/reference/protocol.md#paths-and-keys).
 """
 
@@ -25,8 +25,8 @@ Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path template. `action` and `collection` name it in metrics; `policy` is None for
-    routes that no collection owns."""
+    """One method on one path template. `action` and `collection` are its labels in metrics; `policy` is None
+    for routes that belong to no collection."""
 
     handler: Handler
     template: tuple[str, ...] = ()
@@ -35,23 +35,25 @@ class Route:
     collection: str = ""
     policy: AccessPolicy | None = None
     key_from: int = 0
-    """How many leading segments (mount, namespace, action) are not part of the document key."""
+    """Number of leading segments (mount, namespace, action) that are not part of the document key."""
     read_headers: str = ""
-    """Header lines of every read: how it may be cached."""
+    """Caching headers of every read."""
     validator: Validator | None = None
-    """What pushed data must satisfy."""
+    """Check that pushed data must pass."""
     keyrings: tuple[KeyTemplate, ...] | None = None
-    """The templates of keyrings, which are exempt in a collection that takes sealed data alone."""
+    """Templates of keyrings, which are exempt in a collection that accepts only sealed data. None for other
+    collections."""
     files: FileSettings | None = None
-    """How the collection has files; None where it has none."""
+    """How the collection stores files; None if it stores none."""
     alias: bool = False
-    """The same as another route, at a second place."""
+    """True if this is another route at an additional path."""
     members: tuple[AccessPolicy, ...] = ()
-    """Of a bundle: what the pull of each member asks. `policy` is then what the bundle asks as a whole."""
+    """The policies for pulls of a bundle's members. `policy` is then that of the bundle as a whole."""
 
 
 class Match(NamedTuple):
-    """A request's route and what its path says: parameter values in the template's order, and the key."""
+    """The route of a request and the result of matching its path: parameter values in the template's order,
+    and the key."""
 
     route: Route
     values: tuple[str, ...]
@@ -59,22 +61,24 @@ class Match(NamedTuple):
 
     @property
     def policy(self) -> AccessPolicy:
+        """The policy of the route, which must belong to a collection."""
         rule = self.route.policy
-        assert rule is not None, "only routes of a collection ask for their rule"
+        assert rule is not None, "only routes of a collection have a policy"
         return rule
 
     @property
     def params(self) -> dict[str, str]:
+        """The path parameters by name."""
         return dict(zip(self.route.param_names, self.values))  # noqa: B905 (costs more than the rest)
 
     def document_ref(self, caller: Caller) -> DocumentRef:
-        """What a write of `caller` to this path is of."""
+        """Return the reference to the document that a write of `caller` to this path concerns."""
         rule = self.policy
         return DocumentRef(rule.collection.name, self.params, rule.namespace, caller.identity, self.key)
 
     @property
     def identity(self) -> str | None:
-        """The `{identity}` of the path, None where the template has none."""
+        """The `{identity}` of the path, None if the template has none."""
         index = self.policy.identity_index
         return None if index is None else self.values[index]
 
@@ -87,14 +91,14 @@ class _Node:
 
 
 class Router:
-    """All routes of a service. Literal segments win over parameters."""
+    """All routes of a service. Literal segments take precedence over parameters."""
 
     def __init__(self) -> None:
         self._root = _Node()
         self._heads: list[list[str]] = []
 
     def add(self, methods: Iterable[str], route: Route) -> None:
-        """Serve `route` at its template, whose `{name}` segments are parameters."""
+        """Register `route` for these methods at its template, in which `{name}` segments are parameters."""
         node = self._root
         for segment in route.template:
             if segment.startswith("{"):
@@ -108,7 +112,7 @@ class Router:
             self._heads.append(list(route.template[: route.key_from]))
 
     def __iter__(self) -> Iterator[tuple[str, Route]]:
-        """Every method and route."""
+        """Yield every method with its route."""
         nodes = [self._root]
         while nodes:
             node = nodes.pop()
@@ -118,11 +122,11 @@ class Router:
                 nodes.append(node.parameter)
 
     def match(self, method: str, path: str) -> Match:
-        """The route of `path` (as received, without query).
+        """Return the match of `path`, which is as received, without the query.
 
         Raises:
-            InvalidPathParameter: a key with an empty, dotted or otherwise inadmissible segment, or too long.
-            NotFound, MethodNotAllowed: no such path, or not with this method.
+            InvalidPathParameter: the key is too long, or a segment is empty, dotted or otherwise not allowed.
+            NotFound, MethodNotAllowed: there is no such path, or not with this method.
         """
         segments = path.split("/") if "%" not in path else _decode(path)
         values: list[str] = []
@@ -143,8 +147,8 @@ class Router:
 
 
 def _walk(node: _Node, segments: Sequence[str], values: list[str]) -> _Node | None:
-    """The node that a literal-first walk leads to. It does not turn back, which is seldom needed; where it
-    fails it leaves `values` empty."""
+    """Return the node that a walk reaches that prefers literals and does not backtrack, which is seldom
+    needed. Return None and leave `values` empty if it reaches none."""
     for segment in segments[1:]:
         found = node.literals.get(segment)
         if found is None:
@@ -161,7 +165,7 @@ def _walk(node: _Node, segments: Sequence[str], values: list[str]) -> _Node | No
 
 
 def _search(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:
-    """The node of `segments` from `index` on, every way tried, literals first."""
+    """Return the node of `segments` from `index` on, with backtracking; literals are tried first."""
     if index == len(segments):
         return node if node.routes else None
     segment = segments[index]

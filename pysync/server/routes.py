@@ -1,4 +1,4 @@
-"""Which routes a configuration makes: collections, bundles, batches and manifests, each at its place."""
+"""The routes of a configuration: collections, bundles, batches, manifests and service endpoints."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -35,8 +35,7 @@ from pysync.server.stream_authorization import StreamAuthorizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteBuilder:
-    """Builds the routes of one service: for each `RouteSpec` of its configuration the handler that serves
-    it."""
+    """Builds the routes of one service, with a handler for each `RouteSpec` of its configuration."""
 
     service: Service
     policies: PolicyTable
@@ -47,7 +46,7 @@ class RouteBuilder:
     ops: ServiceHandlers
 
     def add_all(self) -> None:
-        """Fill the table."""
+        """Add all routes to the router."""
         service = self.service
         documents, files = DocumentHandlers(service), FileHandlers(service)
         whole_service: dict[str, Handler] = {
@@ -78,7 +77,7 @@ class RouteBuilder:
         self._add_examples()
 
     def _add(self, spec: RouteSpec, route: Route) -> None:
-        """Serve the route at the paths of `spec`."""
+        """Add the route at the paths of `spec`."""
         key = spec.key
         for path in (spec.path, *spec.aliases):
             template = segments(path)
@@ -133,7 +132,7 @@ class RouteBuilder:
         self._add(spec, route)
 
     def _keyrings(self) -> tuple[KeyTemplate, ...]:
-        """The templates of keyrings that do not lie below what they open."""
+        """Return the templates of keyrings that have a path of their own."""
         paths = (found.keyring_path for _, _, found in self.service.config.each_collection())
         return tuple(KeyTemplate.of(path) for path in paths if path is not None)
 
@@ -150,12 +149,12 @@ class RouteBuilder:
         self._add(spec, route)
 
     def _pulls(self, spec: RouteSpec) -> list[AccessPolicy]:
-        """The policies for pulls of the route's collections."""
+        """Return the policies for pulls of the route's collections."""
         return [self.policies.of(spec.namespace, found, "pull") for found in spec.collections]
 
     def _batched(self, spec: RouteSpec) -> list[tuple[AccessPolicy, bool]]:
-        """The policy for pulls of each collection, and whether batches serve it. Of the others they know the
-        names alone."""
+        """Return the policy for pulls of each collection, and True if batches serve it. Batches only need the
+        names of the others."""
         stored = self.service.hooks.stored_files
         return [
             (policy, accepts_json(found) and not (found.bundle or found.push_only or found.name in stored))
@@ -163,7 +162,7 @@ class RouteBuilder:
         ]
 
     def _add_examples(self) -> None:
-        """A route for each file, so that there is no other path to ask for."""
+        """Add a route for each example file, so that no other path is reachable."""
         server = self.service.config.server
         if server.examples is None:
             return
@@ -174,7 +173,8 @@ class RouteBuilder:
 
 
 def key_owner_tables(policies: PolicyTable) -> list[Router]:
-    """For each namespace a table that says which collection a key belongs to, by its policy for pulls."""
+    """Return a table for each namespace that maps a key to the collection that owns it, by its policy for
+    pulls."""
     tables: dict[str | None, Router] = {}
     for policy in policies.pulls():
         key = policy.collection.key_template
@@ -184,7 +184,7 @@ def key_owner_tables(policies: PolicyTable) -> list[Router]:
 
 
 def owning_collections(tables: Iterable[Router], key: str) -> list[str]:
-    """The collections that a key belongs to, by the tables of `key_owner_tables`."""
+    """Return the names of the collections that own a key, by the tables of `key_owner_tables`."""
     found = []
     for table in tables:
         with suppress(PysyncError):
@@ -194,7 +194,7 @@ def owning_collections(tables: Iterable[Router], key: str) -> list[str]:
 
 
 def segments(path: str) -> tuple[str, ...]:
-    """The segments of an absolute path."""
+    """Return the segments of an absolute path."""
     return tuple(path.split("/")[1:])
 
 
@@ -203,8 +203,8 @@ def _qualified(namespace: str | None, name: str) -> str:
 
 
 def _read_headers(rules: Sequence[AccessPolicy]) -> str:
-    """How an answer may be cached that these rules open. What depends on who asks is never
-    for everybody.
+    """Return the caching headers of a response that these policies allow. A response that depends on the
+    caller is never public.
 
     See docs/reference/protocol.md#caching.
     """
@@ -220,5 +220,5 @@ def _read_headers(rules: Sequence[AccessPolicy]) -> str:
 
 
 async def _never_called(request: web.BaseRequest, match: Match) -> Response:
-    """The handler of tables that only say whose a key is."""
+    """Serve as the handler in tables that only map keys to collections."""
     raise NotFound

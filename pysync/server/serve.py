@@ -1,7 +1,4 @@
-"""`pysync serve`: a process, or several, that listens, says so, and leaves in good order.
-
-An address that several workers listen on, kept for them from before the first until after the last.
-"""
+"""`pysync serve`: listens in one process or several, prints the banner, and shuts down gracefully."""
 
 import asyncio
 import gc
@@ -34,18 +31,18 @@ from pysync.sqlite.database_file import quick_check
 
 @contextmanager
 def reserve_address(host: str, port: int) -> Iterator[int]:
-    """Keep an address for the workers of this process and yield its port; port 0 takes a free one.
+    """Reserve an address for the workers of this process and yield its port; port 0 selects a free one.
 
-    Workers listen with SO_REUSEPORT, and with that alone a second service of the same user would quietly get
-    half of the connections. So the address is first taken as by a single process, and only then shared.
-    Raises OSError where it is taken, or cannot be had.
+    Workers listen with SO_REUSEPORT. With that alone, a second service of the same user would silently
+    receive half of the connections. So the address is first bound exclusively, and only then shared. Raises
+    OSError if it is in use or unavailable.
     """
     with ExitStack() as kept:
         for family, kind, protocol, _, address in _addresses(host):
             sock = kept.enter_context(socket.socket(family, kind, protocol))
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # To bind it while connections of an earlier service linger; nobody else may after us.
+            # Allow binding while connections of an earlier service linger; cleared below, to be exclusive.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 sock.bind((address[0], port, *address[2:]))
@@ -59,23 +56,23 @@ def reserve_address(host: str, port: int) -> Iterator[int]:
 
 
 def _addresses(host: str) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
-    """What `host` stands for, each once."""
+    """Return the addresses of `host`, without duplicates."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys(found))
 
 
 _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "redis"}
-"""Kinds of stores and coordinators, and the modules that are imported where they are used."""
+"""Kinds of stores and coordinators, with the modules that are imported on first use."""
 
 log = logging.getLogger("pysync.server")
 
 
 def serve(config: Config, notice: str = "") -> int:
     """Serve until SIGTERM or SIGINT and return the exit status. A second signal ends the process at once.
-    `notice` is printed after what the service says of itself.
+    `notice` is printed after the banner.
 
     Raises ValueError for a configuration that cannot be served and for a damaged database, OSError for an
-    address that is taken, StoreUnavailable for a store that does not open.
+    address that is in use, and StoreUnavailable for a store that cannot be opened.
     """
     log_format.configure(level=config.server.log_level)
     check_databases(config)
@@ -86,7 +83,8 @@ def serve(config: Config, notice: str = "") -> int:
 
 
 def check_databases(config: Config) -> None:
-    """Raise ValueError if a database, unless it is larger than configured, is damaged."""
+    """Raise ValueError if a database is damaged. Databases larger than the configured limit are not
+    checked."""
     most = config.server.quick_check_max_bytes
     for _, path in database_paths(config):
         if path.exists() and path.stat().st_size <= most and (found := quick_check(path)) is not None:
@@ -96,11 +94,14 @@ def check_databases(config: Config) -> None:
 def _serve_with_workers(config: Config, notice: str) -> int:
     server = config.server
     _preload(config)
-    with reserve_address(server.host, server.port) as port, TemporaryDirectory(prefix="pysync-") as tallies:
+    with (
+        reserve_address(server.host, server.port) as port,
+        TemporaryDirectory(prefix="pysync-") as counters_dir,
+    ):
 
-        def work(post: WorkerContext) -> None:
-            log_format.configure(worker=post.number, level=server.log_level)
-            uvloop.run(_run_worker(config, port, post, Path(tallies)))
+        def work(context: WorkerContext) -> None:
+            log_format.configure(worker=context.number, level=server.log_level)
+            uvloop.run(_run_worker(config, port, context, Path(counters_dir)))
 
         def report_ready() -> None:
             print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
@@ -112,13 +113,14 @@ def _serve_with_workers(config: Config, notice: str) -> int:
 
 
 def _raise_fd_limit() -> None:
-    """Have as many files open as the system lets this process: each connection is one."""
+    """Raise the limit of open files to the maximum, because each connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _preload(config: Config) -> None:
-    """Import what every worker will: they share it, and start sooner. What is missing they tell better."""
+    """Import modules that every worker needs, so that workers share their memory and start sooner. Missing
+    modules are ignored, because workers report them better."""
     for package, url in (("store", config.store.url), ("coordinator", effective_coordinator(config))):
         with suppress(ImportError, KeyError):
             importlib.import_module(f"pysync.{package}.{_BACK_ENDS[url.partition(':')[0]]}")
@@ -128,9 +130,9 @@ def _preload(config: Config) -> None:
 async def serve_on(
     app: App, host: str = "127.0.0.1", port: int = 0, drain_s: float = 10.0, *, shared: bool = False
 ) -> AsyncIterator[int]:
-    """Listen for `app` and yield the port, which other processes may listen on too where it is `shared`. On
-    leaving, accept no more and finish what is under way, for at most `drain_s`."""
-    # A handler that does not end has nearly all of that time, and then a moment to be cancelled.
+    """Listen for `app` and yield the port, on which other processes may listen too if `shared`. On exit, stop
+    accepting connections and finish requests in progress, for at most `drain_s`."""
+    # A handler has nearly all of that time; the rest is for cancelling it.
     runner = web.ServerRunner(make_server(app.handle), shutdown_timeout=drain_s * 0.9)
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=1024, reuse_port=shared or None).start()
@@ -142,7 +144,7 @@ async def serve_on(
             async with asyncio.timeout(drain_s):
                 await runner.cleanup()
         except TimeoutError:
-            log.warning("gave up on requests under way after %.1f s", drain_s)
+            log.warning("aborted unfinished requests after %.1f s", drain_s)
 
 
 async def _serve(config: Config, notice: str) -> int:
@@ -153,7 +155,7 @@ async def _serve(config: Config, notice: str) -> int:
         await create_app(config) as app,
         serve_on(app, server.host, server.port, server.drain_timeout_ms / 1000) as port,
     ):
-        gc.freeze()  # what is here stays: to look through it all would stop the loop for 26 ms, now and then
+        gc.freeze()  # exempt from garbage collection, which would pause the loop for 26 ms now and then
         print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
         log.info("serving, version %s, pid %s", __version__, os.getpid())
         await stop.wait()
@@ -162,28 +164,28 @@ async def _serve(config: Config, notice: str) -> int:
     return 0
 
 
-async def _run_worker(config: Config, port: int, post: WorkerContext, counters_dir: Path) -> None:
-    """Serve as one of several workers until SIGTERM, or until the parent is gone."""
+async def _run_worker(config: Config, port: int, context: WorkerContext, counters_dir: Path) -> None:
+    """Serve as one of several workers until SIGTERM, or until the parent ends."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    # Whoever ends a whole group of processes sends SIGTERM twice, itself and through the parent.
+    # Ending the process group sends SIGTERM twice: directly and through the parent.
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     orphaned = asyncio.Event()
 
     def on_parent_gone() -> None:
-        loop.remove_reader(post.parent_fd)
+        loop.remove_reader(context.parent_fd)
         orphaned.set()
         stop.set()
 
-    loop.add_reader(post.parent_fd, on_parent_gone)
+    loop.add_reader(context.parent_fd, on_parent_gone)
     server = config.server
     async with (
-        await create_app(config, worker=Worker(post.number, counters_dir)) as app,
+        await create_app(config, worker=Worker(context.number, counters_dir)) as app,
         serve_on(app, server.host, port, server.drain_timeout_ms / 1000, shared=True),
     ):
         gc.freeze()
         log.info("serving, pid %s", os.getpid())
-        post.ready()
+        context.ready()
         await stop.wait()
         log.info("draining" if not orphaned.is_set() else "draining: the parent is gone")
     if orphaned.is_set():

@@ -1,4 +1,4 @@
-"""What the handlers of one service share."""
+"""The components that the handlers of one service share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from pysync.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The parts of one service that its handlers work with. `key_owners` has one table for each namespace: it
-    says which collection a key belongs to, by its policy for pulls."""
+    """The components of one service that its handlers use. `key_owners` has one table for each namespace,
+    which maps a key to the collection that owns it, by its policy for pulls."""
 
     config: Config
     store: Store

@@ -1,4 +1,4 @@
-"""Open change streams: connections that are told of events, and kept alive in between.
+"""Open change streams: connections that receive events, and heartbeats in between.
 
 See docs/reference/protocol.md#keep-alive.
 """
@@ -22,22 +22,22 @@ from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
 log = logging.getLogger("pysync.server")
 
 HEARTBEAT_S: Final = 4.0
-"""Between two comments: published clients give up on a stream that says nothing for 5 s."""
+"""Seconds between two heartbeats. Published clients give up on a stream that is silent for 5 s."""
 HEARTBEAT_BUCKETS: Final = 16
-"""Parts of a beat, each with its share of the streams: they are not all written to at once."""
+"""Number of groups of streams. Heartbeats of different groups are spread over the interval."""
 MAX_WRITE_BUFFER: Final = 256 * 1024
-"""What a connection may hold back before its reader is cut off as too slow."""
+"""Bytes buffered by a connection above which it is aborted because its reader is too slow."""
 STALL_S: Final = 30.0
-"""How long who catches up may take to read what the connection holds back."""
+"""Seconds that a subscriber that catches up has to read the bytes that the connection has buffered."""
 RETRY_MS: Final = (1_000, 3_000)
-"""When clients come back to a service that has stopped: the earliest, and the latest."""
+"""Bounds of the delay, in milliseconds, after which clients reconnect to a service that has stopped."""
 
 _COMMENT: Final = b":\n\n"
 
 
 class SSEConnection(asyncio.Protocol):
-    """A connection whose answer is a change stream: a `Hearer` of what `grant` gives. While it listens it has
-    no task."""
+    """A connection whose response is a change stream: an `AuthorizedSubscriber` to the events of `grant`.
+    While it waits for events it has no task."""
 
     __slots__ = (
         "_hub",
@@ -80,12 +80,12 @@ class SSEConnection(asyncio.Protocol):
         self.bucket: set[SSEConnection] = set()
 
     def begin(self, connection: Connection, head: bytes, start: StartPosition) -> None:
-        """Write the beginning of the stream, and go on from there. Raises ConnectionResetError."""
+        """Write the beginning of the stream, then catch up or subscribe. Raises ConnectionResetError."""
         self._transport = connection.detach(self)
         if start.is_reset:
             head += _COMMENT + _reset_event(start.cursor)
         else:
-            # Whoever is cut before the first event resumes from here.
+            # A subscriber that disconnects before the first event resumes from here.
             head += b":\nid: %b\n\n" % start.cursor.encode()
         self._transport.write(head)
         self._hub.add(self)
@@ -94,18 +94,20 @@ class SSEConnection(asyncio.Protocol):
             self._task = asyncio.get_running_loop().create_task(self._catch_up())
 
     def deliver(self, events: Sequence[Event]) -> None:
+        """See `Subscriber.deliver`."""
         self.cursor = events[-1].id
         if self._write(b"".join(event.sse_bytes for event in events)):
             for event in events:
                 self._hub.counters.count("pysync_events", event.collection)
 
     def reset(self, cursor: str) -> None:
+        """See `Subscriber.reset`."""
         self.cursor = cursor
         self._write(_reset_event(cursor))
 
     def heartbeat(self, watermark: str) -> None:
-        """Say that the stream is alive, and where it is, if that is news: a stream that hears of nothing
-        keeps a place from which it can resume."""
+        """Write a heartbeat, with the watermark if it has advanced. A stream without events thus has a recent
+        cursor from which it can resume."""
         if self._is_live and watermark > self.cursor:
             self.cursor = watermark
             self._write(b":\nid: %b\n\n" % watermark.encode())
@@ -113,19 +115,22 @@ class SSEConnection(asyncio.Protocol):
             self._write(_COMMENT)
 
     def abort(self) -> None:
+        """See `Subscriber.abort`."""
         if self._transport is not None:
             self._transport.abort()
 
     def close(self, last: bytes = b"") -> None:
-        """Write `last`, and close in good order."""
+        """Write `last`, and close gracefully."""
         if self._write(last) and self._transport is not None:
             self._transport.close()
 
     @property
     def is_writable(self) -> bool:
+        """See `Subscriber.is_writable`."""
         return self._resumed is None
 
     async def drained(self) -> bool:
+        """See `Subscriber.drained`."""
         while (resumed := self._resumed) is not None:
             await asyncio.wait([resumed], timeout=STALL_S)
             if not resumed.done():
@@ -134,14 +139,17 @@ class SSEConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def pause_writing(self) -> None:
+        """Note that the write buffer is full."""
         self._resumed = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
+        """Note that the write buffer has room again."""
         if self._resumed is not None:
             self._resumed.set_result(None)
             self._resumed = None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop catching up, and leave the hub."""
         if self._task is not None:
             self._task.cancel()
         self.resume_writing()
@@ -151,24 +159,24 @@ class SSEConnection(asyncio.Protocol):
         try:
             self._is_live = await self._hub.catch_up.catch_up(self)
         except (Exception, PanicException):
-            log.exception("a change stream was cut")
+            log.exception("failed to catch up a change stream")
             self.abort()
         self._task = None
 
     def _write(self, text: bytes) -> bool:
-        """Whether the stream is there to be written to."""
+        """Write `text` and return True; return False if the connection is closed."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
         transport.write(text)
         if transport.get_write_buffer_size() > MAX_WRITE_BUFFER:
-            log.info("a change stream was cut: its reader is too slow")
+            log.info("aborted a change stream: its reader is too slow")
             transport.abort()
         return True
 
 
 class SSEHub:
-    """The open streams of one process. `jitter` is random, from 0.0 to 1.0."""
+    """The open streams of one process. `jitter` returns random numbers from 0.0 to 1.0."""
 
     def __init__(
         self,
@@ -190,7 +198,7 @@ class SSEHub:
         self._is_draining = False
 
     def add(self, subscriber: SSEConnection) -> None:
-        """Keep a stream that has begun."""
+        """Register a stream that has begun."""
         self.counters.streams += 1
         subscriber.bucket = min(self._buckets, key=len)
         subscriber.bucket.add(subscriber)
@@ -201,7 +209,7 @@ class SSEHub:
             self._schedule_heartbeat(0)
 
     def remove(self, subscriber: SSEConnection) -> None:
-        """Forget a stream whose connection is gone."""
+        """Remove a stream whose connection is lost."""
         self.dispatcher.unsubscribe(subscriber)
         subscriber.bucket.discard(subscriber)
         self.counters.streams -= 1
@@ -210,13 +218,14 @@ class SSEHub:
             self._heartbeat_timer = None
 
     def drain(self) -> None:
-        """End all streams, and those that are still to begin, in good order: the service is about to stop."""
+        """Close all streams gracefully, and those that are still to begin, because the service is about to
+        stop."""
         self._is_draining = True
         for subscriber in self._all():
             self._close_stream(subscriber)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Abort all streams and stop all tasks."""
         for subscriber in self._all():
             subscriber.abort()
         for check in self._checks.values():
@@ -227,7 +236,7 @@ class SSEHub:
         self.dispatcher.close()
 
     def _all(self) -> list[SSEConnection]:
-        return [subscriber for slot in self._buckets for subscriber in slot]
+        return [subscriber for bucket in self._buckets for subscriber in bucket]
 
     def _close_stream(self, subscriber: SSEConnection) -> None:
         earliest, latest = RETRY_MS
@@ -235,7 +244,7 @@ class SSEHub:
 
     def _schedule_heartbeat(self, number: int) -> None:
         loop = asyncio.get_running_loop()
-        # After a standstill the beats of one round are made up for, not those of an hour.
+        # After a long pause of the loop, at most one round of heartbeats is caught up on.
         self._heartbeat_at = max(
             self._heartbeat_at + HEARTBEAT_S / HEARTBEAT_BUCKETS, loop.time() - HEARTBEAT_S
         )
@@ -243,19 +252,19 @@ class SSEHub:
 
     def _send_heartbeats(self, number: int) -> None:
         self._schedule_heartbeat((number + 1) % HEARTBEAT_BUCKETS)
-        settled, slot = self.dispatcher.watermark, list(self._buckets[number])
-        for subscriber in slot:
-            subscriber.heartbeat(settled)
-        proved = [subscriber for subscriber in slot if subscriber.proof is not None]
-        if proved and number not in self._checks:
-            check = asyncio.get_running_loop().create_task(self._check(proved))
+        watermark, bucket = self.dispatcher.watermark, list(self._buckets[number])
+        for subscriber in bucket:
+            subscriber.heartbeat(watermark)
+        verified = [subscriber for subscriber in bucket if subscriber.proof is not None]
+        if verified and number not in self._checks:
+            check = asyncio.get_running_loop().create_task(self._check(verified))
             check.add_done_callback(lambda _: self._checks.pop(number))
             self._checks[number] = check
 
-    async def _check(self, proved: list[SSEConnection]) -> None:
-        for subscriber in proved:
+    async def _check(self, verified: list[SSEConnection]) -> None:
+        for subscriber in verified:
             await self._authorizer.check(subscriber)
 
 
-def _reset_event(place: str) -> bytes:
-    return b'event: reset\nid: %b\ndata: {"reset":true}\n\n' % place.encode()
+def _reset_event(cursor: str) -> bytes:
+    return b'event: reset\nid: %b\ndata: {"reset":true}\n\n' % cursor.encode()

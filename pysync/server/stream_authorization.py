@@ -1,8 +1,8 @@
-"""Authorise change-stream subscribers. A subscriber receives an event only if it could pull the written
+"""Authorises change-stream subscribers. A subscriber receives an event only if it could pull the written
 document at the moment of delivery (docs/reference/protocol.md#subscribe).
 
 An index finds the collections, in any namespace, that could pull a written key. A change names its key; each
-collection has a name of its own for it (docs/reference/protocol.md#delivery).
+collection addresses it with parameters of its own (docs/reference/protocol.md#delivery).
 """
 
 import asyncio
@@ -41,8 +41,8 @@ MAX_CACHED: Final = 1_000
 
 
 class _Reader(NamedTuple):
-    """A collection that is pulled at `path`, None: where its documents are stored. `names` are those of its
-    parameters."""
+    """A collection whose documents are pulled at `path`; None: at the keys where they are stored. `names` are
+    those of its parameters."""
 
     policy: AccessPolicy
     topic: Topic
@@ -51,8 +51,8 @@ class _Reader(NamedTuple):
 
 
 class KeyIndex:
-    """The keys of a service's collections. `rules` are those of pulling them, `stored_files` the collections
-    whose files a plugin keeps, at keys of its own."""
+    """The keys of the collections of a service. `rules` are their policies for pulls. `stored_files` are the
+    collections whose files a plugin stores, at keys of its own."""
 
     def __init__(
         self, rules: Iterable[AccessPolicy], stored_files: Mapping[str, FileBackedCollection]
@@ -73,9 +73,9 @@ class KeyIndex:
                 self._readers.setdefault(suffix, TemplateIndex()).add(template, reader)
 
     def matches(self, subject: DocumentRef) -> list[KeyMatch]:
-        """Return the written document as each collection names it that could pull it: at most one in each
-        namespace, since literal segments decide whose a key is. None if the writing collection is gone and
-        left no key."""
+        """Return the written document under the parameters of each collection that could pull it: at most one
+        in each namespace, because literal segments decide which collection owns a key. The list is empty if
+        the writing collection no longer exists and the change has no key."""
         key, writer = subject.key or self._key_of(subject), (subject.namespace, subject.collection)
         found: dict[str | None, KeyMatch] = {}
         for suffix, readers in self._readers.items():
@@ -91,8 +91,8 @@ class KeyIndex:
         return list(found.values())
 
     def may_write_to(self, topics: Iterable[Topic]) -> Callable[[str], bool]:
-        """Return True if collections with this origin may write documents that one of `topics` pulls. An
-        unknown origin may."""
+        """Return a function that returns True if collections with this origin may write documents that one of
+        `topics` pulls. It returns True for an unknown origin."""
         readers = frozenset(topics)
         if readers not in self._cached and len(self._cached) >= MAX_CACHED:
             self._cached.clear()
@@ -110,7 +110,8 @@ class KeyIndex:
         return may_write
 
     def _key_of(self, subject: DocumentRef) -> str:
-        """The key in the store of what a collection wrote at its path, `""` where there is no such one."""
+        """Return the key in the store of a document that a collection wrote at its path; `""` if there is no
+        such collection."""
         template, suffix = self._stored_at.get((subject.namespace, subject.collection), (None, ""))
         if template is None or not subject.params.keys() >= set(template.params):
             return ""
@@ -118,27 +119,27 @@ class KeyIndex:
 
 
 def topic_of(rule: AccessPolicy) -> Topic:
-    """Return the names that subscribers know a rule's collection by."""
+    """Return the names by which subscribers address a policy's collection."""
     return rule.namespace, rule.collection.name
 
 
 log = logging.getLogger("pysync.server")
 
 CHECK_MS: Final = 1_000
-"""For how long a certificate that holds is taken to hold."""
+"""Milliseconds for which a certificate that was found valid is assumed to be valid."""
 MAX_CONCURRENT_HOOKS: Final = 100
-"""How many questions plugins are asked at a time."""
+"""Maximum number of plugin decisions that are made concurrently."""
 _ANY_IDENTITY: Final = "."
-"""An identity that nobody has: no parameter takes it."""
+"""Stands for any identity. No identity equals it, because no parameter may have this value."""
 
 _UNDECIDED: Final = RolesUnavailable()
 _ANY_SPACE: Final = frozenset({OWNER, MEMBER})
 
 
 class AuthorizedSubscriber(Subscriber, Protocol):
-    """A listener who is somebody. `proof` is what lets them in, None where nothing was asked for.
-    `restricted` are the topics of which they may not hear everything. `verified_at_ms`: when the proof was
-    last seen to hold."""
+    """A subscriber with an identity. `proof` is the certificate that authenticates it, None if none was
+    needed. `restricted` are the topics of which it may not receive every event. `verified_at_ms` is the time
+    when the certificate was last found valid."""
 
     caller: Caller
     proof: VerifiedCertificate | None
@@ -146,18 +147,19 @@ class AuthorizedSubscriber(Subscriber, Protocol):
     verified_at_ms: int
 
     def close(self) -> None:
-        """They may not listen any more."""
+        """Close the stream, because the subscriber is no longer authorised."""
 
 
 class StreamGrant(NamedTuple):
-    """What somebody may listen for: of `restricted` not every event."""
+    """The events that a caller may subscribe to. Each event of a topic in `restricted` is authorised on its
+    own."""
 
     filter: SubscriptionFilter
     restricted: frozenset[Topic]
 
 
 class StreamAuthorizer:
-    """The decisions of one service. `rules` are those of pulling its collections."""
+    """The stream authorisation of one service. `rules` are the policies for pulls of its collections."""
 
     def __init__(
         self,
@@ -181,15 +183,16 @@ class StreamAuthorizer:
         self._now_ms = now_ms
 
     def grant(self, wanted: Mapping[Topic, Mapping[str, str]], caller: Caller) -> StreamGrant:
-        """What of `wanted`, parameters by collection, `caller` may ever hear of."""
-        interest, asked = {}, set()
+        """Return the part of `wanted` (parameters by collection) of which `caller` may ever receive
+        events."""
+        interest, restricted = {}, set()
         for topic, values in wanted.items():
             found = self._static_grant(topic, values, caller)
             if found is not None:
-                interest[topic], is_asked = found
-                if is_asked:
-                    asked.add(topic)
-        return StreamGrant(interest, frozenset(asked))
+                interest[topic], is_restricted = found
+                if is_restricted:
+                    restricted.add(topic)
+        return StreamGrant(interest, frozenset(restricted))
 
     def _key(self, topic: Topic, values: Mapping[str, str]) -> str:
         return self._templates[topic].fill(values)
@@ -197,8 +200,8 @@ class StreamAuthorizer:
     def _static_grant(
         self, topic: Topic, values: Mapping[str, str], caller: Caller
     ) -> tuple[Mapping[str, str], bool] | None:
-        """The parameters' values of what the caller may hear of, and whether each event is yet to be decided
-        on; None: of none."""
+        """Return the parameter values of the events that the caller may receive, and True if each event is
+        authorised on its own. Return None if it may receive none."""
         rule = self._rules[topic]
         if rule.collection.push_only:
             return None
@@ -207,25 +210,26 @@ class StreamAuthorizer:
         if scope is not None and is_one and not scope.allows(self._key(topic, values)):
             return None
         caller, own, identity = replace(caller, scope=None), caller.identity, _identity(rule, values)
-        # The members that they miss, and so their version, depend on the event.
-        is_asked = scope is not None or bool(rule.collection.field_permissions)
+        # The hidden members, and with them the version, depend on the event.
+        is_restricted = scope is not None or bool(rule.collection.field_permissions)
         if may_read(rule, caller, identity) and not rule.uses_plugin_roles:
-            return values, is_asked
+            return values, is_restricted
         if rule.uses_plugin_roles and (rule.allows_anonymous or caller != ANONYMOUS):
             return values, True
         if rule.uses_space_roles and own and may_read(rule, add_roles(caller, _ANY_SPACE), identity):
             return values, True
         if own and identity == _ANY_IDENTITY and may_read(rule, caller, own):
-            return {**values, "identity": own}, is_asked
+            return {**values, "identity": own}, is_restricted
         return None
 
     async def authorize(self, plan: Deliveries) -> Authorize:
-        """Ask all that decides on these events, once for all who listen: whether certificates hold, who
-        belongs to a space, and plugins. Who cannot be decided on is cut."""
-        hearers = {
+        """Collect what decides on these events, once for all subscribers: the validity of certificates, the
+        membership of spaces, and the decisions of plugins. Return the function that authorises an event for a
+        subscriber. Connections are aborted if their authorisation cannot be determined."""
+        subscribers = {
             id(who): cast(AuthorizedSubscriber, who) for _, listeners in plan for who in listeners
         }.values()
-        checks = [partial(self.check, hearer) for hearer in hearers if self._is_due(hearer)]
+        checks = [partial(self.check, subscriber) for subscriber in subscribers if self._is_due(subscriber)]
         keys = {
             key for event, _ in plan if (key := self._access_key(self._rules[event.topic], event)) is not None
         }
@@ -233,9 +237,9 @@ class StreamAuthorizer:
             async with asyncio.timeout(ROLE_TIMEOUT_S):
                 found = await read_many(self._store, keys, checks)
         except TimeoutError:
-            log.warning("change streams were cut, as the store does not say who may hear of what")
-            for hearer in hearers:
-                hearer.abort()
+            log.warning("aborted change streams: the store did not answer in time to authorise them")
+            for subscriber in subscribers:
+                subscriber.abort()
             return _deny_all
         known = self._spaces.memberships(found)
         by_plugins = await self._plugin_decisions(plan, known)
@@ -243,20 +247,20 @@ class StreamAuthorizer:
             try:
                 await self._versions.load()
             except PysyncError:
-                for hearer in hearers:
-                    hearer.abort()
+                for subscriber in subscribers:
+                    subscriber.abort()
                 return _deny_all
         variants: dict[tuple[str, Topic, frozenset[str]], Event] = {}
 
-        def permit(listener: Subscriber, event: Event) -> Event | None:
-            hearer = cast(AuthorizedSubscriber, listener)
-            if event.topic not in hearer.restricted:
+        def authorize_event(listener: Subscriber, event: Event) -> Event | None:
+            subscriber = cast(AuthorizedSubscriber, listener)
+            if event.topic not in subscriber.restricted:
                 return event
             policy = self._rules[event.topic]
             if policy.uses_plugin_roles:
                 access = by_plugins[id(listener), event.id]
             else:
-                access = self._authorizer.decide_event(policy, hearer.caller, event, known)
+                access = self._authorizer.decide_event(policy, subscriber.caller, event, known)
             if isinstance(access, PysyncError):
                 if access.status >= 500:
                     listener.abort()
@@ -272,14 +276,14 @@ class StreamAuthorizer:
                 variants[event.id, event.topic, hidden] = variant
             return variant
 
-        return permit
+        return authorize_event
 
     async def _plugin_decisions(
         self, plan: Deliveries, known: Memberships
     ) -> Mapping[tuple[int, str], Access | PysyncError]:
-        """The decisions on those whom plugins are asked about, by event. Where asking them all takes longer
-        than 5 s, nobody can tell for the rest: whoever else listens waits for that."""
-        asked = [
+        """Return the decisions of plugins by subscriber and event. Those that are not made within 5 s count
+        as undecided, because all other subscribers wait meanwhile."""
+        pending = [
             (cast(AuthorizedSubscriber, listener), event)
             for event, listeners in plan
             if self._rules[event.topic].uses_plugin_roles
@@ -287,24 +291,24 @@ class StreamAuthorizer:
             if event.topic in cast(AuthorizedSubscriber, listener).restricted
         ]
         found: dict[tuple[int, str], Access | PysyncError] = {
-            (id(hearer), event.id): _UNDECIDED for hearer, event in asked
+            (id(subscriber), event.id): _UNDECIDED for subscriber, event in pending
         }
-        waiting = iter(asked)
+        waiting = iter(pending)
 
         async def authorize_next() -> None:
-            for hearer, event in waiting:
-                found[id(hearer), event.id] = await self._authorizer.decide_event_with_plugins(
-                    self._rules[event.topic], hearer.caller, event, known
+            for subscriber, event in waiting:
+                found[id(subscriber), event.id] = await self._authorizer.decide_event_with_plugins(
+                    self._rules[event.topic], subscriber.caller, event, known
                 )
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ROLE_TIMEOUT_S), asyncio.TaskGroup() as group:
-                for _ in range(min(MAX_CONCURRENT_HOOKS, len(asked))):
+                for _ in range(min(MAX_CONCURRENT_HOOKS, len(pending))):
                     group.create_task(authorize_next())
         return found
 
     async def check(self, subscriber: AuthorizedSubscriber) -> None:
-        """End whoever listens by a certificate that does not hold any more, and cut where nobody can tell."""
+        """Close a stream whose certificate is no longer valid, and abort it if that cannot be determined."""
         if subscriber.proof is None or not self._is_due(subscriber):
             return
         now_ms = self._now_ms()
@@ -320,7 +324,7 @@ class StreamAuthorizer:
         return subscriber.proof is not None and self._now_ms() - subscriber.verified_at_ms >= CHECK_MS
 
     def _access_key(self, rule: AccessPolicy, event: Event) -> str | None:
-        """Where the access document lies that has a say."""
+        """Return the key of the access document that decides on the event; None if there is none."""
         return (
             self._spaces.access_document_key(event.params)
             if rule.uses_space_roles and rule.needs_credentials
@@ -333,5 +337,6 @@ def _deny_all(listener: Subscriber, event: Event) -> Event | None:
 
 
 def _identity(rule: AccessPolicy, values: Mapping[str, str]) -> str | None:
-    """Whose documents these are: `_ANY_IDENTITY`'s where the values leave it open, None where nobody's."""
+    """Return the identity whose documents these are: `_ANY_IDENTITY` if the values do not name it, None if
+    the path has none."""
     return None if rule.identity_index is None else values.get("identity", _ANY_IDENTITY)

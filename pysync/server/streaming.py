@@ -1,4 +1,4 @@
-"""Answers that are too long to be held: written piece by piece, as the client takes them."""
+"""Responses that are too large for memory, written chunk by chunk as the client reads them."""
 
 import asyncio
 import logging
@@ -23,14 +23,13 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class StreamingResponse(Response):
-    """An answer whose body is `first` and then `chunks`: in memory there is one piece, and the little that
-    the connection holds back, however slowly the client reads. Where its `size` is known, the answer tells
-    it; else it is sent in chunks, and to a client of HTTP/1.0, which knows none, it ends where the
-    connection does.
+    """A response whose body is `first` and then `chunks`. One chunk is in memory at a time, and the little
+    that the connection buffers, however slowly the client reads. If `size` is known, it is sent as the
+    length. Otherwise the body is sent in chunked encoding; to a client of HTTP/1.0, which does not support
+    that, it ends when the connection closes.
 
-    Where a piece fails, or they are not as long as was told, the head has long been sent: the connection is
-    cut, so that the client sees that the body is incomplete. `chunks` is closed in any case; None are for
-    HEAD.
+    If a chunk fails or the length is wrong, the head has already been sent. The connection is then aborted,
+    so that the client sees that the body is incomplete. `chunks` is closed in any case; it is None for HEAD.
     """
 
     def __init__(
@@ -49,11 +48,11 @@ class StreamingResponse(Response):
 
     @property
     def size(self) -> int | None:
-        """`Response.size`."""
+        """See `Response.size`."""
         return self._size
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Write head and body to the connection of `request`."""
+        """See `Response.prepare`."""
         if self._eof_sent:
             return None
         try:
@@ -77,14 +76,14 @@ class StreamingResponse(Response):
             _abort(transport, reset=not chunked and self._size is None)
             if isinstance(error, PysyncError):
                 log.warning(
-                    "an answer was cut off: %s", error.code,
+                    "aborted a response: %s", error.code,
                     extra={"request_id": self.request_id}, exc_info=error.__cause__,
                 )  # fmt: skip
             elif isinstance(error, Exception) and not isinstance(error, ConnectionError):
-                log.exception("an answer was cut off", extra={"request_id": self.request_id})
+                log.exception("aborted a response", extra={"request_id": self.request_id})
             else:
                 raise
-            raise ConnectionResetError("the answer was cut off") from None
+            raise ConnectionResetError("the response was aborted") from None
 
     async def _write_body(
         self,
@@ -94,8 +93,8 @@ class StreamingResponse(Response):
         chunks: ByteStream,
         chunked: bool,
     ) -> None:
-        """Write the head and all pieces, the first of them together. Raises ConnectionResetError for a client
-        that has gone, ValueError where the pieces are not as long as the head says."""
+        """Write the head and all chunks, the first of them together. Raises ConnectionResetError if the
+        client has disconnected, and ValueError if the length differs from that in the head."""
         piece, self.content = self.content, b""
         left = self._size
         while True:
@@ -125,8 +124,8 @@ class StreamingResponse(Response):
 
 
 class SendfileResponse(StreamingResponse):
-    """An answer whose body the kernel takes out of a file: not a byte of it is in our memory, and none is
-    copied. It writes to the connection beside the transport, which has nothing to write meanwhile."""
+    """A response whose body the kernel sends from a file, without copying it into the memory of the process.
+    It writes to the socket itself, while the buffer of the transport is empty."""
 
     def __init__(
         self, file: SendfileStream, headers: str, *, status: int, content_type: str, size: int
@@ -146,13 +145,13 @@ class SendfileResponse(StreamingResponse):
         if connection is None or transport.get_write_buffer_size():
             await super()._write_body(request, transport, head, chunks, chunked)
             return
-        # A descriptor of our own: the transport's may be closed, and its number taken, while we wait.
+        # Use a duplicate: the transport's descriptor may be closed, and its number reused, during a wait.
         with socket.socket(connection.family, socket.SOCK_STREAM, fileno=os.dup(connection.fileno())) as own:
             await self._send_head(transport, own, head)
             while True:
                 await self._file.ensure_cached()
                 if transport.is_closing():
-                    raise ConnectionResetError("the client has gone")
+                    raise ConnectionResetError("the client has disconnected")
                 try:
                     if not self._file.send(own.fileno()):
                         return
@@ -164,7 +163,7 @@ class SendfileResponse(StreamingResponse):
     async def _send_head(self, transport: asyncio.Transport, own: socket.socket, head: bytes) -> None:
         while head:
             if transport.is_closing():
-                raise ConnectionResetError("the client has gone")
+                raise ConnectionResetError("the client has disconnected")
             try:
                 head = head[own.send(head, socket.MSG_MORE) :]
             except BlockingIOError:
@@ -174,14 +173,14 @@ class SendfileResponse(StreamingResponse):
 async def streaming_response(
     request: web.BaseRequest, chunks: AsyncGenerator[bytes, None], headers: str = ""
 ) -> StreamingResponse:
-    """The answer that `chunks` make. The first is awaited here, so that what fails at once is refused like
-    anything else; for HEAD none is."""
+    """Return the response with the body `chunks`. The first chunk is awaited here, so that an error that
+    occurs at once becomes an error response. For HEAD no chunk is read."""
     first = b"" if request.method == "HEAD" else await anext(chunks, b"")
     return StreamingResponse(first, chunks, headers)
 
 
 async def _wait_writable(connection: socket.socket) -> None:
-    """Wait until the connection takes more, or fails. Raises ConnectionResetError for a client that takes
+    """Wait until the connection is writable, or fails. Raises ConnectionResetError if the client reads
     nothing for a minute."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
@@ -190,7 +189,7 @@ async def _wait_writable(connection: socket.socket) -> None:
         async with asyncio.timeout(STALL_S):
             await ready
     except TimeoutError:
-        raise ConnectionResetError("the client takes nothing") from None
+        raise ConnectionResetError("the client reads nothing") from None
     finally:
         loop.remove_writer(connection.fileno())
 
@@ -201,8 +200,8 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 
 def _abort(transport: asyncio.Transport, *, reset: bool) -> None:
-    """End the connection as it is. A body that only the connection's end completes needs a `reset`: it would
-    look complete otherwise."""
+    """Abort the connection. A body that only the end of the connection delimits needs a `reset`, because it
+    would look complete otherwise."""
     connection = transport.get_extra_info("socket")
     if reset and connection is not None:
         with suppress(OSError):

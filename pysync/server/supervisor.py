@@ -1,8 +1,8 @@
-"""Worker processes under one parent: forked, replaced when they die, ended in good order.
+"""Worker processes under one parent: forked, restarted when they die, and stopped gracefully.
 
-The parent is plain and synchronous. It has no event loop and no threads, so it may fork at any time, and
-little that could end it. Each worker is tied to it by two pipes: on one it tells that it is ready, or what
-kept it from getting there; the other ends with the parent.
+The parent is simple and synchronous. It has no event loop and no threads, so it may fork at any time, and
+little can make it fail. Two pipes connect it to each worker. On one the worker reports that it is ready, or
+the error that kept it from starting; the other closes when the parent ends.
 """
 
 import gc
@@ -22,11 +22,11 @@ from typing import Final, NoReturn
 INITIAL_DELAY_S: Final = 0.5
 MAX_DELAY_S: Final = 10.0
 HEALTHY_S: Final = 60.0
-"""A worker that dies is replaced at once; one that dies again before it has lived so long, after a delay that
-doubles each time."""
+"""Seconds of life after which a worker counts as healthy. A worker that dies is restarted at once; one that
+dies again earlier than this is restarted after a delay that doubles each time."""
 
 GRACE_S: Final = 2.0
-"""What a worker has to close its store after it gave up on requests under way."""
+"""Seconds that a worker has to close its store after it stopped waiting for requests."""
 
 _READY: Final = b"\0"
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -41,20 +41,20 @@ log = logging.getLogger("pysync.server")
 
 
 class WorkerFailed(OSError):
-    """A worker ended before it was ready, and could not tell why."""
+    """A worker ended before it was ready, and did not report why."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a worker knows of its place: its `number`, from 1, which its replacement will have too, and
-    `parent_fd`, which becomes readable when the parent is gone."""
+    """A worker's own slot: its `number`, from 1, which its replacement has too, and `parent_fd`, which
+    becomes readable when the parent ends."""
 
     number: int
     parent_fd: int
     pipe_fd: int
 
     def ready(self) -> None:
-        """Tell the parent that this worker serves; where it is gone, `parent_fd` says so."""
+        """Report to the parent that this worker serves. If the parent has ended, `parent_fd` shows it."""
         with suppress(BrokenPipeError):
             os.write(self.pipe_fd, _READY)
 
@@ -64,27 +64,28 @@ class _Worker:
     number: int
     pid: int
     pipe_fd: int
-    """Where the parent reads what the worker tells."""
+    """Read end of the pipe on which the worker reports."""
     started_at: float
     output: bytes = b""
     status: int | None = None
-    """Of its end, negative for a signal."""
+    """Exit status; negative for a signal, None while it runs."""
 
     @property
     def is_ready(self) -> bool:
+        """True once the worker has reported that it serves."""
         return self.output.startswith(_READY)
 
     def read_pipe(self) -> None:
-        """Take in what the worker has told."""
+        """Read the report of the worker."""
         try:
-            while told := os.read(self.pipe_fd, 65_536):
-                self.output += told
+            while data := os.read(self.pipe_fd, 65_536):
+                self.output += data
         except BlockingIOError:
             pass
 
     @property
     def error(self) -> Exception | None:
-        """What it raised at its end, if it did."""
+        """The error with which the worker ended; None if it reported none."""
         try:
             error = pickle.loads(self.output.removeprefix(_READY))  # noqa: S301 - our own child's, on our own pipe
         except Exception:
@@ -93,6 +94,7 @@ class _Worker:
 
     @property
     def end_reason(self) -> str:
+        """The exit status or signal with which the worker ended, in words."""
         assert self.status is not None
         if self.status >= 0:
             return f"ended with status {self.status}"
@@ -102,14 +104,15 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Slot:
-    """A number and who has it. `delay_s`: how long the next replacement waits; `due_at`: when it starts."""
+    """A slot of a worker. `delay_s` is the delay of the next restart, `due_at` the time when it is due."""
 
     worker: _Worker | None = None
     delay_s: float = 0.0
     due_at: float = 0.0
 
     def schedule_restart(self) -> str:
-        """Set when the next one starts, and the one after it later; in words, nothing if it is now."""
+        """Schedule the next restart and double the delay of the one after it. Return the delay in words, `""`
+        if there is none."""
         delay_s = self.delay_s
         self.due_at = time.monotonic() + delay_s
         self.delay_s = min(delay_s * 2 or INITIAL_DELAY_S, MAX_DELAY_S)
@@ -117,25 +120,26 @@ class _Slot:
 
 
 class Supervisor:
-    """Runs `work` in `count` processes. `work` gets its post, calls `ready` on it, and returns when it has
-    finished after SIGTERM, or after the parent has gone; it may take `drain_s` for that."""
+    """Runs `work` in `count` processes. `work` receives its context, calls `ready` on it, and returns once it
+    has drained after SIGTERM or after the end of the parent, for which it may take `drain_s`."""
 
     def __init__(self, count: int, work: Callable[[WorkerContext], None], drain_s: float) -> None:
         self._work = work
         self._drain_s = drain_s
         self._slots = {number: _Slot() for number in range(1, count + 1)}
-        self._signals = 0  # how many of SIGTERM and SIGINT came
+        self._signals = 0  # number of SIGTERM and SIGINT received
 
     def run(self, on_ready: Callable[[], None]) -> int:
-        """Start the workers, call `on_ready` once all serve, and keep as many until SIGTERM or SIGINT; then
-        end them. A second signal ends them at once.
+        """Start the workers, call `on_ready` once all serve, and restart those that die until SIGTERM or
+        SIGINT; then stop them. A second signal kills them at once.
 
-        Returns 0 where all ended by themselves and well, else 1. Raises what kept a worker from starting: the
-        first starts alone, so that it is met once, and no other is left behind.
+        Returns 0 if all workers ended by themselves without an error, else 1. Raises the error that kept a
+        worker from starting. The first worker starts alone, so that such an error occurs once and leaves no
+        other worker behind.
         """
         first, *others = self._slots
         gc.collect()
-        gc.freeze()  # what workers share stays shared: their collectors do not write to it
+        gc.freeze()  # keep memory shared with workers: their collectors then do not write to it
         self._parent_pipe = os.pipe()
         with _signal_pipe() as self._signal_pipe:
             try:
@@ -151,7 +155,7 @@ class Supervisor:
         return 0 if ended_well else 1
 
     def _start(self, numbers: list[int]) -> None:
-        """Start workers and wait until they are ready, or until somebody wants an end."""
+        """Start workers and wait until they are ready, or until a stop signal."""
         if not self._signals:
             for number in numbers:
                 self._fork(number)
@@ -163,26 +167,26 @@ class Supervisor:
                 )
 
     def _supervise(self) -> None:
-        """Replace who dies until somebody wants an end."""
+        """Restart workers that die until a stop signal."""
         while not self._signals:
             now = time.monotonic()
-            for number, place in self._slots.items():
-                if place.worker is None and place.due_at <= now:
+            for number, slot in self._slots.items():
+                if slot.worker is None and slot.due_at <= now:
                     self._restart(number)
-            waiting = [place.due_at for place in self._slots.values() if place.worker is None]
+            waiting = [slot.due_at for slot in self._slots.values() if slot.worker is None]
             for ended in self._wait(max(0.0, min(waiting) - now) if waiting else None):
                 if not self._signals:
                     self._replace(ended)
 
     def _replace(self, ended: _Worker) -> None:
-        place = self._slots[ended.number]
+        slot = self._slots[ended.number]
         if time.monotonic() - ended.started_at >= HEALTHY_S:
-            place.delay_s = 0.0
+            slot.delay_s = 0.0
         log.error(
             "worker %s %s; another starts%s",
             ended.number,
             ended.end_reason,
-            place.schedule_restart(),
+            slot.schedule_restart(),
             exc_info=ended.error,
         )
 
@@ -191,17 +195,20 @@ class Supervisor:
             self._fork(number)
         except OSError as error:
             log.error(
-                "worker %s cannot start: %s; again%s", number, error, self._slots[number].schedule_restart()
+                "worker %s cannot start: %s; will retry%s",
+                number,
+                error,
+                self._slots[number].schedule_restart(),
             )
 
     def _stop_all(self) -> bool:
-        """Have all workers finish what they have under way, and end those that do not; whether all did."""
+        """Let all workers drain, and kill those that do not end. Return True if all ended by themselves."""
         for worker in self._workers():
             os.kill(worker.pid, signal.SIGTERM)
         ended_well = True
         deadline = time.monotonic() + self._drain_s + GRACE_S
         while self._workers() and self._signals < 2 and (left := deadline - time.monotonic()) > 0:
-            # Who is ended by SIGTERM itself had not begun to serve.
+            # A worker that SIGTERM itself ends had not begun to serve.
             ended_well &= all(worker.status in (0, -signal.SIGTERM) for worker in self._wait(left))
         if self._workers():
             ended_well = False
@@ -216,19 +223,19 @@ class Supervisor:
         return ended_well
 
     def _workers(self) -> list[_Worker]:
-        return [place.worker for place in self._slots.values() if place.worker is not None]
+        return [slot.worker for slot in self._slots.values() if slot.worker is not None]
 
     def _wait(self, timeout_s: float | None) -> list[_Worker]:
-        """Wait until something happens; the workers that have ended. Signals are counted."""
+        """Wait for an event, and return the workers that have ended. Signals are counted."""
         with selectors.PollSelector() as selector:
             selector.register(self._signal_pipe[0], selectors.EVENT_READ)
             for worker in self._workers():
                 if not worker.is_ready:
                     selector.register(worker.pipe_fd, selectors.EVENT_READ)
             selector.select(timeout_s)
-        came = _read_all(self._signal_pipe[0])
-        self._signals += sum(number in _STOP_SIGNALS for number in came)
-        if signal.SIGHUP in came:
+        received = _read_all(self._signal_pipe[0])
+        self._signals += sum(number in _STOP_SIGNALS for number in received)
+        if signal.SIGHUP in received:
             log.warning(NO_RELOAD)
         for worker in self._workers():
             worker.read_pipe()
@@ -245,31 +252,31 @@ class Supervisor:
         return True
 
     def _fork(self, number: int) -> None:
-        line, workers_end = os.pipe()
-        os.set_blocking(line, False)
-        os.set_blocking(workers_end, False)
-        # A signal must not reach the child while it still has the parent's handlers, and the parent's pipe.
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        os.set_blocking(write_end, False)
+        # A signal must not reach the child while it still has the parent's handlers and pipe.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
         try:
             pid = os.fork()
             if pid == 0:
-                self._run_child(WorkerContext(number, self._parent_pipe[0], workers_end), line)
+                self._run_child(WorkerContext(number, self._parent_pipe[0], write_end), read_end)
         except OSError:
-            os.close(line)
+            os.close(read_end)
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
-            os.close(workers_end)
-        self._slots[number].worker = _Worker(number, pid, line, time.monotonic())
+            os.close(write_end)
+        self._slots[number].worker = _Worker(number, pid, read_end, time.monotonic())
 
     def _run_child(self, context: WorkerContext, pipe_fd: int) -> NoReturn:
-        """The life of a worker, in its own process. Nothing leads back: there lies the parent's code."""
+        """Run a worker in its own process. It never returns, because its caller is the parent's code."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            # A terminal sends these to everybody; it is the parent who answers them.
+            # A terminal sends these to the whole process group; only the parent handles them.
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             for fd in (pipe_fd, *self._signal_pipe, self._parent_pipe[1]):
@@ -290,7 +297,7 @@ class Supervisor:
 
 @contextmanager
 def _signal_pipe() -> Iterator[tuple[int, int]]:
-    """Have the signals of a supervisor go into a pipe, a byte each, and yield its two ends."""
+    """Route the supervisor's signals into a pipe, one byte each, and yield its two ends."""
     read, write = os.pipe()
     for fd in (read, write):
         os.set_blocking(fd, False)

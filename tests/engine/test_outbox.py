@@ -467,7 +467,7 @@ class TestHealing:
             healing = OutboxRelay(scene.outbox, sleep=sleep)
             await over.wait()
         assert await scene.told() == [ONE]
-        assert caplog.text.count("wait to be announced") == 1
+        assert caplog.text.count("failed to announce changes") == 1
         assert caplog.text.count("announced 1 writes") == 1
         healing.close()
 

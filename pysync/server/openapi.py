@@ -1,10 +1,11 @@
-"""The service's own description: an OpenAPI 3.1 document, made from the routes that it serves.
+"""The description of the service: an OpenAPI 3.1 document, built from the routes that it serves.
 
-`openapi.json` beside this module holds everything that no configuration changes. `document` has the
-components. `operations` has an operation for each kind of route; its `errors` are the statuses of its errors
-beyond those of its policy and of every operation. `parts` has what several of them share. A `<name>` in it
-stands for a part, or for a fact of the configuration that this module splices in: names, limits, media types
-and schemas.
+`openapi.json` beside this module contains everything that does not depend on the configuration. `document`
+has the components. `operations` has an operation for each kind of route; its `errors` are the statuses of its
+errors beyond those of its policy and of every operation. `parts` has what several of them share. A `<name>`
+in it stands for a part, or for a fact of the configuration that this module inserts: names, limits, media
+types and schemas.
+
 """
 
 import re
@@ -32,28 +33,28 @@ Json = dict[str, Any]
 REVALIDATED = "Cache-Control: no-cache\r\n"
 _NAME: Final = re.compile("<([a-z ]+)>")
 _ALWAYS: Final = frozenset({400, 408, 500})
-"""What any request may be answered: it is malformed, or too slow, or met something unforeseen."""
+"""Statuses that any request may receive: malformed, too slow, or an unexpected error."""
 _OPEN: Final[list[Json]] = [{}]
-"""No credentials are asked for."""
+"""The security requirement of an operation that needs no credentials."""
 
 
 class OpenApi:
-    """`GET /openapi.json`. The document is made and encoded when it is first asked for."""
+    """`GET /openapi.json`. The document is built and encoded at the first request."""
 
     def __init__(self, config: Config, routes: Router, policies: PolicyTable) -> None:
         self._parts = config, routes, policies
         self._text = b""
 
     async def serve(self, request: web.BaseRequest, match: Match) -> Response:
-        """The document as JSON."""
+        """Return the document as JSON."""
         self._text = self._text or orjson.dumps(describe(*self._parts))
         return Response(200, self._text, REVALIDATED)
 
 
 def describe(config: Config, routes: Router, policies: PolicyTable) -> Json:
-    """The OpenAPI 3.1 document of a service with these `routes`: every one of them, and nothing else.
+    """Return the OpenAPI 3.1 document of a service with exactly these `routes`.
 
-    HEAD is left out, which is answered wherever GET is, and so are aliases.
+    It leaves out HEAD, which is served wherever GET is, and aliases.
     """
     own = [(method, route) for method, route in routes if not route.alias]
     ordered = sorted(own, key=lambda each: each[1].template)
@@ -75,7 +76,7 @@ def describe(config: Config, routes: Router, policies: PolicyTable) -> Json:
 
 class _Facts(NamedTuple):
     """The facts that a route adds to the operation of its kind: the values of names in it, the statuses of
-    further errors, and the ways to present oneself."""
+    further errors, and the accepted credentials."""
 
     values: Mapping[str, Any] = {}
     statuses: frozenset[int] = frozenset()
@@ -83,7 +84,7 @@ class _Facts(NamedTuple):
 
 
 class _Describer:
-    """Describes the operations of one service, whose `routes` are without aliases."""
+    """Describes the operations of one service. Its `routes` must not contain aliases."""
 
     def __init__(self, config: Config, routes: list[Route], policies: PolicyTable) -> None:
         self._config = config
@@ -97,7 +98,7 @@ class _Describer:
         }
 
     def operation(self, route: Route) -> Json:
-        """The operation object of a route."""
+        """Return the operation object of a route."""
         facts = self._facts.get(route.action, self._of_policy)(route)
         operation: Json = _splice(_skeleton()["operations"][_kind(route)], facts.values)
         refused = _ALWAYS | facts.statuses | set(operation.pop("errors"))
@@ -117,7 +118,7 @@ class _Describer:
         }
 
     def _of_policy(self, route: Route) -> _Facts:
-        """The facts of a collection's route, or a bundle's; none for another one."""
+        """Return the facts of a collection's or a bundle's route; empty ones for any other."""
         policy = route.policy
         if policy is None:
             return _Facts()
@@ -128,7 +129,8 @@ class _Describer:
         return _Facts(_values(route, policy.collection), statuses | {401, 403, 503}, ways)
 
     def _batch(self, route: Route) -> _Facts:
-        """Bad credentials are nobody's here, so that they are no reason to refuse."""
+        """Return the facts of a batch route. A batch with invalid credentials is served as anonymous, so they
+        cause no error."""
         space, most = self._namespace(route), self._config.max_collections_per_batch
         pulls = [one.policy for one in self._routes if one.action == "pull" and one.policy is not None]
         policies = [policy for policy in pulls if policy.namespace == space]
@@ -159,7 +161,8 @@ class _Describer:
         return _Facts(values, statuses | {401, 403}, self._credentials(anonymous=True))
 
     def _manifest(self, route: Route) -> _Facts:
-        """Here a certificate need not sign: it only filters what is shown."""
+        """Return the facts of the manifest. Here a certificate needs no signature, because it only filters
+        what is shown."""
         config = self._config
         manifest = _part("manifest")
         if config.namespaces and self._namespace(route) is None:
@@ -170,12 +173,13 @@ class _Describer:
         return _Facts({"for whom": " for the caller", "manifest": manifest}, security=ways)
 
     def _namespace(self, route: Route) -> str | None:
-        """The namespace that a route lies in."""
+        """Return the namespace of a route; None for the root."""
         head = route.template[self._config.server.mount_path.count("/")]
         return head if head in self._config.namespaces else None
 
     def _credentials(self, *, anonymous: bool) -> list[Json]:
-        """The ways to present oneself, any one of which will do; the empty one is not to."""
+        """Return the accepted kinds of credentials, any one of which suffices. An empty one stands for no
+        credentials."""
         return [*(_OPEN if anonymous else []), *_part("signed"), *self._admin()]
 
     def _admin(self) -> list[Json]:
@@ -183,7 +187,7 @@ class _Describer:
 
 
 def _kind(route: Route) -> str:
-    """The name of the route's operation in `openapi.json`."""
+    """Return the name of the route's operation in `openapi.json`."""
     action, files = route.action, route.files
     if action == "pull" and route.policy is not None and route.policy.collection.append_only is not None:
         return "pull_log"
@@ -193,12 +197,12 @@ def _kind(route: Route) -> str:
 
 
 def _is_file_push(files: FileSettings) -> bool:
-    """True if a collection with these files takes no documents."""
+    """Return True if a collection with these files accepts no documents."""
     return bool(files.types) and not files.documents
 
 
 def _values(route: Route, collection: Collection) -> Json:
-    """The values of names in the operations on a collection."""
+    """Return the values of names in the operations on a collection."""
     files, log = route.files or FileSettings(documents=True), collection.append_only
     what = "a document or a file" if files.documents else "a file"
     if route.files is None or (route.action == "push" and not files.types):
@@ -228,12 +232,13 @@ def _values(route: Route, collection: Collection) -> Json:
 
 
 def _metered(policies: Iterable[AccessPolicy]) -> frozenset[int]:
-    """What limits on requests lead to: too many of them, or nobody to count them."""
+    """Return the statuses that rate limits can cause: too many requests, or no connection to the counters."""
     return frozenset({429, 503} if any(policy.limit is not None for policy in policies) else ())
 
 
 def _param_set(collection: Collection) -> Json:
-    """What names one document of a batch: all parameters, but an `{identity}` that is the caller's."""
+    """Return the schema of the parameters that name one document of a batch. All are required except
+    `{identity}`, which defaults to the caller's."""
     names = collection.path_template.params
     return {
         "type": "object",
@@ -243,7 +248,7 @@ def _param_set(collection: Collection) -> Json:
 
 
 def _refusals() -> Json:
-    """An answer for every status that the table of errors knows, with the codes that it may carry."""
+    """Return a response for every status in the table of errors, with the codes that it may carry."""
     codes: dict[int, list[str]] = {}
     for code, kind in errors_by_code().items():
         codes.setdefault(kind.status, []).append(code)
@@ -256,7 +261,7 @@ def _refusals() -> Json:
 
 
 def _operation_id(route: Route) -> str:
-    """A name of its own for each operation: the path, with the collection in place of the key."""
+    """Return the unique id of an operation: the path, with the name of the collection in place of the key."""
     if route.policy is None:
         return "/".join(route.template)
     bundle = route.policy.collection.bundle
@@ -265,7 +270,8 @@ def _operation_id(route: Route) -> str:
 
 
 def _schema_name(route: Route) -> str:
-    """The component that holds a collection's objectSchema: its name, in the signs that are allowed."""
+    """Return the name of the component with a collection's objectSchema: its name, in characters that OpenAPI
+    allows."""
     plain = "".join(
         c if c.isascii() and (c.isalnum() or c in ".-") else f"_{ord(c):x}_" for c in route.collection
     )
@@ -273,8 +279,8 @@ def _schema_name(route: Route) -> str:
 
 
 def _rebased(schema: Any, name: str) -> Any:
-    """An objectSchema whose references within itself lead to where it stands here. Below an `$id` they are
-    relative to that, here as there."""
+    """Return an objectSchema whose internal references point to its place in the document. References below
+    an `$id` are relative to that and stay as they are."""
     if isinstance(schema, Mapping):
         if "$id" in schema:
             return schema
@@ -288,13 +294,13 @@ def _rebased(schema: Any, name: str) -> Any:
 
 
 def _component(kind: str, name: str) -> Json:
-    """A reference to a shared part."""
+    """Return a reference to a shared component."""
     return {"$ref": f"#/components/{kind}/{name}"}
 
 
 @cache
 def _skeleton() -> Json:
-    """The content of `openapi.json`."""
+    """Return the content of `openapi.json`."""
     skeleton: Json = orjson.loads(Path(__file__).with_suffix(".json").read_bytes())
     return skeleton
 
@@ -305,7 +311,7 @@ def _part(name: str) -> Any:
 
 def _splice(part: Any, values: Mapping[str, Any]) -> Any:
     """Return a copy of the part in which each `<name>` is replaced by the value of that name, or by the part
-    of that name. Within a longer text the value stands as text."""
+    of that name. Within a longer text the value is inserted as text."""
     if isinstance(part, Mapping):
         return {_splice(name, values): _splice(value, values) for name, value in part.items()}
     if isinstance(part, list):

@@ -1,1 +1,1 @@
-"""Handlers of requests, one module for each kind of route."""
+"""Request handlers, one module for each kind of route."""

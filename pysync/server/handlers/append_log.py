@@ -1,6 +1,7 @@
-"""Append-only logs over HTTP: append, and pulls of their tails.
+"""Appends to append-only logs, and pulls of their elements.
 
 See docs/reference/protocol.md#append-only-logs.
+
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from pysync.server.streaming import streaming_response
 
 REDACT_IN_THREAD_ABOVE = 64 * 1024
 MAX_BOUND = 2**63 - 1
-"""Nothing lies beyond it: neither so late a time nor so many elements."""
+"""The largest bound. No timestamp and no number of elements exceeds it, so larger bounds mean the same."""
 
 _is_bound = re.compile(r"0|[1-9][0-9]*").fullmatch
 
@@ -57,7 +58,7 @@ class LogHandlers:
         self._hooks = service.hooks
 
     async def append(self, request: web.BaseRequest, match: Match) -> Response:
-        """`POST {ns}/push/<key>`: one element at the log's end."""
+        """Serve `POST {ns}/push/<key>`: append one element to the log."""
         access, element = await self._authorize_append(request, match)
         if self._hooks.has_push_hooks:
             return await push_with_plugins(
@@ -73,14 +74,14 @@ class LogHandlers:
         return write_response(version, written.timestamp_ms)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET {ns}/pull/<key>`: the elements within the bounds of the query."""
+        """Serve `GET {ns}/pull/<key>`: the elements within the bounds of the query."""
         access = await self._authorizer.authorize(request, match)
         if access.reply is not None:
             return plugin_response(request, match, access.reply)
         return await self._respond(request, match, access)
 
     async def _authorize_append(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.Append]:
-        """The access of an append, and its element, which is checked."""
+        """Return the access of an append, and its validated element."""
         permissions = match.policy.collection.field_permissions
         access, text = await read_authorized_body(request, match, self._authorizer)
         element = await in_thread_if_large(len(text), _core.decode_append, text)
@@ -101,7 +102,7 @@ class LogHandlers:
     async def _append(
         self, request: web.BaseRequest, match: Match, caller: Caller, element: _core.Append
     ) -> WriteResult:
-        """Make an append that is allowed and checked."""
+        """Make an append that is authorised and validated."""
         subject = match.document_ref(caller)
         once = idempotency_key(request, caller, match.key)
         if once is None:
@@ -109,7 +110,7 @@ class LogHandlers:
         return await self._logs.append_idempotent(match.key, element, self._settings, once, subject)
 
     async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
-        """The answer to a pull that is allowed, with what is stored."""
+        """Return the response to an authorised pull."""
         now_ms = self._logs.now_ms()
         query = request.query if "?" in request.raw_path else {}
         tail = await self._logs.read(
@@ -136,14 +137,14 @@ class LogHandlers:
     def _render(
         self, tail: LogSlice, text: bytes, now_ms: int, hidden: frozenset[str] = frozenset()
     ) -> bytes:
-        """The answer with the elements of `tail`, whose text is `text`."""
+        """Return the body with the elements of `tail`, whose text is `text`."""
         before, after = self._response_envelope(tail, now_ms, hidden)
         return b"".join((before, text, after, _end(tail)))
 
     async def _stream(
         self, tail: LogSlice, hidden: frozenset[str], now_ms: int
     ) -> AsyncGenerator[bytes, None]:
-        """The same, piece by piece."""
+        """Yield the body of `_render` in chunks."""
         before, after = self._response_envelope(tail, now_ms, hidden)
         comma = b""
         async for chunk in tail.chunks():
@@ -156,25 +157,24 @@ class LogHandlers:
         yield before + after + _end(tail)
 
     def _response_envelope(self, tail: LogSlice, now_ms: int, hidden: frozenset[str]) -> tuple[bytes, bytes]:
-        """The text of an answer before and after the elements, without its end."""
+        """Return the text of a body before and after the elements, without its end."""
         before, after = visible_envelope(tail, self._settings.field, hidden)
         return b'{"data":' + before, b'%b,"hash":"%b","timestamp":%d' % (after, tail.hash.encode(), now_ms)
 
 
 def _end(tail: LogSlice) -> bytes:
-    """The end of an answer, after the elements of `tail`: before these it is not known."""
+    """Return the end of a body. It is known only after the elements of `tail` were read."""
     return b',"hasMore":true}' if tail.has_more else b"}"
 
 
 def parse_log_range(query: Mapping[str, str], rules: LogSettings, now_ms: int) -> LogRange:
-    """Parse the bounds of a pull, as far as `rules` allow them: at most `maxPullLimit` elements, the newest
-    if a number is asked for, else the oldest, so that a client that continues from the last one misses none.
-    A log that stores nothing needs no bounds. With `forceFullFetch` a checkpoint alone asks for the whole
+    """Parse the bounds of a pull as the settings `rules` allow: at most `maxPullLimit` elements, the newest
+    if a number is requested, else the oldest, so that a client that continues from the last one misses none.
+    A log that stores nothing needs no bounds. With `forceFullFetch` a checkpoint alone requests the whole
     log.
 
-    Raises:
-        InvalidCheckpoint, InvalidLimit, InvalidLast: not an integer in canonical decimal.
-        PullBoundRequired, FullWithBounds, FullNotAllowed, CheckpointTooOld.
+    Raises: InvalidCheckpoint, InvalidLimit, InvalidLast: not an integer in canonical decimal.
+    PullBoundRequired, FullWithBounds, FullNotAllowed, CheckpointTooOld.
     """
     if not rules.persist:
         return LogRange()
@@ -212,8 +212,8 @@ def _invalid_limit() -> BadRequest:
 
 
 def visible_envelope(tail: LogSlice, field: str, hidden: frozenset[str]) -> tuple[bytes, bytes]:
-    """What stands before and after the elements in the text of `data`, without the hidden members that
-    Starfish kept beside them."""
+    """Return the text of `data` before and after the elements, without the hidden members that Starfish
+    stored beside them."""
     before, after = tail.envelope(field)
     if not hidden:
         return before, after
@@ -222,7 +222,7 @@ def visible_envelope(tail: LogSlice, field: str, hidden: frozenset[str]) -> tupl
 
 
 async def redact_in_thread(elements: bytes, hidden: frozenset[str]) -> bytes:
-    """The elements without their hidden members, made beside the event loop where there are many."""
+    """Return the elements without their hidden members. Large texts are redacted in a worker thread."""
     if len(elements) > REDACT_IN_THREAD_ABOVE:
         return await asyncio.to_thread(field_permissions.redact_elements, elements, hidden)
     return field_permissions.redact_elements(elements, hidden)

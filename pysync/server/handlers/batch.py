@@ -1,8 +1,10 @@
-"""`GET {ns}/batch/pull`: many documents and logs of one namespace in one answer.
+"""`GET {ns}/batch/pull`: many documents and logs of one namespace in one response.
 
-The reads of one batch pull, within its budget: identical ones once, large ones beside the event loop.
+Identical reads of one batch are made once. Large responses are built in a worker thread. The response stays
+within a budget of bytes.
 
 See docs/reference/protocol.md#batch-pull.
+
 """
 
 import asyncio
@@ -41,14 +43,14 @@ from pysync.server.service import Service
 from pysync.store import MAX_CONCURRENT_READS, Store
 
 IN_THREAD_ABOVE: Final = 64 * 1024
-"""Bytes of documents that are rewritten, verified and joined beside the event loop."""
+"""Number of bytes above which documents are rewritten, verified and joined in a worker thread."""
 
 
 _T = TypeVar("_T")
 
 
 class Decision(NamedTuple):
-    """The decision on a group of entries: the text of an error, or the members `hidden` from its
+    """The decision on a group of entries: the text of an error, or the members that are `hidden` from its
     documents."""
 
     error: str | None
@@ -59,9 +61,9 @@ ALLOWED: Final = Decision(None)
 
 
 class BatchReads:
-    """The reads of one batch pull. `decisions` decide the groups of the plan, `shadowed` are reads of keys
-    that belong to other collections, and `access` holds access documents that were read already.
-    `concurrency` reads run concurrently."""
+    """The reads of one batch pull. `decisions` are those on the groups of the plan, `shadowed` are reads of
+    keys that belong to other collections, and `access` has access documents that were read already. At most
+    `at_once` reads run concurrently."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class BatchReads:
         return tails.logs(asked, self._log_outcomes, self._budget)
 
     async def begin(self, *, wants_body: bool) -> None:
-        """Read the heads of logs, and where a body is wanted, the logs that are no more. Raises
+        """Read the heads of logs and, if a body is wanted, the logs that consist of a head alone. Raises
         BatchTooLarge."""
         for key in self._access.keys() & self._times.keys():
             stored = self._access[key]
@@ -129,12 +131,12 @@ class BatchReads:
                 self._logs = [log for log in self._logs if log.is_open]
 
     async def weigh(self) -> None:
-        """Foresee what logs will send, as far as the store can tell. Raises BatchTooLarge."""
+        """Check the number of bytes that logs will send, as far as the store knows it. Raises BatchTooLarge."""
         if self._logs:
             await self._read([], [log.weigh for log in self._logs])
 
     async def version(self, now_ms: int) -> _core.BatchAnswer:
-        """Build the answer without a body. Documents whose version this process knows are not read. Raises
+        """Build the response without a body. Documents whose version is cached are not read. Raises
         BatchTooLarge."""
         known: dict[str, CachedVersion] = {}
         unread = self._unread()
@@ -158,13 +160,13 @@ class BatchReads:
         return answer
 
     async def full(self, now_ms: int) -> _core.BatchAnswer:
-        """The answer with its body. Raises BatchTooLarge."""
+        """Build the response with its body. Raises BatchTooLarge."""
         await self.weigh()
         await self._read(self._unread(), [log.read for log in self._logs])
         return await self._build(now_ms, {})
 
     async def body(self, answer: _core.BatchAnswer) -> bytes:
-        """The text of an answer that is whole."""
+        """Return the body of a response from `full`."""
         return await self._in_thread_if_large(answer.body)
 
     def _unread(self) -> list[str]:
@@ -174,7 +176,7 @@ class BatchReads:
         self._found |= await read_many(self._store, keys, extra_reads, self._budget, at_once=self._at_once)
 
     async def _build(self, now_ms: int, known: Mapping[str, tuple[str, int]]) -> _core.BatchAnswer:
-        """Build the answer from what was read, and from versions if only those are `known`."""
+        """Build the response from what was read, and from the `known` versions of documents that were not."""
         found: Mapping[str, ReadOutcome | tuple[str, int]] = (
             {**self._found, **known} if known else self._found
         )
@@ -218,13 +220,14 @@ class BatchReads:
 
 
 _Group = tuple[int, str | None, list[str]]
-"""Entries that are decided on together, as a plan tells them: their collection, the `{identity}` of their
-paths, and the values of the parameters that decide."""
+"""Entries that share one decision, as a plan names them: the row of their collection, the `{identity}` of
+their paths, and the values of the parameters on which the decision depends."""
 
 
 class BatchHandler:
-    """The batch pulls of one `namespace`. `rules` are those of pulling its collections, each with whether
-    batches serve it; `reads_at_once` bounds the reads of one request that wait for the store together."""
+    """The batch pulls of one `namespace`. `rules` are the policies of pulls of its collections, each with
+    True if batches serve the collection. At most `reads_at_once` reads of one request wait for the store
+    concurrently."""
 
     def __init__(
         self,
@@ -263,8 +266,8 @@ class BatchHandler:
         )  # fmt: skip
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
-        """Answer a batch pull. The entries' errors are theirs alone; what the request as a whole did wrong is
-        told before anything is read."""
+        """Serve a batch pull. An error of an entry concerns that entry alone. Errors of the whole request are
+        raised before any document is read."""
         query = request.raw_path.partition("?")[2].encode(errors="surrogateescape")
         verified = await self._authorizer.authenticate_optional(request, self._namespace)
         return await self._respond(request, query, verified)
@@ -272,8 +275,8 @@ class BatchHandler:
     async def _respond(
         self, request: web.BaseRequest, query: bytes, verified: AuthenticatedRequest
     ) -> Response:
-        """Answer the request; as anonymous if its credentials are not valid. The nonce is taken once
-        something is allowed, or before plugins are asked that may act on it."""
+        """Serve the request, as anonymous if its credentials are invalid. The nonce is consumed once
+        something is allowed, or before hooks of plugins run, which may have effects."""
         caller = verified.caller
         plan = self._planner.plan(query, caller.identity, caller.scope)
         named = [self._rules[row] for row in plan.collections]
@@ -303,7 +306,7 @@ class BatchHandler:
         return Response(200, await reads.body(answer), _headers(named, caller, answer))
 
     async def _read_access(self, plan: _core.BatchPlan, caller: Caller) -> dict[str, ReadOutcome]:
-        """The access documents of the spaces that the plan's groups belong to."""
+        """Return the access documents of the spaces of the plan's groups."""
         if not caller.identity or not any(self._rules[row].uses_space_roles for row in plan.collections):
             return {}
         keys = {key for group in plan.groups if (key := self._access_key(group)) is not None}
@@ -318,8 +321,8 @@ class BatchHandler:
     async def _decide(
         self, plan: _core.BatchPlan, caller: Caller, memberships: Memberships
     ) -> list[Decision]:
-        """What single pulls would get, for each group of the plan. Where plugins have a say, a group is one
-        document."""
+        """Return the decision on each group of the plan, which is that of single pulls. With hooks of
+        plugins, a group is one document."""
         if self._has_hooks:
             return await asyncio.gather(
                 *(self._decide_group(group, caller, memberships) for group in plan.groups)
@@ -339,7 +342,8 @@ class BatchHandler:
         return Decision(AuthorizationError.default_message if is_unknown else access.message)
 
     def _shadowed_reads(self, plan: _core.BatchPlan) -> frozenset[tuple[str, int]]:
-        """The reads whose key is another collection's: a single pull of it would ask for that one's roles."""
+        """Return the reads whose key belongs to another collection. A single pull of the key would require
+        that collection's roles."""
         if not any(self._rules[row].shadowing_templates for row in plan.collections):
             return frozenset()
         rows = [row for row, _, _ in plan.groups]
@@ -352,7 +356,7 @@ def _headers(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswe
 
 
 def _cache_lines(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswer) -> str:
-    """Return the caching headers of all entries together: the shortest age, and public if every entry is
+    """Return the caching headers for all entries together: the shortest age, and public if every entry is
     public for every caller (docs/reference/protocol.md#caching)."""
     private = answer.failed or any(
         "public" not in rule.roles

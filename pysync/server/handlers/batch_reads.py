@@ -20,26 +20,26 @@ from pysync.server.handlers.append_log import redact_in_thread, visible_envelope
 from pysync.store import MAX_CONCURRENT_READS, NotModified, ObjectInfo, Store
 
 ReadTask = Callable[[], Awaitable[None]]
-"""A read that keeps what it finds, and its own failure, to itself."""
+"""A read that stores its own result, and handles its own failure."""
 
 
 ReadOutcome = bytes | str | None
-"""What the store holds: bytes, None for nothing, or the text of the error that kept it from saying."""
+"""The result of a read: bytes, None if nothing is stored, or the text of an error."""
 
 RUN_BYTES = 1024 * 1024
-"""The approximate number of bytes that are read in one tick of the loop, and before the sizes of the rest are
-asked for."""
+"""The approximate number of bytes that are read in one tick of the event loop, and before the sizes of the
+other documents are checked."""
 
 
 class Budget:
-    """The budget of bytes of an answer. `times` is the number of times that it sends each document, `sent`
+    """The budget of bytes of a response. `times` is the number of times that it sends each document, `sent`
     the size of the reads so far, and `etags` are those of the documents that were read."""
 
     def __init__(self, store: Store, times: Mapping[str, int], max_bytes: int) -> None:
         self.sent = 0
         self.etags: dict[str, str] = {}
         self.run = 0
-        """Bytes of documents that were read since the last `pause`."""
+        """The bytes of documents read since the last `pause`."""
         self._store = store
         self._times = times
         self._max_bytes = max_bytes
@@ -62,15 +62,15 @@ class Budget:
         return {} if found is None else dict(zip(keys, found, strict=True))
 
     def check_sizes(self, found: Mapping[str, ObjectInfo | None], sent: int = 0) -> None:
-        """Count the documents `found`, of which none was read, beside what is `sent` and not counted yet.
-        Raises BatchTooLarge."""
+        """Check the budget with the sizes of the documents `found`, none of which was read yet, and with
+        `sent` bytes that are not counted yet. Raises BatchTooLarge."""
         times = self._times
         sizes = sum(info.size * times[key] for key, info in found.items() if info is not None)
         self._check(self.sent + sent + self._foreseen + sizes)
 
     def count_log_bytes(self, size: int, times: int = 1) -> bool:
-        """Count bytes of a log that were read, and that the answer sends so many times. Returns True if it is
-        time to yield to others. Raises BatchTooLarge."""
+        """Count bytes of a log that were read and are sent `times` times. Returns True if the caller should
+        yield to other tasks. Raises BatchTooLarge."""
         self.sent += size * times
         self._check(self.sent)
         return size > RUN_BYTES // 4
@@ -82,8 +82,8 @@ class Budget:
         self._check(self.sent)
 
     async def pause(self, found: Mapping[str, ReadOutcome]) -> None:
-        """Yield to others after a run of documents; `found` are those that one `read_many` has read so far.
-        The first time, check the sizes of the documents that are not read yet. Raises BatchTooLarge."""
+        """Yield to other tasks after a run of documents; `found` are those that one `read_many` has read so
+        far. The first time, check the sizes of the documents that are not read yet. Raises BatchTooLarge."""
         self.run = 0
         sent = self._size(found)
         self._check(self.sent + sent)
@@ -110,11 +110,11 @@ async def read_many(
     *,
     at_once: int = MAX_CONCURRENT_READS,
 ) -> dict[str, ReadOutcome]:
-    """Return the object at each of `keys`, which are distinct; the reads `extra_reads` are made with them. A
-    failing read fails alone. Raises BatchTooLarge if the reads exceed the budget.
+    """Return the result of reading each of `keys`, which are distinct, and run `extra_reads` with them. An
+    error of one read does not affect the others. Raises BatchTooLarge if the reads exceed the budget.
 
-    Up to `concurrency` reads run concurrently if the store waits for a network; otherwise tasks would only
-    cost time.
+    At most `at_once` reads run concurrently if the store waits for a network. Otherwise they run one after
+    another, because tasks would only cost time.
     """
     found: dict[str, ReadOutcome] = {}
     waiting, others = iter(keys), iter(extra_reads)
@@ -164,13 +164,13 @@ async def _read_worker(
 
 
 LogReadOutcome = tuple[str, bytes, bool] | str
-"""The outcome of reading a log: its hash, the text of `data` and whether elements were left out, or the text
+"""The result of reading a log: its hash, the text of `data`, and True if elements were left out; or the text
 of an error."""
 
 
 def max_elements(rule: AccessPolicy) -> int | None:
-    """What a read of this collection returns at most, as the planner wants it: None where it is no log, 0
-    for as many as are asked for."""
+    """Return the largest number of elements that a read of this collection returns, as the planner expects
+    it: None if it is not a log, 0 for no limit."""
     log = rule.collection.append_only
     return None if log is None else log.max_pull_limit or 0
 
@@ -179,8 +179,8 @@ _NOTHING = LogRange()
 
 
 class LogReadRequest(NamedTuple):
-    """A read of a log: its place among the told, the row of its collection, the members of data that are
-    hidden, and how often the answer sends it."""
+    """A read of a log: its position among the outcomes, the row of its collection, the members of data that
+    are hidden, and how often the response sends it."""
 
     position: int
     row: int
@@ -191,7 +191,7 @@ class LogReadRequest(NamedTuple):
 
 
 class LogReads:
-    """The reads of one log in a batch. Their outcomes are put among the `outcomes`."""
+    """The reads of one log in a batch. They store their results in `outcomes`."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class LogReads:
         self._open: list[tuple[LogReadRequest, LogSlice]] = []
 
     async def open(self) -> None:
-        """Read the head, and tell its hash."""
+        """Read the head of the log and store its hash."""
         admitted = []
         for each in self._requests:
             refusal = self._error_for(each.bounds)
@@ -240,8 +240,7 @@ class LogReads:
             self._open.append((each, tail))
 
     async def begin(self) -> None:
-        """`open`, and tell the elements that are in the head, where no others are asked for. Raises
-        BatchTooLarge."""
+        """Do as `open`, and store the elements of reads that need nothing but the head. Raises BatchTooLarge."""
         await self.open()
         segmented = []
         for each, tail in self._open:
@@ -258,18 +257,18 @@ class LogReads:
 
     @property
     def is_open(self) -> bool:
-        """True if anything is left to read."""
+        """True if reads are left that need more than the head."""
         return bool(self._open)
 
     async def weigh(self) -> None:
-        """Foresee what the reads will send. Raises BatchTooLarge."""
+        """Add the bytes that the reads will send to the budget. Raises BatchTooLarge."""
         for each, tail in self._open:
             if tail.has_segments:
                 with suppress(DocumentCorrupt, StoreUnavailable):  # to be met again
                     self._budget.foresee(each.times * await tail.min_bytes())
 
     async def read(self) -> None:
-        """Tell the elements too. Raises BatchTooLarge."""
+        """Read the elements and store them too. Raises BatchTooLarge."""
         for each, tail in self._open:
             try:
                 text = await self._text(each, tail)
@@ -291,11 +290,11 @@ class LogReads:
         return None
 
     def _is_forced(self, bounds: LogRange) -> bool:
-        """True if a checkpoint alone asks for the whole log."""
+        """Return True if a checkpoint alone requests the whole log."""
         return self._settings.force_full and bounds.newest is None
 
     async def _text(self, each: LogReadRequest, tail: LogSlice) -> bytes:
-        """The text of `data`, without what is hidden."""
+        """Return the text of `data`, without hidden members."""
         before, after = visible_envelope(tail, self._settings.field, each.hidden)
         pieces = [before]
         async for chunk in tail.chunks():
@@ -311,7 +310,7 @@ class LogReads:
 
 
 class BatchLogReader:
-    """The logs of one namespace, as batches read them; `rules` are those of pulling its collections."""
+    """The logs of one namespace, for batches; `rules` are the policies of pulls of its collections."""
 
     def __init__(self, logs: AppendLogs, rules: Sequence[AccessPolicy], versions: KeyedVersions) -> None:
         self._logs = logs
@@ -324,8 +323,7 @@ class BatchLogReader:
     def logs(
         self, requests: Sequence[LogReadRequest], outcomes: list[LogReadOutcome], budget: Budget
     ) -> list[LogReads]:
-        """The reads of each log that is asked for, whose collections hold it. A log that stores nothing asks
-        for no bounds."""
+        """Return the reads of each log that is requested. A log that stores nothing needs no bounds."""
         by_log: dict[tuple[int, str], list[LogReadRequest]] = {}
         for each in requests:
             by_log.setdefault((each.row, each.key), []).append(each)

@@ -1,6 +1,7 @@
-"""Handle pulls of bundles: documents below one path, each with rules of its own.
+"""Pulls of bundles, which are documents below one path, each with its own access policy.
 
 See docs/reference/protocol.md#bundles.
+
 """
 
 import asyncio
@@ -24,8 +25,8 @@ from pysync.server.service import Service
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as one reader gets it. `data` is JSON text without the fields named in `hidden`, None if it
-    was not read. `hash` is the version for this reader, `""` if the member was never written."""
+    """A member as one reader may see it. `data` is JSON text without the `hidden` members, None if it was not
+    read. `hash` is the version for this reader, `""` if the member was never written."""
 
     name: str
     data: bytes | None
@@ -34,8 +35,7 @@ class Member:
 
 
 class Bundle:
-    """The members that a bundle has in the configuration: `policies` are those of their pulls, in its
-    order."""
+    """The members of a bundle in the configuration: `policies` are those of their pulls, in its order."""
 
     def __init__(self, rules: Sequence[AccessPolicy]) -> None:
         self.policies = tuple(rules)
@@ -47,11 +47,11 @@ class Bundle:
             allows_anonymous=True,
             roles=frozenset(),
         )
-        """What a bundle asks of whoever reads any of it: credentials that hold, if any are examined. It
-        admits nobody to a document, and has the rate limit of the first member. Plugins are asked for the
-        roles of each member."""
+        """The policy of the bundle as a whole: it requires valid credentials if a member needs any. It grants
+        access to no document, and has the rate limit of the first member. Plugins assign roles for each
+        member separately."""
         self.extra_policies = self.policies[1:]
-        """The rules of the other members, whose rate limits count too."""
+        """The policies of the other members, whose rate limits count too."""
 
     async def pull(
         self,
@@ -61,12 +61,11 @@ class Bundle:
         *,
         whole: bool = True,
     ) -> list[Member]:
-        """The members below `path` that are `readable`; `whole`: with their data, also where their versions
-        are known.
+        """Return the members below `path` that are `readable`. If `whole`, read the data of all, even of
+        those whose version is cached.
 
-        Raises:
-            DocumentCorrupt: one of them does not read as a document.
-            StoreUnavailable: nobody can tell what one of them holds.
+        Raises: DocumentCorrupt: one of them is not a valid document. StoreUnavailable: one of them cannot be
+        read.
         """
         found = await asyncio.gather(
             *(
@@ -84,7 +83,7 @@ class Bundle:
 
 
 def bundle_etag(members: Sequence[Member]) -> str:
-    """A text that tells two readings of a bundle apart wherever they differ."""
+    """Return a text that differs for any two responses whose members differ."""
     told = [[member.name, member.hash, *sorted(member.hidden)] for member in members]
     return _core.content_hash(orjson.dumps(told))
 
@@ -115,7 +114,7 @@ class BundleHandler:
         self._hooks = service.hooks
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET {ns}/pull/<path>`: `{"collections": {name: {"data", "hash"}}, "timestamp"}`."""
+        """Serve `GET {ns}/pull/<path>`: `{"collections": {name: {"data", "hash"}}, "timestamp"}`."""
         bundle, authorizer = self._bundle, self._authorizer
         credentials = authorizer.credentials_for(request, bundle.policy)
         verified = await authorizer.authenticate(
@@ -144,8 +143,8 @@ class BundleHandler:
         return json_response(200, answer, headers)
 
     async def _readable_members(self, caller: Caller, match: Match) -> list[tuple[AccessPolicy, Access]]:
-        """The members that the caller may read, perhaps none: not those whose own pull would be refused, or
-        answered by a plugin. Raises the error if nobody can tell."""
+        """Return the members that the caller may read, possibly none. Members whose own pull would be
+        rejected, or served by a plugin, are left out. Raises the error if access cannot be decided."""
         params, spaces = match.params, self._authorizer.spaces
         memberships = await spaces.load_membership(self._bundle.policy, caller, params)
         readable = []

@@ -1,6 +1,7 @@
-"""The configuration as clients are told it: `GET {ns}/config`.
+"""The configuration manifest for clients: `GET {ns}/config`.
 
 See docs/reference/protocol.md#configuration-manifest.
+
 """
 
 import dataclasses
@@ -26,14 +27,14 @@ _NO_CALLER = Caller(roles=frozenset())
 
 
 class _Entry(NamedTuple):
-    """A collection as JSON text, and its rule."""
+    """A collection as JSON text, and its policy."""
 
     text: bytes
     policy: AccessPolicy
 
 
 class _RenderedManifest(NamedTuple):
-    """A manifest, ready to be sent."""
+    """A manifest that is ready to be sent."""
 
     body: bytes
     version: str
@@ -42,7 +43,7 @@ class _RenderedManifest(NamedTuple):
 
 class Manifest:
     """The manifest of one namespace, or with None of the root collections and every namespace. The server's
-    `configEndpoint` says whether it is filtered by the caller's roles."""
+    `configEndpoint` decides if it is filtered by the caller's roles."""
 
     def __init__(self, config: Config, access: Authenticator, namespace: str | None = None) -> None:
         endpoint = config.config_endpoint
@@ -55,8 +56,8 @@ class Manifest:
         self._common = self._render(ANONYMOUS if self._filtered else None)
 
     async def serve(self, request: web.BaseRequest, match: Match) -> Response:
-        """`{"collections": [...], "namespaces": {name: {"collections": [...]}}}`, the latter where there are
-        any. What credentials that do not hold are shown is nothing, and no error."""
+        """Serve `{"collections": [...], "namespaces": {name: {"collections": [...]}}}`; `namespaces` is left
+        out if there are none. Invalid credentials lead to an empty manifest, not to an error."""
         page = self._common
         if self._filtered and protocol.HEADER_AUTHORIZATION in request.headers:
             page = self._render(await self._caller(request))
@@ -65,7 +66,7 @@ class Manifest:
         return Response(200, page.body, page.headers)
 
     async def _caller(self, request: web.BaseRequest) -> Caller:
-        """The caller. Whoever has an identity also has a path of their own, and may belong to spaces."""
+        """Return the caller. A caller with an identity also has the role `self`, and may belong to spaces."""
         try:
             caller = await self._access.identify_unverified(request.headers)
         except PysyncError:
@@ -73,7 +74,7 @@ class Manifest:
         return add_roles(caller, self._identity_roles) if caller.identity else caller
 
     def _render(self, caller: Caller | None) -> _RenderedManifest:
-        """Return the collections that `caller` is shown; None: all."""
+        """Render the collections that `caller` may see; all of them if it is None."""
         body = b'{"collections":' + _json_list(self._collections, caller)
         if self._namespaces:
             spaces = (
@@ -107,7 +108,7 @@ def _entries(config: Config, namespace: str | None) -> list[_Entry]:
 
 
 def client_info(collection: Collection) -> dict[str, Any]:
-    """What clients are told of a collection. Members that do not apply are left out."""
+    """Return the description of a collection for clients. Members that do not apply are left out."""
     told: dict[str, Any] = {
         "name": collection.name,
         "maxBodyBytes": collection.max_body_bytes,
@@ -125,7 +126,7 @@ def client_info(collection: Collection) -> dict[str, Any]:
 
 
 def _append_only(settings: AppendOnly | None) -> dict[str, Any] | None:
-    """The settings as they were configured."""
+    """Return the settings as they were configured."""
     if settings is None:
         return None
     members = {wire_name(name): value for name, value in dataclasses.asdict(settings).items()}

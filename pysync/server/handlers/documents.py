@@ -1,7 +1,8 @@
-"""Handle pulls and pushes of documents, with the keyring fold, and revocation lists.
+"""Pulls and pushes of documents, with the keyring fold, and revocation lists.
 
 See docs/reference/protocol.md#documents, docs/reference/protocol.md#keyring-fold and
 docs/reference/protocol.md#revocation-lists.
+
 """
 
 from contextlib import suppress
@@ -40,7 +41,7 @@ from pysync.server.service import Service
 
 
 class KeyringFold:
-    """Finds the keyrings of documents."""
+    """Adds keyrings to pulls of documents."""
 
     def __init__(self, service: Service) -> None:
         self._documents = service.documents
@@ -48,8 +49,9 @@ class KeyringFold:
         self._owners = service.key_owners
 
     async def fold(self, match: Match, caller: Caller, now_ms: int) -> tuple[bytes, str] | None:
-        """The JSON text of the answer's `keyring` member, `null` where none is stored, and its version. None
-        where the caller may not read it: its scope, or the collections that own the key, do not allow it."""
+        """Return the JSON text of the response's `keyring` member, `null` if none is stored, and its version.
+        Returns None if the caller may not read it, because of its scope or of the collections that own the
+        key."""
         key = _keyring_key(match)
         if key.startswith(f"{RESERVED}/") or (caller.scope is not None and not caller.scope.allows(key)):
             return None
@@ -95,7 +97,7 @@ def _keyring_key(match: Match) -> str:
 
 MAX_REVOCATION_BYTES = 262_144
 _STALE_BASE = "stale"
-"""A base that nothing has."""
+"""A base that no document has."""
 REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
 
 
@@ -110,14 +112,14 @@ class DocumentHandlers:
         self._keyrings = KeyringFold(service)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET {ns}/pull/<key>` (docs/reference/protocol.md#pull-a-document)."""
+        """Serve `GET {ns}/pull/<key>` (docs/reference/protocol.md#pull-a-document)."""
         access = await self._authorizer.authorize(request, match)
         if access.reply is not None:
             return plugin_response(request, match, access.reply)
         return await self._respond(request, match, access)
 
     async def push(self, request: web.BaseRequest, match: Match) -> Response:
-        """`POST {ns}/push/<key>` (docs/reference/protocol.md#push-a-document)."""
+        """Serve `POST {ns}/push/<key>` (docs/reference/protocol.md#push-a-document)."""
         access, body = await self._authorize_push(request, match)
         if self._hooks.has_push_hooks:
             return await push_with_plugins(
@@ -131,7 +133,8 @@ class DocumentHandlers:
         return write_response(version, written.timestamp_ms)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Response:
-        """`POST /revocations`: the list is its own proof (docs/reference/protocol.md#revocation-lists)."""
+        """Serve `POST /revocations`. The signature of the list authorises the request
+        (docs/reference/protocol.md#revocation-lists)."""
         await self._service.rate_limiter.count(
             REVOCATION_LIMIT, f"revocations:{self._authorizer.client_ip(request)}"
         )
@@ -140,18 +143,18 @@ class DocumentHandlers:
         return Response(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
 
     async def revocations(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET /revocations/<issuer>`: the list as it was published, for anybody."""
+        """Serve `GET /revocations/<issuer>`: the list as it was published, for any caller."""
         text = await self._service.revocations.published(match.values[0])
         if text is None:
             raise NotFound
         return Response(200, text, "Cache-Control: no-cache\r\n")
 
     async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
-        """The answer to a pull that is allowed, with what is stored."""
+        """Return the response to an authorised pull."""
         return await self._document_response(request, match, access, await self._load(request, match))
 
     async def _load(self, request: web.BaseRequest, match: Match) -> _core.Document | CachedVersion | None:
-        """The document of a pull, or only its version where that may be all that is told."""
+        """Return the document of a pull, or only its version if the response may need no more."""
         read = self._documents.pull if wants_body(request) else self._documents.get_version
         return await read(match.key, match.policy.collection.ttl_ms)
 
@@ -162,8 +165,8 @@ class DocumentHandlers:
         access: Access,
         document: _core.Document | CachedVersion | None,
     ) -> Response:
-        """The answer to a pull of `document` (None: there is none). Reads the document if only its version is
-        known and that does not suffice."""
+        """Return the response to a pull of `document` (None: nothing is stored). Reads the document if only
+        its version is known and that does not suffice."""
         now_ms = self._documents.now_ms()
         keyring = None
         if "?" in request.raw_path and request.query.get("withKeyring", "").lower() in ("1", "true"):
@@ -188,7 +191,7 @@ class DocumentHandlers:
         return _personalized(request, match, document, hidden, version, keyring, now_ms)
 
     async def _authorize_push(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.PushBody]:
-        """The access of a push, and its body, which is checked."""
+        """Return the access of a push, and its validated body."""
         access, text = await read_authorized_body(request, match, self._authorizer, pushes_document=True)
         body = await in_thread_if_large(len(text), _core.decode_push, text)
         if body.author_pubkey is not None:
@@ -206,7 +209,7 @@ class DocumentHandlers:
     async def _store(
         self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
     ) -> WriteResult:
-        """Store a push that is allowed and checked."""
+        """Store a push that is authorised and validated."""
         ttl_ms = match.policy.collection.ttl_ms
         subject = match.document_ref(access.caller)
         once = idempotency_key(request, access.caller, match.key)
@@ -231,7 +234,7 @@ class DocumentHandlers:
         return Conflict(await self._visible_version(match, access, WriteResult(current.hash, current.ts_ms)))
 
     async def _visible_version(self, match: Match, access: Access, written: WriteResult) -> str:
-        """The version that the caller gets for a hash."""
+        """Return the version that the caller gets for a hash."""
         return await self._documents.versions.load_and_compute(
             match.key, written.hash, written.timestamp_ms, access.hidden
         )
@@ -239,8 +242,9 @@ class DocumentHandlers:
     async def _apply_field_permissions(
         self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
     ) -> _core.PushBody:
-        """The push as far as the caller may change the members of the document. Of one that its
-        Idempotency-Key may show to be a repetition the base is not decided on."""
+        """Return the push with the members that the caller may not change as they are stored. If the base
+        differs and the push has an Idempotency-Key, it may be a repetition, so this does not decide on the
+        base."""
         permissions, roles = match.policy.collection.field_permissions, access.roles
         if not body.base_hash:
             return field_permissions.preserve_read_only_fields(permissions, roles, body, None)
@@ -270,8 +274,9 @@ def _personalized(
     keyring: tuple[bytes, str] | None,
     now_ms: int,
 ) -> Response:
-    """The answer for a reader who gets only a part of the document, or of its keyring; `version` is the keyed
-    one. The author's proof is left out, since it would verify guesses of the rest."""
+    """Return the response for a reader who may see only a part of the document, or who gets its keyring too;
+    `version` is the reader's. The author's proof is left out if members are hidden, because it would verify
+    guesses of them."""
     etag = version if keyring is None else f"{version}-{keyring[1]}"
     headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
     if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), etag):

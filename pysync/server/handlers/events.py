@@ -1,4 +1,4 @@
-"""`GET {ns}/events`: what is written, told as it happens (docs/reference/protocol.md#change-stream)."""
+"""`GET {ns}/events`: writes, delivered as they happen (docs/reference/protocol.md#change-stream)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,8 +28,7 @@ RequestedTopics = Mapping[Topic, Mapping[str, str]]
 
 
 class EventStreamHandler:
-    """The change stream of one namespace. `policies` are those of pulling its
-    collections."""
+    """The change stream of one namespace. `policies` are those of pulls of its collections."""
 
     def __init__(
         self,
@@ -47,13 +46,11 @@ class EventStreamHandler:
         self._hub = hub
 
     async def open(self, request: web.BaseRequest, match: Match) -> Response:
-        """Begin a stream. It counts as a pull of each collection that it tells of.
+        """Begin a stream. It counts as a pull of each collection whose changes it delivers.
 
-        Raises:
-            BadRequest: a collection or parameter that does not exist.
-            Unauthorized: bad credentials, or none where nothing is open.
-            Forbidden: the caller may read none of the collections.
-            RateLimited, Unavailable.
+        Raises: BadRequest: a collection or parameter does not exist. Unauthorized: the credentials are
+        invalid, or missing and no collection is open. Forbidden: the caller may read none of the collections.
+        RateLimited, Unavailable.
         """
         named, wanted = self._parse_topics(request.query)
         examines = any(rule.needs_credentials for rule in named)
@@ -75,7 +72,8 @@ class EventStreamHandler:
         return EventStreamResponse(lambda connection, head: subscriber.begin(connection, head, start))
 
     def _parse_topics(self, query: Mapping[str, str]) -> tuple[list[AccessPolicy], RequestedTopics]:
-        """The collections that a query is about, and which parameters are wanted of each."""
+        """Return the policies of the collections that a query names, and the parameters that it requests of
+        each."""
         sets = _param_sets(query.get("params"))
         text = query.get("collections")
         names = self._policies if text is None else dict.fromkeys(filter(None, text.split(",")))
@@ -88,8 +86,8 @@ class EventStreamHandler:
 
 
 class EventStreamResponse(Response):
-    """The head of a stream, whose body ends with the connection: so one text of an event serves all. `begin`
-    takes the connection over, and the head as the first of what is to be written."""
+    """The head of a stream, whose body ends with the connection, so that one text of an event serves all
+    subscribers. `begin` takes over the connection, and the head as the first bytes to write."""
 
     def __init__(self, begin: Callable[[Connection, bytes], None]) -> None:
         super().__init__(200, b"", HEADERS, content_type="text/event-stream", close=True)
@@ -97,11 +95,11 @@ class EventStreamResponse(Response):
 
     @property
     def size(self) -> int | None:
-        """`Response.size`."""
+        """None, because a stream has no size. See `Response.size`."""
         return None
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Write the head to the connection of `request`, and let the stream begin."""
+        """Write the head to the connection of `request`, and begin the stream."""
         if self._eof_sent:
             return None
         transport = self._begin(request)
@@ -115,15 +113,16 @@ class EventStreamResponse(Response):
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """The rest is the stream's."""
+        """Do nothing: the stream ends the response."""
 
     def _length(self, version: HttpVersion) -> str:
         return ""
 
 
 def _last_event_id(request: web.BaseRequest) -> str:
-    """Where the client stopped, `""` for one that begins. A browser that comes back by itself says it in the
-    header, and has in its query what it said at first."""
+    """Return the cursor at which the client stopped, `""` for a new stream. A browser that reconnects by
+    itself sends it in the header, while its query still has the one of the first request; so the header wins.
+    """
     place = request.headers.get(protocol.HEADER_LAST_EVENT_ID) or request.query.get("lastEventId", "")
     return place if len(place) <= _MAX_EVENT_ID_CHARS and place.isascii() and place.isprintable() else "?"
 
@@ -141,7 +140,7 @@ def _param_sets(text: str | None) -> Mapping[str, object]:
 
 
 def _values(rule: AccessPolicy, param_set: object) -> Mapping[str, str]:
-    """The values that a param-set asks for. Raises InvalidParams for any that no document has."""
+    """Return the values that a param-set requests. Raises InvalidParams for values that no document can have."""
     if not isinstance(param_set, dict) or not param_set.keys() <= set(params(rule.collection.storage_path)):
         raise InvalidParams
     values = {name: _text(value) for name, value in param_set.items()}
@@ -151,7 +150,7 @@ def _values(rule: AccessPolicy, param_set: object) -> Mapping[str, str]:
 
 
 def _text(value: object) -> str:
-    """A parameter's value: text, or a number, which stands for the text that ECMAScript writes."""
+    """Return a parameter's value: text, or a number as ECMAScript writes it."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,6 +1,7 @@
-"""Files over HTTP: pushed and pulled as bytes, streamed both ways, whole or a range.
+"""Pushes and pulls of files as bytes, streamed in both directions; a pull may request a range.
 
 See docs/reference/protocol.md#files.
+
 """
 
 import re
@@ -27,31 +28,33 @@ from pysync.store import FileStat, OpenFile
 
 MAX_CONTENT_TYPE: Final = 255
 SENDFILE_MIN_BYTES: Final = 65_536
-"""How many bytes are better sent by the kernel out of the file than read and written."""
+"""Number of bytes from which `sendfile` is faster than reading and writing."""
 _LOOKUP_ATTEMPTS: Final = 2
-"""How often file and document are looked for by turns: one may take the other's place meanwhile."""
+"""Number of times that a pull looks for a file and then a document, because one may replace the other
+meanwhile."""
 _SECURITY_HEADERS: Final = "X-Content-Type-Options: nosniff\r\nContent-Security-Policy: sandbox\r\n"
-"""A file is whatever somebody pushed, and pages may be served from the same origin: it is no page of it."""
+"""Keep browsers from running a pushed file as a page of this origin, which may serve other pages."""
 
 _is_media_type = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+/[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
 _range = re.compile(r"bytes=([0-9]*)-([0-9]*)", re.IGNORECASE).fullmatch
 _MAX_OFFSET: Final = 2**53
-"""No file reaches so far."""
+"""An offset beyond the end of any file."""
 
 
 class ByteRange(NamedTuple):
-    """Bytes that a request asks for: [start, end), as `Store.open` takes them."""
+    """The bytes that a request asks for: [start, end), as `Store.open` takes them."""
 
     start: int
     end: int | None
 
     def is_satisfiable(self, size: int) -> bool:
-        """Whether a file of `size` bytes has any of them. The last bytes of an empty one are all of it."""
+        """Return True if a file of `size` bytes has any of these bytes. A range of the last bytes is always
+        satisfiable; of an empty file it is the whole file."""
         return self.start < size if self.start >= 0 else True
 
 
 class Upload(NamedTuple):
-    """A file that is pushed, its sender admitted and allowed."""
+    """A file that is being pushed by an authorised sender."""
 
     caller: Caller
     chunks: AsyncGenerator[bytes, None]
@@ -59,14 +62,14 @@ class Upload(NamedTuple):
 
 
 class FileHandlers(DocumentHandlers):
-    """The routes of collections that have files, and perhaps documents too."""
+    """The routes of collections that have files, and possibly documents too."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._files = service.files
 
     async def push(self, request: web.BaseRequest, match: Match) -> Response:
-        """`POST {ns}/push/<key>`: a file, or a document where the collection has both."""
+        """Serve `POST {ns}/push/<key>`: a file, or a document if the collection has both."""
         if file_settings(match).documents and media_type(request) == JSON_TYPE:
             return await super().push(request, match)
         async with self._begin_upload(request, match) as upload:
@@ -93,10 +96,11 @@ class FileHandlers(DocumentHandlers):
 
     @asynccontextmanager
     async def _begin_upload(self, request: web.BaseRequest, match: Match) -> AsyncIterator[Upload]:
-        """The file that is pushed, once its sender is admitted and allowed: before it is read, because the
-        signature covers an empty body. It covers what is sent as JSON, which is therefore held whole.
+        """Yield the pushed file once its sender is authorised, which happens before the file is read: its
+        signature covers an empty body. The signature does cover a body that is sent as JSON, which is
+        therefore read whole first.
 
-        Raises UnsupportedMediaType, and what `check_body_headers` and `Authorizer.authorize` do.
+        Raises UnsupportedMediaType, and the errors of `check_body_headers` and `Authorizer.authorize`.
         """
         rule, rules = match.policy, file_settings(match)
         credentials = self._authorizer.credentials_for(request, rule)
@@ -115,7 +119,7 @@ class FileHandlers(DocumentHandlers):
             )
 
     async def _try_file(self, request: web.BaseRequest, match: Match, rules: FileSettings) -> Response | None:
-        """The answer that the file makes; None where there is none. Raises RangeNotSatisfiable."""
+        """Return the response with the file; None if there is none. Raises RangeNotSatisfiable."""
         key, ttl_ms = file_key(match, rules), match.policy.collection.ttl_ms
         headers = request.headers
         is_head = request.method == "HEAD"
@@ -148,22 +152,22 @@ class FileHandlers(DocumentHandlers):
 
 
 def file_settings(match: Match) -> FileSettings:
-    """How the collection of a route to `FileHandlers` has files."""
+    """Return the file settings of a route's collection. The route must be one of `FileHandlers`."""
     rules = match.route.files
     assert rules is not None, "only routes of such collections lead here"
     return rules
 
 
 def file_key(match: Match, rules: FileSettings) -> str:
-    """The key of the file that a path names."""
+    """Return the key of the file that a path names."""
     if rules.template is None:
         return match.key
     return rules.template.fill(match.params) + rules.suffix
 
 
 def parse_range(text: str) -> ByteRange | None:
-    """Parse a Range header, however many digits its numbers have. None if it is not one valid range of bytes:
-    then the whole file is sent (RFC 9110, section 14.2)."""
+    """Parse a Range header; its numbers may have any number of digits. Returns None unless it is one valid
+    range of bytes: then the whole file is sent (RFC 9110, section 14.2)."""
     found = _range(text.strip())
     if found is None:
         return None
@@ -181,20 +185,20 @@ def parse_range(text: str) -> ByteRange | None:
 
 
 def sanitize(content_type: str) -> str:
-    """A Content-Type that fits in a header."""
+    """Return a Content-Type that is valid in a header: printable ASCII, at most MAX_CONTENT_TYPE characters."""
     return "".join(sign for sign in content_type if " " <= sign <= "~").strip()[:MAX_CONTENT_TYPE]
 
 
 def _number(digits: str) -> int:
-    """The number; of one that is far too large, one that is far."""
+    """Return the number, at most `_MAX_OFFSET`."""
     return _MAX_OFFSET if len(digits) > len(str(_MAX_OFFSET)) else min(int(digits), _MAX_OFFSET)
 
 
 async def _file_response(
     match: Match, rules: FileSettings, file: OpenFile, *, is_partial: bool = False
 ) -> Response:
-    """The answer with what was opened of a file: all of it, or a part. The first bytes are awaited here, so
-    that what fails at once is refused like anything else."""
+    """Return the response with an opened file or a part of it. The first bytes are awaited here, so that a
+    read that fails at once results in an error response."""
     lines, content_type = _file_headers(match, rules, file)
     status, size, chunks = 200, file.end - file.start, file.chunks
     if is_partial:
@@ -215,7 +219,7 @@ async def _file_response(
 
 
 def _file_headers(match: Match, rules: FileSettings, stat: FileStat) -> tuple[str, str]:
-    """The header lines of an answer with a file, and its content type."""
+    """Return the header lines of a response with a file, and its content type."""
     content_type = rules.content_type or stat.content_type
     if not (content_type.isascii() and content_type.isprintable()):
         content_type = OCTET_STREAM  # some other program's

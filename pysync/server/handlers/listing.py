@@ -1,6 +1,7 @@
-"""The list route: what a collection holds under a prefix, page by page (docs/reference/protocol.md#list).
+"""The list route: pages of the values of the last path parameter of a collection.
 
-Pages of a collection: the values of its last path parameter (docs/reference/protocol.md#list).
+See docs/reference/protocol.md#list.
+
 """
 
 import asyncio
@@ -22,11 +23,11 @@ from pysync.store import Store
 
 DEFAULT_LIMIT = 100
 MAX_DENIED = 5_000
-"""Number of names that one request looks at if the certificate denies some."""
+"""Number of names that one request examines if the certificate denies some."""
 
 
 class ListPage(NamedTuple):
-    """Names in code-point order, and whether there are more after the last."""
+    """Names in code-point order, and True if there are more after the last."""
 
     items: list[str]
     has_more: bool
@@ -40,15 +41,13 @@ async def list_page(
     filter_names: Callable[[list[str]], list[str]],
     max_scanned: int | None = None,
 ) -> ListPage:
-    """The first `limit` names directly under `prefix` that are greater than `after` and `filter_names`.
+    """Return the first `limit` names directly under `prefix` that follow `after` and pass `filter_names`.
 
-    The store is asked for a page and one name more, again only where names were not admitted; so the cost
-    follows the page, wherever it lies. No document is read: one that has outlived its `ttlMs` is listed until
-    it is swept. Where `max_scanned` names have been looked at and some were admitted, the page ends early.
+    The store is asked for one name more than the page, and again only if names were filtered out, so the cost
+    depends on the page and not on its position. No document is read: one older than its `ttlMs` is listed
+    until it is swept. If `max_scanned` names were examined and some passed, the page ends early.
 
-    Raises:
-        Forbidden: none of `max_scanned` names was admitted.
-        StoreUnavailable: nobody can tell.
+    Raises: Forbidden: none of `max_scanned` names passed. StoreUnavailable: the store cannot list its keys.
     """
     items: list[str] = []
     size, met = limit + 1, 0
@@ -81,7 +80,7 @@ class ListHandler:
         self._authorizer = service.authorizer
 
     async def list(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
+        """Serve `GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
         rule = match.policy
         limit, after, scope = await self._parse(request, match)
         prefix = f"{match.key}/" if match.key else ""
@@ -98,7 +97,7 @@ class ListHandler:
     async def _parse(
         self, request: web.BaseRequest, match: Match
     ) -> tuple[int, str | None, _core.Scope | None]:
-        """The limit of a list that is allowed, the name that it is to begin after, and the caller's scope if
+        """Authorise a list and return its limit, the name after which it begins, and the caller's scope if
         that denies any names."""
         access = await self._authorizer.authorize(request, match)
         scope = access.caller.scope
@@ -109,7 +108,7 @@ class ListHandler:
 
 
 class PluginFileListHandler(ListHandler):
-    """The list routes of a collection whose files a plugin keeps."""
+    """The list routes of a collection whose files a plugin stores."""
 
     def __init__(self, service: Service, files: FileBackedCollection) -> None:
         super().__init__(service)
@@ -118,7 +117,7 @@ class PluginFileListHandler(ListHandler):
         self._visible_before = files.visible_before
 
     async def list(self, request: web.BaseRequest, match: Match) -> Response:
-        """`ListHandler.list`: the names of the files, without their suffix."""
+        """Serve the list of files, without the suffix of their names. See `ListHandler.list`."""
         limit, after, scope = await self._parse(request, match)
         suffix, hidden = self._suffix, [self._visible_before()]
 

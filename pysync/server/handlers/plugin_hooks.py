@@ -1,4 +1,4 @@
-"""Ask plugins about pushes, tell them of writes, and turn their answers into responses."""
+"""Run the hooks of plugins for pushes and writes, and convert their responses."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -23,8 +23,8 @@ async def push_with_plugins(
     body: _core.PushBody | _core.Append,
     store: Callable[[], Awaitable[WriteResult]],
 ) -> Response:
-    """Answer a push that is allowed and checked: a plugin takes it, or else `store` stores it. The plugins
-    that want to know are told before it is answered."""
+    """Serve a push that is authorised and validated. A plugin stores it, or else `store` does. The hooks that
+    follow a write run before the response is sent."""
     caller, data = access.caller, body.data
     about = plugin_request(match.policy, caller, match.params, match.key)
     once = idempotency_key(request, caller, match.key)
@@ -60,8 +60,7 @@ async def run_after_write(
     params: Mapping[str, str],
     text: bytes | None,
 ) -> None:
-    """Tell the plugins that want to know of a push that was made. `text` is the pushed `data`; None: a
-    file."""
+    """Run the plugins' hooks that follow a push. `text` is the pushed `data`; None for a file."""
     await service.hooks.run_after_write(
         WriteEvent(
             match.policy.collection.name,
@@ -76,7 +75,7 @@ async def run_after_write(
 
 
 def plugin_response(request: web.BaseRequest, match: Match, reply: PullResponse) -> Response:
-    """The response to a pull that a plugin answers."""
+    """Return the response to a pull that a plugin serves."""
     headers = match.route.read_headers
     if reply.version is not None:
         headers += f'ETag: "{reply.version}"\r\n'

@@ -1,5 +1,6 @@
-"""Pushes that wait for lists: they are answered when the lists that they belong to hold them (`"wait": true`
-of a projection)."""
+"""Pushes that wait for projections: the response is sent when the lists contain the write (`"wait": true` of
+a projection).
+"""
 
 import asyncio
 from collections.abc import Iterable
@@ -17,12 +18,13 @@ from pysync.server.responses import Response
 from pysync.server.router import Handler, Match
 
 MAX_WAIT_S: Final = 5.0
-"""Seconds for which an answer waits for lists."""
+"""Longest time that a response waits for lists, in seconds."""
 _NOT_PROJECTED: Final = b',"projected":false}'
 
 
 class ProjectionWaiter:
-    """The lists of a service that its pushes wait for; `plugins` keep them."""
+    """Delays the responses to pushes until lists are updated; `plugins` contain the projections that maintain
+    them."""
 
     def __init__(self, config: Config, plugins: Iterable[object], outbox: Outbox) -> None:
         self._outbox = outbox
@@ -34,8 +36,8 @@ class ProjectionWaiter:
                     self._awaited.append((keys.stored_at(collection)[0], keeper))
 
     def wrap_push(self, collection: Collection, push: Handler) -> Handler:
-        """Wrap `push`, the handler of pushes to a collection, so that its answers wait if a projection with
-        `wait` reads what is written there."""
+        """Return `push`, the handler of pushes to a collection, wrapped so that its responses wait if a
+        projection with `wait` reads what is written there."""
         path = self._keys.stored_at(collection)[0]
         keepers = list(dict.fromkeys(keeper for source, keeper in self._awaited if path.overlaps(source)))
         if not keepers:
@@ -50,8 +52,8 @@ class ProjectionWaiter:
         return push_and_wait
 
     async def _wait_until_folded(self, plugins: list[ProjectionsPlugin]) -> bool:
-        """Wait until the lists hold all that was written until now; False if that takes longer than
-        `MAX_WAIT_S`."""
+        """Wait until the lists contain everything written until now. Returns False if that takes longer than
+        `MAX_WAIT_S`, or the change log is unavailable."""
         try:
             async with asyncio.timeout(MAX_WAIT_S):
                 place = await self._outbox.log.last_id()

@@ -1,6 +1,7 @@
-"""Files for people who try the service in a browser: those of the folder that `server.examples` names.
+"""Routes of the service itself: health, readiness, metrics and version, and example files.
 
-What operators ask: is it alive, is it ready, how much, which version.
+Example files are for people who try the service in a browser; `server.examples` names their folder.
+
 """
 
 import asyncio
@@ -48,8 +49,8 @@ _HEADERS: Final = (
 
 
 class Examples:
-    """The files of `folder`. Which there are is seen once, what is in them each time: who edits a page
-    reloads it. Raises ValueError where there is no such folder."""
+    """The files of `folder`. Their names are read once, their content for each request, so that an edited
+    page needs only a reload. Raises ValueError if there is no such folder."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -61,7 +62,8 @@ class Examples:
         return ["", *self._names] if INDEX in self._names else self._names
 
     async def serve(self, request: web.BaseRequest, match: Match) -> Response:
-        """The file that the route names. Raises NotFound for one that is gone, too large, or a link now."""
+        """Serve the file of the route. Raises NotFound if the file is gone, too large, or now a symbolic
+        link."""
         name = match.route.template[-1] or INDEX
         content = await asyncio.to_thread(_read, self._folder / name)
         version = hashlib.sha256(content).hexdigest()
@@ -72,9 +74,9 @@ class Examples:
 
 
 def file_names(folder: str) -> list[str]:
-    """The names of the files in `folder` that are served, sorted: plain files of a known kind whose names
-    have the letters of a path parameter, and no dot at the start. Raises ValueError where there is no such
-    folder."""
+    """Return the sorted names of the files in `folder` that are served: regular files of a known type whose
+    names are valid path parameters and do not start with a dot. Raises ValueError if there is no such folder.
+    """
     try:
         with os.scandir(folder) as found:
             return sorted(entry.name for entry in found if _is_served(entry))
@@ -83,7 +85,7 @@ def file_names(folder: str) -> list[str]:
 
 
 def media_type(name: str) -> str:
-    """The media type of a file, or of the index for `""`."""
+    """Return the media type of a file, or of the index for `""`."""
     return _TYPES[PurePath(name or INDEX).suffix]
 
 
@@ -105,12 +107,12 @@ def _read(path: Path) -> bytes:
 
 
 def _open_nofollow(path: str, flags: int) -> int:
-    """Not what a link names, and without waiting for who writes to a pipe."""
+    """Open a file, but not through a symbolic link, and without waiting for the writer of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 PROBE_EVERY_S = 1.0
-"""A probe writes to the disk: anybody may ask, and not more often than this."""
+"""Shortest time between probes. A probe writes to the disk, and any caller may cause one."""
 
 READY_S = 2.0
 """Seconds after which an unfinished probe means that the service is not ready."""
@@ -121,7 +123,7 @@ log = logging.getLogger("pysync.server")
 
 
 class ServiceHandlers:
-    """The operators' routes. `draining` is set when the service is about to stop."""
+    """The routes for operators. `draining` is set when the service is about to stop."""
 
     def __init__(
         self, store: Store, coordinator: Coordinator, metrics: Metrics, now_ms: Callable[[], int]
@@ -135,11 +137,11 @@ class ServiceHandlers:
         self.draining = False
 
     async def health(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET /health`: the process answers."""
+        """Serve `GET /health`: the process responds."""
         return json_response(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
 
     async def ready(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET /health/ready`: what requests read and write can be, and the service is not stopping."""
+        """Serve `GET /health/ready`: the store and the coordinator work, and the service is not stopping."""
         if self.draining:
             raise Unavailable("Draining")
         if (error := await self._cached_probe()) is not None:
@@ -147,8 +149,8 @@ class ServiceHandlers:
         return json_response(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
 
     async def _cached_probe(self) -> Unavailable | None:
-        """The outcome of the last probe. At most one probe runs; it is not cancelled, since a flush cannot
-        be."""
+        """Return the outcome of the last probe. At most one probe runs. It is not cancelled, because a flush
+        cannot be."""
         loop = asyncio.get_running_loop()
         task = self._probing
         if task is None or (task.done() and loop.time() - self._probed_at > PROBE_EVERY_S):
@@ -169,9 +171,9 @@ class ServiceHandlers:
         return None
 
     async def metrics(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET /metrics`, in Prometheus' text format."""
+        """Serve `GET /metrics`, in Prometheus' text format."""
         return Response(200, self._metrics.render(), NO_STORE, content_type=METRICS_TYPE)
 
     async def version(self, request: web.BaseRequest, match: Match) -> Response:
-        """`GET /version`."""
+        """Serve `GET /version`."""
         return json_response(200, {"name": "pysync", "version": __version__, "protocol": "3.0"}, NO_STORE)

@@ -101,11 +101,11 @@ class _Describer:
         """Return the operation object of a route."""
         facts = self._facts.get(route.action, self._of_policy)(route)
         operation: Json = _splice(_skeleton()["operations"][_kind(route)], facts.values)
-        refused = _ALWAYS | facts.statuses | set(operation.pop("errors"))
+        errors = _ALWAYS | facts.statuses | set(operation.pop("errors"))
         if self._config.server.public_hosts:
-            refused |= {421}
+            errors |= {421}
         responses = operation["responses"] | {
-            str(status): _component("responses", f"Refused{status}") for status in refused
+            str(status): _component("responses", f"Refused{status}") for status in errors
         }
         names = [part[1:-1] for part in route.template if part.startswith("{")]
         at_path = [_splice(_part("path parameter"), {"name": name}) for name in names]
@@ -232,7 +232,7 @@ def _values(route: Route, collection: Collection) -> Json:
 
 
 def _metered(policies: Iterable[AccessPolicy]) -> frozenset[int]:
-    """Return the statuses that rate limits can cause: too many requests, or no connection to the counters."""
+    """Return the statuses that rate limits can cause: too many requests, or unavailable counters."""
     return frozenset({429, 503} if any(policy.limit is not None for policy in policies) else ())
 
 

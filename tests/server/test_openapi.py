@@ -367,7 +367,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "231ef9b25b00e6d71e313a34f82d888d2314dfc9a5ac497103c3ba51cc9d8629"
+DIGEST = "3a392b79659f4c8cb963e0755413ed15fe27b1943b496a50e651a9d56d4c411c"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -173,8 +173,9 @@ def parse_log_range(query: Mapping[str, str], rules: LogSettings, now_ms: int) -
     A log that stores nothing needs no bounds. With `forceFullFetch` a checkpoint alone requests the whole
     log.
 
-    Raises: InvalidCheckpoint, InvalidLimit, InvalidLast: not an integer in canonical decimal.
-    PullBoundRequired, FullWithBounds, FullNotAllowed, CheckpointTooOld.
+    Raises:
+        InvalidCheckpoint, InvalidLimit, InvalidLast: not an integer in canonical decimal.
+        PullBoundRequired, FullWithBounds, FullNotAllowed, CheckpointTooOld.
     """
     if not rules.persist:
         return LogRange()
@@ -199,11 +200,11 @@ def parse_log_range(query: Mapping[str, str], rules: LogSettings, now_ms: int) -
     return LogRange(since, newest if rules.max_pull_limit is None else min(newest, rules.max_pull_limit))
 
 
-def _bound(text: str | None, refused: Callable[[], BadRequest]) -> int | None:
+def _bound(text: str | None, make_error: Callable[[], BadRequest]) -> int | None:
     if text is None:
         return None
     if not _is_bound(text):
-        raise refused()
+        raise make_error()
     return MAX_BOUND if len(text) > len(str(MAX_BOUND)) else min(int(text), MAX_BOUND)
 
 

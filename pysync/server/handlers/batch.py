@@ -90,7 +90,7 @@ class BatchReads:
         self._versions = documents.versions
         self._found: dict[str, ReadOutcome] = dict(access)
         document_times, tail_times = plan.times
-        self._is_plain = not shadowed and all(verdict is ALLOWED for verdict in decisions)
+        self._is_plain = not shadowed and all(decision is ALLOWED for decision in decisions)
         self._times: dict[str, int] = {}
         for read, times in zip(self._reads, document_times, strict=True):
             if self._is_plain or self._error_for(read) is None:
@@ -103,19 +103,19 @@ class BatchReads:
         return Forbidden.default_message if read in self._shadowed else self._decisions[read[1]].error
 
     def _make_log_reads(self, tails: BatchLogReader, tail_times: Sequence[int]) -> list[LogReads]:
-        asked: list[LogReadRequest] = []
+        requests: list[LogReadRequest] = []
         rows = [row for row, _, _ in self._plan.groups]
         for (key, group, *bounds), times in zip(self._plan.tails, tail_times, strict=True):
-            refusal = self._error_for((key, group))
-            if refusal is None:
+            error = self._error_for((key, group))
+            if error is None:
                 hidden = self._decisions[group].hidden
-                asked.append(
+                requests.append(
                     LogReadRequest(
                         len(self._log_outcomes), rows[group], key, LogRange(*bounds), hidden, times
                     )
                 )
-            self._log_outcomes.append(refusal or "")
-        return tails.logs(asked, self._log_outcomes, self._budget)
+            self._log_outcomes.append(error or "")
+        return tails.logs(requests, self._log_outcomes, self._budget)
 
     async def begin(self, *, wants_body: bool) -> None:
         """Read the heads of logs and, if a body is wanted, the logs that consist of a head alone. Raises
@@ -131,14 +131,15 @@ class BatchReads:
                 self._logs = [log for log in self._logs if log.is_open]
 
     async def weigh(self) -> None:
-        """Check the number of bytes that logs will send, as far as the store knows it. Raises BatchTooLarge."""
+        """Add the bytes that logs will send to the budget, as far as the store knows them. Raises
+        BatchTooLarge."""
         if self._logs:
             await self._read([], [log.weigh for log in self._logs])
 
     async def version(self, now_ms: int) -> _core.BatchAnswer:
         """Build the response without a body. Documents whose version is cached are not read. Raises
         BatchTooLarge."""
-        known: dict[str, CachedVersion] = {}
+        cached: dict[str, CachedVersion] = {}
         unread = self._unread()
         found = await self._budget.infos(unread)
         self._budget.check_sizes(found)
@@ -147,16 +148,16 @@ class BatchReads:
             hidden = {key for key, group in self._reads if self._decisions[group].hidden}
         for key, info in found.items():
             version = None if info is None else self._documents.cached_version(key, info.etag)
-            if version is not None and key not in hidden:  # else what is told is made of its data
-                known[key] = version
-        if len(known) < len(unread):
-            await self._read([key for key in unread if key not in known], [])
-        answer = await self._build(now_ms, {key: (each.hash, each.ts_ms) for key, each in known.items()})
+            if version is not None and key not in hidden:  # otherwise the version depends on the data
+                cached[key] = version
+        if len(cached) < len(unread):
+            await self._read([key for key in unread if key not in cached], [])
+        answer = await self._build(now_ms, {key: (each.hash, each.ts_ms) for key, each in cached.items()})
         etags = self._budget.etags
         if etags:
-            for (key, group), met in zip(self._reads, answer.versions, strict=True):
-                if met is not None and key in etags and not self._decisions[group].hidden:
-                    self._documents.cache_version(key, CachedVersion(met[0], etags[key], met[1]))
+            for (key, group), built in zip(self._reads, answer.versions, strict=True):
+                if built is not None and key in etags and not self._decisions[group].hidden:
+                    self._documents.cache_version(key, CachedVersion(built[0], etags[key], built[1]))
         return answer
 
     async def full(self, now_ms: int) -> _core.BatchAnswer:
@@ -175,12 +176,12 @@ class BatchReads:
     async def _read(self, keys: Sequence[str], extra_reads: Sequence[ReadTask]) -> None:
         self._found |= await read_many(self._store, keys, extra_reads, self._budget, at_once=self._at_once)
 
-    async def _build(self, now_ms: int, known: Mapping[str, tuple[str, int]]) -> _core.BatchAnswer:
-        """Build the response from what was read, and from the `known` versions of documents that were not."""
+    async def _build(self, now_ms: int, cached: Mapping[str, tuple[str, int]]) -> _core.BatchAnswer:
+        """Build the response from what was read, and from the `cached` versions of other documents."""
         found: Mapping[str, ReadOutcome | tuple[str, int]] = (
-            {**self._found, **known} if known else self._found
+            {**self._found, **cached} if cached else self._found
         )
-        if not self._is_plain and any(verdict.hidden for verdict in self._decisions):
+        if not self._is_plain and any(decision.hidden for decision in self._decisions):
             await self._versions.load()
 
         def build() -> _core.BatchAnswer:
@@ -189,7 +190,7 @@ class BatchReads:
                     [found[key] for key, _ in self._reads], now_ms, None, self._log_outcomes
                 )
             stored = [self._redacted(read, found.get(read[0])) for read in self._reads]
-            hidden = orjson.dumps([sorted(verdict.hidden) for verdict in self._decisions])
+            hidden = orjson.dumps([sorted(decision.hidden) for decision in self._decisions])
             return self._plan.answer(stored, now_ms, hidden, self._log_outcomes)
 
         made = await self._in_thread_if_large(build)
@@ -206,16 +207,16 @@ class BatchReads:
         """Return the stored document as the caller may see it."""
         key, group = read
         hidden = self._decisions[group].hidden
-        refusal = self._error_for(read)
-        if refusal is not None:
-            return refusal
+        error = self._error_for(read)
+        if error is not None:
+            return error
         if not hidden or not isinstance(stored, bytes):
             return stored
         try:
             document = _core.read_document(stored)
             data = field_permissions.redact(document.data, hidden)
         except DocumentCorrupt:
-            return stored  # the answer finds it out, too
+            return stored  # building the response reports it
         return document.redacted(data, self._versions.compute(key, document.hash, document.ts_ms, hidden))
 
 
@@ -284,14 +285,16 @@ class BatchHandler:
         authorizer, has_pull_hooks = self._authorizer, self._hooks.has_pull_hooks
         if has_pull_hooks and not await authorizer.consume_optional_nonce(request, verified):
             return await self._respond(request, query, ANONYMOUS_REQUEST)
-        known = await self._read_access(plan, caller)
-        verdicts = await self._decide(plan, caller, self._spaces.memberships(known) if known else {})
-        is_taken = has_pull_hooks or all(verdict.error is not None for verdict in verdicts)
-        if not is_taken and not await authorizer.consume_optional_nonce(request, verified):
+        access_documents = await self._read_access(plan, caller)
+        decisions = await self._decide(
+            plan, caller, self._spaces.memberships(access_documents) if access_documents else {}
+        )
+        skips_nonce = has_pull_hooks or all(decision.error is not None for decision in decisions)
+        if not skips_nonce and not await authorizer.consume_optional_nonce(request, verified):
             return await self._respond(request, query, ANONYMOUS_REQUEST)
         reads = BatchReads(
-            self._store, self._documents, self._log_reader, plan, verdicts, self._shadowed_reads(plan), known,
-            self._max_bytes, self._reads_at_once, self._corruption,
+            self._store, self._documents, self._log_reader, plan, decisions, self._shadowed_reads(plan),
+            access_documents, self._max_bytes, self._reads_at_once, self._corruption,
         )  # fmt: skip
         await reads.begin(wants_body=wants_body(request))
         if not wants_body(request):
@@ -327,7 +330,7 @@ class BatchHandler:
             return await asyncio.gather(
                 *(self._decide_group(group, caller, memberships) for group in plan.groups)
             )
-        caller = replace(caller, scope=None)  # the plan saw to it
+        caller = replace(caller, scope=None)  # the plan has applied the scope
         return [await self._decide_group(group, caller, memberships) for group in plan.groups]
 
     async def _decide_group(self, group: _Group, caller: Caller, memberships: Memberships) -> Decision:

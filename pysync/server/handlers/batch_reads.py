@@ -58,7 +58,7 @@ class Budget:
         try:
             found = await self._store.info_many(keys) if keys else None
         except StoreUnavailable:
-            found = None  # whoever reads them will see
+            found = None  # the reads report the error
         return {} if found is None else dict(zip(keys, found, strict=True))
 
     def check_sizes(self, found: Mapping[str, ObjectInfo | None], sent: int = 0) -> None:
@@ -214,11 +214,11 @@ class LogReads:
         """Read the head of the log and store its hash."""
         admitted = []
         for each in self._requests:
-            refusal = self._error_for(each.bounds)
-            if refusal is None:
+            error = self._error_for(each.bounds)
+            if error is None:
                 admitted.append(each)
             else:
-                self._outcomes[each.position] = refusal
+                self._outcomes[each.position] = error
         if not admitted:
             return
         try:
@@ -240,7 +240,7 @@ class LogReads:
             self._open.append((each, tail))
 
     async def begin(self) -> None:
-        """Do as `open`, and store the elements of reads that need nothing but the head. Raises BatchTooLarge."""
+        """Do as `open`, and store the elements of reads that need only the head. Raises BatchTooLarge."""
         await self.open()
         segmented = []
         for each, tail in self._open:
@@ -264,7 +264,7 @@ class LogReads:
         """Add the bytes that the reads will send to the budget. Raises BatchTooLarge."""
         for each, tail in self._open:
             if tail.has_segments:
-                with suppress(DocumentCorrupt, StoreUnavailable):  # to be met again
+                with suppress(DocumentCorrupt, StoreUnavailable):  # the read reports the error
                     self._budget.foresee(each.times * await tail.min_bytes())
 
     async def read(self) -> None:
@@ -296,17 +296,17 @@ class LogReads:
     async def _text(self, each: LogReadRequest, tail: LogSlice) -> bytes:
         """Return the text of `data`, without hidden members."""
         before, after = visible_envelope(tail, self._settings.field, each.hidden)
-        pieces = [before]
+        parts = [before]
         async for chunk in tail.chunks():
             is_due = self._budget.count_log_bytes(len(chunk), each.times)
             if each.hidden:
-                comma = b"," if len(pieces) > 1 else b""
+                comma = b"," if len(parts) > 1 else b""
                 chunk = comma + await redact_in_thread(chunk.removeprefix(b","), each.hidden)
-            pieces.append(chunk)
+            parts.append(chunk)
             if is_due:
                 await asyncio.sleep(0)
-        pieces.append(after)
-        return b"".join(pieces)
+        parts.append(after)
+        return b"".join(parts)
 
 
 class BatchLogReader:

@@ -64,8 +64,9 @@ class Bundle:
         """Return the members below `path` that are `readable`. If `whole`, read the data of all, even of
         those whose version is cached.
 
-        Raises: DocumentCorrupt: one of them is not a valid document. StoreUnavailable: one of them cannot be
-        read.
+        Raises:
+            DocumentCorrupt: one of them is not a valid document.
+            StoreUnavailable: one of them cannot be read.
         """
         found = await asyncio.gather(
             *(
@@ -84,8 +85,8 @@ class Bundle:
 
 def bundle_etag(members: Sequence[Member]) -> str:
     """Return a text that differs for any two responses whose members differ."""
-    told = [[member.name, member.hash, *sorted(member.hidden)] for member in members]
-    return _core.content_hash(orjson.dumps(told))
+    versions = [[member.name, member.hash, *sorted(member.hidden)] for member in members]
+    return _core.content_hash(orjson.dumps(versions))
 
 
 async def _redacted_member(
@@ -121,7 +122,7 @@ class BundleHandler:
             request, credentials, b"", bundle.policy, *bundle.extra_policies
         )
         if self._hooks.has_pull_hooks:
-            await authorizer.consume_nonce(verified)  # before plugins are told, which may act on it
+            await authorizer.consume_nonce(verified)  # hooks of plugins may have effects
         readable = await self._readable_members(verified.caller, match)
         if readable and not self._hooks.has_pull_hooks:
             await authorizer.consume_nonce(verified)
@@ -139,8 +140,8 @@ class BundleHandler:
             member.name: {"data": orjson.Fragment(member.data or b"{}"), "hash": member.hash}
             for member in members
         }
-        answer = {"collections": collections, "timestamp": self._documents.now_ms()}
-        return json_response(200, answer, headers)
+        content = {"collections": collections, "timestamp": self._documents.now_ms()}
+        return json_response(200, content, headers)
 
     async def _readable_members(self, caller: Caller, match: Match) -> list[tuple[AccessPolicy, Access]]:
         """Return the members that the caller may read, possibly none. Members whose own pull would be

@@ -109,7 +109,7 @@ def _entries(config: Config, namespace: str | None) -> list[_Entry]:
 
 def client_info(collection: Collection) -> dict[str, Any]:
     """Return the description of a collection for clients. Members that do not apply are left out."""
-    told: dict[str, Any] = {
+    info: dict[str, Any] = {
         "name": collection.name,
         "maxBodyBytes": collection.max_body_bytes,
         "encryption": collection.encryption,
@@ -122,7 +122,7 @@ def client_info(collection: Collection) -> dict[str, Any]:
         "ttlMs": collection.ttl_ms,
         "forceFullFetch": collection.force_full_fetch or None,
     }
-    return told | {name: value for name, value in optional.items() if value is not None}
+    return info | {name: value for name, value in optional.items() if value is not None}
 
 
 def _append_only(settings: AppendOnly | None) -> dict[str, Any] | None:

@@ -220,7 +220,7 @@ class DocumentHandlers:
         except IdempotencyKeyReused:
             if body.base_hash != _STALE_BASE:
                 raise
-            # Members that the caller may not change have changed meanwhile, and so has the merged data.
+            # The stored members that the caller may not change differ now, and so does the merged data.
             raise await self._conflict(match, access) from None
         except Conflict as error:
             current = WriteResult(error.current_hash, error.written_ms)
@@ -258,7 +258,7 @@ class DocumentHandlers:
         if idempotency_key(request, access.caller, match.key) is None:
             raise Conflict(version)
         with suppress(Forbidden):
-            # Not over the base that it names, which may be a guess of the hash.
+            # The named base is not used: it may be a guess of the hash.
             return field_permissions.preserve_read_only_fields(
                 permissions, roles, body.rebased(_STALE_BASE), current.data
             )

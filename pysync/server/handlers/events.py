@@ -38,7 +38,7 @@ class EventStreamHandler:
         hub: SSEHub,
     ) -> None:
         self._policies = {policy.collection.name: policy for policy in policies}
-        # What a stream as a whole asks: credentials that hold, where any collection looks at them.
+        # The policy of the stream as a whole: valid credentials if any collection needs them.
         self._policy = replace(policies[0], limit=None)
         self._authenticator = service.authenticator
         self._authorizer = service.authorizer
@@ -48,13 +48,17 @@ class EventStreamHandler:
     async def open(self, request: web.BaseRequest, match: Match) -> Response:
         """Begin a stream. It counts as a pull of each collection whose changes it delivers.
 
-        Raises: BadRequest: a collection or parameter does not exist. Unauthorized: the credentials are
-        invalid, or missing and no collection is open. Forbidden: the caller may read none of the collections.
-        RateLimited, Unavailable.
+        Raises:
+            BadRequest: a collection or parameter does not exist.
+            Unauthorized: the credentials are invalid, or missing and no collection is open.
+            Forbidden: the caller may read none of the collections.
+            RateLimited, Unavailable.
         """
         named, wanted = self._parse_topics(request.query)
-        examines = any(rule.needs_credentials for rule in named)
-        credentials = self._authenticator.parse_credentials(request.headers) if examines else NO_CREDENTIALS
+        needs_credentials = any(rule.needs_credentials for rule in named)
+        credentials = (
+            self._authenticator.parse_credentials(request.headers) if needs_credentials else NO_CREDENTIALS
+        )
         verified = await self._authorizer.authenticate(request, credentials, b"", self._policy)
         if verified.certificate is not None and self._authenticator.has_expired(verified.certificate):
             raise Unauthorized("expired: a stream would end at once")
@@ -63,8 +67,8 @@ class EventStreamHandler:
             if credentials is NO_CREDENTIALS:
                 raise Unauthorized("no credentials")
             raise Forbidden(reason="roles: none of the collections")
-        told = [rule for rule in named if topic_of(rule) in grant.filter]
-        await self._authorizer.enforce_rate_limits(request, verified.caller, told)
+        delivered = [rule for rule in named if topic_of(rule) in grant.filter]
+        await self._authorizer.enforce_rate_limits(request, verified.caller, delivered)
         await self._authorizer.consume_nonce(verified)
         start = await self._hub.dispatcher.resolve_start(_last_event_id(request))
         account = verified.caller.identity or self._authorizer.client_ip(request)
@@ -123,8 +127,8 @@ def _last_event_id(request: web.BaseRequest) -> str:
     """Return the cursor at which the client stopped, `""` for a new stream. A browser that reconnects by
     itself sends it in the header, while its query still has the one of the first request; so the header wins.
     """
-    place = request.headers.get(protocol.HEADER_LAST_EVENT_ID) or request.query.get("lastEventId", "")
-    return place if len(place) <= _MAX_EVENT_ID_CHARS and place.isascii() and place.isprintable() else "?"
+    cursor = request.headers.get(protocol.HEADER_LAST_EVENT_ID) or request.query.get("lastEventId", "")
+    return cursor if len(cursor) <= _MAX_EVENT_ID_CHARS and cursor.isascii() and cursor.isprintable() else "?"
 
 
 def _param_sets(text: str | None) -> Mapping[str, object]:
@@ -140,7 +144,7 @@ def _param_sets(text: str | None) -> Mapping[str, object]:
 
 
 def _values(rule: AccessPolicy, param_set: object) -> Mapping[str, str]:
-    """Return the values that a param-set requests. Raises InvalidParams for values that no document can have."""
+    """Return the values that a param-set requests. Raises InvalidParams if no document can have them."""
     if not isinstance(param_set, dict) or not param_set.keys() <= set(params(rule.collection.storage_path)):
         raise InvalidParams
     values = {name: _text(value) for name, value in param_set.items()}

@@ -84,9 +84,9 @@ class FileHandlers(DocumentHandlers):
         rules = file_settings(match)
         document = None
         for _ in range(_LOOKUP_ATTEMPTS):
-            answer = await self._try_file(request, match, rules)
-            if answer is not None:
-                return answer
+            response = await self._try_file(request, match, rules)
+            if response is not None:
+                return response
             if not rules.documents:
                 break
             document = await self._load(request, match)
@@ -133,8 +133,8 @@ class FileHandlers(DocumentHandlers):
             if is_head:
                 lines, content_type = _file_headers(match, rules, stat)
                 return StreamingResponse(b"", None, lines, content_type=content_type, size=stat.size)
-        asked = headers.get(protocol.HEADER_RANGE)
-        span = None if asked is None else parse_range(asked)
+        range_header = headers.get(protocol.HEADER_RANGE)
+        span = None if range_header is None else parse_range(range_header)
         if span is None:
             file = await self._files.open(key, ttl_ms=ttl_ms)
             return None if file is None else await _file_response(match, rules, file)
@@ -166,12 +166,12 @@ def file_key(match: Match, rules: FileSettings) -> str:
 
 
 def parse_range(text: str) -> ByteRange | None:
-    """Parse a Range header; its numbers may have any number of digits. Returns None unless it is one valid
+    """Parse a Range header, whose numbers may have any number of digits. Returns None unless it is one valid
     range of bytes: then the whole file is sent (RFC 9110, section 14.2)."""
     found = _range(text.strip())
     if found is None:
         return None
-    # Without leading zeros: Python converts no more than 4,300 digits.
+    # Strip leading zeros, because Python converts at most 4,300 digits.
     first, last = (each and (each.lstrip("0") or "0") for each in found.groups())
     if not first:
         if not last:
@@ -185,7 +185,7 @@ def parse_range(text: str) -> ByteRange | None:
 
 
 def sanitize(content_type: str) -> str:
-    """Return a Content-Type that is valid in a header: printable ASCII, at most MAX_CONTENT_TYPE characters."""
+    """Return a Content-Type that is valid in a header: printable ASCII, up to MAX_CONTENT_TYPE characters."""
     return "".join(sign for sign in content_type if " " <= sign <= "~").strip()[:MAX_CONTENT_TYPE]
 
 
@@ -222,7 +222,7 @@ def _file_headers(match: Match, rules: FileSettings, stat: FileStat) -> tuple[st
     """Return the header lines of a response with a file, and its content type."""
     content_type = rules.content_type or stat.content_type
     if not (content_type.isascii() and content_type.isprintable()):
-        content_type = OCTET_STREAM  # some other program's
+        content_type = OCTET_STREAM  # stored by another program
     lines = f'{match.route.read_headers}ETag: "{stat.sha256}"\r\nAccept-Ranges: bytes\r\n{_SECURITY_HEADERS}'
     return lines, content_type
 

@@ -47,10 +47,12 @@ async def list_page(
     depends on the page and not on its position. No document is read: one older than its `ttlMs` is listed
     until it is swept. If `max_scanned` names were examined and some passed, the page ends early.
 
-    Raises: Forbidden: none of `max_scanned` names passed. StoreUnavailable: the store cannot list its keys.
+    Raises:
+        Forbidden: none of `max_scanned` names passed.
+        StoreUnavailable: the store cannot list its keys.
     """
     items: list[str] = []
-    size, met = limit + 1, 0
+    size, scanned = limit + 1, 0
     while len(items) <= limit:
         names = await store.list(prefix, after, size)
         items += filter_names(names)
@@ -58,8 +60,8 @@ async def list_page(
             break
         after = names[-1]
         if max_scanned is not None and len(items) <= limit:
-            met += len(names)
-            if met >= max_scanned:
+            scanned += len(names)
+            if scanned >= max_scanned:
                 if not items:
                     raise Forbidden
                 return ListPage(items, has_more=True)
@@ -90,8 +92,8 @@ class ListHandler:
                 names = [name for name in names if is_parameter(name) and rule.owns_key(prefix + name)]
             return names if scope is None else scope.undenied(prefix, names)
 
-        most = None if scope is None else MAX_DENIED
-        items, has_more = await list_page(self._store, match.key, after, limit, admitted, most)
+        max_scanned = None if scope is None else MAX_DENIED
+        items, has_more = await list_page(self._store, match.key, after, limit, admitted, max_scanned)
         return json_response(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
 
     async def _parse(
@@ -127,10 +129,10 @@ class PluginFileListHandler(ListHandler):
             return bare if scope is None else scope.undenied(f"{match.key}/", bare)
 
         folder = self._folder.fill(match.params)
-        most = None if scope is None else MAX_DENIED
+        max_scanned = None if scope is None else MAX_DENIED
         after = after and after + suffix
-        items, has_more = await list_page(self._store, folder, after, limit, admitted, most)
-        hidden.append(self._visible_before())  # what has begun meanwhile may be missing, too
+        items, has_more = await list_page(self._store, folder, after, limit, admitted, max_scanned)
+        hidden.append(self._visible_before())  # files begun meanwhile may be missing too
         end = min((name for name in hidden if name is not None), default=None)
         if end is not None and items and items[-1] >= end:
             items, has_more = [name for name in items if name < end], False

@@ -30,22 +30,24 @@ class ProjectionWaiter:
         self._outbox = outbox
         self._keys = keys = KeyResolver(config)
         self._awaited: list[tuple[KeyTemplate, ProjectionsPlugin]] = []
-        for keeper in projections_plugins_in(plugins):
-            for projection in keeper.projections:
+        for plugin in projections_plugins_in(plugins):
+            for projection in plugin.projections:
                 for _, collection in keys.sources(projection) if projection.wait else ():
-                    self._awaited.append((keys.stored_at(collection)[0], keeper))
+                    self._awaited.append((keys.stored_at(collection)[0], plugin))
 
     def wrap_push(self, collection: Collection, push: Handler) -> Handler:
         """Return `push`, the handler of pushes to a collection, wrapped so that its responses wait if a
         projection with `wait` reads what is written there."""
         path = self._keys.stored_at(collection)[0]
-        keepers = list(dict.fromkeys(keeper for source, keeper in self._awaited if path.overlaps(source)))
-        if not keepers:
+        waited_plugins = list(
+            dict.fromkeys(plugin for source, plugin in self._awaited if path.overlaps(source))
+        )
+        if not waited_plugins:
             return push
 
         async def push_and_wait(request: web.BaseRequest, match: Match) -> Response:
             response = await push(request, match)
-            if response.status == 200 and not await self._wait_until_folded(keepers):
+            if response.status == 200 and not await self._wait_until_folded(waited_plugins):
                 response.content = response.content[:-1] + _NOT_PROJECTED
             return response
 
@@ -56,9 +58,9 @@ class ProjectionWaiter:
         `MAX_WAIT_S`, or the change log is unavailable."""
         try:
             async with asyncio.timeout(MAX_WAIT_S):
-                place = await self._outbox.log.last_id()
-                for keeper in plugins:
-                    await keeper.wait_until_folded(place)
+                last_id = await self._outbox.log.last_id()
+                for plugin in plugins:
+                    await plugin.wait_until_folded(last_id)
         except (TimeoutError, Unavailable):
             return False
         return self._outbox.is_flushed

@@ -35,7 +35,7 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-# A page may hold its own script and style, and talks to the service that it comes from.
+# A page may have inline scripts and styles, and may call only this service.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -166,7 +166,7 @@ class ServiceHandlers:
         except Unavailable as error:
             return error
         except Exception:
-            log.exception("the probe for readiness failed")
+            log.exception("the readiness probe failed")
             return Unavailable()
         return None
 

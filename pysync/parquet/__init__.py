@@ -1,4 +1,4 @@
-"""Parquet files: collections of them, their keys, and the SQL that queries them where they lie.
+"""Parquet files: their collections and keys, and the SQL that queries them in the store.
 
 Nothing here imports pyarrow or duckdb before it is used.
 """

@@ -1,4 +1,4 @@
-"""Collections of Parquet files for a configuration that is made in Python: `preset` in a file's words."""
+"""Collections of Parquet files for a configuration in Python; `preset` is the equivalent in a file."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ def create_parquet_collection(
     max_body_bytes: int | None = None,
     cache_duration_ms: int | None = None,
 ) -> Collection:
-    """A collection of Parquet files, which are stored as they are sent and can be queried where they lie
+    """Return a collection of Parquet files, which are stored as they are sent and can be queried in the store
     (docs/reference/protocol.md#parquet-files).
 
     `read` and `write` are `public` (the role of that name), `authenticated` (`cap:read:<name>` and
-    `cap:write:<name>`), `none` (no such route) or roles. `rate_limit` is as a collection's, in the tree or in
-    a file; `max_body_bytes` None is the default of every collection. It is listable where the last segment of
-    `storage_path` is a parameter. Raises ValueError with all that is wrong, by the names that a file has for
-    it.
+    `cap:write:<name>`), `none` (no such route) or a list of roles. `rate_limit` is that of a collection, as
+    an object or as in a file. With `max_body_bytes=None` the default of every collection applies. The
+    collection can be listed if the last segment of `storage_path` is a parameter. Raises ValueError with all
+    problems, which use the names that a file has for the options.
     """
     return _create(
         preset="parquet",
@@ -50,8 +50,8 @@ def create_sealed_parquet_collection(
     max_body_bytes: int | None = None,
     cache_duration_ms: int | None = None,
 ) -> Collection:
-    """A collection of Parquet files that clients have sealed: the server keeps bytes
-    (`application/octet-stream`) that no query can read. All else as of `create_parquet_collection`."""
+    """Return a collection of Parquet files that clients have sealed: the server stores bytes
+    (`application/octet-stream`) that no query can read. All else is as for `create_parquet_collection`."""
     return _create(
         preset="sealedParquet",
         name=name,
@@ -69,13 +69,13 @@ def _create(**options: Any) -> Collection:
     try:
         config = parse({"collections": [members]})
     except ConfigError as error:
-        told = (str(dataclasses.replace(problem, collection="")) for problem in error.problems)
-        raise ValueError("\n".join(line.removeprefix("collections[0].") for line in told)) from None
+        lines = (str(dataclasses.replace(problem, collection="")) for problem in error.problems)
+        raise ValueError("\n".join(line.removeprefix("collections[0].") for line in lines)) from None
     return config.collections[0]
 
 
 def _as_config(value: Any) -> Any:
-    """An object of the tree as a file has it."""
+    """Return a configuration object as a file has it."""
     if not dataclasses.is_dataclass(value):
         return value
     return {

@@ -1,4 +1,4 @@
-"""SQL for DuckDB that reads the Parquet files of a store where they lie.
+"""SQL with which DuckDB reads the Parquet files of a store in place.
 
 See docs/reference/protocol.md#parquet-files.
 """
@@ -15,16 +15,16 @@ from pysync.config.derived import is_store_url
 from pysync.store import split_key
 
 _AWS: Final = "s3.amazonaws.com"
-"""DuckDB makes the host of a region out of it."""
+"""DuckDB derives the host of a region from it."""
 _SECRET_OPTIONS: Final = ("SECRET", "SESSION_TOKEN")
 _WILDCARD: Final = re.compile(r"[*?[]")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadParquet:
-    """`uri` names the files, `sql` reads all their rows in DuckDB, and `loggable_sql` is the same with `***`
-    in place of what is secret. Each statement is a line of its own: DuckDB's errors quote the line at fault.
-    """
+    """SQL that reads Parquet files. `uri` names the files, `sql` reads all their rows in DuckDB, and
+    `loggable_sql` is the same with `***` in place of secrets. Each statement is a line of its own, because
+    errors of DuckDB quote the line at fault."""
 
     uri: str
     sql: str = field(repr=False)
@@ -34,18 +34,18 @@ class ReadParquet:
 def duckdb_read_parquet_sql(
     store: StoreConfig | str, key: str, *, glob: bool = False, session_token: str | None = None
 ) -> ReadParquet:
-    """What reads the file at `key` of a store (its configuration, or its URL), or with `glob` all
-    `*.parquet` directly below `key`, which may then be `""`.
+    r"""Return the SQL that reads the file at `key` of a store (its configuration or its URL). With `glob` it
+    reads all `*.parquet` directly below `key`, which may then be `""`.
 
-    For a bucket the SQL loads DuckDB's extension httpfs (`INSTALL` gets it from the network where it is not
-    there yet) and makes a temporary secret for this bucket. So it changes no setting of the connection, and
-    does not give way to a secret that the connection has for all buckets. A store without credentials leaves
-    them to DuckDB, which takes `AWS_ACCESS_KEY_ID` and its like from the environment of its process, else
-    asks unsigned; those of shared files and of a machine's role only its extension aws finds.
-    `session_token` belongs to credentials that are temporary. A relative folder is made absolute here.
+    For a bucket the SQL loads the DuckDB extension httpfs (`INSTALL` downloads it if it is not installed yet)
+    and creates a temporary secret for this bucket. It therefore changes no setting of the connection, and
+    takes precedence over a secret that the connection has for all buckets. Without credentials in the store,
+    DuckDB takes `AWS_ACCESS_KEY_ID` and related variables from the environment of its process, or else sends
+    unsigned requests. It finds credentials in shared files and of a machine's role only with its extension
+    aws. `session_token` belongs to temporary credentials. A relative folder is made absolute here.
 
-    Raises ValueError for a store that DuckDB cannot read, for what is no key, and for what it would take for
-    something else: a `\\` in a key, prefix or folder, a `?` in a bucket.
+    Raises ValueError for a store that DuckDB cannot read, for an invalid key, and for characters that DuckDB
+    would interpret: a `\` in a key, prefix or folder, a `?` in a bucket.
     """
     config = StoreConfig(url=store) if isinstance(store, str) else store
     if not is_store_url(config.url) or config.url == "memory:":
@@ -56,21 +56,21 @@ def duckdb_read_parquet_sql(
     if config.url.startswith("file:"):
         uri = _uri(f"{Path(config.url.removeprefix('file:')).absolute()}/files", key, glob)
         return ReadParquet(uri, _select(uri), _select(uri))
-    place = s3_location(config)
-    uri = _uri(f"s3://{place.bucket}/{place.prefix}".rstrip("/"), key, glob)
+    location = s3_location(config)
+    uri = _uri(f"s3://{location.bucket}/{location.prefix}".rstrip("/"), key, glob)
     if "?" in uri:
         raise ValueError("DuckDB takes what follows a ? in a bucket for options of its own")
     options = _options(config, session_token)
     hidden = {name: "***" if name in _SECRET_OPTIONS and text else text for name, text in options.items()}
     sql, loggable = (
-        "\n".join(("INSTALL httpfs;", "LOAD httpfs;", _secret(place.bucket, told), _select(uri)))
-        for told in (options, hidden)
+        "\n".join(("INSTALL httpfs;", "LOAD httpfs;", _secret(location.bucket, each), _select(uri)))
+        for each in (options, hidden)
     )
     return ReadParquet(uri, sql, loggable)
 
 
 def _uri(root: str, key: str, glob: bool) -> str:
-    """The files below `root`, whose wildcards stand for nothing but themselves."""
+    """Return the URI of the files below `root`, with the wildcards in its path escaped."""
     path = f"{root}/{key}" if key else root
     if "\\" in path:
         raise ValueError("DuckDB cannot be asked for what has a \\ in its key, prefix or folder")
@@ -78,15 +78,15 @@ def _uri(root: str, key: str, glob: bool) -> str:
 
 
 def _options(config: StoreConfig, session_token: str | None) -> dict[str, str | bool]:
-    """What DuckDB is told of the bucket."""
-    place = s3_location(config)
-    endpoint = urlsplit(place.endpoint or f"https://{_AWS}")
+    """Return the options of the secret for the bucket."""
+    location = s3_location(config)
+    endpoint = urlsplit(location.endpoint or f"https://{_AWS}")
     if endpoint.path.strip("/"):
         raise ValueError("DuckDB takes an endpoint without a path")
     options: dict[str, str | bool] = {
         "ENDPOINT": endpoint.netloc,
-        "REGION": place.region or "us-east-1",
-        "URL_STYLE": "path" if place.path_style or _is_number(endpoint.hostname) else "vhost",
+        "REGION": location.region or "us-east-1",
+        "URL_STYLE": "path" if location.path_style or _is_number(endpoint.hostname) else "vhost",
         "USE_SSL": endpoint.scheme == "https",
     }
     given = config.access_key_id, config.secret_access_key
@@ -95,14 +95,14 @@ def _options(config: StoreConfig, session_token: str | None) -> dict[str, str | 
     key_id, secret = given
     if key_id is None or secret is None:
         raise ValueError("accessKeyId, secretAccessKey and a session token belong together")
-    # An empty token keeps DuckDB from taking the one of its environment, which belongs to other credentials.
+    # An empty token keeps DuckDB from using the one of its environment, which belongs to other credentials.
     return options | {"KEY_ID": key_id, "SECRET": secret, "SESSION_TOKEN": session_token or ""}
 
 
 def _secret(bucket: str, options: dict[str, str | bool]) -> str:
-    told = ", ".join(f"{name} {_quote(value)}" for name, value in options.items())
+    settings = ", ".join(f"{name} {_quote(value)}" for name, value in options.items())
     scope = _quote(f"s3://{bucket}/")
-    return f'CREATE OR REPLACE TEMPORARY SECRET "pysync {bucket}" (TYPE s3, SCOPE {scope}, {told});'
+    return f'CREATE OR REPLACE TEMPORARY SECRET "pysync {bucket}" (TYPE s3, SCOPE {scope}, {settings});'
 
 
 def _select(uri: str) -> str:
@@ -110,7 +110,7 @@ def _select(uri: str) -> str:
 
 
 def _quote(value: str | bool) -> str:
-    """The value in SQL. Between quotes nothing but a quote has a meaning."""
+    """Return the value as an SQL literal. Inside quotes only a quote has a meaning."""
     if isinstance(value, bool):
         return str(value).lower()
     if "\0" in value:
@@ -119,7 +119,7 @@ def _quote(value: str | bool) -> str:
 
 
 def _is_number(host: str | None) -> bool:
-    """Whether the host is an address, which cannot have a bucket in front of it."""
+    """Return True if the host is an IP address, which cannot have a bucket in front of it."""
     try:
         return bool(ip_address(host or ""))
     except ValueError:

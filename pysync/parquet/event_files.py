@@ -1,4 +1,4 @@
-"""Write batches of events as Parquet files, and merge many files into one.
+"""Writes batches of events as Parquet files, and merges many files into one.
 
 Importing this module imports pyarrow. See docs/reference/protocol.md#events.
 """
@@ -28,15 +28,15 @@ COLUMNS: Final = (
 )
 SCHEMA: Final = pa.schema([pa.field(name, pa.string(), nullable=False) for name in COLUMNS])
 REPEATABLE_UNTIL_MS: Final = "pysync.repeatable_until_ms"
-"""In a file's metadata: until when a repeated push may look for it."""
+"""A member of a file's metadata: the time until which a repeated push may look for the file."""
 
 _RECEIVED_AT: Final = COLUMNS.index("received_at")
 
 
 def encode(data: bytes, received_at: str, repeatable_until_ms: int | None = None) -> bytes:
-    """A Parquet file with a row for each event of `data`, the text of a push, in their order.
+    """Return a Parquet file with a row for each event of `data`, the text of a push, in their order.
 
-    Other threads run meanwhile, except while a column is copied. Raises InvalidEvents.
+    Other threads can run meanwhile, except while a column is copied. Raises InvalidEvents.
     """
     batch = _core.EventColumns(data)
     count = len(batch)
@@ -44,7 +44,7 @@ def encode(data: bytes, received_at: str, repeatable_until_ms: int | None = None
     arrays.insert(_RECEIVED_AT, pa.repeat(received_at, count))
     table = pa.Table.from_arrays(arrays, schema=SCHEMA)
     sink = pa.BufferOutputStream()
-    # Half the work of zstd, for files 1.7 times as long; compaction makes others of them.
+    # Snappy takes half the work of zstd, for files 1.7 times as long. Compaction compresses them again.
     with pq.ParquetWriter(
         sink, SCHEMA, compression="snappy", use_dictionary=False, write_statistics=False, store_schema=False
     ) as writer:
@@ -60,22 +60,23 @@ def _array(count: int, offsets: bytes, text: bytes) -> pa.StringArray:
 
 ROW_GROUP_BYTES: Final = 33_554_432
 ROW_GROUP_ROWS: Final = 122_880
-"""A row group is written when it has as much of either, in memory; one thread of DuckDB reads it."""
+"""A row group is written when it has this many bytes (in memory) or rows. One thread of DuckDB reads it."""
 
 _UNTIL: Final = REPEATABLE_UNTIL_MS.encode()
 
 
 class NotMergeable(Exception):
-    """A file that is left as it is; the text says why."""
+    """A file that is left as it is; the text has the reason."""
 
 
 class StillRetryable(NotMergeable):
-    """The push of the file may still be repeated, and would look for it."""
+    """The push of the file may still be repeated, and the repetition would look for the file."""
 
 
 class ParquetMerger:
     """One file with the rows of others, in the order in which they are appended. It grows on disk, in the
-    folder for temporary files: in memory are one row group, and the file that is appended. For a thread."""
+    folder for temporary files; only one row group and the file that is being appended are in memory. Its
+    methods block, so call them in a thread."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
@@ -85,20 +86,22 @@ class ParquetMerger:
         self.rows = 0
 
     def append_files(self, bodies: Sequence[bytes], now_ms: int) -> list[NotMergeable | None]:
-        """Add the rows of files, of each all or none: why, where it is none."""
+        """Append the rows of each file, all or none. Returns the reason for each file that is not appended,
+        None for the others."""
         return [self._append(body, now_ms) for body in bodies]
 
     def finish(self) -> None:
-        """Write what is left. Afterwards `chunks` has the whole."""
+        """Write the remaining rows. Afterwards `read` returns the complete file."""
         self._flush()
         self._writer.close()
         self._file.flush()
 
     def read(self, start: int, size: int) -> bytes:
-        """Bytes of the finished file; none past its end."""
+        """Return bytes of the finished file; none past its end."""
         return os.pread(self._file.fileno(), size, start)
 
     def close(self) -> None:
+        """Close and delete the temporary file."""
         self._writer.close()
         self._file.close()
 
@@ -114,8 +117,8 @@ class ParquetMerger:
                 file.read_row_group(at)
             for at in groups:
                 self._add(file.read_row_group(at))
-        except NotMergeable as refused:
-            return refused
+        except NotMergeable as error:
+            return error
         except (pa.ArrowException, OSError, ValueError) as error:
             return NotMergeable(f"it cannot be read: {error}")
         return None

@@ -30,8 +30,7 @@ INTENT_TIMEOUT_MS: Final = 30_000
 EARLY_RECOVERY_MS: Final = 5_000
 """Age at which nearly every write has been made, or rejected and its intent withdrawn."""
 MAX_UNREPORTED: Final = 10_000
-"""The number of unreported outcomes that are kept. For older ones `recover` assumes that the write was made.
-"""
+"""The number of unreported outcomes that are kept. For older ones `recover` assumes a successful write."""
 ANNOUNCED_CACHE_SIZE: Final = 4_096
 """The number of documents whose last announced version is cached."""
 _PAGE: Final = 1_000

@@ -79,8 +79,8 @@ _EXCLUDED: Final = (
 """Objects that are not copied by themselves: those of logs, which are copied with their heads; leftovers of
 probes; checkpoints in a change log that is not copied; the list of damaged files and the record of the last
 scrub; and the configuration that Starfish stores."""
-_PATH_CONFLICT: Final = "another file lies above or below it, and this store keeps folders"
-_HASH_MISMATCH: Final = "its sha256 is not that of its bytes"
+_PATH_CONFLICT: Final = "the target stores folders, and another file has a key above or below this one"
+_HASH_MISMATCH: Final = "its bytes do not match its sha256"
 
 
 class Copier:
@@ -156,7 +156,7 @@ class Copier:
                 self._count(key, "already_there")
                 return None
             if key.startswith(f"{REVOCATIONS}/") and await self._is_older(key, found.body):
-                self._count(key, "different", "a later list is there already")
+                self._count(key, "different", "the target has a later list")
                 return None
         except VerificationError as error:
             await self._put_corrupt(key, found, str(error))
@@ -184,7 +184,7 @@ class Copier:
         with suppress(VerificationError):
             if found is not None:
                 return check_document(found.body) is not None
-        raise VerificationError("it is a chunk of a log whose head is not there")
+        raise VerificationError("it is a chunk of a log whose head is missing")
 
     async def _copy_log(self, key: str, stored: StoredObject, head: _core.LogHead) -> None:
         """Copy the objects that the head names, then the head, so that every reader of a head finds them."""
@@ -201,7 +201,7 @@ class Copier:
         if is_complete:
             await self._put_head(key, stored, head)
         else:
-            self._count(key, "refused", "objects of this log are not there")
+            self._count(key, "refused", "objects of this log are missing")
 
     async def _is_different(self, key: str, stored: StoredObject) -> bool:
         """Return True if the target has another object at the key that must be kept. It is then counted."""
@@ -296,7 +296,7 @@ class Copier:
                 self._count(key, "unreadable", str(error))
                 return None
             if found is None:
-                self._count(key, "corrupt", "it is gone")
+                self._count(key, "corrupt", "it is missing")
                 return None
             try:
                 check_chunk(found.body)
@@ -328,8 +328,8 @@ class Copier:
         """Put an object that the target lacks, and count the outcome. Returns True if the target now has
         it."""
         there = await self._get_target(key)
-        heals = there is not None and there.body != found.body and _is_damaged(key, there.body)
-        if there is None or heals or (self._overwrite and there.body != found.body):
+        repairs = there is not None and there.body != found.body and _is_damaged(key, there.body)
+        if there is None or repairs or (self._overwrite and there.body != found.body):
             with error_context(f"writing {key}"):
                 try:
                     expect: Precondition = ABSENT if there is None else Etag(there.etag)
@@ -339,7 +339,7 @@ class Copier:
                 except EtagMismatch:  # a file is stored there, or the last write of an earlier run
                     there = await self._get_target(key)
                 else:
-                    self._count_put(key, len(found.body), repairs=heals)
+                    self._count_put(key, len(found.body), repairs=repairs)
                     return True
         is_there = there is not None and there.body == found.body
         self._count(key, "already_there" if is_there else "different")
@@ -394,7 +394,7 @@ class Copier:
     def _count_put(self, key: str, size: int, *, repairs: bool) -> None:
         """Count an object that was put, which replaced a damaged one if `repairs` is set."""
         if repairs:
-            self._count(key, "healed", "what was there was damaged")
+            self._count(key, "healed", "it replaced a damaged object")
         else:
             self._count(key, "copied")
         self.report.bytes += size
@@ -402,7 +402,7 @@ class Copier:
     def _count(self, key: str, outcome: CopyOutcome, why: str = "") -> None:
         setattr(self.report, outcome, getattr(self.report, outcome) + 1)
         if outcome == "different" and not why:
-            why = "another object is there already"
+            why = "the target has another object at this key"
         if why:
             self._on_problem(key, f"{outcome}: {why}")
 

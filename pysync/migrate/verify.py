@@ -53,7 +53,7 @@ def expand_node(head: _core.LogHead, node: _core.LogNode, stored: bytes) -> list
             return head.expand(stored, node)
         head.slice([(node, stored)], False)
     except DocumentCorrupt:
-        raise VerificationError("it is not what the head of its log names") from None
+        raise VerificationError("it does not match the head of its log") from None
     return []
 
 
@@ -98,9 +98,7 @@ def check_chunks(head: _core.LogHead, chunks: list[bytes]) -> None:
     try:
         head.gather(chunks, whole=True)
     except DocumentCorrupt:
-        raise VerificationError(
-            "its chunks are not the elements that it names, or some are missing"
-        ) from None
+        raise VerificationError("its chunks do not match its head, or some are missing") from None
 
 
 def check_chunk(stored: bytes) -> None:
@@ -109,7 +107,7 @@ def check_chunk(stored: bytes) -> None:
     try:
         empty.gather([stored])
     except DocumentCorrupt:
-        raise VerificationError("it does not read as a chunk of a log") from None
+        raise VerificationError("it is not a valid chunk of a log") from None
 
 
 MAX_CONCURRENT: Final = 8

@@ -45,7 +45,7 @@ def duckdb_read_parquet_sql(
     aws. `session_token` belongs to temporary credentials. A relative folder is made absolute here.
 
     Raises ValueError for a store that DuckDB cannot read, for an invalid key, and for characters that DuckDB
-    would interpret: a `\` in a key, prefix or folder, a `?` in a bucket.
+    would interpret: a `\` in a key, prefix or folder, and for a bucket a `?` in any part of the location.
     """
     config = StoreConfig(url=store) if isinstance(store, str) else store
     if not is_store_url(config.url) or config.url == "memory:":
@@ -59,7 +59,9 @@ def duckdb_read_parquet_sql(
     location = s3_location(config)
     uri = _uri(f"s3://{location.bucket}/{location.prefix}".rstrip("/"), key, glob)
     if "?" in uri:
-        raise ValueError("DuckDB takes what follows a ? in a bucket for options of its own")
+        raise ValueError(
+            "DuckDB would read the text after a ? in a key, prefix or bucket as options of its own"
+        )
     options = _options(config, session_token)
     hidden = {name: "***" if name in _SECRET_OPTIONS and text else text for name, text in options.items()}
     sql, loggable = (
@@ -73,7 +75,7 @@ def _uri(root: str, key: str, glob: bool) -> str:
     """Return the URI of the files below `root`, with the wildcards in its path escaped."""
     path = f"{root}/{key}" if key else root
     if "\\" in path:
-        raise ValueError("DuckDB cannot be asked for what has a \\ in its key, prefix or folder")
+        raise ValueError("DuckDB cannot read a key, prefix or folder that contains a \\")
     return _WILDCARD.sub(r"[\g<0>]", path) + ("/*.parquet" if glob else "")
 
 
@@ -82,7 +84,7 @@ def _options(config: StoreConfig, session_token: str | None) -> dict[str, str | 
     location = s3_location(config)
     endpoint = urlsplit(location.endpoint or f"https://{_AWS}")
     if endpoint.path.strip("/"):
-        raise ValueError("DuckDB takes an endpoint without a path")
+        raise ValueError("DuckDB accepts only an endpoint without a path")
     options: dict[str, str | bool] = {
         "ENDPOINT": endpoint.netloc,
         "REGION": location.region or "us-east-1",
@@ -114,7 +116,7 @@ def _quote(value: str | bool) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if "\0" in value:
-        raise ValueError("SQL cannot hold a NUL")
+        raise ValueError("an SQL text cannot contain a NUL character")
     return "'" + value.replace("'", "''") + "'"
 
 

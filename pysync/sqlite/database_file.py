@@ -15,8 +15,8 @@ _REMEDY: Final = (
     "Restore it from a backup, or save what can be read of it with the command .recover of sqlite3"
 )
 _REMEDIES: Final = {
-    "coordinator.db": "Stop all servers and delete it, and coordinator.db-wal and -shm: rate counters and "
-    "idempotency keys of ten minutes are lost with it, and where the store is a bucket the log of changes"
+    "coordinator.db": "Stop all servers, then delete it with coordinator.db-wal and -shm. That loses rate "
+    "counters, the idempotency keys of the last ten minutes and, if the store is a bucket, the change log"
 }
 
 BUSY_TIMEOUT_MS: Final = 5_000

@@ -46,7 +46,7 @@ async def test_it_tells_what_became_of_each_object(shell: Shell, tmp_path: Path)
     *said, heading, listed = errors.splitlines()
     assert sorted(said) == [
         f"pysync: notes/large: corrupt: {UNREAD}",
-        "pysync: top: different: another object is there already",
+        "pysync: top: different: the target has another object at this key",
     ]
     assert heading == "pysync: 1 object is damaged or unreadable:"
     assert listed == f"pysync: notes/large: corrupt: {UNREAD}"

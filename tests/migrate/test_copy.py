@@ -108,7 +108,7 @@ async def test_what_comes_later_is_taken_by_another_run(source: Store, target: S
     outcomes, told = await copy(source, target)
     assert (outcomes.different, outcomes.copied) == (3, 0)
     assert sorted(told) == [
-        (key, "different: another object is there already") for key in ("files/b/c", LOG, "notes/a")
+        (key, "different: the target has another object at this key") for key in ("files/b/c", LOG, "notes/a")
     ]
     assert await contents(target) == before
     outcomes, told = await copy(source, target, overwrite=True)
@@ -216,8 +216,8 @@ async def test_damaged_log_is_repaired_from_an_older_backup(
     outcomes, told = await copy(source, target)
     assert sorted(told) == sorted(
         [
-            *((key, "healed: what was there was damaged") for key in damaged),
-            (LOG, "different: another object is there already"),
+            *((key, "healed: it replaced a damaged object") for key in damaged),
+            (LOG, "different: the target has another object at this key"),
         ]
     )
     assert outcomes.healed == 2
@@ -248,7 +248,7 @@ async def test_a_file_that_changed_on_the_way_is_not_written(target: Store) -> N
     source = Rotten()
     await source.write("a", chunks_of(b"one", b"two"), "text/plain")
     outcomes, told = await copy(source, target)
-    assert (outcomes.corrupt, told) == (1, [("a", "corrupt: its sha256 is not that of its bytes")])
+    assert (outcomes.corrupt, told) == (1, [("a", "corrupt: its bytes do not match its sha256")])
     assert await target.open("a") is None
     assert await copy(source, target, keep_corrupt=True) == (CopyReport(corrupt=1), told)
     assert (await read_file(target, "a"))[1] == b"onetwo"
@@ -264,7 +264,10 @@ async def test_a_key_that_the_store_does_not_take_is_told(tmp_path: Path) -> Non
     await source.delete("a")
     await source.write("a/b", chunks_of(b"b"), "text/plain")
     outcomes, told = await copy(source, target)
-    assert ("a/b", "refused: another file lies above or below it, and this store keeps folders") in told
+    assert (
+        "a/b",
+        "refused: the target stores folders, and another file has a key above or below this one",
+    ) in told
     await target.close()
 
 
@@ -390,7 +393,7 @@ async def test_what_cannot_be_read_stays_behind_and_the_rest_is_copied(target: S
         "notes/a": "unreadable: the disk does not read it",
         "files/a.parquet": "unreadable: the disk does not read it",
         segment: "unreadable: the disk does not read it",
-        LOG: "refused: objects of this log are not there",
+        LOG: "refused: objects of this log are missing",
     }
     copied = {key: held for key, held in whole.items() if key not in (*source.unreadable, LOG)}
     assert await contents(target) == copied
@@ -446,7 +449,7 @@ async def test_a_revocation_list_is_never_replaced_by_an_earlier_one(source: Sto
     await source.put(REVOCATIONS, lists[3])
     await target.put(REVOCATIONS, lists[4])
     outcomes, told = await copy(source, target, overwrite=True)
-    assert (outcomes.different, told) == (1, [(REVOCATIONS, "different: a later list is there already")])
+    assert (outcomes.different, told) == (1, [(REVOCATIONS, "different: the target has a later list")])
     await target.put(REVOCATIONS, lists[3])
     await source.put(REVOCATIONS, lists[4])
     outcomes, told = await copy(source, target, overwrite=True)

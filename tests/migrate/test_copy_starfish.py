@@ -141,9 +141,9 @@ async def test_what_does_not_verify_stays_behind(starfish: Starfish, target: Mem
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        ("missing", "corrupt: its chunks are not the elements that it names, or some are missing"),
-        ("cut", "refused: objects of this log are not there"),
-        ("changed", "corrupt: its chunks are not the elements that it names, or some are missing"),
+        ("missing", "corrupt: its chunks do not match its head, or some are missing"),
+        ("cut", "refused: objects of this log are missing"),
+        ("changed", "corrupt: its chunks do not match its head, or some are missing"),
     ],
 )
 async def test_a_log_whose_chunks_are_not_what_its_head_says_gets_no_head(
@@ -170,7 +170,7 @@ async def test_a_chunk_of_no_log_is_told(starfish: Starfish, target: MemoryStore
     await starfish.put(values)
     outcomes, told = await copy(starfish.source, target)
     assert (outcomes.copied, outcomes.corrupt) == (1, 2)
-    assert {text for _, text in told} == {"corrupt: it is a chunk of a log whose head is not there"}
+    assert {text for _, text in told} == {"corrupt: it is a chunk of a log whose head is missing"}
 
 
 async def test_a_file_has_the_media_type_that_lies_beside_it(tmp_path: Path, target: MemoryStore) -> None:

@@ -69,7 +69,7 @@ async def test_what_is_damaged_of_a_log_is_named_and_so_is_its_log() -> None:
     await store.delete(lost)
     found = {damage.key: damage for damage in await damages(store)}
     assert {damage.kind for damage in found.values()} == {"log"}
-    assert found[block].why == f"it is not what the head of its log names; it is a part of the log at {LOG}"
+    assert found[block].why == f"it does not match the head of its log; it is a part of the log at {LOG}"
     if lost in found:
         assert found[lost].why == f"it is missing; it is a part of the log at {LOG}"
     assert {segment, lost, block} >= found.keys() >= {block}

@@ -172,7 +172,7 @@ async def test_a_copy_over_a_damaged_file_heals_it(store: LocalStore, path: Path
         assert len(await damages(store)) == 1
     outcomes, told = await copy(backup, store)
     assert (outcomes.healed, outcomes.is_complete) == (1, True)
-    assert told == [(KEY, "healed: what was there was damaged")]
+    assert told == [(KEY, "healed: it replaced a damaged object")]
     assert (await read_file(store, KEY))[1] == CONTENT
     assert (await copy(backup, store))[0].already_there == 1
 

@@ -43,7 +43,7 @@ async def list_page(
 ) -> ListPage:
     """Return the first `limit` names directly under `prefix` that follow `after` and pass `filter_names`.
 
-    The store is asked for one name more than the page, and again only if names were filtered out, so the cost
+    The store lists one name more than the page, and lists again only if names were filtered out, so the cost
     depends on the page and not on its position. No document is read: one older than its `ttlMs` is listed
     until it is swept. If `max_scanned` names were examined and some passed, the page ends early.
 

@@ -1,8 +1,9 @@
-//! Append-only logs: what an append makes of a log's head, and which elements a read takes.
-//! See docs/reference/protocol.md#append-only-logs.
+//! Append-only logs: appends to the head of a log, and the elements that a read returns. See
+//! docs/reference/protocol.md#append-only-logs.
 //!
-//! A log is a head, which holds its newest elements (the tail) and an index, and immutable objects: segments,
-//! which hold the elements before the tail, and blocks, which hold entries of the index. Positions count from 0.
+//! A log consists of a head and of immutable objects. The head contains the newest elements (the tail) and an
+//! index. Segments contain the elements before the tail, and blocks contain entries of the index. Positions
+//! count from 0.
 
 use crate::canonical::{hex, sha256};
 use crate::envelope::{Author, Content, Member, decode_body, write_author};
@@ -12,14 +13,14 @@ use crate::log_index::{self, Index, Node, Object, select};
 use crate::log_range::LogRange;
 use std::fmt::Write;
 
-/// How far ahead of the clock an element may be dated.
+/// Maximum milliseconds by which the time of an element may be ahead of the clock.
 pub const MAX_AHEAD_MS: u64 = 300_000;
 
-/// An append body, decoded.
+/// A decoded append body.
 pub struct Append {
     pub content: Content,
     pub ts_ms: Option<u64>,
-    /// Unverified, and None unless both members are strings.
+    /// Not verified. None unless both members are strings.
     pub author: Option<Author>,
 }
 
@@ -42,7 +43,7 @@ impl Append {
     }
 }
 
-/// The number of a canonical text, if it is whole and not negative; the largest there is for any beyond it.
+/// Returns the value of a canonical number, if it is whole and not negative; `u64::MAX` for any larger one.
 fn whole_number(text: &[u8]) -> Option<u64> {
     let text = str::from_utf8(text).ok()?;
     text.parse().ok().or_else(|| {
@@ -51,7 +52,7 @@ fn whole_number(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// Why an element was not appended.
+/// The reason why an element was rejected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Refusal {
     TooFarAhead,
@@ -59,26 +60,26 @@ pub enum Refusal {
     Full,
 }
 
-/// What became of an element that was appended: the log's hash after it, and its time.
+/// The result of an appended element: the hash of the log after it, and its time.
 pub type Written = (String, u64);
 
-/// What is known of a log without its segments.
+/// The head of a log: everything but its segments and blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Head {
-    /// In the keys of its segments; empty of a log that Starfish wrote.
+    /// Part of the keys of its segments. Empty for a log that Starfish wrote.
     pub id: String,
     /// The id of an expired log at the same key, whose segments are still to be deleted.
     pub previous: Option<String>,
     pub count: u64,
-    /// The newest element's.
+    /// Time of the newest element.
     pub ts_ms: Option<u64>,
     pub written_ms: u64,
-    /// Empty of an empty log.
+    /// Empty for an empty log.
     pub hash: String,
-    /// Members of `data` beside the elements, as an object; empty for none.
+    /// The other members of `data`, as a JSON object; empty without any.
     pub beside: String,
     index: Index,
-    /// Of the tail's elements.
+    /// Marks of elements of the tail.
     marks: Vec<(u64, String)>,
     pub tail: Vec<u8>,
     pub tail_count: u64,
@@ -105,7 +106,7 @@ impl Head {
         })
     }
 
-    /// The object to store.
+    /// Returns the object to store.
     pub fn stored(&self) -> Vec<u8> {
         let mut header = String::with_capacity(256 + 24 * self.index.count());
         let _ = write!(
@@ -129,7 +130,7 @@ impl Head {
         log_format::write(&header, Some(&self.tail))
     }
 
-    /// About how many bytes `stored` has, rather too many than too few.
+    /// Returns the approximate size of `stored` in bytes, rather too large than too small.
     pub fn size(&self) -> usize {
         let entries = self.index.count();
         self.tail.len() + self.beside.len() + 28 * (entries + self.marks.len()) + 280
@@ -139,14 +140,14 @@ impl Head {
         self.count - self.tail_count
     }
 
-    /// Appends those of `elements`, each with its mark (empty: none), that the log admits, in order.
+    /// Appends the elements that the log accepts, in order. Each comes with its mark (empty: none).
     pub fn append(
         &mut self,
         elements: &[(&Append, &str)],
         now_ms: u64,
         max_count: Option<u64>,
     ) -> Vec<Result<Written, Refusal>> {
-        // A node whose clock is behind must not make the log look older than its last append.
+        // If the clock of this node is behind, the log must not look older than its last append.
         self.written_ms = self.written_ms.max(now_ms);
         let add = |(element, mark): &(&Append, &str)| {
             let ts_ms = self.admit(element.ts_ms, now_ms, max_count)?;
@@ -165,7 +166,7 @@ impl Head {
         elements.iter().map(add).collect()
     }
 
-    /// The time of the next element, which asks for `wanted`.
+    /// Returns the time of the next element, which requests `wanted`.
     fn admit(
         &self,
         wanted: Option<u64>,
@@ -189,8 +190,9 @@ impl Head {
 
     /// Empties the tail, and returns the objects, by name, that must be stored before the next head.
     ///
-    /// A name is never given to other bytes: a segment's elements are stored already, and a block's entries are
-    /// those of a stored head. Only a log that has just got its id spills entries at once that it has just made.
+    /// A name is never reused for other bytes: the elements of a segment are stored already, and the entries of
+    /// a block are those of a stored head. Only a log with a new id may put entries into blocks as soon as it
+    /// creates them.
     pub fn seal(&mut self, max_bytes: usize) -> Vec<Object> {
         let mut objects = Vec::new();
         let is_new = self.index.is_empty();
@@ -221,7 +223,7 @@ impl Head {
         objects
     }
 
-    /// The nodes to read, beside the tail, for the elements within `bounds`, in the log's order.
+    /// Returns the nodes to read, in addition to the tail, for the elements within `bounds`, in order.
     pub fn nodes(&self, bounds: LogRange) -> Vec<Node> {
         let nodes = self
             .index
@@ -229,7 +231,7 @@ impl Head {
         select(nodes, self.first(bounds), bounds)
     }
 
-    /// The same of what lies below `node`, whose object is `block`.
+    /// Returns the nodes to read below `node`, whose object is `block`.
     pub fn expand(
         &self,
         block: &[u8],
@@ -240,14 +242,14 @@ impl Head {
         Ok(select(nodes, self.first(bounds), bounds))
     }
 
-    /// The first position that the number of the newest elements allows.
+    /// Returns the first position that the maximum number of newest elements includes.
     fn first(&self, bounds: LogRange) -> u64 {
         bounds
             .newest
             .map_or(0, |newest| self.count.saturating_sub(newest))
     }
 
-    /// The elements of a segment, whose object is `stored`.
+    /// Returns the elements of a segment, whose object is `stored`.
     fn elements<'a>(&self, stored: &'a [u8], node: &Node) -> Result<&'a [u8], CoreError> {
         log_format::read(stored, |header, elements| {
             let is_it = header.log == self.id
@@ -257,8 +259,8 @@ impl Head {
         })
     }
 
-    /// The text of the elements within `bounds` that lie in `segments`, which follow each other, and in the tail
-    /// if `with_tail`: pieces that belong together with a separator between any two.
+    /// Returns the text of the elements within `bounds`, from consecutive `segments` and, if `with_tail`, from
+    /// the tail. Join the slices with the separator.
     pub fn slice<'a>(
         &'a self,
         segments: &[(Node, &'a [u8])],
@@ -290,7 +292,8 @@ impl Head {
         Ok(pieces)
     }
 
-    /// What `append` answered for the element with this mark, in `segments` or the tail; None where it is not.
+    /// Returns the result of the earlier append with this mark, found in `segments` or the tail; None without
+    /// one.
     pub fn written(
         &self,
         mark: &str,
@@ -312,12 +315,12 @@ impl Head {
     }
 }
 
-/// The hash of a log of `count` elements, `last` being the canonical text of the last one's data.
+/// Returns the hash of a log of `count` elements; `last` is the canonical text of the data of the last one.
 pub fn hash(count: u64, last: &[u8]) -> String {
     hex(&sha256(&hashed(count, last)))
 }
 
-/// The text that is hashed.
+/// Returns the text that is hashed.
 pub fn hashed(count: u64, last: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(last.len() + 40);
     text.extend_from_slice(b"{\"last\":");
@@ -328,7 +331,7 @@ pub fn hashed(count: u64, last: &[u8]) -> Vec<u8> {
     text
 }
 
-/// The text without its first `skip` elements, and those that are not after `since`.
+/// Returns the text without its first `skip` elements, and without those that are not after `since`.
 fn after(text: &[u8], skip: u64, since: Option<u64>) -> &[u8] {
     let mut lines = Lines::of(text);
     for _ in 0..skip {
@@ -344,8 +347,8 @@ fn after(text: &[u8], skip: u64, since: Option<u64>) -> &[u8] {
     lines.rest()
 }
 
-/// The first elements of a text, at most `max_count` and `max_bytes` of them but at least one where any are
-/// allowed; how many they are; and the rest.
+/// Returns the first elements of a text, their number, and the rest: at most `max_count` elements and
+/// `max_bytes` bytes, but at least one element if any are allowed.
 fn cut(text: &[u8], max_bytes: usize, max_count: u64) -> (&[u8], u64, &[u8]) {
     let mut lines = Lines::of(text);
     let (mut end, mut count, mut rest) = (0, 0, text);
@@ -364,7 +367,7 @@ fn cut(text: &[u8], max_bytes: usize, max_count: u64) -> (&[u8], u64, &[u8]) {
     (&text[..end], count, rest)
 }
 
-/// What became of the element with this mark, among `elements`, of which the first is at `start`.
+/// Returns the result of the append with this mark, among `elements`; the first of these is at `start`.
 fn written(
     mark: &str,
     marks: &[(u64, String)],

@@ -1,5 +1,4 @@
-//! Batch pulls: what a request asks for (docs/reference/protocol.md#batch-pull).
-//! `batch_response` is the way back.
+//! The requests of batch pulls (docs/reference/protocol.md#batch-pull). `batch_response` builds the responses.
 
 use crate::canonical::canonicalize;
 use crate::error::CoreError;
@@ -21,15 +20,15 @@ const UNKNOWN_COLLECTION: &str = "Collection not found";
 const OUT_OF_SCOPE: &str = "Forbidden";
 const NOT_A_LOG: &str = "append_params_not_supported";
 
-/// A collection as batches see it.
+/// A collection, as far as batch pulls need it.
 pub struct Collection {
     segments: Vec<Segment>,
-    /// Whether a batch can read it at all.
+    /// True if batches can read the collection.
     servable: bool,
-    /// Whether the caller's scope counts.
+    /// True if the scope of the caller applies.
     scoped: bool,
     ttl_ms: Option<u64>,
-    /// Parameters whose values tell apart who may read.
+    /// Parameters whose values determine who may read.
     grouped_by: Vec<String>,
     log: Option<Log>,
 }
@@ -37,7 +36,7 @@ pub struct Collection {
 /// A collection of logs.
 #[derive(Clone, Copy)]
 pub struct Log {
-    /// How many elements a read returns at most; None: as many as are asked for.
+    /// Maximum number of elements that a read returns; None for no limit.
     pub max_elements: Option<u64>,
 }
 
@@ -73,7 +72,7 @@ impl Collection {
     }
 }
 
-/// What one request may ask for.
+/// Limits of one request.
 pub struct Limits {
     pub max_reads: usize,
     pub max_append_elements: u64,
@@ -87,19 +86,19 @@ pub struct Planner {
     limits: Limits,
 }
 
-/// Who asks: what `{identity}` stands for where no value is given (empty: nothing), and what the
-/// certificate covers.
+/// The caller: the value of `{identity}` if a request gives none (empty: no value), and the scope of its
+/// certificate.
 pub struct Caller<'a> {
     pub identity: &'a str,
     pub scope: Option<&'a Scope>,
 }
 
-/// Entries of one collection that are decided on together.
+/// Entries of one collection that share one authorisation decision.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Group {
     pub collection: usize,
     pub identity: Option<String>,
-    /// The values of the collection's `grouped_by`.
+    /// Values of the `grouped_by` of the collection.
     pub values: Vec<String>,
 }
 
@@ -110,7 +109,7 @@ pub struct Read {
     pub group: usize,
 }
 
-/// One log to read, and how much of it.
+/// One log to read, with the range of its elements.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Tail {
     pub key: String,
@@ -118,7 +117,7 @@ pub struct Tail {
     pub bounds: LogRange,
 }
 
-/// One entry of the answer: an error already, or a read.
+/// One entry of the response: an error already, or a read.
 #[derive(Clone, Copy)]
 pub enum Entry {
     Failed(&'static str),
@@ -126,17 +125,17 @@ pub enum Entry {
     Tail(usize),
 }
 
-/// What a request asks for, in its order.
+/// A parsed request, in its order.
 #[derive(Default)]
 pub struct Plan {
-    /// The names asked for, and where their entries are.
+    /// The requested names, and the ranges of their entries.
     pub names: Vec<(String, Range<usize>)>,
     pub entries: Vec<Entry>,
-    /// Those of the names that are known.
+    /// The known ones among the names.
     pub collections: Vec<usize>,
     pub groups: Vec<Group>,
     pub reads: Vec<Read>,
-    /// By read.
+    /// Indexed by read.
     pub ttls_ms: Vec<Option<u64>>,
     pub tails: Vec<Tail>,
 }
@@ -158,7 +157,7 @@ impl Planner {
         }
     }
 
-    /// The plan of a request with this query, as received.
+    /// Returns the plan of a request with this query, as received.
     pub fn plan(&self, query: &[u8], caller: &Caller<'_>) -> Result<Plan, CoreError> {
         let names = names(query)?;
         let suffixes = &self.limits.deny_suffixes;
@@ -202,7 +201,7 @@ impl Planner {
         Ok(draft.plan)
     }
 
-    /// The bounds of a collection's entries; None where one of them is not usable.
+    /// Returns the ranges of the entries of a collection; None if one of them is not usable.
     fn bounds(&self, name: &str, named: &[Option<ParamSet>]) -> Option<Vec<Option<LogRange>>> {
         let row = self.by_name.get(name).map(|&at| &self.collections[at]);
         let max_elements = row.and_then(|row| row.log?.max_elements);
@@ -223,7 +222,7 @@ impl Planner {
     }
 }
 
-/// A plan in the making.
+/// A plan under construction.
 struct Draft<'a> {
     planner: &'a Planner,
     caller: &'a Caller<'a>,
@@ -278,7 +277,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// The key that a param-set names, and the group it belongs to.
+    /// Returns the key of a param-set, and its group.
     fn resolve(
         &self,
         collection: usize,
@@ -360,7 +359,7 @@ impl<'a> Draft<'a> {
         Entry::Tail(at)
     }
 
-    /// Where the group is among the plan's; None where the caller's scope does not cover the key.
+    /// Returns the index of the group in the plan; None if the scope of the caller does not cover the key.
     fn admit(&mut self, key: &str, group: Group) -> Option<usize> {
         let row = &self.planner.collections[group.collection];
         if row.scoped && self.caller.scope.is_some_and(|scope| !scope.allows(key)) {
@@ -375,7 +374,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// The distinct names of the parameter `collections`.
+/// Returns the distinct names in the parameter `collections`.
 fn names(query: &[u8]) -> Result<Vec<String>, CoreError> {
     let list = parameter(query, "collections").unwrap_or_default();
     let mut names: Vec<String> = Vec::new();
@@ -391,7 +390,7 @@ fn names(query: &[u8]) -> Result<Vec<String>, CoreError> {
     Ok(names)
 }
 
-/// The JSON of a parameter, nothing where it is absent or empty; None where it has another shape.
+/// Returns the parsed JSON of a parameter: empty if it is absent or empty, None if it has another shape.
 fn listed<T: serde::de::DeserializeOwned>(query: &[u8], name: &str) -> Option<Listed<T>> {
     match parameter(query, name) {
         Some(text) if !text.is_empty() => serde_json::from_str(&text).ok(),
@@ -399,8 +398,8 @@ fn listed<T: serde::de::DeserializeOwned>(query: &[u8], name: &str) -> Option<Li
     }
 }
 
-/// A parameter's value as text: strings as they are, numbers as ECMAScript writes them, integers of 64 bits
-/// with all their digits.
+/// Returns the value of a parameter as text: strings unchanged, numbers as ECMAScript writes them, 64-bit
+/// integers with all their digits.
 fn text_of(value: &Value) -> Result<Cow<'_, str>, CoreError> {
     match value {
         Value::String(text) => Ok(Cow::Borrowed(text)),

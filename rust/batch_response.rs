@@ -1,4 +1,4 @@
-//! The answer to a batch pull, joined from stored bytes (docs/reference/protocol.md#batch-pull).
+//! The response to a batch pull, assembled from stored bytes (docs/reference/protocol.md#batch-pull).
 
 use crate::batch::{Entry, Plan, Tail};
 use crate::canonical::write_string;
@@ -6,28 +6,28 @@ use crate::envelope::Document;
 use std::hash::Hasher;
 use twox_hash::XxHash3_64;
 
-/// What the store said of a read.
+/// The result of a read of the store.
 pub enum Stored<'a> {
     Missing,
     Bytes(&'a [u8]),
-    /// A document whose hash and time are known, without its bytes.
+    /// A document of which only hash and time are known.
     Known(String, u64),
     Failed(&'a str),
 }
 
-/// What became of the read of a document.
+/// The result of the read of a document.
 pub enum Found {
     Missing,
     Document(Document),
-    /// A document's hash.
+    /// Hash of the document.
     Known(String),
     Failed(String),
 }
 
-/// The outcome of reading a log: its hash and whether elements were left out, or the text of an error.
+/// The result of the read of a log: its hash and a flag for omitted elements, or the text of an error.
 pub type TailOutcome = Result<(String, bool), String>;
 
-/// What became of a plan's reads.
+/// The results of all reads of a plan.
 pub struct Outcomes {
     pub reads: Vec<Found>,
     pub tails: Vec<TailOutcome>,
@@ -52,7 +52,7 @@ impl Found {
 }
 
 impl Plan {
-    /// What became of each read, `stored` being what the store said of it.
+    /// Returns the result of each read; `stored` has the results of the store.
     pub fn find(&self, stored: &[Stored<'_>], now_ms: u64) -> Vec<Found> {
         stored
             .iter()
@@ -61,7 +61,7 @@ impl Plan {
             .collect()
     }
 
-    /// A number for what the entries are: names, keys, bounds, hashes, errors and `variant`.
+    /// Returns a hash of the content of the entries: names, keys, ranges, hashes, errors and `variant`.
     pub fn version(&self, outcomes: &Outcomes, variant: &[u8]) -> u64 {
         let mut state = XxHash3_64::new();
         let mut add = |mark: u8, text: &[u8]| {
@@ -101,7 +101,7 @@ impl Plan {
         state.finish()
     }
 
-    /// The number of entries that get each read, and each tail.
+    /// Returns how many entries use each read, and each log read.
     pub fn times(&self) -> (Vec<usize>, Vec<usize>) {
         let (mut reads, mut tails) = (vec![0; self.reads.len()], vec![0; self.tails.len()]);
         for entry in &self.entries {
@@ -114,7 +114,7 @@ impl Plan {
         (reads, tails)
     }
 
-    /// Whether any entry is an error.
+    /// Returns true if any entry is an error.
     pub fn failed(&self, outcomes: &Outcomes) -> bool {
         self.entries.iter().any(|entry| match entry {
             Entry::Failed(_) => true,
@@ -123,7 +123,7 @@ impl Plan {
         })
     }
 
-    /// The answer's text, but for the `data` of documents and logs.
+    /// Returns the text of the response, without the `data` of documents and logs.
     pub fn frame(&self, outcomes: &Outcomes, now_ms: u64) -> Frame {
         let mut frame = Frame::default();
         frame.text.extend_from_slice(b"{\"collections\":{");
@@ -146,15 +146,15 @@ impl Plan {
     }
 }
 
-/// Text with gaps for the `data` of reads.
+/// Response text with gaps for the `data` of reads.
 #[derive(Default)]
 pub struct Frame {
     text: Vec<u8>,
-    /// Where in `text`, and whose.
+    /// Positions in `text`, and the read that fills each gap.
     gaps: Vec<(usize, Gap)>,
 }
 
-/// Whose `data` fills a gap.
+/// The read whose `data` fills a gap.
 #[derive(Clone, Copy)]
 pub enum Gap {
     Read(usize),
@@ -218,7 +218,7 @@ impl Frame {
             .extend_from_slice(digits.format(number).as_bytes());
     }
 
-    /// The pieces of the whole text, what fills a gap being what `data` says.
+    /// Returns the chunks of the whole text, with each gap filled by `data`.
     pub fn pieces<'a>(&'a self, data: impl Fn(Gap) -> &'a [u8]) -> Vec<&'a [u8]> {
         let mut pieces = Vec::with_capacity(2 * self.gaps.len() + 1);
         let mut start = 0;

@@ -1,4 +1,4 @@
-//! Stamps the extension with a digest of its sources, so that a checkout refuses a stale build.
+//! Stamps the extension with a digest of its sources, so that Python rejects a stale build in a checkout.
 //!
 //! `pysync/_build.py` computes the same digest; the two must agree.
 

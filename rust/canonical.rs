@@ -1,9 +1,8 @@
-//! JSON text to its canonical form (docs/reference/protocol.md#canonical-json), in one pass
-//! over the received bytes.
+//! Canonical JSON (docs/reference/protocol.md#canonical-json), in one pass over the received bytes.
 //!
-//! The tokenizer is serde_json's; the values it meets are written to the output at once, no tree is built.
-//! Members are written in the order in which they arrive. Where that order was not the canonical one, the
-//! finished object is put in order by moving the texts of its members.
+//! The tokenizer is that of serde_json. Values are written to the output as they are parsed, without building a
+//! tree. Members are written in the order of the input; if that is not the canonical order, the texts of the
+//! members of the finished object are reordered.
 
 use crate::error::CoreError;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -12,14 +11,13 @@ use sha2::{Digest, Sha256};
 use std::cmp::Ordering;
 use std::fmt;
 
-/// Objects and arrays that may lie within each other, the outermost counted.
+/// Maximum nesting depth of objects and arrays, including the outermost.
 pub const MAX_DEPTH: u32 = 64;
 
-/// The magnitude below which every whole number is a double of its own, so that its digits are its text.
+/// Every whole number below this magnitude is exactly a double, so its digits are its canonical text.
 const EXACT: u64 = 1 << 53;
 
-/// Keys that are dropped from what is stored (docs/reference/protocol.md#push-a-document), as
-/// canonical texts.
+/// Keys that are not stored (docs/reference/protocol.md#push-a-document), as canonical texts.
 const UNSAFE_KEYS: [&[u8]; 5] = [
     b"\"__proto__\"",
     b"\"constructor\"",
@@ -28,22 +26,22 @@ const UNSAFE_KEYS: [&[u8]; 5] = [
     b"\"__dict__\"",
 ];
 
-/// The canonical text of `text`, nothing dropped.
+/// Returns the canonical text of `text`, with all its members.
 pub fn canonicalize(text: &[u8]) -> Result<Vec<u8>, CoreError> {
     let mut writer = Writer::with_capacity(text.len(), Integers::Rounded);
     parse(text, writer.value(Keys::All))?;
     Ok(writer.out)
 }
 
-/// What `seed` makes of the whole of `text`.
+/// Runs `seed` over the whole of `text`.
 ///
-/// A seed must accept every kind of value that it can meet: the only objection of its own that it may raise
-/// is `Writer::enter`'s.
+/// A seed must accept every kind of value that it can meet. The only error of its own that it may raise is that
+/// of `Writer::enter`.
 pub fn parse<'de, S: DeserializeSeed<'de>>(
     text: &'de [u8],
     seed: S,
 ) -> Result<S::Value, CoreError> {
-    // Checked as a whole: faster than string by string.
+    // Validating all of it at once is faster than string by string.
     let text = std::str::from_utf8(text).map_err(|_| CoreError::InvalidJson)?;
     let mut tokens = serde_json::Deserializer::from_str(text);
     let value = seed
@@ -113,42 +111,42 @@ fn write_double(out: &mut Vec<u8>, number: f64) {
     out.extend_from_slice(ryu_js::Buffer::new().format(number).as_bytes());
 }
 
-/// Which members of an object are kept.
+/// Selects the members of an object that are kept.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Keys {
     All,
     Safe,
 }
 
-/// How the integers of 64 bits that reach `EXACT` are written.
+/// Format of 64-bit integers of magnitude `EXACT` and above.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Integers {
-    /// With all their digits.
+    /// All digits.
     Exact,
-    /// As the nearest double, which is canonical.
+    /// The nearest double, which is canonical.
     Rounded,
 }
 
-/// The text written so far, and what its open objects still need.
+/// The text written so far, and the state of its open objects.
 pub struct Writer {
     pub out: Vec<u8>,
-    /// Whether an integer came that `Integers` is about: without one, both write the same text.
+    /// True if an integer was met that `Integers` affects; otherwise both settings write the same text.
     pub met_large: bool,
     integers: Integers,
-    /// The members of all objects that are open, the outermost object's first.
+    /// Members of all open objects, those of the outermost object first.
     members: Vec<Member>,
     scratch: Vec<u8>,
     depth: u32,
     pub max_depth: u32,
 }
 
-/// Where a member lies in `Writer::out`: `"key":value`.
+/// Location of a member in `Writer::out`: `"key":value`.
 #[derive(Clone, Copy)]
 struct Member {
     start: usize,
     key_end: usize,
     end: usize,
-    /// Whether the key came with escapes, so that its text may sort unlike its characters.
+    /// True if the key had escapes, so that its text may sort differently from its characters.
     escaped: bool,
 }
 
@@ -165,12 +163,12 @@ impl Writer {
         }
     }
 
-    /// The seed that appends one JSON value.
+    /// Returns the seed that appends one JSON value.
     pub fn value(&mut self, keys: Keys) -> Value<'_> {
         Value { writer: self, keys }
     }
 
-    /// Goes one level down; `leave` comes back.
+    /// Enters a nested value; `leave` returns from it.
     pub fn enter<E: Error>(&mut self) -> Result<(), E> {
         self.depth += 1;
         if self.depth > self.max_depth {
@@ -193,7 +191,7 @@ impl Writer {
         }
     }
 
-    /// Ends a list of items, each of which was followed by a comma.
+    /// Ends a list of items, each followed by a comma.
     fn close(&mut self, opened: usize, bracket: u8) {
         if self.out.len() > opened {
             self.out.pop();
@@ -202,8 +200,8 @@ impl Writer {
         self.leave();
     }
 
-    /// Puts the members from `first` on, which are the last thing written, in order of their keys. Of equal
-    /// keys the one that came last stays.
+    /// Sorts the members from `first` on, which must be the last text written, by their keys. Of duplicate keys
+    /// the last one is kept.
     fn sort_members(&mut self, first: usize) {
         let Some(begin) = self.members.get(first).map(|member| member.start) else {
             return;
@@ -229,9 +227,9 @@ impl Writer {
 }
 
 impl Member {
-    /// By code point, which is the order of the bytes in UTF-8.
+    /// Sorts by code point, which is the byte order in UTF-8.
     fn compare_key(&self, other: &Self, out: &[u8]) -> Ordering {
-        // Without the quotes: the closing one is no part of the key.
+        // Excludes the quotes: the closing one is not part of the key.
         let (mine, theirs) = (
             &out[self.start + 1..self.key_end - 1],
             &out[other.start + 1..other.key_end - 1],
@@ -244,7 +242,7 @@ impl Member {
     }
 }
 
-/// The bytes that a canonical string stands for.
+/// Returns the bytes that a canonical string represents.
 fn unescape(text: &[u8]) -> impl Iterator<Item = u8> {
     let nibble = |digit: u8| {
         if digit <= b'9' {
@@ -271,8 +269,8 @@ fn unescape(text: &[u8]) -> impl Iterator<Item = u8> {
     })
 }
 
-/// Appends the value that it is handed. Unsafe keys are looked for only on the way through objects: what
-/// lies in an array is kept as it is.
+/// Appends one value. Unsafe keys are removed only from objects that are not inside an array: the content of
+/// arrays is kept unchanged.
 pub struct Value<'w> {
     writer: &'w mut Writer,
     keys: Keys,
@@ -390,7 +388,7 @@ impl<'de> Visitor<'de> for Value<'_> {
     }
 }
 
-/// Appends a key, and tells whether it came with escapes.
+/// Appends a key, and returns true if it had escapes.
 struct Key<'w>(&'w mut Vec<u8>);
 
 impl<'de> DeserializeSeed<'de> for Key<'_> {
@@ -419,7 +417,7 @@ impl<'de> Visitor<'de> for Key<'_> {
     }
 }
 
-/// Appends a string that the tokenizer could borrow: one without escapes, hence with nothing to escape.
+/// Appends a string that the tokenizer could borrow: it had no escapes, so it needs none.
 fn write_plain(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
     out.extend_from_slice(text.as_bytes());

@@ -1,7 +1,8 @@
-//! Push bodies and stored documents (docs/reference/protocol.md#push-a-document): what lies around `data`.
+//! Push bodies and stored documents (docs/reference/protocol.md#push-a-document): everything around `data`.
 //!
-//! A stored document is `{"v":1,"ts":..,"hash":"..",<author>,"data":..,"xxh3":"<32 hex digits>"}`, perhaps with a
-//! mark after it, the checksum being of all else in the object, the mark too. Earlier versions wrote none.
+//! A stored document is `{"v":1,"ts":..,"hash":"..",<author>,"data":..,"xxh3":"<32 hex digits>"}`, optionally
+//! followed by a mark. The checksum covers everything else in the object, and the mark. Earlier versions wrote
+//! no checksum.
 
 use crate::canonical::{self, Integers, Keys, Writer, canonicalize, hex, sha256, write_string};
 use crate::error::CoreError;
@@ -14,7 +15,7 @@ use std::fmt;
 use std::ops::Range;
 use twox_hash::xxhash3_128::Hasher;
 
-/// Who vouches for a document, unverified.
+/// The author proof of a document, not verified.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Author {
     pub pubkey: String,
@@ -24,20 +25,20 @@ pub struct Author {
 /// The `data` of a request body.
 #[derive(Clone)]
 pub struct Content {
-    /// What is stored and sent back: sanitised, canonical but for its integers of 64 bits, which are exact.
+    /// The text that is stored and sent back: sanitised, and canonical except for exact 64-bit integers.
     pub data: Vec<u8>,
-    /// The canonical text, where it is not that of `data`.
+    /// The canonical text, if it differs from `data`.
     rounded: Option<Vec<u8>>,
 }
 
 impl Content {
-    /// What is hashed, and what an author signs.
+    /// Returns the text that is hashed, and that an author signs.
     pub fn canonical(&self) -> &[u8] {
         self.rounded.as_ref().unwrap_or(&self.data)
     }
 }
 
-/// A push body, decoded.
+/// A decoded push body.
 #[derive(Clone)]
 pub struct Push {
     pub content: Content,
@@ -68,7 +69,7 @@ impl Push {
         })
     }
 
-    /// The same push over another base.
+    /// Returns the same push with another base.
     pub fn rebased(&self, base_hash: &str) -> Self {
         Self {
             base_hash: Some(base_hash.into()),
@@ -76,7 +77,7 @@ impl Push {
         }
     }
 
-    /// The pieces of the object to store that lie before and after its `data`; it ends with `mark`.
+    /// Returns the text of the object to store before and after its `data`; it ends with `mark`.
     pub fn stored_frame(&self, ts_ms: u64, mark: &[u8]) -> (Vec<u8>, Vec<u8>) {
         stored_frame(
             ts_ms,
@@ -104,7 +105,7 @@ fn stored_frame(
     (head, end)
 }
 
-/// The text of a stored document up to its `data`.
+/// Returns the text of a stored document up to its `data`.
 fn stored_head(ts_ms: u64, hash: &str, author: Option<&Author>) -> Vec<u8> {
     let mut head = Vec::with_capacity(384);
     head.extend_from_slice(OWN_START);
@@ -117,7 +118,7 @@ fn stored_head(ts_ms: u64, hash: &str, author: Option<&Author>) -> Vec<u8> {
     head
 }
 
-/// XXH3 of 128 bits of what `parts` are together, in hex digits.
+/// Returns the 128-bit XXH3 of the concatenated `parts`, in hex digits.
 fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM] {
     let mut state = Hasher::new();
     for part in parts {
@@ -128,7 +129,7 @@ fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM] {
     digits
 }
 
-/// The `data` of a push or append body, and its other members that count.
+/// Parses `data` of a push or append body, and its other members that have a meaning.
 pub fn decode_body(body: &[u8]) -> Result<(Content, Members), CoreError> {
     let mut writer = Writer::with_capacity(body.len(), Integers::Exact);
     let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
@@ -146,16 +147,16 @@ pub fn decode_body(body: &[u8]) -> Result<(Content, Members), CoreError> {
     Ok((Content { data, rounded }, members))
 }
 
-/// Writes `data` to the writer, nothing else, and returns the other members that count.
+/// A visitor that writes only `data` to the writer, and returns the other members that have a meaning.
 struct Body<'w>(&'w mut Writer);
 
-/// The members of a body beside `data`.
+/// Members of a body other than `data`.
 #[derive(Default)]
 pub struct Members {
     base_hash: Member,
     pub author_pubkey: Member,
     pub author_signature: Member,
-    /// The text of `ts`, empty where it is absent or null.
+    /// Text of `ts`, empty if it is absent or null.
     pub ts: Vec<u8>,
 }
 
@@ -192,7 +193,8 @@ impl<'de> Visitor<'de> for Body<'_> {
                 map.next_value_seed(writer.value(Keys::Safe))?;
                 continue;
             }
-            // Members without meaning are written too, and taken back: so they are checked like the others.
+            // Members without a meaning are written too, and removed again, so that they are validated like the
+            // others.
             let mark = writer.out.len();
             map.next_value_seed(writer.value(Keys::All))?;
             let text = &writer.out[mark..];
@@ -230,7 +232,7 @@ const SEAL_END: &[u8] = b"\"}";
 const CHECKSUM: usize = 32;
 const SEAL: usize = SEAL_START.len() + CHECKSUM + SEAL_END.len();
 
-/// Appends the members of an author proof, each with the comma before it.
+/// Appends the members of an author proof, each preceded by a comma.
 pub fn write_author(out: &mut Vec<u8>, author: Option<&Author>) {
     if let Some(author) = author {
         out.extend_from_slice(b",\"authorPubkey\":");
@@ -240,7 +242,7 @@ pub fn write_author(out: &mut Vec<u8>, author: Option<&Author>) {
     }
 }
 
-/// A stored document: its small parts, and where its `data` lies.
+/// A stored document: its small members, and the range of its `data`.
 #[derive(Debug, PartialEq)]
 pub struct Document {
     pub hash: String,
@@ -249,12 +251,12 @@ pub struct Document {
     pub data: Range<usize>,
 }
 
-/// True if these bytes were meant to be a document of ours, as far as a damaged one can be recognised.
+/// Returns true if these bytes are a document that pysync wrote, as far as a damaged one can be recognised.
 pub fn is_own(stored: &[u8]) -> bool {
     begins_as_own(stored) || unseal(stored.trim_ascii_end()).is_some()
 }
 
-/// True if a text begins as ours do, except for one damaged byte before its time.
+/// Returns true if a text begins as our documents do, except for one damaged byte before its time.
 fn begins_as_own(text: &[u8]) -> bool {
     let begins = || {
         let (start, rest) = text.split_at_checked(OWN_START.len())?;
@@ -264,7 +266,7 @@ fn begins_as_own(text: &[u8]) -> bool {
     begins().unwrap_or(false)
 }
 
-/// The text of a stored document before its checksum, and that; None where it has none.
+/// Returns the text of a stored document before its checksum, and the checksum; None without one.
 fn unseal(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let (body, seal) = text.split_at_checked(text.len().checked_sub(SEAL)?)?;
     let digits = seal.strip_prefix(SEAL_START)?.strip_suffix(SEAL_END)?;
@@ -273,7 +275,7 @@ fn unseal(text: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl Document {
-    /// The document that `stored` holds, verified by the rules of its layout.
+    /// Parses and verifies a stored document in any of its layouts.
     pub fn locate(stored: &[u8]) -> Result<Self, CoreError> {
         let text = stored.trim_ascii_end();
         let found = match unseal(text) {
@@ -286,7 +288,8 @@ impl Document {
         found.ok_or(CoreError::DocumentCorrupt)
     }
 
-    /// The parts of a text of ours up to the end of its `data`. None, too, where a string holds an escape.
+    /// Parses a text of our layout up to the end of its `data`. Returns None also if a string contains an
+    /// escape.
     fn slice(body: &[u8]) -> Option<Self> {
         let rest = body.strip_prefix(OWN_START)?;
         let (digits, rest) = rest.split_at(rest.iter().position(|byte| !byte.is_ascii_digit())?);
@@ -315,7 +318,8 @@ impl Document {
         })
     }
 
-    /// As earlier versions of ours wrote it, or Starfish in the same order: the hash vouches for `data`.
+    /// Parses the layout of earlier versions, or of Starfish with the same order of members. The hash verifies
+    /// `data`.
     fn without_checksum(text: &[u8]) -> Option<Self> {
         let found = Self::slice(text.strip_suffix(b"}")?).or_else(|| Self::parse(text))?;
         let head = stored_head(found.ts_ms, &found.hash, found.author.as_ref());
@@ -323,20 +327,21 @@ impl Document {
         (is_whole && found.is_vouched_for(text)).then_some(found)
     }
 
-    /// True if the hash is that of `data`, or of the log that it holds.
+    /// Returns true if the hash is that of `data`, or of the log in it.
     fn is_vouched_for(&self, stored: &[u8]) -> bool {
         let data = &stored[self.data.clone()];
         is_hash_of(&self.hash, data) || starfish::is_hash_of_log(&self.hash, data)
     }
 
-    /// As Starfish writes documents, members in any order: the hash vouches for `data`, or for the newest
-    /// element where that is a log. Of a log in chunks it does not say anything of what is here.
+    /// Parses documents that Starfish wrote, with members in any order. The hash verifies `data`, or the newest
+    /// element if that is a log. It does not cover anything in the head of a log in chunks.
     fn foreign(stored: &[u8]) -> Option<Self> {
         let found = Self::parse(stored)?;
         (starfish::is_chunked(stored) || found.is_vouched_for(stored)).then_some(found)
     }
 
-    /// Compares the hash with that of `data`, even if a checksum verified the object. `locate` found it in `stored`.
+    /// Compares the hash with that of `data`, even if a checksum verified the object. `locate` must have found
+    /// it in `stored`.
     pub fn verify(&self, stored: &[u8]) -> bool {
         starfish::is_chunked(stored) || self.is_vouched_for(stored)
     }
@@ -344,7 +349,7 @@ impl Document {
     fn parse(stored: &[u8]) -> Option<Self> {
         let members: HashMap<String, &RawValue> = serde_json::from_slice(stored).ok()?;
         let text = |name| serde_json::from_str::<String>(members.get(name)?.get()).ok();
-        // It goes into a header: nothing but what a hash looks like may.
+        // The hash is sent in a header, so it must be well-formed.
         let hash = text("hash").filter(|hash| is_hash(hash))?;
         let author = text("authorPubkey").zip(text("authorSignature"));
         let data = members.get("data")?.get();
@@ -363,13 +368,13 @@ impl Document {
         })
     }
 
-    /// The pieces around `data`, as `Push::stored_frame`, of a document that differs from this one in `data`
-    /// and `hash`, and has no author.
+    /// Returns the text around `data`, as `Push::stored_frame` does, of a document that differs from this one
+    /// in `data` and `hash` and has no author.
     pub fn redacted_frame(&self, data: &[u8], hash: &str) -> (Vec<u8>, Vec<u8>) {
         stored_frame(self.ts_ms, hash, None, data, b"")
     }
 
-    /// The members of a pull answer that follow its `data`, each with the comma before it.
+    /// Returns the members of a pull response that follow its `data`, each preceded by a comma.
     pub fn write_answer_tail(&self, out: &mut Vec<u8>, timestamp_ms: u64) {
         out.extend_from_slice(b",\"hash\":");
         write_string(out, &self.hash);
@@ -386,7 +391,8 @@ pub fn is_hash(text: &str) -> bool {
             .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The string that ends at the next quote, and what follows it; None where it holds an escape.
+/// Returns the string that ends at the next quote, and the text after it; None if the string contains an
+/// escape.
 fn quoted(text: &[u8]) -> Option<(&str, &[u8])> {
     let end = text
         .iter()

@@ -1,8 +1,8 @@
-//! Every way the core refuses its input.
+//! The errors of the core.
 
 use std::fmt;
 
-/// The cases that a caller can tell apart; `py.rs` gives each its Python class.
+/// Error cases that callers can distinguish; `py.rs` maps each to its Python class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CoreError {
     InvalidJson,

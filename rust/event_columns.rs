@@ -5,7 +5,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::value::RawValue;
 use std::fmt;
 
-/// The members of an event that have columns of their own, as canonical texts.
+/// Members of an event that have columns of their own, as canonical texts.
 const NAMES: [&str; 9] = [
     "\"event_type\"",
     "\"event\"",
@@ -17,29 +17,28 @@ const NAMES: [&str; 9] = [
     "\"context\"",
     "\"dt\"",
 ];
-/// What only the server says.
+/// Members that only the server sets.
 const RECEIVED_AT: &str = "\"received_at\"";
 
-/// The texts of one column, end to end. No column is longer than the data that it is made of.
+/// Texts of one column, concatenated. No column is longer than the data that it is made of.
 #[derive(Default)]
 pub struct Column {
     pub text: Vec<u8>,
-    /// Where each text ends.
+    /// End offset of each text.
     pub ends: Vec<usize>,
 }
 
-/// The columns of a batch: those of `NAMES`, and `extra`, which has the other members of an event as one
-/// object.
+/// The columns of a batch: those of `NAMES`, and `extra`, a JSON object of the other members of an event.
 #[derive(Default)]
 pub struct Columns {
     pub columns: [Column; NAMES.len() + 1],
-    /// How many events there are.
+    /// Number of events.
     pub count: usize,
 }
 
 impl Columns {
-    /// The events of `data`, canonical text (but for its large integers). A string is its characters, null
-    /// is nothing, and any other value its text.
+    /// Returns the columns of the events in `data`, canonical text except for large integers. Strings become
+    /// their characters, null an empty text, and any other value its JSON text.
     pub fn read(data: &[u8]) -> Result<Self, CoreError> {
         let text = str::from_utf8(data).map_err(|_| CoreError::InvalidEvents)?;
         let mut columns = Self::default();
@@ -125,7 +124,7 @@ impl<'de> Visitor<'de> for Events<'_> {
     }
 }
 
-/// One event: the next row.
+/// One event, which becomes the next row.
 struct Event<'c>(&'c mut Columns);
 
 impl<'de> DeserializeSeed<'de> for Event<'_> {

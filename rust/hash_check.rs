@@ -1,10 +1,10 @@
-//! Whether a hash is that of a stored text, also of one that Starfish has written.
+//! Checks of the hashes of stored texts, including those that Starfish wrote.
 
 use crate::canonical::{Integers, Keys, Writer, hex, parse, sha256};
 use crate::error::CoreError;
 
-/// Whether `hash` is the SHA-256 of this JSON: of the text as it is, of the canonical one, or of that with all
-/// digits of its whole numbers, as Starfish's Python server has them.
+/// Returns true if `hash` is the SHA-256 of this JSON: of the text itself, of its canonical form, or of that
+/// form with all digits of whole numbers, as the Python server of Starfish writes them.
 pub fn is_hash_of(hash: &str, text: &[u8]) -> bool {
     if hex(&sha256(text)) == hash {
         return true;
@@ -14,8 +14,8 @@ pub fn is_hash_of(hash: &str, text: &[u8]) -> bool {
     })
 }
 
-/// `canonicalize` of what others have stored, which may nest deeper than ours (as deep as serde_json goes), and
-/// hold halves of surrogate pairs: those are escapes in the canonical text too.
+/// Canonicalises text that other programs stored. It may nest deeper than ours (as deep as serde_json allows),
+/// and contain unpaired surrogates, which are escapes in the canonical text too.
 fn canonicalize_foreign(text: &[u8]) -> Result<Vec<u8>, CoreError> {
     let marked = mark_halves(text);
     let text = marked.as_ref().map_or(text, |marked| marked.as_bytes());
@@ -29,11 +29,11 @@ fn canonicalize_foreign(text: &[u8]) -> Result<Vec<u8>, CoreError> {
     Ok(canonical.replace(HALF, "\\u").into_bytes())
 }
 
-/// Stands for the `\u` of half a surrogate pair. No character has this code, and it sorts as the halves do.
+/// Replaces the `\u` of an unpaired surrogate. No character has this code, and it sorts as surrogates do.
 const HALF: char = '\u{d7ff}';
 
-/// The text with `HALF` in the escapes of halves of surrogate pairs; None where there are none, or where it
-/// holds that itself.
+/// Returns the text with `HALF` in the escapes of unpaired surrogates; None if there are none, or if the text
+/// contains `HALF` already.
 fn mark_halves(text: &[u8]) -> Option<String> {
     let text = str::from_utf8(text).ok()?;
     let mut marked = String::new();
@@ -61,7 +61,7 @@ fn mark_halves(text: &[u8]) -> Option<String> {
     (!has_own && marked.contains(HALF)).then_some(marked)
 }
 
-/// The code unit of a text that begins with `\uXXXX`.
+/// Returns the code unit of a text that begins with `\uXXXX`.
 fn escaped_unit(text: &str) -> Option<u16> {
     let digits = text.strip_prefix("\\u")?.get(..4)?;
     u16::from_str_radix(digits, 16).ok()
@@ -71,12 +71,12 @@ fn is_low(unit: Option<u16>) -> bool {
     matches!(unit, Some(0xdc00..=0xdfff))
 }
 
-/// A canonical text whose whole numbers have all digits of the doubles that they are.
+/// Returns a canonical text in which whole numbers have all the digits of their doubles.
 fn with_all_digits(canonical: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(canonical.len());
     let (mut rest, mut in_string) = (canonical, false);
     while let Some((&byte, after)) = rest.split_first() {
-        // A fraction or an exponent begins with no digit of ours.
+        // The digits of a fraction or an exponent do not begin a number.
         let begins = !matches!(out.last(), Some(b'0'..=b'9' | b'.' | b'+' | b'e'));
         if !in_string && byte.is_ascii_digit() && begins {
             let end = rest.iter().position(|byte| !byte.is_ascii_digit());
@@ -85,7 +85,7 @@ fn with_all_digits(canonical: &[u8]) -> Vec<u8> {
             let number = str::from_utf8(digits)
                 .ok()
                 .and_then(|digits| digits.parse::<f64>().ok());
-            // Below 17 digits all of them are there.
+            // Numbers of fewer than 17 digits are complete.
             if let Some(number) = number.filter(|_| is_whole && digits.len() >= 17) {
                 out.extend_from_slice(format!("{number:.0}").as_bytes());
                 rest = after;

@@ -1,4 +1,4 @@
-//! The loops over bytes of pysync: no I/O, no clock, no randomness, no threads.
+//! The byte-level loops of pysync. They do no I/O, read no clock, use no randomness and start no threads.
 #![forbid(unsafe_code)]
 
 pub mod applog;

@@ -1,8 +1,9 @@
-//! The objects of an append-only log as text: head, segments, blocks of the index.
+//! The text format of the objects of an append-only log: head, segments, and blocks of the index.
 //!
-//! Each is one JSON object, `{"v":1,"xxh3":"<16 hex digits>",<header>,"items":[<newline><elements><newline>]}`, the
-//! checksum being of all that follows it. Elements are one a line, and no line break is within one, so that a
-//! slice of them is a slice of the text, and goes into an answer as it is. A block has no items.
+//! Each is one JSON object, `{"v":1,"xxh3":"<16 hex digits>",<header>,"items":[<newline><elements><newline>]}`.
+//! The checksum covers everything that follows it. Each line has one element, and no element contains a line
+//! break, so a slice of the elements is a slice of the text and is copied into a response unchanged. A block
+//! has no items.
 
 use crate::error::CoreError;
 use memchr::memmem;
@@ -16,15 +17,15 @@ const CHECKSUM: usize = 16;
 const AFTER_CHECKSUM: &[u8] = b"\",";
 const ITEMS: &[u8] = b",\"items\":[\n";
 const END: &[u8] = b"\n]}";
-/// What is between two elements.
+/// Separator of elements.
 pub const SEPARATOR: &[u8] = b",\n";
 const ELEMENT_START: &[u8] = b"{\"ts\":";
 
-/// Where elements lie in a log: positions `from` up to `to`, the first written at `ts_ms`.
+/// The location of elements in a log: the position of the first one, and its time in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Entry(pub u64, pub u64);
 
-/// What an object says of itself and its elements. Members that an object does not have are empty.
+/// The header of an object. Members that an object does not have are empty.
 #[derive(Deserialize)]
 pub struct Header<'a> {
     pub log: &'a str,
@@ -32,35 +33,35 @@ pub struct Header<'a> {
     pub level: usize,
     pub from: u64,
     pub to: u64,
-    /// Of a head: when it was written.
+    /// Head only: time of the write.
     #[serde(default)]
     pub at: u64,
-    /// Of a head: the newest element's.
+    /// Head only: time of the newest element.
     #[serde(default)]
     pub ts: u64,
     #[serde(default)]
     pub hash: &'a str,
     pub previous: Option<&'a str>,
-    /// Of a head: the members that lie beside the elements in `data`.
+    /// Head only: other members of `data` than the elements.
     #[serde(borrow)]
     pub beside: Option<&'a RawValue>,
-    /// Of a head: for each level the entries that lie before the next lower level's.
+    /// Head only: for each level, the entries that precede those of the next lower level.
     #[serde(default)]
     pub index: Vec<Vec<Entry>>,
-    /// Of a block.
+    /// Block only.
     #[serde(default)]
     pub entries: Vec<Entry>,
-    /// Positions of elements that are to be recognised, and what by.
+    /// Positions of elements that repeated appends recognise, with their marks.
     #[serde(default)]
     pub marks: Vec<(u64, String)>,
 }
 
-/// Whether these bytes were meant to be an object of ours.
+/// Returns true if these bytes are an object that pysync wrote, even a damaged one.
 pub fn is_own(stored: &[u8]) -> bool {
     stored.starts_with(START)
 }
 
-/// The object of a header, which is the inside of a JSON object, and elements; None for a block.
+/// Returns the object with this header, the inside of a JSON object, and these elements; None for a block.
 pub fn write(header: &str, elements: Option<&[u8]>) -> Vec<u8> {
     let length = elements.map_or(0, <[u8]>::len);
     let mut out = Vec::with_capacity(header.len() + length + 64);
@@ -82,8 +83,8 @@ pub fn write(header: &str, elements: Option<&[u8]>) -> Vec<u8> {
     out
 }
 
-/// The text of an object's header, a JSON object that lacks its closing brace where elements follow, and the
-/// elements. None where the bytes are not an object that `write` made.
+/// Returns the header of an object as JSON, without the closing brace if elements follow, and the elements.
+/// Returns None if `write` did not make these bytes.
 fn split(stored: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = stored.strip_prefix(START)?;
     let (checksum, rest) = rest.split_at_checked(CHECKSUM)?;
@@ -97,7 +98,7 @@ fn split(stored: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-/// What `with` makes of an object's header and the text of its elements.
+/// Applies `with` to the header of an object and the text of its elements.
 pub fn read<'a, T>(
     stored: &'a [u8],
     with: impl FnOnce(Header<'_>, &'a [u8]) -> Option<T>,
@@ -120,7 +121,7 @@ pub fn read<'a, T>(
     found().ok_or(CoreError::DocumentCorrupt)
 }
 
-/// The number of elements in a text; None if it is not a text of elements.
+/// Returns the number of elements in a text; None if the text is not a list of elements.
 fn count_of(text: &[u8]) -> Option<u64> {
     let (mut rest, mut count) = (text, 0);
     while !rest.is_empty() {
@@ -136,7 +137,7 @@ fn count_of(text: &[u8]) -> Option<u64> {
     Some(count)
 }
 
-/// Appends `[[12,1763740000000],[14,95],..]`: each entry but the first as what it lies after the one before.
+/// Appends `[[12,1763740000000],[14,95],..]`: every entry but the first as the difference to the previous one.
 pub fn write_entries(out: &mut String, entries: &[Entry]) {
     out.push('[');
     let mut before = Entry(0, 0);
@@ -153,7 +154,7 @@ pub fn write_entries(out: &mut String, entries: &[Entry]) {
     out.push(']');
 }
 
-/// The entries that were written so; None where the numbers are too large.
+/// Returns the entries of this format; None if the numbers overflow.
 fn read_entries(entries: &mut [Entry]) -> Option<()> {
     let mut before = Entry(0, 0);
     for entry in entries {
@@ -166,7 +167,7 @@ fn read_entries(entries: &mut [Entry]) -> Option<()> {
     Some(())
 }
 
-/// Appends the member `marks`, with the comma before it; nothing where there are none. Marks are hex.
+/// Appends the member `marks`, preceded by a comma; nothing if there are none. Marks are hex digits.
 pub fn write_marks(out: &mut String, marks: &[(u64, String)]) {
     for (at, (position, mark)) in marks.iter().enumerate() {
         let before = if at > 0 { "," } else { ",\"marks\":[" };
@@ -177,7 +178,7 @@ pub fn write_marks(out: &mut String, marks: &[(u64, String)]) {
     }
 }
 
-/// Appends an element. `author` is the text of its proof's members.
+/// Appends an element. `author` is the text of the members of its proof.
 pub fn write_element(out: &mut Vec<u8>, ts_ms: u64, data: &[u8], author: &[u8]) {
     if !out.is_empty() {
         out.extend_from_slice(SEPARATOR);
@@ -190,14 +191,14 @@ pub fn write_element(out: &mut Vec<u8>, ts_ms: u64, data: &[u8], author: &[u8]) 
     out.push(b'}');
 }
 
-/// The time of the element that `text` starts with.
+/// Returns the time of the element at the start of `text`.
 pub fn ts_of(text: &[u8]) -> Option<u64> {
     let rest = text.strip_prefix(ELEMENT_START)?;
     let end = rest.iter().position(|byte| !byte.is_ascii_digit())?;
     str::from_utf8(&rest[..end]).ok()?.parse().ok()
 }
 
-/// The `data` of one element.
+/// Returns the `data` of one element.
 pub fn data_of(element: &[u8]) -> Option<&[u8]> {
     #[derive(Deserialize)]
     struct Element<'a> {
@@ -208,7 +209,7 @@ pub fn data_of(element: &[u8]) -> Option<&[u8]> {
     Some(element.data.get().as_bytes())
 }
 
-/// The elements of a text, one after another.
+/// Iterator over the elements of a text.
 pub struct Lines<'a> {
     text: &'a [u8],
     at: Option<usize>,
@@ -222,7 +223,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// The text from the next element on.
+    /// Returns the text from the next element on.
     pub fn rest(&self) -> &'a [u8] {
         self.at.map_or(b"", |at| &self.text[at..])
     }
@@ -235,7 +236,7 @@ impl<'a> Iterator for Lines<'a> {
         let start = self.at?;
         let length = memchr::memchr(b'\n', &self.text[start..]);
         self.at = length.map(|length| start + length + 1);
-        // Before a line break stands the comma of `SEPARATOR`.
+        // A line break is preceded by the comma of `SEPARATOR`.
         Some(length.map_or(&self.text[start..], |length| {
             &self.text[start..start + length.saturating_sub(1)]
         }))

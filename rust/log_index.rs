@@ -1,29 +1,30 @@
-//! The index of a log: which objects hold the elements that lie before its tail.
+//! The index of a log: the objects that contain the elements before its tail.
 //!
-//! A list of level 0 names segments. One that has become `FAN_OUT` long is stored as a block, which is an entry of
-//! the level above: so a head stays small, and a tail is a few reads away, whatever the length of the log.
+//! A list of level 0 names segments. A list of `FAN_OUT` entries is stored as a block, which becomes an entry
+//! of the next higher level. The head therefore stays small, and a tail takes few reads, for logs of any
+//! length.
 
 use crate::error::CoreError;
 use crate::log_format::{self, Entry};
 use crate::log_range::LogRange;
 
-/// Entries of a list before it becomes a block.
+/// Number of entries at which a list becomes a block.
 pub const FAN_OUT: usize = 16;
 
-/// A segment (level 0), or a block of the index: the elements from `start` up to `end`.
+/// A segment (level 0) or a block of the index, with the elements from `start` up to `end`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub level: usize,
     pub start: u64,
     pub end: u64,
-    /// The first element's.
+    /// Time of the first element.
     pub ts_ms: u64,
-    /// Of the first element after it, where that is known.
+    /// Time of the first element after it, if known.
     next_ts_ms: Option<u64>,
 }
 
 impl Node {
-    /// The last part of its object's key.
+    /// Returns the last part of the key of its object.
     pub fn name(&self) -> String {
         match self.level {
             0 => format!("{}-{}", self.start, self.end),
@@ -32,10 +33,10 @@ impl Node {
     }
 }
 
-/// An object to store: its name, and what it is.
+/// An object to store: its name and its bytes.
 pub type Object = (String, Vec<u8>);
 
-/// For each level the entries that lie before the next lower level's.
+/// For each level, the entries that precede those of the next lower level.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Index(pub Vec<Vec<Entry>>);
 
@@ -44,18 +45,18 @@ impl Index {
         self.0.is_empty()
     }
 
-    /// True if the entries follow each other from the log's beginning and the last ends at `end`.
+    /// Returns true if the entries are consecutive from the beginning of the log, and the last ends at `end`.
     pub fn is_ordered(&self, end: u64) -> bool {
         let entries: Vec<Entry> = self.0.iter().rev().flatten().copied().collect();
         is_ordered(&entries, 0, end)
     }
 
-    /// How many entries there are, on all levels.
+    /// Returns the number of entries on all levels.
     pub fn count(&self) -> usize {
         self.0.iter().map(Vec::len).sum()
     }
 
-    /// Appends the member `index`, with the comma before it; nothing where there are no levels.
+    /// Appends the member `index`, preceded by a comma; nothing if there are no levels.
     pub fn write(&self, out: &mut String) {
         for (level, entries) in self.0.iter().enumerate() {
             out.push_str(if level == 0 { ",\"index\":[" } else { "," });
@@ -71,7 +72,7 @@ impl Index {
         self.push(0, entry, end)
     }
 
-    /// Makes blocks of the log `id` of the lists that are as long as they may be; the last segment ends at `end`.
+    /// Turns the full lists of the log `id` into blocks; the last segment ends at `end`.
     pub fn spill(&mut self, id: &str, end: u64, objects: &mut Vec<Object>) {
         self.spill_level(0, id, end, objects);
     }
@@ -107,7 +108,7 @@ impl Index {
         }
     }
 
-    /// All nodes, in the log's order, `end` and `end_ts_ms` being what follows the last.
+    /// Returns all nodes in order. `end` and `end_ts_ms` belong to the element after the last one.
     pub fn nodes(&self, end: u64, end_ts_ms: Option<u64>) -> Vec<Node> {
         let levels = self.0.iter().enumerate().rev();
         let entries =
@@ -116,7 +117,7 @@ impl Index {
     }
 }
 
-/// The nodes below `node` of the log `id`, whose object is `block`.
+/// Returns the nodes below `node` of the log `id`, whose object is `block`.
 pub fn expand(block: &[u8], id: &str, node: &Node) -> Result<Vec<Node>, CoreError> {
     log_format::read(block, |header, _| {
         let is_it = header.log == id
@@ -128,7 +129,8 @@ pub fn expand(block: &[u8], id: &str, node: &Node) -> Result<Vec<Node>, CoreErro
     })
 }
 
-/// True if the entries fill the positions from `start` to `end` in order; an empty range has none.
+/// Returns true if the entries cover the positions from `start` to `end` in order. An empty range has no
+/// entries.
 fn is_ordered(entries: &[Entry], start: u64, end: u64) -> bool {
     let follow = |pair: &[Entry]| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1;
     match (entries.first(), entries.last()) {
@@ -139,10 +141,11 @@ fn is_ordered(entries: &[Entry], start: u64, end: u64) -> bool {
     }
 }
 
-/// Those of the nodes, which follow each other, that may hold elements from position `first` on within `bounds`.
+/// Returns those of the consecutive nodes that may contain elements from position `first` on within `bounds`.
 pub fn select(mut nodes: Vec<Node>, first: u64, bounds: LogRange) -> Vec<Node> {
     nodes.retain(|node| {
-        // Times strictly increase, so those of the node are below `next`, and `since + 1` is the first wanted.
+        // Times strictly increase, so those in the node are below `next`, and the first requested one is `since
+        // + 1`.
         let is_before = |since: u64| {
             node.next_ts_ms
                 .is_some_and(|next| next.saturating_sub(1) <= since)
@@ -150,7 +153,7 @@ pub fn select(mut nodes: Vec<Node>, first: u64, bounds: LogRange) -> Vec<Node> {
         node.end > first && !bounds.since.is_some_and(is_before)
     });
     if let Some(oldest) = bounds.oldest {
-        // Of the first node nobody knows yet how much of it is wanted.
+        // The first node may contain any number of the requested elements.
         let mut sure = 0;
         let needed = nodes.iter().enumerate().take_while(|(at, node)| {
             let is_needed = *at == 0 || sure < oldest;
@@ -163,7 +166,7 @@ pub fn select(mut nodes: Vec<Node>, first: u64, bounds: LogRange) -> Vec<Node> {
     nodes
 }
 
-/// The nodes of entries that follow each other, `end` and `end_ts_ms` being what follows the last.
+/// Returns the nodes of consecutive entries. `end` and `end_ts_ms` belong to the element after the last one.
 fn nodes(
     entries: impl Iterator<Item = (usize, Entry)>,
     end: u64,

@@ -1,14 +1,15 @@
-//! How much of a log one read asks for (docs/reference/protocol.md#read-a-log).
+//! The range of a log that a read requests (docs/reference/protocol.md#read-a-log).
 
 use serde_json::{Map, Value};
 
-/// What a read after a checkpoint asks for, and counts for, where neither it nor its log names a count.
+/// Maximum number of elements, and their count towards limits, of a read after a checkpoint if neither it nor
+/// the log sets one.
 const ELEMENTS_BY_DEFAULT: u64 = 1000;
-/// No element's time is above it.
+/// Latest possible time of an element.
 const LATEST_MS: u64 = i64::MAX as u64;
 
-/// The elements with a time above `since`, of those the `newest` or else the `oldest`; all None: none were
-/// named, which stands for all.
+/// The elements with a time above `since`, and of these the `newest` or else the `oldest`. All elements if
+/// every member is None.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LogRange {
     pub since: Option<u64>,
@@ -17,8 +18,8 @@ pub struct LogRange {
 }
 
 impl LogRange {
-    /// Those that an element of `appendParams` names, within what one read may return (None: any number);
-    /// None where they are not usable.
+    /// Returns the range that an element of `appendParams` requests, with at most `max_elements` (None: any
+    /// number); None if the element is not usable.
     pub fn read(named: &Map<String, Value>, max_elements: Option<u64>) -> Option<Self> {
         if named.contains_key("full") {
             return None;
@@ -41,7 +42,7 @@ impl LogRange {
         })
     }
 
-    /// How many elements they count for.
+    /// Returns the number of elements that count towards limits.
     pub fn elements(&self) -> u64 {
         self.newest.or(self.oldest).unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! The module `pysync._core`. Only this file and the other `py_*.rs` know Python. The docstrings are in
+//! The module `pysync._core`. Only this file and the other `py_*.rs` depend on Python. The docstrings are in
 //! `pysync/_core.pyi`.
 
 use pyo3::prelude::*;
@@ -270,7 +270,7 @@ pub mod _core {
     }
 
     #[pyfunction]
-    #[expect(clippy::too_many_arguments)] // the parts of a request, as its caller has them
+    #[expect(clippy::too_many_arguments)] // the parts of a request, as the caller has them
     fn verify_request(
         py: Python<'_>,
         key: &PublicKey,

@@ -1,4 +1,4 @@
-//! Batch pulls as Python sees them.
+//! Python bindings of batch pulls.
 
 use crate::log_range::LogRange;
 use crate::py_scope::Scope;
@@ -8,8 +8,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
-/// A collection as Python describes it: name, template, servable, scoped, ttl_ms, grouped_by, and what a read
-/// of it returns at most where it is a log (0: as much as is asked for).
+/// A collection from Python: name, template, servable, scoped, ttl_ms, grouped_by, and the maximum number of
+/// elements of a log read (0: no limit).
 type Row = (
     String,
     String,
@@ -20,7 +20,7 @@ type Row = (
     Option<u64>,
 );
 
-/// A log to read as Python sees it: key, group, since, newest, oldest.
+/// A log read for Python: key, group, since, newest, oldest.
 type Tail<'a> = (&'a str, usize, Option<u64>, Option<u64>, Option<u64>);
 
 #[pyclass(frozen, module = "pysync._core")]
@@ -140,8 +140,8 @@ impl BatchPlan {
     }
 }
 
-/// The outcome of reading a log: its hash, the text of `data` and whether elements were left out, or the text
-/// of an error.
+/// The result of a log read: its hash, the text of `data` and a flag for omitted elements, or the text of an
+/// error.
 #[derive(FromPyObject)]
 enum TailOutcome<'py> {
     Tail(String, Bound<'py, PyBytes>, bool),
@@ -177,7 +177,7 @@ fn outcome<'a>(stored: &'a Bound<'_, PyAny>) -> PyResult<batch_response::Stored<
 pub struct BatchAnswer {
     plan: Py<BatchPlan>,
     stored: Vec<Py<PyAny>>,
-    /// The text of `data` by tail.
+    /// Texts of `data`, indexed by log read.
     elements: Vec<Option<Py<PyBytes>>>,
     outcomes: batch_response::Outcomes,
     now_ms: u64,

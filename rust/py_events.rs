@@ -1,4 +1,4 @@
-//! Batches of events as Python sees them.
+//! Python bindings of event columns.
 
 use crate::error::CoreError;
 use crate::event_columns;
@@ -14,7 +14,7 @@ pub struct EventColumns(event_columns::Columns);
 impl EventColumns {
     #[new]
     fn new(py: Python<'_>, data: &[u8]) -> PyResult<Self> {
-        // The offsets of a column are 32 bits wide.
+        // Column offsets have 32 bits.
         if i32::try_from(data.len()).is_err() {
             return Err(CoreError::InvalidEvents.into());
         }
@@ -40,7 +40,7 @@ impl EventColumns {
         let offsets = PyBytes::new_with(py, size, |offsets| {
             let (slots, _) = offsets[4..].as_chunks_mut::<4>();
             for (slot, end) in slots.iter_mut().zip(&column.ends) {
-                // Within 32 bits, as `data` is.
+                // Fits into 32 bits, because `data` does.
                 *slot = (*end as u32).to_le_bytes();
             }
             Ok(())

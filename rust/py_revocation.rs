@@ -1,4 +1,4 @@
-//! Revocation lists as Python sees them.
+//! Python bindings of revocation lists.
 
 use crate::py_shared::detach_if_large;
 use crate::revocation;

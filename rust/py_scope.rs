@@ -1,4 +1,4 @@
-//! Scopes as Python sees them.
+//! Python bindings of scopes.
 
 use crate::scope;
 use pyo3::prelude::*;

@@ -1,15 +1,15 @@
-//! What the faces of the core share: errors as Python has them, and work beside other Python threads.
+//! Helpers of the Python bindings: conversion of errors, and work without the interpreter lock.
 
 use crate::error::CoreError;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-/// From this size on, other Python threads run meanwhile. It is the work of 0.25 ms; the way back costs less
-/// than 1 us, but up to the interpreter's switch interval (5 ms, measured) beside a thread that computes.
+/// Bytes from which the interpreter lock is released: about 0.25 ms of work. Taking it again costs less than 1
+/// us, but up to the switch interval of the interpreter (5 ms, measured) beside a thread that computes.
 const DETACH_FROM_BYTES: usize = 64 * 1024;
 
-/// Errors of the core that are classes of the same name in `pysync.errors`.
+/// Errors of the core with classes of the same name in `pysync.errors`.
 macro_rules! python_errors {
     ($($name:ident),* $(,)?) => {
         mod errors {
@@ -45,7 +45,7 @@ python_errors!(
     InvalidEvents,
 );
 
-/// The result of `work` over `size` bytes.
+/// Returns the result of `work` over `size` bytes.
 pub fn detach_if_large<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce() -> T + Send) -> T {
     if size < DETACH_FROM_BYTES {
         work()
@@ -54,7 +54,7 @@ pub fn detach_if_large<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce()
     }
 }
 
-/// `parts` laid end to end, in one copy.
+/// Concatenates `parts` in one copy.
 pub fn concat_bytes<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py, PyBytes>> {
     let size = parts.iter().map(|part| part.len()).sum();
     PyBytes::new_with(py, size, |mut rest| {
@@ -69,7 +69,7 @@ pub fn concat_bytes<'py>(py: Python<'py>, parts: &[&[u8]]) -> PyResult<Bound<'py
     })
 }
 
-/// The text in UTF-8; None where it holds surrogates, as header values of another encoding do.
+/// Returns the text as UTF-8; None if it contains surrogates, as header values of other encodings do.
 pub fn utf8<'a>(text: &'a Bound<'_, PyString>) -> Option<&'a str> {
     text.to_str().ok()
 }

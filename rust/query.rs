@@ -1,6 +1,6 @@
-//! The query of a request target, read as forms are encoded.
+//! Query strings of request targets, in form encoding.
 
-/// The first value of a parameter, decoded as forms are.
+/// Returns the first value of a parameter, decoded as forms are.
 pub fn parameter(query: &[u8], name: &str) -> Option<String> {
     query.split(|&byte| byte == b'&').find_map(|pair| {
         let mut halves = pair.splitn(2, |&byte| byte == b'=');
@@ -9,7 +9,7 @@ pub fn parameter(query: &[u8], name: &str) -> Option<String> {
     })
 }
 
-/// Plus signs and percent escapes resolved; what is no escape stands for itself.
+/// Decodes plus signs and percent escapes; invalid escapes stay unchanged.
 fn decode(text: &[u8]) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

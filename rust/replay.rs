@@ -1,10 +1,10 @@
-//! The nonces that were seen, as digests.
+//! The set of used nonces, stored as digests.
 
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Bytes of a digest. At 128 bits, a million nonces collide with a chance of 10^-27.
+/// Bytes of a digest. At 128 bits, a million nonces collide with a probability of 10^-27.
 pub const DIGEST: usize = 16;
 
 /// A set of digests: 17 bytes a slot, at least 7/16 of them used.
@@ -12,7 +12,7 @@ pub const DIGEST: usize = 16;
 pub struct ReplayWindow(HashSet<u128, BuildHasherDefault<Prehashed>>);
 
 impl ReplayWindow {
-    /// What stands for a presenter's nonce: half of a SHA-256.
+    /// Returns the digest of the nonce of a presenter: half of a SHA-256.
     pub fn digest(presenter: &str, nonce: &str) -> [u8; DIGEST] {
         let whole = Sha256::new()
             .chain_update(presenter)
@@ -22,7 +22,7 @@ impl ReplayWindow {
         std::array::from_fn(|i| whole[i])
     }
 
-    /// Remembers `digest`; false when it was there.
+    /// Adds `digest`; returns false if it was present.
     pub fn add(&mut self, digest: [u8; DIGEST]) -> bool {
         self.0.insert(u128::from_ne_bytes(digest))
     }
@@ -47,7 +47,7 @@ impl ReplayWindow {
     }
 }
 
-/// Digests are evenly spread already: half of one is its hash.
+/// Digests are uniformly distributed, so half of one serves as its hash.
 #[derive(Default)]
 struct Prehashed(u64);
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 const TAG: &[u8] = b"starfish-revlist-v1\n";
 const MAX_GENERATION: f64 = (1u64 << 53) as f64;
 
-/// A list whose head has the right form. Neither its signature nor its entries are checked yet.
+/// A list with a well-formed head. Neither its signature nor its entries are checked yet.
 pub struct RevocationList {
     pub text: Vec<u8>,
     pub issuer: String,
@@ -35,12 +35,12 @@ impl RevocationList {
         })
     }
 
-    /// Verifies the issuer's signature.
+    /// Verifies the signature of the issuer.
     pub fn is_signed(&self) -> bool {
         SignedObject::parse(&self.text).is_some_and(|members| members.is_signed(TAG))
     }
 
-    /// The entries of the list; None if one is malformed.
+    /// Returns the entries of the list; None if one is malformed.
     pub fn revoked(&self) -> Option<Revoked> {
         let entries: Entries = serde_json::from_slice(&self.text).ok()?;
         let mut found = Revoked::default();
@@ -63,12 +63,12 @@ fn whole(seconds: f64) -> Option<i64> {
     (seconds.fract() == 0.0).then_some(seconds as i64)
 }
 
-/// The certificates and subjects of a list, as digests: some 20 bytes an entry.
+/// The certificates and subjects of a list, as digests: about 20 bytes per entry.
 pub struct Revoked {
     certificates: ReplayWindow,
     subjects: ReplayWindow,
     pub entries: usize,
-    /// When the last of them expires, in seconds.
+    /// Expiry time of the last of them, in seconds.
     pub last_expiry_s: i64,
 }
 
@@ -84,8 +84,8 @@ impl Default for Revoked {
 }
 
 impl Revoked {
-    /// True if the list revokes the certificate of `subject` (empty: of an audience) with this nonce, or
-    /// everything that `subject` holds.
+    /// Returns true if the list revokes the certificate of `subject` (empty: of an audience) with this nonce,
+    /// or every certificate of `subject`.
     pub fn contains(&self, subject: &str, nonce: &str) -> bool {
         self.certificates
             .contains(ReplayWindow::digest(subject, nonce))

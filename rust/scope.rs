@@ -1,17 +1,17 @@
-//! The paths of a certificate (docs/reference/protocol.md#path-scopes): globs where `**`
-//! stands for any run of characters, `*` for one without `/`, and everything else for itself.
+//! Path scopes of certificates (docs/reference/protocol.md#path-scopes): globs in which `**` matches any
+//! characters, `*` any characters but `/`, and every other character itself.
 
 use memchr::memmem;
 use std::borrow::Cow;
 
-/// What the path entries of a certificate allow.
+/// The scope that the path entries of a certificate define.
 pub struct Scope {
     allows: Vec<String>,
     denies: Vec<Deny>,
 }
 
 impl Scope {
-    /// `{identity}` in an entry stands for `identity`; a leading `!` makes it a deny.
+    /// Parses the entries. `{identity}` is replaced by `identity`; a leading `!` makes an entry a deny entry.
     pub fn new<'a>(entries: impl IntoIterator<Item = &'a str>, identity: &str) -> Self {
         let (mut allows, mut denies) = (Vec::new(), Vec::new());
         for entry in entries {
@@ -24,7 +24,8 @@ impl Scope {
         Self { allows, denies }
     }
 
-    /// Whether an allow entry matches and no deny entry does; no entries at all allow everything.
+    /// Returns true if an allow entry matches and no deny entry does. Without any entries, everything is
+    /// allowed.
     pub fn allows(&self, key: &str) -> bool {
         if self.allows.is_empty() {
             return self.denies.is_empty();
@@ -39,7 +40,7 @@ impl Scope {
         !self.denies.is_empty()
     }
 
-    /// True if a deny entry matches, whatever is allowed.
+    /// Returns true if a deny entry matches, whatever is allowed.
     pub fn denies(&self, key: &str) -> bool {
         self.denies_plain(plain_segments(key).as_bytes())
     }
@@ -51,7 +52,7 @@ impl Scope {
     }
 }
 
-/// The key without its empty and `.` segments.
+/// Returns the key without its empty and `.` segments.
 fn plain_segments(key: &str) -> Cow<'_, str> {
     let dropped = |segment: &str| segment.is_empty() || segment == ".";
     if !key.split('/').any(dropped) {
@@ -65,10 +66,10 @@ fn plain_segments(key: &str) -> Cow<'_, str> {
     )
 }
 
-/// As published clients read a glob: a star stops at the first place where what stands between it and the
-/// next star matches, and that place is never reconsidered; a single star that would have to pass a `/` to
-/// get there fails the whole. So it matches less than a regular expression would, which is safe where a
-/// match allows. Linear in both lengths.
+/// Matches a glob as published clients do. A star ends at the first position where the text between it and the
+/// next star matches, without backtracking; a single star that would have to cross a `/` to get there fails the
+/// match. This matches less than a regular expression would, which is safe for allow entries. Linear in both
+/// lengths.
 pub fn matches_narrowly(glob: &[u8], text: &[u8]) -> bool {
     let (literal, mut rest) = until_star(glob);
     let Some(mut text) = text.strip_prefix(literal) else {
@@ -98,7 +99,7 @@ fn until_star(glob: &[u8]) -> (&[u8], &[u8]) {
     glob.split_at(memchr::memchr(b'*', glob).unwrap_or(glob.len()))
 }
 
-/// The star that a glob starts with, and what follows it. `***` is `**` and then `*`.
+/// Returns the star at the start of a glob, and the text after it. `***` is `**` followed by `*`.
 fn split_star(glob: &[u8]) -> Option<(Step, &[u8])> {
     match glob {
         [b'*', b'*', rest @ ..] => Some((Step::Any, rest)),
@@ -107,7 +108,7 @@ fn split_star(glob: &[u8]) -> Option<(Step, &[u8])> {
     }
 }
 
-/// A part of a glob: a byte, or a run of any bytes or of those of a segment.
+/// A step of a glob: a byte, a run of any bytes, or a run of bytes within a segment.
 #[derive(Clone, Copy, PartialEq)]
 enum Step {
     Byte(u8),
@@ -115,11 +116,11 @@ enum Step {
     Segment,
 }
 
-/// A deny entry, read as a regular expression so that it never denies less than its author meant.
+/// A deny entry, matched like a regular expression, so that it never denies less than its author meant.
 pub struct Deny {
-    /// What every match starts with.
+    /// Literal prefix of every match.
     literal: Vec<u8>,
-    /// The rest of the glob. No two runs are adjacent.
+    /// Steps of the rest of the glob. No two runs are adjacent.
     steps: Vec<Step>,
 }
 
@@ -130,7 +131,7 @@ impl Deny {
         while let Some(&byte) = rest.first() {
             let (step, after) = split_star(rest).unwrap_or((Step::Byte(byte), &rest[1..]));
             match (steps.last_mut(), step) {
-                // Stars are adjacent only where one of them is double, and takes in the other.
+                // Of two adjacent stars one is double, and includes the other.
                 (Some(last @ (Step::Any | Step::Segment)), Step::Any | Step::Segment) => {
                     *last = Step::Any
                 }
@@ -144,7 +145,7 @@ impl Deny {
         }
     }
 
-    /// True if `key`, or a key above it, matches.
+    /// Returns true if `key`, or a key above it, matches.
     pub fn covers(&self, key: &[u8]) -> bool {
         self.may_cover(key) && self.covers_at(&Positions::new(key))
     }
@@ -153,10 +154,10 @@ impl Deny {
         key.starts_with(&self.literal)
     }
 
-    /// `covers`, of a key that `may_cover` admits. All partial matches advance together, 64 in a word, so a
-    /// crafted glob costs what an honest one of its length does.
+    /// Returns `covers` for a key that `may_cover` accepts. All partial matches advance together, 64 per word,
+    /// so a crafted glob costs no more than another of its length.
     fn covers_at(&self, key: &Positions) -> bool {
-        // Bit i is set where the steps so far match the key up to its byte i.
+        // Bit i is set if the steps so far match the key up to its byte i.
         let mut reached = vec![0; key.words()];
         reached[self.literal.len() / 64] = 1 << (self.literal.len() % 64);
         for &step in &self.steps {
@@ -176,13 +177,13 @@ impl Deny {
     }
 }
 
-/// A key as the positions of its bytes, for all denies to share.
+/// The positions of each byte in a key, shared by all deny entries.
 struct Positions {
-    /// The positions of each byte value: 256 sets, end to end.
+    /// Positions of each byte value: 256 sets, concatenated.
     of: Vec<u64>,
     any: Vec<u64>,
     in_segments: Vec<u64>,
-    /// The positions at which a match may end: before a slash, and at the end.
+    /// Positions at which a match may end: before a slash, and at the end.
     ends: Vec<u64>,
 }
 
@@ -214,7 +215,7 @@ impl Positions {
         self.ends.len()
     }
 
-    /// Moves every position whose byte is `byte` to the next one, and drops the others.
+    /// Advances every position whose byte is `byte`, and drops the others.
     fn advance(&self, reached: &mut [u64], byte: u8) {
         let words = self.words();
         let mut carry = 0;
@@ -228,8 +229,8 @@ impl Positions {
         }
     }
 
-    /// Adds what every position leads to by any number of bytes of `run`: the carry of an addition passes
-    /// through all the ones that follow.
+    /// Adds the positions that are reachable by any number of bytes of `run`. The carry of an addition passes
+    /// through all consecutive ones.
     fn extend(&self, reached: &mut [u64], run: &[u64]) {
         let mut carry = false;
         for (word, run) in reached.iter_mut().zip(run) {

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 pub struct PublicKey(VerifyingKey);
 
 impl PublicKey {
-    /// From 64 lower-case hex digits. Keys of small order, for which signatures over anything can be made
-    /// up, and encodings that are not the shortest of their point are refused.
+    /// Parses 64 lower-case hex digits. Rejects keys of small order, for which signatures over anything can be
+    /// forged, and non-canonical encodings.
     pub fn parse(text: &str) -> Result<Self, CoreError> {
         let bytes = unhex(text)
             .filter(is_reduced)
@@ -33,19 +33,19 @@ impl PublicKey {
         hex(&sha256(self.0.as_bytes())[..16])
     }
 
-    /// The user id of 64 lower-case hex digits, whether they are a good key or not.
+    /// Returns the user id of 64 lower-case hex digits, even if they are not a valid key.
     pub fn user_id_of(text: &str) -> Option<String> {
         Some(hex(&sha256(&unhex(text)?)[..16]))
     }
 
-    /// Whether `signature`, in padded standard base64, is this key's over `message`.
+    /// Returns true if `signature`, in padded standard base64, is a signature of `message` by this key.
     pub fn verify(&self, message: &[u8], signature: &str) -> bool {
         decode_signature(signature)
             .is_some_and(|signature| self.verify_decoded(message, &signature))
     }
 
-    /// Plain `verify`, not `verify_strict`: it refuses S >= L and compares R as bytes, so neither another S
-    /// nor another encoding of R passes. The strict one adds a decompression (4 us) to refuse small-order R,
+    /// Uses `verify`, not `verify_strict`. It rejects S >= L and compares R as bytes, so neither another S nor
+    /// another encoding of R passes. The strict one adds a decompression (4 us) to reject an R of small order,
     /// which only the holder of the private key can produce once the key itself is not of small order.
     fn verify_decoded(&self, message: &[u8], signature: &Signature) -> bool {
         self.0.verify(message, signature).is_ok()
@@ -53,7 +53,7 @@ impl PublicKey {
 }
 
 fn decode_signature(text: &str) -> Option<Signature> {
-    let mut bytes = [0; 66]; // what the decoder asks for; 64 are filled
+    let mut bytes = [0; 66]; // the decoder requires this size; 64 are filled
     let filled = BASE64_STANDARD.decode_slice(text, &mut bytes).ok()?;
     Signature::from_slice(&bytes[..filled]).ok()
 }
@@ -74,24 +74,25 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
     Some(bytes)
 }
 
-/// Whether the coordinate is below the field's prime, 2^255 - 19, beside the sign in the top bit.
+/// Returns true if the coordinate, without the sign in the top bit, is below the prime of the field, 2^255 -
+/// 19.
 fn is_reduced(bytes: &[u8; 32]) -> bool {
     !(bytes[31] & 0x7f == 0x7f && bytes[1..31].iter().all(|&byte| byte == 0xff) && bytes[0] >= 0xed)
 }
 
 const CERTIFICATE_TAG: &[u8] = b"starfish-capcert-v1\n";
 
-/// The parts of a certificate that are needed to check the signature of a request under it.
+/// The members of a certificate that are needed to check the signature of a request.
 pub struct SignedCertificate {
-    /// The key that it is for; empty where it is for whoever presents it.
+    /// The subject key; empty if any presenter may use the certificate.
     pub subject: String,
     pub not_before_s: i64,
     pub expires_s: i64,
 }
 
 impl SignedCertificate {
-    /// From the JSON text of a certificate whose issuer signed it; None where nobody did. Its form is not
-    /// checked beyond what is returned.
+    /// Parses the JSON text of a certificate that is signed by its issuer; None if the signature is missing or
+    /// wrong. Its form is not checked beyond the returned members.
     pub fn open(text: &[u8]) -> Option<Self> {
         let text = canonicalize(text).ok()?;
         let members = SignedObject::parse(&text)?;
@@ -109,9 +110,9 @@ impl SignedCertificate {
     }
 }
 
-/// The members of an object that its `iss` signed in its `sig`, from its canonical text.
+/// The members of an object with a signature `sig` by its `iss`, from its canonical text.
 pub struct SignedObject<'a>(
-    // By name in the order of their bytes, which is the canonical one.
+    // Members by name in byte order, which is the canonical order.
     BTreeMap<String, &'a RawValue>,
 );
 
@@ -128,13 +129,13 @@ impl<'a> SignedObject<'a> {
         serde_json::from_str(self.0.get(name)?.get()).ok()
     }
 
-    /// A whole number, as JSON means it.
+    /// Returns a whole number, as JSON defines it.
     pub fn integer(&self, name: &str) -> Option<f64> {
         let number: f64 = serde_json::from_str(self.0.get(name)?.get()).ok()?;
         (number.fract() == 0.0).then_some(number)
     }
 
-    /// Verifies `sig` as the signature of `iss` over `tag` and the canonical text of all other members.
+    /// Verifies that `sig` is the signature of `iss` over `tag` and the canonical text of all other members.
     pub fn is_signed(&self, tag: &[u8]) -> bool {
         let verified = || {
             let issuer = PublicKey::parse(&self.string("iss")?).ok()?;
@@ -154,7 +155,7 @@ impl<'a> SignedObject<'a> {
     }
 }
 
-/// What a request signature signs, for one or several targets.
+/// The content of a request signature, for one or several targets.
 pub struct Request<'a> {
     pub method: &'a str,
     pub body: &'a [u8],
@@ -171,7 +172,7 @@ impl Request<'_> {
         message
     }
 
-    /// Whether `signature` is `key`'s over the request with any of `targets`.
+    /// Returns true if `signature` is a signature by `key` of the request with any of `targets`.
     pub fn verify<'t>(
         &self,
         key: &PublicKey,
@@ -191,7 +192,8 @@ impl Request<'_> {
         })
     }
 
-    /// The text before and after the target: what is the same for all of them, the body's hash foremost.
+    /// Returns the text before and after the target. It is the same for all targets, above all the hash of the
+    /// body.
     fn around_target(&self) -> (Vec<u8>, Vec<u8>) {
         let mut before = Vec::with_capacity(384);
         before.extend_from_slice(b"starfish-req-v1\n{\"b\":\"");
@@ -210,7 +212,7 @@ impl Request<'_> {
     }
 }
 
-/// Whether an author vouches for `data`, a canonical text, under `document_key`.
+/// Verifies the author proof of `data`, a canonical text, under `document_key`.
 pub fn verify_author(
     tag: &str,
     document_key: &str,

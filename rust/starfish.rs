@@ -1,4 +1,4 @@
-//! Append-only logs as Starfish stores them: one document whose `data` holds all elements, or a head with
+//! Append-only logs that Starfish stored: one document whose `data` contains all elements, or a head with
 //! `"seg":true` and chunks, which are arrays of elements.
 
 use crate::applog::{Head, hash, hashed};
@@ -17,7 +17,7 @@ struct Stored<'a> {
     data: &'a RawValue,
     #[serde(default)]
     seg: bool,
-    /// How many elements a head of chunks knows of; `ts` is that of the newest.
+    /// Number of elements that the head of a log in chunks counts; `ts` is the time of the newest.
     n: Option<&'a RawValue>,
     ts: Option<&'a RawValue>,
     hash: Option<&'a RawValue>,
@@ -33,19 +33,19 @@ struct Element<'a> {
     author_signature: Option<String>,
 }
 
-/// What a head knows of elements that are in chunks.
+/// The counters of the head of a log in chunks.
 #[derive(Clone, Copy)]
 pub struct Chunked {
     count: u64,
     ts_ms: u64,
 }
 
-/// True if these bytes are the head of a log in chunks.
+/// Returns true if these bytes are the head of a log in chunks.
 pub fn is_chunked(stored: &[u8]) -> bool {
     serde_json::from_slice(stored).is_ok_and(|stored: Stored<'_>| stored.seg)
 }
 
-/// True if `data` holds, under any name, a log with this hash.
+/// Returns true if any member of `data` is a log with this hash.
 pub fn is_hash_of_log(hash: &str, data: &[u8]) -> bool {
     let members: BTreeMap<String, &RawValue> = serde_json::from_slice(data).unwrap_or_default();
     members.values().any(|elements| {
@@ -60,10 +60,10 @@ fn is_hash_after(hash: &str, elements: &[Element<'_>]) -> bool {
     last.is_some_and(|last| is_hash_of(hash, &hashed(count, last.data.get().as_bytes())))
 }
 
-/// A log whose elements are in `data.<field>`, or what its head knows of them where they are in chunks instead.
+/// Reads a log whose elements are in `data.<field>`, or the counters of its head if they are in chunks.
 pub fn read(stored: &[u8], field: &str) -> Result<(Head, Option<Chunked>), CoreError> {
     if envelope::is_own(stored) {
-        Document::locate(stored)?; // whose collection has logs now
+        Document::locate(stored)?; // a document in a collection that contains logs now
     }
     let stored: Stored<'_> =
         serde_json::from_slice(stored).map_err(|_| CoreError::DocumentCorrupt)?;
@@ -96,15 +96,16 @@ pub fn read(stored: &[u8], field: &str) -> Result<(Head, Option<Chunked>), CoreE
     Ok((head, stored.seg.then_some(chunked)))
 }
 
-/// A member's value, where it is there and of this kind.
+/// Returns the value of a member, if it is present and of this type.
 fn said<T: serde::de::DeserializeOwned>(member: Option<&RawValue>) -> Option<T> {
     serde_json::from_str(member?.get()).ok()
 }
 
-/// The log of a head of `read` with the elements of these chunks, in order; the newest chunk is among them, and
-/// `whole` says that all are: then they hold at least what the head knows of.
+/// Adds the elements of these chunks, in order, to the log of a head of `read`. The newest chunk must be
+/// included. `whole` says that all chunks are, so that they contain at least the elements that the head counts.
 ///
-/// A crash may have kept the head from knowing the newest elements. Then its hash is not the log's; else it is.
+/// After a crash the head may not count the newest elements; its hash is then recomputed. Otherwise it must
+/// match.
 pub fn gather(
     mut head: Head,
     chunked: Chunked,
@@ -125,7 +126,7 @@ pub fn gather(
         head.hash = hash(count, &canonical::canonicalize(data)?);
     } else if !head.hash.is_empty() {
         let newest = Lines::of(&head.tail).last();
-        // Without the newest chunk there is nothing to compare.
+        // Without the newest chunk the hash cannot be checked.
         if let Some(newest) = newest.filter(|line| ts_of(line) == Some(chunked.ts_ms)) {
             let data = data_of(newest).ok_or(CoreError::DocumentCorrupt)?;
             if !is_hash_of(&head.hash, &hashed(chunked.count, data)) {
@@ -136,7 +137,7 @@ pub fn gather(
     Ok(head)
 }
 
-/// Adds elements, and returns the log's hash after it.
+/// Adds elements, and returns the hash of the log after them.
 fn add(head: &mut Head, elements: Vec<Element<'_>>) -> Result<String, CoreError> {
     let mut after = String::new();
     let last = elements.len().saturating_sub(1);
@@ -160,7 +161,7 @@ fn add(head: &mut Head, elements: Vec<Element<'_>>) -> Result<String, CoreError>
     Ok(after)
 }
 
-/// The members of `data` beside the elements, as an object; empty for none.
+/// Returns the other members of `data`, as a JSON object; empty without any.
 fn beside(members: &BTreeMap<String, &RawValue>) -> Result<String, CoreError> {
     let mut text = String::new();
     for (name, value) in members {
@@ -177,7 +178,7 @@ fn beside(members: &BTreeMap<String, &RawValue>) -> Result<String, CoreError> {
     Ok(text)
 }
 
-/// The value as this service stores values.
+/// Returns the value as pysync stores it.
 fn exact(value: &RawValue) -> Result<Vec<u8>, CoreError> {
     let text = value.get().as_bytes();
     let mut writer = Writer::with_capacity(text.len(), Integers::Exact);

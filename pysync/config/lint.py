@@ -21,7 +21,7 @@ _BUILTIN_ROLES = re.compile(
 """The forms of the roles that the server assigns. Others come from auth.identityRoles, or from plugins."""
 _PLAIN = ("public", "self", "admin", "device:root", "space:owner", "space:member")
 _ANY_ISSUER = (
-    "anybody can sign a certificate that yields {}: list the issuers that you trust in auth.trustedIssuers"
+    "anyone can sign a certificate that yields {}: list the issuers that you trust in auth.trustedIssuers"
 )
 
 
@@ -51,7 +51,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
     yield from overlaps.exposed_by_projections(config)
     for at, projection in enumerate(config.projections):
         if has_unowned_target(projection, config):
-            message = "belongs to no collection: nobody can pull the list or subscribe to its changes"
+            message = "belongs to no collection: no client can pull the list or subscribe to its changes"
             yield Problem(f"projections[{at}].target", message, projection.target)
     for at, events in enumerate(config.events):
         for name in overlapping_collections(events, config):
@@ -76,7 +76,7 @@ def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[
         who = "anyone" if collection.require_auth is not True else "anyone with a key of their own"
         yield Problem(f"{path}.writeRoles", f"public: {who} may write", collection.name)
     if not (collection.roles_for("pull") or collection.roles_for("push")):
-        yield Problem(path, "nobody may use it: no route has roles", collection.name)
+        yield Problem(path, "no caller may use it: no route has roles", collection.name)
     for member, roles in _role_lists(collection):
         for at, role in enumerate(roles):
             for message in known.warnings_for(role):
@@ -157,7 +157,7 @@ def _files(collection: Collection) -> Iterator[FieldError]:
 
 
 def _role_lists(collection: Collection) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield every list of roles, with the member that holds it."""
+    """Yield every list of roles, with the name of its member."""
     yield "readRoles", collection.read_roles
     yield "writeRoles", collection.write_roles
     for name, permission in collection.field_permissions.items():
@@ -186,11 +186,11 @@ class _Roles:
         name = self._collection.name
         cap = _CAP_ROLE.fullmatch(role)
         if cap and cap[1] == "*":
-            yield f"{role} is compared as text: only certificates for the collection '*' hold it"
+            yield f"{role} is compared as text: only certificates for the collection '*' grant it"
         elif cap and cap[1] != name:
             yield f"{role} names another collection than {name}"
         if role == "self" and "identity" not in self._params:
-            yield "self is never held: storagePath has no {identity}"
+            yield "self is never granted: storagePath has no {identity}"
         if role == "device:root":
             yield "device:root grants no protection: anyone can create a key that has this role"
         if self._issuers is None and role.startswith(("cap:", "delegated:")):
@@ -202,12 +202,12 @@ class _Roles:
         auth = self._config.auth
         if not _BUILTIN_ROLES.fullmatch(role):
             caps = (f"cap:{op}:{self._collection.name}" for op in ("read", "write", "list"))
-            return f"nobody can hold {role!r}{suggest(role.lower(), dict.fromkeys((*_PLAIN, *caps)))}"
+            return f"no caller can have {role!r}{suggest(role.lower(), dict.fromkeys((*_PLAIN, *caps)))}"
         if role == "admin" and auth.admin_token is None:
-            return "nobody can hold admin: auth.adminToken is not set"
+            return "no caller can have admin: auth.adminToken is not set"
         if role.startswith("space:"):
             if auth.spaces is None:
-                return f"nobody can hold {role}: auth.spaces is not set"
+                return f"no caller can have {role}: auth.spaces is not set"
             lacking = [
                 f"{{{one}}}"
                 for one in key_templates.params(auth.spaces.access_path)
@@ -215,7 +215,7 @@ class _Roles:
             ]
             if lacking:
                 reason = f"storagePath lacks {', '.join(lacking)} of auth.spaces.accessPath"
-                return f"{role} is never held: {reason}"
+                return f"{role} is never granted: {reason}"
         if self._issuers is not None and not self._issuers and role.startswith(("cap:", "delegated:")):
-            return f"nobody can hold {role}: trustedIssuers is empty, so no certificate yields it"
+            return f"no caller can have {role}: trustedIssuers is empty, so no certificate yields it"
         return None

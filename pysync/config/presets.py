@@ -1,6 +1,6 @@
 """Presets: collections of Parquet files, described by a few members
 (docs/reference/protocol.md#parquet-files)."""
-# ruff: noqa: RUF009 (`member` is `dataclasses.field`)
+# ruff: noqa: RUF009 (`option` and `_field_like` make `dataclasses.field`)
 
 import dataclasses
 from collections.abc import Mapping

@@ -57,7 +57,7 @@ def check(
         )
     warnings = lint(config, environ, value)
     accepted = not (strict and warnings)
-    verdict = "accepted" if accepted else "refused, as warnings count as problems (--strict)"
+    verdict = "accepted" if accepted else "rejected, because warnings count as problems (--strict)"
     return accepted, f"{path}: {verdict}\n\n{report(config, warnings)}"
 
 

@@ -42,11 +42,11 @@ TRUSTED = {"trustedIssuers": ["ab" * 32]}
             {"readRoles": ["cap:read:*"]},
             (
                 "readRoles[0]",
-                "cap:read:* is compared as text: only certificates for the collection '*' hold it",
+                "cap:read:* is compared as text: only certificates for the collection '*' grant it",
             ),
         ),
         ({"readRoles": ["device:root"], "rootOnly": True}, ("readRoles[0]", ROOT_DEVICE)),
-        ({"readRoles": ["self"]}, ("readRoles[0]", "self is never held: storagePath has no {identity}")),
+        ({"readRoles": ["self"]}, ("readRoles[0]", "self is never granted: storagePath has no {identity}")),
         (
             {"appendOnly": {"requireAuthorSignature": False}},
             (
@@ -71,7 +71,7 @@ TRUSTED = {"trustedIssuers": ["ab" * 32]}
         ),
         (
             {"writeRoles": ["self"], "storagePath": "x/{id}"},
-            ("writeRoles[0]", "self is never held: storagePath has no {identity}"),
+            ("writeRoles[0]", "self is never granted: storagePath has no {identity}"),
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
     editors = collection(readRoles=["editor"])
     assert warnings({**editors, "identityRoles": {"u": ["editor"]}}) == []
     assert warnings({**editors, "identityRoles": {}}, auth={"identityRoles": {"u": ["editor"]}}) == [
-        ("collections[0].readRoles[0]", "nobody can hold 'editor'")
+        ("collections[0].readRoles[0]", "no caller can have 'editor'")
     ]
 
 
@@ -195,7 +195,7 @@ def test_what_keeps_the_server_from_starting_is_told_before(tmp_path: Path) -> N
 def test_the_linter_names_roles_that_nobody_holds(role: str, hint: str | None) -> None:
     (path, message), *_ = warnings(collection(readRoles=[role]), auth=TRUSTED)
     assert path == "collections[0].readRoles[0]"
-    assert message.startswith(f"nobody can hold {role!r}")
+    assert message.startswith(f"no caller can have {role!r}")
     assert hint is None or hint in message
 
 
@@ -205,7 +205,7 @@ def test_the_linter_names_roles_that_nobody_holds(role: str, hint: str | None) -
 )
 def test_the_linter_names_a_collection_that_nobody_may_use(members: dict[str, Any]) -> None:
     secluded = collection(storagePath="n/{identity}", **members)
-    assert warnings(secluded) == [("collections[0]", "nobody may use it: no route has roles")]
+    assert warnings(secluded) == [("collections[0]", "no caller may use it: no route has roles")]
 
 
 def test_the_linter_names_the_collection() -> None:
@@ -311,7 +311,7 @@ def test_the_report_aligns_warnings_and_routes() -> None:
         "2 warnings",
         "",
         "  collections[0].writeRoles (notes)  public: anyone may write",
-        "  collections[1] (x)                 nobody may use it: no route has roles",
+        "  collections[1] (x)                 no caller may use it: no route has roles",
         "",
         "METHOD  PATH                   COLLECTION  ROLES",
         "GET     /pull/notes/{id}       notes       nobody",

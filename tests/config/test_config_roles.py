@@ -1,4 +1,4 @@
-"""Warnings of `check` about roles that nobody can hold, and about variables that set nothing."""
+"""Warnings of `check` about roles that no caller can have, and about variables that set nothing."""
 
 import json
 import os
@@ -33,27 +33,27 @@ def about(role: str, members: dict[str, Any], auth: dict[str, Any]) -> list[str]
 @pytest.mark.parametrize(
     ("role", "members", "auth", "told"),
     [
-        ("admin", {}, {}, "nobody can hold admin: auth.adminToken is not set"),
-        ("space:member", ROOM, {}, "nobody can hold space:member: auth.spaces is not set"),
-        ("space:owner", ROOM, {}, "nobody can hold space:owner: auth.spaces is not set"),
+        ("admin", {}, {}, "no caller can have admin: auth.adminToken is not set"),
+        ("space:member", ROOM, {}, "no caller can have space:member: auth.spaces is not set"),
+        ("space:owner", ROOM, {}, "no caller can have space:owner: auth.spaces is not set"),
         (
             "space:member",
             {},
             {"spaces": {}},
-            "space:member is never held: storagePath lacks {spaceId} of auth.spaces.accessPath",
+            "space:member is never granted: storagePath lacks {spaceId} of auth.spaces.accessPath",
         ),
-        ("cap:raed:notes", {}, {}, "nobody can hold 'cap:raed:notes'; did you mean cap:read:notes?"),
+        ("cap:raed:notes", {}, {}, "no caller can have 'cap:raed:notes'; did you mean cap:read:notes?"),
         (
             "space:members",
             ROOM,
             {"spaces": {}},
-            "nobody can hold 'space:members'; did you mean space:member?",
+            "no caller can have 'space:members'; did you mean space:member?",
         ),
         (
             "cap:read:notes",
             {},
             {"trustedIssuers": []},
-            "nobody can hold cap:read:notes: trustedIssuers is empty, so no certificate yields it",
+            "no caller can have cap:read:notes: trustedIssuers is empty, so no certificate yields it",
         ),
     ],
 )
@@ -89,9 +89,9 @@ def test_roles_of_single_members_are_looked_at_too() -> None:
     assert warnings(collection(readRoles=["public"], fieldPermissions=secret)) == [
         (
             "collections[0].fieldPermissions.salary.readRoles[0]",
-            "nobody can hold admin: auth.adminToken is not set",
+            "no caller can have admin: auth.adminToken is not set",
         ),
-        ("collections[0].fieldPermissions.salary.writeRoles[0]", "nobody can hold 'boss'"),
+        ("collections[0].fieldPermissions.salary.writeRoles[0]", "no caller can have 'boss'"),
     ]
 
 

@@ -242,6 +242,6 @@ def test_a_list_of_no_collection_is_warned_of() -> None:
     assert [(problem.path, problem.message) for problem in warnings] == [
         (
             "projections[1].target",
-            "belongs to no collection: nobody can pull the list or subscribe to its changes",
+            "belongs to no collection: no client can pull the list or subscribe to its changes",
         )
     ]

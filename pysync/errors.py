@@ -91,7 +91,8 @@ class InvalidAfter(BadRequest, code="invalid_after", message="Invalid after para
 
 
 class InvalidRevocation(BadRequest, code="invalid_revocation", message="Invalid revocation list"):
-    """The body is not a revocation list, or a stranger's list revokes nothing that is still valid."""
+    """The body is not a revocation list, or it revokes nothing that is still valid and its issuer is neither
+    named in the configuration nor the owner of stored data."""
 
 
 class MissingCollections(
@@ -202,7 +203,8 @@ class BadSignature(Forbidden, code="bad_signature", message="bad-signature"):
 
 
 class TooManyIssuers(Forbidden, code="too_many_issuers", message="too-many-issuers"):
-    """10,000 issuers have revocation lists, and this one is a stranger."""
+    """10,000 issuers have revocation lists, and this issuer has none, is not named in the configuration, and
+    owns no stored data."""
 
 
 class NotFound(PysyncError, status=404, code="not_found", message="Not found"):

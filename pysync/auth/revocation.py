@@ -256,6 +256,6 @@ def _parse_stored(stored: StoredObject, fetched_at_ms: int) -> _CachedList:
     try:
         found = replace(parse_revocation_list(stored.body), text=b"")
     except (InvalidRevocation, BadSignature):
-        log.critical("a stored revocation list cannot be read: its issuer's certificates are refused")
+        log.critical("failed to parse a stored revocation list: rejecting the certificates of its issuer")
         return _CachedList(None, stored.etag, fetched_at_ms, unreadable=True)
     return _CachedList(found, stored.etag, fetched_at_ms)

@@ -1,7 +1,7 @@
 """Spaces: the roles that a space's access document gives (docs/reference/protocol.md#spaces).
 
 The document at `auth.spaces.accessPath` is `{"owner": userId, "members": [userId...]}`. Its owner has the
-roles `space:owner` and `space:member`, its members have `space:member`. Without the document nobody has
+roles `space:owner` and `space:member`, its members have `space:member`. Without the document no caller has
 either, unless `trustOnFirstUse` is set. The document is read for every request and never cached.
 """
 

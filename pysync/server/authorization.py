@@ -301,7 +301,7 @@ class Authorizer:
             seen = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
             if len(seen) >= self._proxy_hops:
                 with suppress(ValueError):
-                    # Without the zone of a link-local address, which may be any text.
+                    # Drop the zone of a link-local address, which may be any text.
                     return str(ip_address(seen[-self._proxy_hops].strip())).partition("%")[0]
         return request.remote or ""
 

@@ -83,7 +83,7 @@ class MultiprocessCounters:
         self._folder = folder
         self._file = folder / str(number)
         self._earlier = _read(self._file)
-        self._earlier.streams = 0  # they ended with it
+        self._earlier.streams = 0  # its streams ended with it
         self._published = b""
         self._task = asyncio.get_running_loop().create_task(self._publish_periodically())
 

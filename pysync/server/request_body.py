@@ -73,7 +73,7 @@ def check_body_headers(request: web.BaseRequest, max_bytes: int) -> bool:
         raise UnsupportedMediaType("Content-Encoding must be gzip or identity")
     try:
         declared = request.content_length or 0
-    except ValueError:  # more leading zeros than Python converts
+    except ValueError:  # more digits than Python converts
         raise BadRequest("Malformed request") from None
     if declared > max_bytes:
         raise PayloadTooLarge

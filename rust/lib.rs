@@ -1,7 +1,7 @@
 //! The byte-level loops of pysync. They do no I/O, read no clock, use no randomness and start no threads.
 #![forbid(unsafe_code)]
 
-pub mod applog;
+pub mod append_log;
 pub mod batch;
 pub mod batch_response;
 pub mod canonical;
@@ -22,7 +22,7 @@ pub mod starfish;
 #[cfg(feature = "python")]
 mod py;
 #[cfg(feature = "python")]
-mod py_applog;
+mod py_append_log;
 #[cfg(feature = "python")]
 mod py_batch;
 #[cfg(feature = "python")]

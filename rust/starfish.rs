@@ -1,7 +1,7 @@
 //! Append-only logs that Starfish stored: one document whose `data` contains all elements, or a head with
 //! `"seg":true` and chunks, which are arrays of elements.
 
-use crate::applog::{Head, hash, hashed};
+use crate::append_log::{Head, hash, hashed};
 use crate::canonical::{self, Integers, Keys, Writer};
 use crate::envelope::{self, Author, Document, is_hash, write_author};
 use crate::error::CoreError;

@@ -1,7 +1,7 @@
 //! Objects of a log whose checksum is right and whose positions are not: whoever can write to a store can make
 //! one. They are corrupt, and nothing panics.
 
-use _core::applog::Head;
+use _core::append_log::Head;
 use _core::error::CoreError;
 use _core::log_format::write;
 use _core::log_range::LogRange;

@@ -1,6 +1,6 @@
 //! Append-only logs as Python sees them.
 
-use crate::applog::{self, Head, Refusal};
+use crate::append_log::{self, Head, Refusal};
 use crate::log_range::LogRange;
 use crate::py_shared::{concat_bytes, detach_if_large};
 use crate::{log_format, log_index, starfish};
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 #[pyclass(frozen, module = "pysync._core")]
-pub struct Append(applog::Append);
+pub struct Append(append_log::Append);
 
 #[pymethods]
 impl Append {
@@ -48,7 +48,7 @@ impl Append {
 #[pyfunction]
 pub fn decode_append(py: Python<'_>, body: &[u8]) -> PyResult<Append> {
     Ok(Append(detach_if_large(py, body.len(), || {
-        applog::Append::decode(body)
+        append_log::Append::decode(body)
     })?))
 }
 
@@ -284,7 +284,11 @@ impl LogHead {
         concat_bytes(py, &parts)
     }
 
-    fn written(&self, mark: &str, segments: Vec<Segment<'_>>) -> PyResult<Option<applog::Written>> {
+    fn written(
+        &self,
+        mark: &str,
+        segments: Vec<Segment<'_>>,
+    ) -> PyResult<Option<append_log::Written>> {
         Ok(self.head.written(mark, &located(&segments))?)
     }
 }

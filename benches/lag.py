@@ -14,9 +14,9 @@ import orjson
 
 from pysync.plugins import PluginContext, PluginRequest, PullResponse
 
-BEAT_S: Final = 0.001
+INTERVAL_S: Final = 0.001
 NOTED: Final = 1_000_000
-"""Beats that are noted at most, some 8 MB."""
+"""The number of gaps that are noted at most, some 8 MB."""
 
 
 class LoopLag:
@@ -30,16 +30,16 @@ class LoopLag:
         self._loop = asyncio.get_running_loop()
         self._gaps_ms = array("d")
         self._last = time.perf_counter()
-        self._beat()
+        self._tick()
         yield
         self._next.cancel()
 
-    def _beat(self) -> None:
+    def _tick(self) -> None:
         now = time.perf_counter()
         if len(self._gaps_ms) < NOTED:
             self._gaps_ms.append((now - self._last) * 1e3)
         self._last = now
-        self._next = self._loop.call_later(BEAT_S, self._beat)
+        self._next = self._loop.call_later(INTERVAL_S, self._tick)
 
     async def intercept_pull(self, request: PluginRequest) -> PullResponse | None:
         if request.collection != "lag":

@@ -136,7 +136,7 @@ async def coordinator_costs(folder: Path, rounds: int) -> None:
     presenter = "ab" * 32
     nonces = iter(range(10**9))
 
-    async def remember() -> int:
+    async def consume() -> int:
         for _ in range(20_000):
             await coordinator.consume_nonce(presenter, str(next(nonces)), 0)
         return 20_000
@@ -149,7 +149,7 @@ async def coordinator_costs(folder: Path, rounds: int) -> None:
         await asyncio.gather(*(counter(lane) for lane in range(WRITERS)))
         return WRITERS * 100
 
-    await measure("remember_nonce", rounds, remember)
+    await measure("consume_nonce", rounds, consume)
     await measure(f"count, {WRITERS} callers", rounds, count)
     before = resident_bytes()
     for _ in range(1_000_000):

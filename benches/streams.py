@@ -99,9 +99,9 @@ class Heard:
     cpu: float
 
 
-class Hearing:
-    """What the listeners of a run hear: the milliseconds that each write took to each of them. Write `n`, of
-    the document `name` and its number, is sent at `sent_at[n]`."""
+class Deliveries:
+    """The milliseconds that each write of a run took to each listener. Write `n`, of the document `name` and
+    its number, is sent at `sent_at[n]`."""
 
     def __init__(self, name: str = "", writes: int = 0) -> None:
         self.sent_at = array("d", bytes(8 * writes))
@@ -118,10 +118,10 @@ class Hearing:
 class Listener(asyncio.Protocol):
     """A stream. `begun` is done when its first bytes are here."""
 
-    def __init__(self, request: bytes, hearing: Hearing) -> None:
+    def __init__(self, request: bytes, deliveries: Deliveries) -> None:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._request = request
-        self._hearing = hearing
+        self._deliveries = deliveries
         self._come = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -138,7 +138,7 @@ class Listener(asyncio.Protocol):
             self.begun.set_result(None)
         *blocks, self._come = (self._come + data).split(b"\n\n")
         for block in blocks:
-            self._hearing.read(block, now)
+            self._deliveries.read(block, now)
 
 
 class Writer(asyncio.Protocol):
@@ -154,12 +154,12 @@ class Writer(asyncio.Protocol):
             self.refused = data[:200]
 
 
-async def listen(url: str, requests: Iterable[bytes], hearing: Hearing) -> list[Listener]:
+async def listen(url: str, requests: Iterable[bytes], deliveries: Deliveries) -> list[Listener]:
     """Open a stream with each of the requests, one after the other."""
     address, loop, opened = urlsplit(url), asyncio.get_running_loop(), []
     for request in requests:
         _, listener = await loop.create_connection(
-            partial(Listener, request, hearing), str(address.hostname), address.port or 80
+            partial(Listener, request, deliveries), str(address.hostname), address.port or 80
         )
         await listener.begun
         opened.append(listener)
@@ -182,9 +182,9 @@ async def idle(server: Running, count: int, seconds: float, *, signed: bool) -> 
         return authors[0].request("/events?collections=notes")
 
     # What the first stream costs the others do not.
-    await hang_up(await listen(server.url, [request(count if signed else 0)], Hearing()))
+    await hang_up(await listen(server.url, [request(count if signed else 0)], Deliveries()))
     before_mb = server.memory().rss_mb
-    opened = await listen(server.url, map(request, range(count)), Hearing())
+    opened = await listen(server.url, map(request, range(count)), Deliveries())
     await asyncio.sleep(SETTLE_S)
     kb_each = (server.memory().rss_mb - before_mb) * 1e3 / count
     used, started = cpu_s(server.pid), time.perf_counter()
@@ -199,8 +199,8 @@ async def heard(server: Running, listeners: int, seconds: float) -> Heard:
     author, address = Author(server.url), urlsplit(server.url)
     names = [f"{author.tag}-{n}" for n in range(int(seconds * PER_SECOND))]
     pushes = [author.request(f"/push/notes/{name}", push_body(note(name))) for name in names]
-    hearing = Hearing(f"{author.tag}-", len(pushes))
-    opened = await listen(server.url, [author.request("/events?collections=notes")] * listeners, hearing)
+    deliveries = Deliveries(f"{author.tag}-", len(pushes))
+    opened = await listen(server.url, [author.request("/events?collections=notes")] * listeners, deliveries)
     connect = partial(
         asyncio.get_running_loop().create_connection, Writer, str(address.hostname), address.port or 80
     )
@@ -208,15 +208,15 @@ async def heard(server: Running, listeners: int, seconds: float) -> Heard:
     used, started = cpu_s(server.pid), time.perf_counter()
     for n, push in enumerate(pushes):
         await asyncio.sleep(max(0.0, started + n / PER_SECOND - time.perf_counter()))
-        hearing.sent_at[n] = time.perf_counter()
+        deliveries.sent_at[n] = time.perf_counter()
         writers[n % WRITERS].transport.write(push)
     wanted, ends = len(pushes) * listeners, time.perf_counter() + LATEST_S
-    while len(hearing.times_ms) < wanted and time.perf_counter() < ends:
+    while len(deliveries.times_ms) < wanted and time.perf_counter() < ends:
         await asyncio.sleep(0.01)
     cpu = (cpu_s(server.pid) - used) / (time.perf_counter() - started)
     await hang_up([*opened, *writers])
     refused = next((writer.refused for writer in writers if writer.refused is not None), None)
-    times_ms = sorted(hearing.times_ms)
+    times_ms = sorted(deliveries.times_ms)
     if refused is not None or len(times_ms) != wanted:
         raise RuntimeError(f"{len(times_ms)} of {wanted} events were heard; refused: {refused!r}")
     return Heard(listeners, times_ms[wanted // 2], times_ms[int(wanted * 0.99)], times_ms[-1], cpu)

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from support.bench_samples import BASE, parts
 
-from benches import applog, servers
+from benches import append_log, servers
 from benches.load import measure
 from benches.workloads import (
     ELEMENT_BYTES,
@@ -121,23 +121,23 @@ def test_a_tail_that_lacks_an_element_is_too_short(filled: tuple[servers.Running
 
 def test_all_of_a_log_is_read_and_what_is_missing_noticed(filled: tuple[servers.Running, Path]) -> None:
     server, _ = filled
-    answer_bytes = applog.check_full(server.url, "full", 300)
+    answer_bytes = append_log.check_full(server.url, "full", 300)
     assert answer_bytes > 300 * ELEMENT_BYTES
-    reading = applog.read_full(server, "full", answer_bytes, times=2)
+    reading = append_log.read_full(server, "full", answer_bytes, times=2)
     assert (reading.answer_bytes, len(reading.seconds)) == (answer_bytes, 2)
     assert 0 <= reading.first_grown_mb <= reading.grown_mb
     with pytest.raises(RuntimeError, match="does not hold what was appended"):
-        applog.check_full(server.url, "full", 301)
+        append_log.check_full(server.url, "full", 301)
 
 
 def test_appends_to_short_and_long_logs_take_turns(filled: tuple[servers.Running, Path]) -> None:
     server, folder = filled
     author = Author(server.url)
     before = len(author.times("/pull/logs/long?full=true"))
-    with closing(applog.Appends(server, folder)) as appends:
-        found = appends.round(pairs=2 * applog.SHORT_GROWS)
-    assert len(found.short) == len(found.long) == 2 * applog.SHORT_GROWS
-    assert len(author.times("/pull/logs/long?full=true")) == before + 2 * applog.SHORT_GROWS
+    with closing(append_log.Appends(server, folder)) as appends:
+        found = appends.round(pairs=2 * append_log.SHORT_GROWS)
+    assert len(found.short) == len(found.long) == 2 * append_log.SHORT_GROWS
+    assert len(author.times("/pull/logs/long?full=true")) == before + 2 * append_log.SHORT_GROWS
     for cost in found.short + found.long:
         assert cost.ms > 0
         assert cost.cpu_us > 0
@@ -150,7 +150,7 @@ def test_the_write_ahead_log_is_counted_through_a_checkpoint(tmp_path: Path) -> 
     create_database(path, Schema(("CREATE TABLE body(text BLOB)",)))
     with closing(connect_writer(path, "FULL")) as connection:
         connection.execute("INSERT INTO body VALUES(zeroblob(10000))")
-        wal = applog.WriteAheadLog(path)
+        wal = append_log.WriteAheadLog(path)
         log = path.with_name("some.db-wal")
         before = log.stat().st_size
         connection.execute("INSERT INTO body VALUES(zeroblob(10000))")
@@ -192,29 +192,29 @@ def answering(answer: bytes) -> Iterator[str]:
 
 def test_an_answer_that_is_cut_short_is_not_timed() -> None:
     with answering(b"x" * 99) as url, pytest.raises(RuntimeError, match="99 bytes of at least 100"):
-        applog.read_all(url, b"GET / HTTP/1.1\r\n\r\n", at_least=100)
+        append_log.read_all(url, b"GET / HTTP/1.1\r\n\r\n", at_least=100)
     with answering(b"x" * 100) as url:
-        assert applog.read_all(url, b"GET / HTTP/1.1\r\n\r\n", at_least=100) > 0
+        assert append_log.read_all(url, b"GET / HTTP/1.1\r\n\r\n", at_least=100) > 0
 
 
 def test_a_refused_append_is_not_timed() -> None:
     refused = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{}"
     with (
         answering(refused) as url,
-        closing(applog.Caller(url)) as caller,
+        closing(append_log.Caller(url)) as caller,
         pytest.raises(RuntimeError, match="503"),
     ):
         caller.call(Author(url).request("/push/logs/a", b"{}"))
 
 
 def test_bytes_are_shown_as_means_and_times_as_medians() -> None:
-    short = [applog.Cost(1.0, 50.0, 100, 400)] * 3
+    short = [append_log.Cost(1.0, 50.0, 100, 400)] * 3
     long = [
-        applog.Cost(1.1, 50.0, 100, 400),
-        applog.Cost(1.2, 60.0, 100, 400),
-        applog.Cost(9.0, 100.0, 400, 1_000),
+        append_log.Cost(1.1, 50.0, 100, 400),
+        append_log.Cost(1.2, 60.0, 100, 400),
+        append_log.Cost(9.0, 100.0, 400, 1_000),
     ]
-    table = applog.append_table([applog.Round(short, long)], 1_000_000)
+    table = append_log.append_table([append_log.Round(short, long)], 1_000_000)
     assert "| p50, ms | 1.000 | 1.200 | 1.20 (1.20 to 1.20) | at most 1.3 |" in table
     assert "| server's CPU, µs | 50 | 70 | 1.40 (1.40 to 1.40) |  |" in table
     assert "| into the write-ahead log, bytes | 100 | 200 | 2.00 (2.00 to 2.00) | at most 1.3 |" in table
@@ -222,9 +222,9 @@ def test_bytes_are_shown_as_means_and_times_as_medians() -> None:
 
 
 def test_a_log_appended_by_many_and_one_appended_singly_are_beside_each_other() -> None:
-    many = applog.Reading(20_000_000, [0.1, 0.2, 0.1], 10.0, 20.0)
-    singly = applog.Reading(20_000_000, [0.2, 0.2, 0.4], 5.0, 50.0)
-    table = applog.full_table(many, singly, elements=90_000)
+    many = append_log.Reading(20_000_000, [0.1, 0.2, 0.1], 10.0, 20.0)
+    singly = append_log.Reading(20_000_000, [0.2, 0.2, 0.4], 5.0, 50.0)
+    table = append_log.full_table(many, singly, elements=90_000)
     assert "| all of 90,000 elements, 3 times | appended by 256 connections | by one | goal |" in table
     assert "| MB/s | 200 (100 to 200) | 100 (50 to 100) | 200 |" in table
     assert (

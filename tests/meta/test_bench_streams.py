@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benches import servers, streams
-from benches.streams import Hearing, listen
+from benches.streams import Deliveries, listen
 from benches.workloads import Author
 
 pytestmark = pytest.mark.process
@@ -31,4 +31,4 @@ def test_what_is_refused_is_no_stream(tmp_path: Path) -> None:
     with servers.serving(tmp_path / "data") as server:
         refused = [Author(server.url).request("/events?collections=private")]
         with pytest.raises(RuntimeError, match=r"refused: .*401"):
-            asyncio.run(listen(server.url, refused, Hearing()))
+            asyncio.run(listen(server.url, refused, Deliveries()))

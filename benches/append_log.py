@@ -1,7 +1,7 @@
 """What the load generator cannot say of logs: what an append to a long one costs beside one to a short one,
 and what reading all of a log costs.
 
-    python -m benches.applog [--quick]
+    python -m benches.append_log [--quick]
 
 One client, and one request under way. Server and client each have a core. Prints Markdown.
 """
@@ -303,7 +303,7 @@ def full_table(many: Reading, singly: Reading, elements: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benches.applog", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benches.append_log", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="shorter logs, fewer rounds")
     quick = parser.parse_args().quick

@@ -1,6 +1,6 @@
 """Refused requests: what each kind costs the server.
 
-    python -m benches.refusals [--quick] [--rounds N] [--requests N]
+    python -m benches.rejections [--quick] [--rounds N] [--requests N]
 
 The server has one worker, on core 0, with `service.json` and a folder on disk; this process is on core 1 and
 sends one request after the other on one connection. A figure is CPU time of the server's process, all its
@@ -199,7 +199,7 @@ def _publish(url: str, issuer: Stranger) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benches.refusals", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benches.rejections", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="few requests, two rounds: to see that it works")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

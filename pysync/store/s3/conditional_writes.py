@@ -131,8 +131,8 @@ class ConditionalWriter:
     async def find(self, key: str) -> Version | None:
         """Return the version at `key`, which may be a tombstone, without its body. None if there is no
         object."""
-        answer = await self._requests.send(S3Request("HEAD", key), 404)
-        return None if answer.status == 404 else Version.of(answer.headers)
+        response = await self._requests.send(S3Request("HEAD", key), 404)
+        return None if response.status == 404 else Version.of(response.headers)
 
     async def _compare_and_swap(self, write: PendingWrite, base: ExpectedVersion) -> str:
         """Store `write` over `base` only, and return its etag. Raises EtagMismatch if another version is
@@ -142,15 +142,15 @@ class ConditionalWriter:
         while True:
             trouble: S3ConnectionError | S3Error
             try:
-                answer = await self._requests.send_once(write.request(base, self._condition(base)))
-                if answer.status == 200 and "ETag" in answer.headers:
-                    return self._cache_response(write, base, answer)
-                if answer.is_precondition_failed and not maybe_stored:
+                response = await self._requests.send_once(write.request(base, self._condition(base)))
+                if response.status == 200 and "ETag" in response.headers:
+                    return self._cache_response(write, base, response)
+                if response.is_precondition_failed and not maybe_stored:
                     tombstone = await self._tombstone_in_place_of(write.key, base)
                     if tombstone is not None:
                         base = tombstone
                         continue
-                trouble = S3Error(answer)
+                trouble = S3Error(response)
             except S3ConnectionError as broken:
                 trouble = broken
             maybe_stored = maybe_stored or trouble.may_have_executed
@@ -181,15 +181,15 @@ class ConditionalWriter:
         """Return the etag of `write` after `error`, None if it should be retried. Raises as
         `_compare_and_swap` does."""
         found = await self.find(write.key)
-        verdict = resolve_outcome(write.id, base, found)
-        if verdict is WriteOutcome.STORED:
+        outcome = resolve_outcome(write.id, base, found)
+        if outcome is WriteOutcome.STORED:
             assert found is not None
             return self._cache_written(write, base, found.etag)
-        if verdict is WriteOutcome.REPLACED:
+        if outcome is WriteOutcome.REPLACED:
             return f"replaced-{write.id}"
-        if verdict is WriteOutcome.NOT_STORED:
+        if outcome is WriteOutcome.NOT_STORED:
             raise EtagMismatch
-        if verdict is WriteOutcome.UNKNOWN:
+        if outcome is WriteOutcome.UNKNOWN:
             raise StoreUnavailable from error
         return None
 
@@ -215,8 +215,8 @@ class ConditionalWriter:
 
     async def _delete_version(self, key: str, etag: str) -> None:
         condition = {"If-Match": self._bucket.condition(etag)}
-        answer = await self._requests.send(S3Request("DELETE", key, condition), 204, 404, 412)
-        if answer.status == 412 and await self._find_live(key) is not None:
+        response = await self._requests.send(S3Request("DELETE", key, condition), 204, 404, 412)
+        if response.status == 412 and await self._find_live(key) is not None:
             raise EtagMismatch
 
     async def _put_tombstone(self, key: str, found: Version) -> None:

@@ -63,13 +63,13 @@ class RetryState:
 
     async def next_attempt(self) -> bool:
         """Pause, and return True for another attempt; return False if the limits are reached."""
-        patience = self._policy
-        pause_s = patience.random() * 0.1 * 2 ** (self._count - 1)
-        left_s = patience.deadline_s - (patience.clock_s() - self._begun_s)
-        if self._count == patience.max_attempts or pause_s > left_s:
+        policy = self._policy
+        pause_s = policy.random() * 0.1 * 2 ** (self._count - 1)
+        left_s = policy.deadline_s - (policy.clock_s() - self._begun_s)
+        if self._count == policy.max_attempts or pause_s > left_s:
             return False
         self._count += 1
-        await patience.sleep(pause_s)
+        await policy.sleep(pause_s)
         return True
 
 

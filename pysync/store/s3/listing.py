@@ -33,10 +33,10 @@ class Listings:
         below = prefix and prefix + "/"
         names: list[str] = []
         # A document often has keys below it, which count as one more entry.
-        asked: dict[str, Any] = {"Delimiter": "/", "MaxKeys": min(_PAGE, 2 * limit)}
+        parameters: dict[str, Any] = {"Delimiter": "/", "MaxKeys": min(_PAGE, 2 * limit)}
         if after:
-            asked["StartAfter"] = self._root + below + after
-        async for key, _ in self._entries(below, asked):
+            parameters["StartAfter"] = self._root + below + after
+        async for key, _ in self._entries(below, parameters):
             names.append(key[len(below) :])
             if len(names) == limit:
                 break
@@ -47,13 +47,15 @@ class Listings:
         async for key, entry in self._entries(prefix and prefix + "/", {}):
             yield ListEntry(key, unquote_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
 
-    async def _entries(self, below: str, asked: dict[str, Any]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async def _entries(
+        self, below: str, parameters: dict[str, Any]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yield the keys and entries of the visible objects that begin with `below`, page by page."""
         more: dict[str, Any] = {}
         while True:
             with translate_errors():
                 page = await self._account.client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=self._root + below, **asked, **more
+                    Bucket=self._bucket, Prefix=self._root + below, **parameters, **more
                 )
             for entry in page.get("Contents", ()):
                 key = entry["Key"].removeprefix(self._root)

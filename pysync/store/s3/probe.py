@@ -108,8 +108,8 @@ class _Probe:
 
     async def _honours_delete_if_match(self, quote: str) -> bool:
         condition = {"If-Match": f"{quote}{_OTHER_ETAG}{quote}"}
-        answer = await self._retry(lambda: self._send(S3Request("DELETE", self._key, condition)))
-        return answer.status == 412
+        response = await self._retry(lambda: self._send(S3Request("DELETE", self._key, condition)))
+        return response.status == 412
 
     async def _is_rejected(self, name: str, value: str) -> bool:
         return (await self._retry(lambda: self._put(name, value))).status == 412
@@ -120,10 +120,10 @@ class _Probe:
         return await self._send(S3Request("PUT", self._key, headers, b"%d\n" % self._puts))
 
     async def _send(self, call: S3Request) -> S3Response:
-        answer = await self._requests.send_once(call)
-        if answer.is_transient:
-            raise S3Error(answer)
-        return answer
+        response = await self._requests.send_once(call)
+        if response.is_transient:
+            raise S3Error(response)
+        return response
 
     async def _retry(self, step: Callable[[], Awaitable[T]]) -> T:
         attempts = self._requests.retry_state()
@@ -149,13 +149,13 @@ def _describe(error: S3ConnectionError | S3Error) -> str:
     """Return a sentence that says what failed, and what to do."""
     if isinstance(error, S3ConnectionError):
         return f"it cannot be reached: {error}"
-    answer = error.response
-    if answer.code == "RequestTimeTooSkewed":
-        return _describe_skew(_skew_ms(answer))
-    region = answer.headers.get("x-amz-bucket-region") or _named_region(answer.body)
-    if answer.status in (301, 307, 400) and region:
+    response = error.response
+    if response.code == "RequestTimeTooSkewed":
+        return _describe_skew(_skew_ms(response))
+    region = response.headers.get("x-amz-bucket-region") or _named_region(response.body)
+    if response.status in (301, 307, 400) and region:
         return f"the bucket is in another region: set store.region to {region}"
-    return _HINTS.get(answer.code, str(error))
+    return _HINTS.get(response.code, str(error))
 
 
 def _named_region(body: bytes) -> str:

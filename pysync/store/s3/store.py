@@ -111,16 +111,16 @@ class S3Store:
         known = if_none_match if kept is None else kept.etag
         condition = {} if known is None else {"If-None-Match": self.bucket.condition(known)}
         with self._in_flight.read():
-            answer = await self._requests.send(
+            response = await self._requests.send(
                 S3Request("GET", key, condition, wants_body=_is_document), 304, 404
             )
-        if answer.status == 304:
+        if response.status == 304:
             return NOT_MODIFIED if kept is None or kept.etag == if_none_match else kept
-        version = None if answer.status == 404 else Version.of(answer.headers)
+        version = None if response.status == 404 else Version.of(response.headers)
         if version is None or not version.is_document:
             self._cache.evict(key)
             return None
-        body = strip_write_id(answer.body)
+        body = strip_write_id(response.body)
         found = StoredObject(body, version.etag, version.content_type, version.modified_ms)
         self._cache.put(key, found, version.ids)
         return NOT_MODIFIED if version.etag == if_none_match else found

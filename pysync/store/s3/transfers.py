@@ -259,11 +259,11 @@ class Downloads:
 
     async def _open_empty(self, key: str) -> OpenFile | None:
         """Open the file at `key` without any bytes."""
-        answer = await self._requests.send(S3Request("HEAD", key), 404)
-        if answer.status == 404:
+        response = await self._requests.send(S3Request("HEAD", key), 404)
+        if response.status == 404:
             return None
-        version = Version.of(answer.headers)
-        size = int(answer.headers["Content-Length"])
+        version = Version.of(response.headers)
+        size = int(response.headers["Content-Length"])
         chunks = DownloadStream(self._requests, key, version.etag, self._bucket, size, size)
         return await self._file(key, version, size, chunks, size, size) if version.is_file else None
 
@@ -313,7 +313,7 @@ class DownloadStream:
             try:
                 chunk = await self.response.content.readany()
                 if not chunk:
-                    raise aiohttp.ClientPayloadError("the answer is too short")
+                    raise aiohttp.ClientPayloadError("the response is too short")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 await self.aclose()
                 self._attempts = self._attempts or self._requests.retry_state()

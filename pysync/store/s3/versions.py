@@ -146,7 +146,7 @@ class WriteOutcome(Enum):
     REPLACED = "it was stored, and replaced since"
     NOT_STORED = "it was not stored, and never will be: another write was"
     NOT_YET = "it was not stored: what it is to replace still is"
-    UNKNOWN = "nobody can tell"
+    UNKNOWN = "it cannot be determined"
 
 
 def resolve_outcome(id_: str, base: ExpectedVersion, found: Version | None) -> WriteOutcome:

@@ -234,7 +234,7 @@ def _add_stores(commands: "argparse._SubParsersAction[Parser]") -> None:
     verify.runs("admin", "verify")
 
     project = commands.add_parser("project", help="maintain the lists of projections")
-    rebuild = project.add_commands("ACTION").add_parser(
+    rebuild = project.add_commands().add_parser(
         "rebuild",
         help="rebuild the lists of a projection from their sources; servers may run meanwhile",
         description="Prints each list: its entries, and how many were missing, different or superfluous.",
@@ -247,7 +247,7 @@ def _add_stores(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _add_events(events: Parser) -> None:
-    actions = events.add_commands("ACTION")
+    actions = events.add_commands()
     compact = actions.add_parser(
         "compact",
         help="merge small files into larger ones; servers may run meanwhile",

@@ -64,9 +64,9 @@ class Parser(argparse.ArgumentParser):
         """Have this command run a function of a module of `pysync.cli`."""
         self.set_defaults(run=(module, function), parser=self)
 
-    def add_commands(self, metavar: str = "COMMAND") -> "argparse._SubParsersAction[Parser]":
+    def add_commands(self) -> "argparse._SubParsersAction[Parser]":
         """Return the subparsers of this command."""
-        return self.add_subparsers(required=True, metavar=metavar)
+        return self.add_subparsers(required=True, metavar="COMMAND")
 
 
 class PrintSchema(argparse.Action):

@@ -1,4 +1,4 @@
-"""What the tests of the service share: a service in process, and callers who sign as real clients do."""
+"""Fixtures that all tests share: a service in this process, and callers who sign as real clients do."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What the S3 servers give."""
+"""The S3 servers that tests run against."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -11,7 +11,7 @@ from socket import create_server
 
 import orjson
 import pytest
-from support.bench_samples import BASE, parts
+from support.bench_requests import BASE, parts
 
 from benches import append_log, servers
 from benches.load import measure

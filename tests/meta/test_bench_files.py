@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from support.bench_samples import BASE, parts
+from support.bench_requests import BASE, parts
 
 from benches import compaction, events, files, servers
 from benches.batches import EVENTS, event_batches

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 import pytest
 from aiohttp.test_utils import TestServer
-from support.bench_samples import BASE, parts
+from support.bench_requests import BASE, parts
 
 from benches import bare, servers
 from benches.load import measure

@@ -1,4 +1,4 @@
-"""Asks nodes, and writes down what they answer."""
+"""A client that sends requests to nodes and records the responses."""
 
 import time
 from collections.abc import Mapping, Sequence

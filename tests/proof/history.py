@@ -1,4 +1,4 @@
-"""What was asked and what was heard: a file with one JSON object a line."""
+"""The history of a run, requests and responses: a file with one JSON object a line."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace

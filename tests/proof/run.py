@@ -1,4 +1,4 @@
-"""One run: clients ask while nodes die, and what they heard is judged."""
+"""One run: clients send requests while nodes die, and the judge examines the history."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What the nodes serve: collections that every device with a certificate for them may read and write."""
+"""The configuration of the nodes: every device with a certificate for a collection may read and write it."""
 
 from typing import Any, Final
 

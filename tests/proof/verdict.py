@@ -1,4 +1,4 @@
-"""What the judge says."""
+"""The verdict of the judge."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What tests share: callers, services, stores and servers that fail on request."""
+"""Helpers of the tests: callers, services, stores and servers that fail on request."""

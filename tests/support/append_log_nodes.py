@@ -1,4 +1,4 @@
-"""What the tests of append-only logs share: nodes over one store, and logs told by plain values."""
+"""Nodes over one store, and append logs as plain values."""
 
 import asyncio
 import json

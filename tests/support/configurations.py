@@ -1,4 +1,4 @@
-"""What the tests of the configuration share: small configurations, and what is told of faulty ones."""
+"""Small configurations, and the problems that are reported for faulty ones."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a function of the core gives or raises."""
+"""The outcome of a function of the core: its value or its error."""
 
 from collections.abc import Callable
 

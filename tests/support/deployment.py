@@ -1,4 +1,4 @@
-"""The folder deploy/."""
+"""The files of the folder deploy/."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A server that answers as it is told to, and a client of it whose clock, chance and waits are the test's."""
+"""A server with scripted responses, and a client of it whose clock, jitter and waits the test controls."""
 
 import itertools
 from collections.abc import AsyncIterator

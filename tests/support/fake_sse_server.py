@@ -1,4 +1,4 @@
-"""A server of change streams that says what it is told to, connection after connection."""
+"""A server of change streams with a script for each connection."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What a request may meet on its way through a `FaultProxy`."""
+"""The faults that a `FaultProxy` injects into a request."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What the tests behind nginx share."""
+"""A service behind nginx."""
 
 from typing import Any
 

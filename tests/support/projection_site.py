@@ -1,4 +1,4 @@
-"""What the tests of projections share: a service without a server, its projections folded on demand."""
+"""A service without a server, whose projections are folded on demand."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What can happen to a Redis, done to one that a test has for itself."""
+"""Ways to lose data or connections of a Redis that a test has for itself."""
 
 from components import RedisServer
 from redis.asyncio import Redis

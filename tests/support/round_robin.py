@@ -1,4 +1,4 @@
-"""Several that keep one promise together, as those of several processes do."""
+"""Several stores or coordinators used in turns, as several processes would use them."""
 
 from typing import Any, TypeVar, cast
 

@@ -1,10 +1,10 @@
-"""What the tests of benches share."""
+"""The parts of requests that benches build."""
 
 BASE = "http://127.0.0.1:8080"
 
 
 def parts(request: bytes) -> tuple[str, str, dict[str, str], bytes]:
-    """Method, path, headers and body of a request's bytes."""
+    """Return method, path, headers and body of a request in bytes."""
     head, body = request.split(b"\r\n\r\n", 1)
     line, *headers = head.decode().split("\r\n")
     method, path, _ = line.split(" ")

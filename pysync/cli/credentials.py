@@ -58,9 +58,9 @@ REASONS: Final = {
     "audience-aud-dup": "--aud names one key twice",
     "audience-aud-too-large": "--aud may name 64 keys at most",
 } | {
-    f"{kind}-{fault}": told
+    f"{kind}-{fault}": reason
     for kind in ("member", "audience")
-    for fault, told in (
+    for fault, reason in (
         ("wildcard-collections", "name one collection: * is for devices of your own alone"),
         ("private-path", "--path must not lead into users/ and your own user id: that is yours alone"),
         ("members-not-denied", "--path must not reach the member list: add --path '!COLLECTION/_members'"),

@@ -36,8 +36,8 @@ async def _new_keyring(options: argparse.Namespace) -> int:
         try:
             await keyring.create(recipients)
         except Conflict:
-            told = f"something is at {keyring.key} already; `pysync keyring add` lets others in"
-            raise ValueError(told) from None
+            message = f"something is at {keyring.key} already; `pysync keyring add` lets others in"
+            raise ValueError(message) from None
         return await _print_keyring(keyring)
 
 
@@ -68,6 +68,6 @@ async def _print_keyring(keyring: RemoteKeyring) -> int:
         verdict = "ok"
     except SealedError as error:
         verdict = str(error)
-    told = {"keyring": keyring.key, "verdict": verdict, "epoch": read.epoch, "recipients": read.recipients}
-    print_json(told)
+    shown = {"keyring": keyring.key, "verdict": verdict, "epoch": read.epoch, "recipients": read.recipients}
+    print_json(shown)
     return 0 if verdict == "ok" else 1

@@ -192,15 +192,15 @@ def _entry(entry: dict[str, Any]) -> BatchEntry:
 def _infos(answer: dict[str, Any]) -> tuple[CollectionInfo, ...]:
     return tuple(
         CollectionInfo(
-            name=told["name"],
-            max_body_bytes=told["maxBodyBytes"],
-            encryption=told["encryption"],
-            allowed_mime_types=tuple(told["allowedMimeTypes"]),
-            pull_only=told.get("pullOnly", False),
-            push_only=told.get("pushOnly", False),
-            append_only=told.get("appendOnly"),
-            ttl_ms=told.get("ttlMs"),
-            force_full_fetch=told.get("forceFullFetch", False),
+            name=info["name"],
+            max_body_bytes=info["maxBodyBytes"],
+            encryption=info["encryption"],
+            allowed_mime_types=tuple(info["allowedMimeTypes"]),
+            pull_only=info.get("pullOnly", False),
+            push_only=info.get("pushOnly", False),
+            append_only=info.get("appendOnly"),
+            ttl_ms=info.get("ttlMs"),
+            force_full_fetch=info.get("forceFullFetch", False),
         )
-        for told in answer["collections"]
+        for info in answer["collections"]
     )

@@ -94,8 +94,8 @@ class ChangeNotifier:
                     watch = self._client.watch(
                         collections, params, on_disconnect=self._on_disconnect, on_connect=self._on_connect
                     )
-                    async for told in watch:
-                        if not isinstance(told, ChangeEvent) or self._matches(told):
+                    async for event in watch:
+                        if not isinstance(event, ChangeEvent) or self._matches(event):
                             self._notify()
                 except (PysyncError, Unreachable) as error:
                     if isinstance(error, BadRequest) and narrow is not None:
@@ -144,7 +144,7 @@ async def follow(
     `on_disconnect` is called once with the error. The error of the first fetch is raised unless the caller
     `has_started` before."""
     wait_s, failed = initial_s, False
-    async with ChangeNotifier(client, target, is_unseen, sleep) as lookout:
+    async with ChangeNotifier(client, target, is_unseen, sleep) as notifier:
         while True:
             try:
                 found, again = await fetch()
@@ -163,5 +163,5 @@ async def follow(
                     wait_s = initial_s
                 if again:
                     continue
-                await lookout.wait(wait_s)
+                await notifier.wait(wait_s)
             wait_s = min(wait_s * 2, max_s)

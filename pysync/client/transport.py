@@ -183,8 +183,8 @@ class Transport:
         """Decode a JSON response. Raises the error for any status but 200, ValueError for a file, which is
         not read, and Unreachable for a response that is not understood."""
         if response.status == 200 and response.content_type != JSON_TYPE and "ETag" in response.headers:
-            told = response.content_type
-            raise ValueError(f"a file of {told} is there: `pull_blob` or `pull --out` gets it")
+            media_type = response.content_type
+            raise ValueError(f"a file of {media_type} is there: `pull_blob` or `pull --out` gets it")
         answer = await response.read()
         if response.status != 200:
             raise response_error(response, answer)

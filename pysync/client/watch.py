@@ -150,9 +150,9 @@ class Watch:
         return self
 
     async def __anext__(self) -> ChangeEvent | Reset:
-        while (told := await anext(self._events)) is None:
+        while (event := await anext(self._events)) is None:
             pass
-        return told
+        return event
 
     async def __aenter__(self) -> Self:
         if not self._stream.was_live:
@@ -204,13 +204,13 @@ class ReconnectingStream:
                     async for chunk in content.iter_any():
                         if is_live:
                             failures = 0  # it lasts: not one that is cut as soon as it is opened
-                        for told in self._parse(chunk):
+                        for event in self._parse(chunk):
                             if not is_live:
                                 is_live = self.was_live = True
                                 self._on_connect()
                                 yield None
-                            if told is not None:
-                                yield told
+                            if event is not None:
+                                yield event
                 raise Unreachable("the stream of changes ended")
             except (PysyncError, Unreachable) as caught:
                 if not is_retryable(caught):
@@ -235,12 +235,10 @@ class ReconnectingStream:
         live."""
         try:
             for block in self._parser.feed(chunk):
-                place = self.last_event_id if block.id is None else block.id
-                told, self.last_event_id = (
-                    _parse_event(block, place),
-                    place,
-                )  # what cannot be read is not passed by
-                yield told
+                position = self.last_event_id if block.id is None else block.id
+                event = _parse_event(block, position)
+                self.last_event_id = position  # only now: an event that cannot be parsed is not skipped
+                yield event
         except (ValueError, KeyError, TypeError) as error:
             raise Unreachable("the stream of changes is not understood") from error
         if self.last_event_id:
@@ -261,12 +259,12 @@ def _parse_event(event: ServerSentEvent, last_event_id: str) -> ChangeEvent | Re
         return Reset(last_event_id)
     if event.data is None or event.event not in ("", "message"):
         return None
-    told: dict[str, Any] = as_object(orjson.loads(event.data))
+    change: dict[str, Any] = as_object(orjson.loads(event.data))
     return ChangeEvent(
-        collection=told["collection"],
-        params=as_object(told.get("params", {})),
-        hash=told["hash"],
-        timestamp_ms=told["timestamp"],
-        namespace=told.get("namespace"),
+        collection=change["collection"],
+        params=as_object(change.get("params", {})),
+        hash=change["hash"],
+        timestamp_ms=change["timestamp"],
+        namespace=change.get("namespace"),
         id=last_event_id,
     )

@@ -22,8 +22,8 @@ class Node(Protocol):
     def address(self) -> tuple[str, int] | None: ...
 
 
-class Asker:
-    """Somebody who asks `nodes`, under the name and with the keys of one device."""
+class ProofClient:
+    """A client of `nodes`, under the name and with the keys of one device."""
 
     def __init__(self, name: str, nodes: Sequence[Node], history: History, random: Random) -> None:
         self.name = name

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from proof import service
-from proof.asker import Node
+from proof.client import Node
 from proof.history import History, Kind, Operation
 from proof.signed import Answer, Connection, Device, NoAnswer
 

@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from proof.asker import Asker, Node
+from proof.client import Node, ProofClient
 from proof.files import content, sha256_of
 from proof.history import END, History, Kind, Operation
 from proof.signed import ANSWER_LIMIT_S, Request
@@ -85,7 +85,7 @@ class Requests:
         return kept if wall_clock_ms() - kept.request.signed_ms < FRESH_MS else None
 
 
-class Client(Asker):
+class Client(ProofClient):
     """One of the clients that share `requests`."""
 
     def __init__(
@@ -228,7 +228,7 @@ class Client(Asker):
         return f"{self.name}-{self._ids}"
 
 
-class Poller(Asker):
+class Poller(ProofClient):
     """Somebody who lists the batches of events, from the last one that was named."""
 
     async def run(self, key: str, random: Random, until: float) -> None:
@@ -269,7 +269,7 @@ async def push_last(nodes: Sequence[Node], history: History, random: Random) -> 
 
 async def read_all(nodes: Sequence[Node], history: History, random: Random) -> None:
     """Read from every node what is there in the end."""
-    reader = Asker(END, nodes, history, random)
+    reader = ProofClient(END, nodes, history, random)
     for node in reader.up():
         for key in (*MARKED, *PLAIN, LAST):
             await _until_answered(partial(reader.pull, node, key))
@@ -282,7 +282,7 @@ async def read_all(nodes: Sequence[Node], history: History, random: Random) -> N
     reader.close()
 
 
-async def _read_batches(reader: Asker, random: Random, key: str) -> None:
+async def _read_batches(reader: ProofClient, random: Random, key: str) -> None:
     """List all batches, and pull each from any node."""
     after = ""
     while True:

@@ -12,12 +12,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-async def gather_bounded(limit: int, items: Collection[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
+async def gather_bounded(
+    limit: int, items: Collection[T], work: Callable[[T], Awaitable[R]], max_errors: int = 1
+) -> list[R]:
     """Return `await work(item)` for each of `items`, in their order, with at most `limit` calls running
     concurrently.
 
-    After an error no further call starts. The error is raised once all running calls have ended, so that
-    their outcomes are known. Cancellation cancels the running calls and waits for their end.
+    After `max_errors` errors no further call starts. The first error is raised once all running calls have
+    ended, so that their outcomes are known. Cancellation cancels the running calls and waits for their end.
     """
     results: dict[int, R] = {}
     waiting = enumerate(items)
@@ -25,13 +27,14 @@ async def gather_bounded(limit: int, items: Collection[T], work: Callable[[T], A
 
     async def work_on() -> None:
         for at, item in waiting:
-            if errors:
+            if len(errors) >= max_errors:
                 return
             try:
                 results[at] = await work(item)
             except BaseException as error:
                 errors.append(error)
-                raise
+                if not isinstance(error, Exception):
+                    raise
 
     workers = [work_on() for _ in range(min(limit, len(items)))]
     await asyncio.gather(*workers, return_exceptions=True)

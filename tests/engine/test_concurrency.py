@@ -44,6 +44,19 @@ async def test_after_an_error_no_call_begins_and_those_under_way_end_first() -> 
     assert ended == [0, 2]
 
 
+async def test_tolerated_errors_leave_the_other_calls_alone() -> None:
+    done: list[int] = []
+
+    async def work(item: int) -> None:
+        if item == 0:
+            raise ValueError(item)
+        done.append(item)
+
+    with pytest.raises(ValueError, match="0"):
+        await gather_bounded(3, range(100), work, max_errors=3)
+    assert sorted(done) == list(range(1, 100))
+
+
 async def test_cancellation_waits_for_the_end_of_the_cancelled_calls() -> None:
     cleaned: list[int] = []
     started = asyncio.Event()

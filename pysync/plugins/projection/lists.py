@@ -31,6 +31,8 @@ from pysync.plugins.projection.targets import DocumentLocation, KeyResolver
 from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject
 
 MAX_CONCURRENT_LISTS: Final = 16
+MAX_FAILED_LISTS: Final = 16
+"""Number of lists that may fail before the rest is not attempted: one that fails must not hold up others."""
 
 FOLD_IN_THREAD_ABOVE: Final = 65_536
 """Bytes from which a list is folded in a thread, which then takes a millisecond or more."""
@@ -72,7 +74,9 @@ class ListWriter:
         """Update the lists affected by these writes, each with one put. Raises Unavailable; some lists may
         then be updated."""
         groups = await self._grouped(self._changed_sources(changes))
-        await gather_bounded(MAX_CONCURRENT_LISTS, groups, lambda key: self.fold_list(key, groups[key]))
+        await gather_bounded(
+            MAX_CONCURRENT_LISTS, groups, lambda key: self.fold_list(key, groups[key]), MAX_FAILED_LISTS
+        )
 
     async def fold_list(
         self, key: str, sources: Sequence[ListSource], *, repair: bool = False

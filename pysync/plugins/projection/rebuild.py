@@ -10,7 +10,13 @@ from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import KeyTemplate
 from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.fold import ChangedSource, ListTransform, prune_entries
-from pysync.plugins.projection.lists import MAX_CONCURRENT_LISTS, ListSource, ListWriteOutcome, ListWriter
+from pysync.plugins.projection.lists import (
+    MAX_CONCURRENT_LISTS,
+    MAX_FAILED_LISTS,
+    ListSource,
+    ListWriteOutcome,
+    ListWriter,
+)
 from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.plugins.projection.targets import DocumentLocation
 
@@ -57,7 +63,7 @@ async def rebuild(
             outcomes[key] = outcome
 
     chosen_lists = [key for key, one in wanted.items() if one.is_chosen]
-    await gather_bounded(MAX_CONCURRENT_LISTS, chosen_lists, rebuild_one)
+    await gather_bounded(MAX_CONCURRENT_LISTS, chosen_lists, rebuild_one, MAX_FAILED_LISTS)
     return begun, outcomes
 
 

@@ -8,9 +8,11 @@ import pytest
 from support.projection_site import LISTS, NOTES, TITLES, Site, entry, members, titled
 
 from pysync._core import decode_push
+from pysync.errors import StoreUnavailable
 from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
-from pysync.store import StoredObject
+from pysync.store import NotModified, StoredObject
+from pysync.store.memory import MemoryStore
 
 Logged = pytest.LogCaptureFixture
 
@@ -43,6 +45,24 @@ async def test_a_corrupt_source_is_left_out(caplog: Logged, damage: Callable[[by
     assert await site.items() == [entry("b", title="B")]
     assert "source notes/s/a is corrupt" in caplog.text
     assert site.count("failures") == 1
+
+
+class _OneListFails(MemoryStore):
+    """Cannot read the list at `lists/s0`."""
+
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        if key == "lists/s0":
+            raise StoreUnavailable
+        return await super().get(key, if_none_match)
+
+
+async def test_a_list_that_fails_does_not_hold_up_the_others() -> None:
+    site = Site(members(TITLES), store=_OneListFails())
+    for at in range(40):
+        await site.note("a", space=f"s{at}", title="A")
+    with pytest.raises(StoreUnavailable):
+        await site.fold()
+    assert len(await site.store.list("lists", None, 100)) == 39
 
 
 def deep(levels: int) -> Any:

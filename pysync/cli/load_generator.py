@@ -154,9 +154,11 @@ class LoadConnection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
         self.transport = cast(asyncio.Transport, transport)
 
     def start(self, run: Run) -> None:
+        """Send the first request of `run`."""
         self.run = run
         self.head = b""
         self.missing = 0
@@ -165,6 +167,7 @@ class LoadConnection(asyncio.Protocol):
         self._send_next(self.sent_at)
 
     def data_received(self, data: bytes) -> None:
+        """Count a response, and send the next request."""
         if self.missing == 0:
             data = self.head + data
             end = data.find(b"\r\n\r\n")
@@ -179,6 +182,7 @@ class LoadConnection(asyncio.Protocol):
             self._finish_response()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """End the run of this connection."""
         if not self.done:
             self.run.errors["connection lost"] += 1
         self.closed.set_result(None)

@@ -73,6 +73,7 @@ class PrintSchema(argparse.Action):
     """Print the JSON Schema of the configuration and exit, whatever else the command line lacks."""
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
+        """Print the schema and exit."""
         print((files("pysync.config") / "pysync.schema.json").read_text(), end="")
         parser.exit()
 

@@ -163,7 +163,8 @@ class LogCursor:
         return await self._request(full=True)
 
     async def _fetch_after(self, checkpoint_ms: int) -> list[LogElement]:
-        """What comes after `checkpoint_ms`, or the oldest part of it; perhaps elements before it too."""
+        """Return the elements after `checkpoint_ms`, or the oldest of them; perhaps earlier elements as
+        well."""
         if checkpoint_ms < 0:
             # The log was empty. A checkpoint cannot ask for an element at time 0.
             with suppress(FullNotAllowed):

@@ -33,7 +33,7 @@ class SSEParser:
 
     def __init__(self) -> None:
         self.retry_s = 0.0
-        """How long the server asks to wait before the next connection; 0 where it does not say."""
+        """Seconds that the server asks to wait before the next connection; 0 if it does not say."""
         self._rest = b""
         self._after_cr = False
         self._at_start = True

@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 HOOK_TIMEOUT_S: Final = 5.0
-"""How long a hook of one request may take (docs/reference/plugins.md#errors-and-time-limits)."""
+"""Time limit of a hook for one request (docs/reference/plugins.md#errors-and-time-limits)."""
 SHUTDOWN_TIMEOUT_S: Final = 10.0
 """Time limit for leaving a lifespan; then the process ends without it."""
 

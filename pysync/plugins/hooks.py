@@ -68,26 +68,26 @@ class Hooks:
                 hook = _Hook(plugin.name, "cap_validators", validator)
                 self._validators.setdefault(kind, []).append(hook)
         self.stored_files: Final[dict[str, FileBackedCollection]] = {}
-        """Where plugins keep what was pushed to collections, by their names."""
+        """Locations of collections that plugins store, by name."""
         for plugin in plugins:
             if implements(plugin, "stored_files"):
                 self.stored_files.update(plugin.stored_files)
         self._entered = AsyncExitStack()
         self.has_authorize_hooks: Final = bool(self._authorize)
-        """Whether any plugin gives roles."""
+        """True if any plugin grants roles."""
         self.has_pull_hooks: Final = bool(self._before_pull or self._intercept_pull)
-        """Whether any plugin is asked before something is read."""
+        """True if any plugin has a hook for pulls."""
         self.has_push_hooks: Final = bool(self._intercept_push or self._after_write)
-        """Whether any plugin is asked about pushes, or told of them."""
+        """True if any plugin has a hook for pushes."""
         self.has_certificate_hooks: Final = bool(self._validators)
-        """Whether any plugin looks at certificates."""
+        """True if any plugin validates certificates."""
         self.has_hooks: Final = (
             self.has_authorize_hooks
             or self.has_pull_hooks
             or self.has_push_hooks
             or self.has_certificate_hooks
         )
-        """Whether any request concerns a plugin."""
+        """True if any plugin has a hook for requests."""
 
     async def open(self, services: PluginContext) -> None:
         """Enter the plugins' lifespans. Raises ValueError where one fails; those entered before it are left

@@ -44,7 +44,7 @@ class Route:
     """Templates of keyrings, which are exempt in a collection that accepts only sealed data. None for other
     collections."""
     files: FileSettings | None = None
-    """How the collection stores files; None if it stores none."""
+    """Settings of the collection's files; None if it stores none."""
     alias: bool = False
     """True if this is another route at an additional path."""
     members: tuple[AccessPolicy, ...] = ()

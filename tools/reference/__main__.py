@@ -21,6 +21,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def main() -> int:
+    """Write the generated pages, or list the stale ones with `--check`, and return the exit status."""
     stale = [path for path, page in PAGES.items() if _current(path) != page()]
     if "--check" in sys.argv[1:]:
         for path in stale:

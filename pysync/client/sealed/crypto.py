@@ -24,24 +24,24 @@ from pysync.auth.signing import IdentityKeys, Signer
 
 
 class SealedError(Exception):
-    """Base of every failure to open sealed data, or to change who may."""
+    """Base of all errors on opening sealed data, or on changing its recipients."""
 
 
 class DecryptionFailed(SealedError):
-    """The bytes, their context (`aad`) or their epoch are not those that were sealed."""
+    """The bytes, their context (`aad`) or their epoch differ from what was sealed."""
 
 
 class Truncated(SealedError):
-    """Too few bytes to be anything sealed."""
+    """Too few bytes for sealed data."""
 
 
 class NotSealed(SealedError):
-    """What should be sealed has not the form of it."""
+    """The data does not have the form of sealed data."""
 
 
 class UnknownEpoch(SealedError):
-    """Sealed under a content key that this recipient does not have: of before it came, or of after the
-    keyring was read, so that reading it again may help."""
+    """The data is sealed under a content key that this recipient does not have: from before it was added, or
+    from after the keyring was read. Reading the keyring again may help."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class UnknownEpoch(SealedError):
 
 
 class AadRequired(SealedError):
-    """Sealed with a context, and opened without one."""
+    """The data was sealed with a context, and opened without one."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -60,24 +60,24 @@ class AadRequired(SealedError):
 
 
 class UntrustedAdder(SealedError):
-    """A content key comes from somebody who is not trusted to give any."""
+    """A content key was added by somebody who is not trusted."""
 
 
 class ForgedEntry(SealedError):
-    """A wrapped content key whose signature is not by whom it names, or not over what it says."""
+    """The signature of a wrapped content key does not match its signer or its content."""
 
 
 class KeyringMissing(SealedError):
-    """There is no keyring under the name."""
+    """There is no keyring of that name."""
 
 
 class MalformedKeyring(SealedError):
-    """The document is no keyring."""
+    """The document is not a keyring."""
 
 
 class KeyringRolledBack(SealedError):
-    """The keyring is older than one that was seen already: somebody may want a key to be used whose holders
-    were removed since."""
+    """The keyring is older than one seen before. Accepting it would use a key that removed recipients
+    hold."""
 
 
 class NotARecipient(SealedError):
@@ -93,13 +93,13 @@ class AlreadyPresent(SealedError):
 
 
 class LastRecipient(SealedError):
-    """Without this recipient nobody could open what is sealed."""
+    """Without this recipient nobody could read the sealed data."""
 
 
 Random = Callable[[int], bytes]
-"""So many random bytes, fresh at each call: `os.urandom`."""
+"""Returns this many random bytes: `os.urandom`."""
 Entry = dict[str, Any]
-"""A content key wrapped for `subKem`: with `ephKem`, `ct`, and who gave it when: `addedBy`, `addedSig`,
+"""A content key wrapped for `subKem`: `ephKem` and `ct`, with its adder and time `addedBy`, `addedSig`,
 `addedAt` (seconds)."""
 
 KEY_BYTES: Final = 32
@@ -110,14 +110,14 @@ _KEY: Final = re.compile("[0-9a-f]{64}")
 
 
 def encrypt(key: bytes, plaintext: bytes, aad: bytes, random: Random) -> bytes:
-    """A random iv of 12 bytes, then the AES-256-GCM ciphertext with its tag."""
+    """Return a random iv of 12 bytes, followed by the AES-256-GCM ciphertext and its tag."""
     iv = random(IV_BYTES)
     return iv + AESGCM(key).encrypt(iv, plaintext, aad)
 
 
 def decrypt(key: bytes, sealed: bytes | memoryview, aad: bytes) -> bytes:
-    """What `encrypt` was given. Raises Truncated, and DecryptionFailed for anything but the same key, bytes
-    and aad."""
+    """Return the plaintext. Raises Truncated, and DecryptionFailed unless key, bytes and aad are those of
+    `encrypt`."""
     if len(sealed) < IV_BYTES + TAG_BYTES:
         raise Truncated("Encrypted payload is too short")
     try:
@@ -129,8 +129,8 @@ def decrypt(key: bytes, sealed: bytes | memoryview, aad: bytes) -> bytes:
 def wrap_key(
     content_key: bytes, recipient_kem: str, epoch: int, adder: Signer, *, now_s: int, random: Random
 ) -> Entry:
-    """The content key of `epoch` for whoever holds the private half of `recipient_kem`, signed by `adder`.
-    Raises ValueError where that is no X25519 public key."""
+    """Return the content key of `epoch`, encrypted for the holder of `recipient_kem` and signed by `adder`.
+    Raises ValueError if that is not an X25519 public key."""
     if not _is_key(recipient_kem):
         raise ValueError("a recipient is an X25519 public key, 64 hex digits in lower case")
     ephemeral = X25519PrivateKey.from_private_bytes(random(KEY_BYTES))
@@ -146,8 +146,8 @@ def wrap_key(
 
 
 def verify_entry(entry: Entry, epoch: int, trusted: Collection[str] | None) -> None:
-    """Raises UntrustedAdder where who gave the key is not among `trusted` (Ed25519 public keys; None:
-    whoever it is), and ForgedEntry where they did not sign it for this epoch."""
+    """Raise UntrustedAdder unless the entry was added by one of `trusted` (Ed25519 public keys; None: by
+    anyone), and ForgedEntry unless the adder signed it for this epoch."""
     # Only a key is told: whoever writes a keyring may put anything else in the place of one.
     adder = entry["addedBy"] if _is_key(entry.get("addedBy")) else None
     if trusted is not None and (adder is None or adder not in trusted):
@@ -157,7 +157,7 @@ def verify_entry(entry: Entry, epoch: int, trusted: Collection[str] | None) -> N
 
 
 def unwrap_key(entry: Entry, keys: IdentityKeys) -> bytes:
-    """The content key of an entry that was checked. Raises DecryptionFailed, Truncated."""
+    """Return the content key of a verified entry. Raises DecryptionFailed and Truncated."""
     private = X25519PrivateKey.from_private_bytes(bytes.fromhex(keys.kem_priv))
     try:
         wrap_key = _derive_wrapping_key(private, entry["ephKem"])
@@ -193,7 +193,7 @@ def _message(entry: Entry, epoch: int) -> bytes:
 
 
 def _derive_wrapping_key(private: X25519PrivateKey, public: str) -> bytes:
-    """Raises ValueError where the shared secret would be all zero."""
+    """Return the key of the exchange. Raises ValueError if the shared secret would be all zero."""
     shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=b"starfish-wrap", info=b"starfish-wrap").derive(
         shared
@@ -204,7 +204,7 @@ _EPOCH: Final = 0  # an envelope has a key of its own
 
 
 class OpenedEnvelope(NamedTuple):
-    """What was sealed, and the Ed25519 public key of who sealed it."""
+    """The plaintext of an envelope, and the Ed25519 public key of its sealer."""
 
     plaintext: bytes
     sealed_by: str
@@ -219,8 +219,8 @@ def seal_envelope(
     now_s: int,
     random: Random = os.urandom,
 ) -> dict[str, Any]:
-    """An envelope, as members of JSON, that only the holder of `recipient_kem` can open, and only with the
-    same `aad`. Raises ValueError where that is no X25519 public key."""
+    """Return an envelope, as JSON members, that only the holder of `recipient_kem` can open, and only with
+    the same `aad`. Raises ValueError if that is not an X25519 public key."""
     content_key = random(KEY_BYTES)
     sealed = encrypt(content_key, plaintext, aad.encode(), random)
     envelope = {
@@ -233,11 +233,11 @@ def seal_envelope(
 def open_envelope(
     envelope: dict[str, Any], keys: IdentityKeys, *, aad: str = "", sealer: str | None = None
 ) -> OpenedEnvelope:
-    """What `seal_envelope` was given. `sealer` is the Ed25519 public key that it must be sealed by; None:
-    anybody's.
+    """Return the plaintext of an envelope. `sealer` is the Ed25519 public key that must have sealed it; None
+    accepts any.
 
-    Raises AadRequired, NotSealed, UntrustedAdder (another sealer), ForgedEntry, Truncated, DecryptionFailed
-    (for another recipient as well).
+    Raises AadRequired, NotSealed, UntrustedAdder (another sealer), ForgedEntry, Truncated and
+    DecryptionFailed (also for another recipient).
     """
     if envelope.get("v") == 1 and not aad:
         raise AadRequired

@@ -19,9 +19,9 @@ async def seal_and_push_blob(
     aad: str | None = None,
     max_bytes: int | None = None,
 ) -> PushResult:
-    """Store `plaintext` at `key`, sealed. It opens with the same `aad` alone: by default the key of the
-    document, so that a server cannot pass one file off as another. Raises FileTooLarge where it has more than
-    `max_bytes`, and as `Client.push_blob`. File and sealed file are held in memory."""
+    """Seal `plaintext` and store it at `key`. It opens only with the same `aad`, by default the key of the
+    document, so that a server cannot pass one file off as another. Raises FileTooLarge above `max_bytes`, and
+    as `Client.push_blob`. The file and the sealed file are held in memory."""
     check_size(len(plaintext), max_bytes)
     sealed = await asyncio.to_thread(keyring.seal_bytes, plaintext, _aad(key, aad))
     return await client.push_blob(key, sealed, OCTET_STREAM)
@@ -35,8 +35,8 @@ async def pull_and_open_blob(
     aad: str | None = None,
     max_bytes: int | None = None,
 ) -> bytes | None:
-    """What `seal_and_push_blob` stored at `key`; None where nothing is stored. Raises as
-    `UnlockedKeyring.open_bytes` and `Client.pull_blob`; `max_bytes` is about the plaintext."""
+    """Return the plaintext of a file stored by `seal_and_push_blob`; None if nothing is stored. Raises as
+    `UnlockedKeyring.open_bytes` and `Client.pull_blob`; `max_bytes` applies to the plaintext."""
     sealed_max = None if max_bytes is None else max_bytes + SEALED_OVERHEAD_BYTES
     blob = await client.pull_blob(key, max_bytes=sealed_max)
     if blob is None:

@@ -41,11 +41,11 @@ MAX_EPOCH: Final = (1 << 32) - 1
 _EPOCH: Final = re.compile("[1-9][0-9]{0,9}")
 _EPOCH_BYTES: Final = 4
 SEALED_OVERHEAD_BYTES: Final = _EPOCH_BYTES + crypto.IV_BYTES + crypto.TAG_BYTES
-"""So many bytes more has a sealed blob than its plaintext."""
+"""The number of bytes by which a sealed file exceeds its plaintext."""
 
 
 class Keyring:
-    """A keyring document, read but not opened. It never changes: `add` and `remove` make another one."""
+    """A keyring document, read but not unlocked. It is immutable: `add` and `remove` return another one."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         """Raises MalformedKeyring for the data of any other document."""
@@ -62,14 +62,14 @@ class Keyring:
     def new(
         cls, keys: IdentityKeys, recipients: Iterable[str] = (), *, now_s: int, random: Random = os.urandom
     ) -> "Keyring":
-        """A keyring at epoch 1 whose recipients are `keys`, and `recipients`: X25519 public keys. Raises
-        ValueError for what is no such key."""
+        """Return a keyring at epoch 1 with the recipients `keys` and `recipients` (X25519 public keys).
+        Raises ValueError for an invalid key."""
         kems = dict.fromkeys([keys.kem_pub, *recipients])
         return cls({"v": 1, "currentEpoch": 1, "epochs": {"1": _epoch(1, kems, keys, now_s, random)}})
 
     @property
     def recipients(self) -> tuple[str, ...]:
-        """The X25519 public keys that the current epoch names, whoever added them."""
+        """The X25519 public keys in the current epoch, whoever added them."""
         return tuple(entry["subKem"] for entry in self._current if isinstance(entry.get("subKem"), str))
 
     def open(
@@ -100,8 +100,8 @@ class Keyring:
         min_epoch: int = 1,
         random: Random = os.urandom,
     ) -> "Keyring":
-        """With `recipient`, an X25519 public key, in the current epoch, added by `keys`, who must be able to
-        open it. Raises AlreadyPresent, ValueError for what is no such key, and as `open`."""
+        """Return the keyring with `recipient`, an X25519 public key, in the current epoch, added by `keys`,
+        who must be able to open it. Raises AlreadyPresent, ValueError for an invalid key, and as `open`."""
         if recipient in self.recipients:
             raise AlreadyPresent(f"recipient {recipient} is already present in epoch {self.epoch}")
         content_key = self.open(keys, trusted, min_epoch=min_epoch).content_keys[self.epoch]
@@ -119,10 +119,11 @@ class Keyring:
         min_epoch: int = 1,
         random: Random = os.urandom,
     ) -> "Keyring":
-        """At a new epoch, whose new content key all others have, but not `recipient`, nor anybody whose entry
-        is not signed by one of `trusted`. What was sealed before stays open to whoever could open it.
+        """Return the keyring at a new epoch, whose new content key all others receive, but not `recipient`,
+        nor anyone whose entry is not signed by one of `trusted`. Data sealed before stays readable to those
+        who could read it.
 
-        Raises NotARecipient, LastRecipient where nobody would be left, and KeyringRolledBack as `open`.
+        Raises NotARecipient, LastRecipient if no recipient would be left, and KeyringRolledBack as `open`.
         """
         self._check_epoch(min_epoch)
         if recipient not in self.recipients:
@@ -159,8 +160,8 @@ class Keyring:
 
 
 class UnlockedKeyring:
-    """The content keys of a keyring by epoch, for one recipient. Seals under the current one, and opens what
-    is sealed under any of them. Usable by threads at once."""
+    """The content keys of a keyring by epoch, for one recipient. Seals under the current one, and opens data
+    sealed under any of them. Thread-safe."""
 
     def __init__(self, epoch: int, content_keys: Mapping[int, bytes], *, random: Random = os.urandom) -> None:
         self.epoch = epoch
@@ -178,10 +179,10 @@ class UnlockedKeyring:
         return {"_encrypted": base64.b64encode(sealed).decode(), "_epoch": self.epoch}
 
     def open(self, sealed: Mapping[str, Any]) -> dict[str, Any]:
-        """What `seal` was given, by this client or another of the protocol. It may have been sealed for
-        another document: its key is not bound.
+        """Return the data of a sealed document or element, sealed by this client or another of the protocol.
+        It may have been sealed for another document, because the key is not bound.
 
-        Raises NotSealed for other data, UnknownEpoch, Truncated, DecryptionFailed.
+        Raises NotSealed for other data, UnknownEpoch, Truncated and DecryptionFailed.
         """
         payload = sealed.get("_encrypted")
         encrypted = decode_base64(payload) if isinstance(payload, str) else None
@@ -206,7 +207,7 @@ class UnlockedKeyring:
         return self.epoch.to_bytes(_EPOCH_BYTES, "big") + sealed
 
     def open_bytes(self, sealed: bytes, aad: str = "") -> bytes:
-        """What `seal_bytes` was given. Raises Truncated, UnknownEpoch, DecryptionFailed."""
+        """Return the plaintext of `seal_bytes`. Raises Truncated, UnknownEpoch and DecryptionFailed."""
         if len(sealed) < SEALED_OVERHEAD_BYTES:
             raise Truncated("sealed blob shorter than its epoch+iv header and its tag")
         epoch = int.from_bytes(sealed[:_EPOCH_BYTES], "big")
@@ -225,14 +226,15 @@ def _sealed_aad(epoch: int, aad: str) -> bytes:
 
 
 def _epoch(epoch: int, kems: Iterable[str], adder: Signer, now_s: int, random: Random) -> dict[str, Any]:
-    """The members of an epoch with a new content key, wrapped for each of `kems`."""
+    """Return the members of an epoch with a new content key, wrapped for each of `kems`."""
     content_key = random(crypto.KEY_BYTES)
     wrapped = [crypto.wrap_key(content_key, kem, epoch, adder, now_s=now_s, random=random) for kem in kems]
     return {"createdAt": now_s, "wrappedKeys": wrapped}
 
 
 def _entries_by_epoch(epochs: object) -> dict[int, list[Entry]]:
-    """What is no epoch, and no entry, is passed by: only the current epoch must be there."""
+    """Return the entries by epoch. Values that are not an epoch or an entry are skipped; only the current
+    epoch must be present."""
     if not isinstance(epochs, dict):
         return {}
     return {
@@ -298,24 +300,25 @@ class RemoteKeyring:
         self._sleep = sleep
 
     async def create(self, recipients: Iterable[str] = ()) -> UnlockedKeyring:
-        """A new keyring for `keys` and `recipients` (X25519 public keys). Raises Conflict where one is."""
+        """Create a keyring for `keys` and `recipients` (X25519 public keys). Raises Conflict if one
+        exists."""
         keyring = Keyring.new(self._keys, recipients, now_s=self._now_s(), random=self._random)
         opened = self._open(keyring)
         await self._client.push(self.key, keyring.data)
         return self._advance_epoch(opened)
 
     async def open(self) -> UnlockedKeyring:
-        """The keyring, open. It stays as it is: after UnknownEpoch open it again."""
+        """Return the unlocked keyring. It does not follow changes: after UnknownEpoch open it again."""
         return self._advance_epoch(self._open(await self.read()))
 
     async def read(self) -> Keyring:
-        """The keyring, as the server shows it."""
+        """Return the keyring as the server stores it."""
         pulled = await self._client.pull(self.key)
         return self._keyring(pulled.data)
 
     async def add(self, recipient: str) -> UnlockedKeyring:
-        """Let `recipient`, an X25519 public key, open what is sealed in the current epoch, before and from
-        now on."""
+        """Let `recipient`, an X25519 public key, open everything that is sealed in the current epoch, also
+        earlier data."""
         return await self._change(
             lambda keyring: keyring.add(
                 recipient,
@@ -328,8 +331,8 @@ class RemoteKeyring:
         )
 
     async def remove(self, recipient: str) -> UnlockedKeyring:
-        """Seal from now on under a key that `recipient` does not have: under what this returns. NotARecipient
-        also for oneself: who makes a key has it."""
+        """Return the keyring whose new key `recipient` does not have; later data is sealed under it. Raises
+        NotARecipient also for oneself, because the creator of a key has it."""
         return await self._change(
             lambda keyring: keyring.remove(
                 recipient,

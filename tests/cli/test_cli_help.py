@@ -105,8 +105,10 @@ async def test_a_rejected_request_says_when_to_try_again(shell: Shell, start: St
     url = await start({"collections": [limited]})
     pushed = ("push", "public/a", "--server", url)
     assert (await shell.ask(*pushed, stdin='{"n": 1}'))[0] == 0
-    status, _, errors = await shell.ask(*pushed, "--force", stdin='{"n": 1}')
-    assert (status, errors.startswith("pysync: Rate limit exceeded; try again in ")) == (5, True)
+    # Near the end of a window the client waits for the next one, and its push succeeds: so two are tried.
+    tried = [await shell.ask(*pushed, "--force", stdin='{"n": 1}') for _ in range(2)]
+    assert 5 in {status for status, _, _ in tried}
+    assert any(errors.startswith("pysync: Rate limit exceeded; try again in ") for _, _, errors in tried)
 
 
 def test_a_person_at_a_terminal_sees_progress_and_waits_and_a_script_does_not(

@@ -14,7 +14,7 @@ def serve(options: argparse.Namespace) -> int:
     """Run `pysync serve`."""
     from pysync.plugins import loader
     from pysync.server import serve
-    from pysync.server.banner import origin
+    from pysync.server.serve import origin
 
     flags = {
         "server.host": options.host,

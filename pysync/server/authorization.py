@@ -33,7 +33,7 @@ from pysync.errors import Forbidden, PysyncError, Unauthorized
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins import PluginRequest, PullResponse
 from pysync.plugins.hooks import Hooks
-from pysync.server.request_log import RequestLog
+from pysync.server.logs import RequestLog
 from pysync.server.router import Match
 
 

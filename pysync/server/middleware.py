@@ -26,9 +26,9 @@ from pysync.errors import (
     PysyncError,
     Unavailable,
 )
+from pysync.server.logs import RequestLog
 from pysync.server.metrics import BUCKETS_S, Counters
 from pysync.server.request_body import media_type
-from pysync.server.request_log import RequestLog
 from pysync.server.responses import NO_STORE, Response, error_response
 from pysync.server.router import Match, Route, Router
 

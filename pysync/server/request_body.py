@@ -26,8 +26,7 @@ from pysync.errors import (
 from pysync.model import Caller
 from pysync.protocol import JSON_TYPE
 from pysync.server.authorization import Access, Authorizer
-from pysync.server.json_schema import Validator
-from pysync.server.router import Match
+from pysync.server.router import Match, Validator
 
 STALL_S = 30.0
 INFLATE_IN_THREAD_ABOVE = 64 * 1024

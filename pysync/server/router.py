@@ -17,10 +17,11 @@ from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, KeyTemplate, is
 from pysync.engine.files import FileSettings
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller
-from pysync.server.json_schema import Validator
 from pysync.server.responses import Response
 
 Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Response]]
+Validator = Callable[[bytes], None]
+"""A check of `data`, which is JSON text."""
 
 
 @dataclass(frozen=True, slots=True)

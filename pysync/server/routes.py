@@ -1,9 +1,11 @@
 """The routes of a configuration: collections, bundles, batches, manifests and service endpoints."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
+import orjson
 from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy, PolicyTable
@@ -13,22 +15,20 @@ from pysync.config.key_templates import KeyTemplate
 from pysync.config.routes import RouteSpec, routes_of
 from pysync.engine.append_log import LogSettings
 from pysync.engine.files import FileSettings
-from pysync.errors import NotFound, PysyncError
+from pysync.errors import NotFound, PysyncError, SchemaViolation
+from pysync.server.handlers import Service
 from pysync.server.handlers.append_log import LogHandlers
 from pysync.server.handlers.batch import BatchHandler
 from pysync.server.handlers.bundle import Bundle, BundleHandler
-from pysync.server.handlers.config import Manifest
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.events import EventStreamHandler
 from pysync.server.handlers.files import FileHandlers
 from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
-from pysync.server.handlers.projection_wait import ProjectionWaiter
-from pysync.server.handlers.service import Examples, ServiceHandlers
-from pysync.server.json_schema import compile_schema
+from pysync.server.handlers.plugin_hooks import ProjectionWaiter
+from pysync.server.handlers.service import Examples, Manifest, ServiceHandlers
 from pysync.server.openapi import OpenApi
 from pysync.server.responses import Response
-from pysync.server.router import Handler, Match, Route, Router
-from pysync.server.service import Service
+from pysync.server.router import Handler, Match, Route, Router, Validator
 from pysync.server.sse import SSEHub
 from pysync.server.stream_authorization import StreamAuthorizer
 
@@ -217,6 +217,34 @@ def _read_headers(rules: Sequence[AccessPolicy]) -> str:
     else:
         control = "no-cache" if public else "private, no-cache"
     return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
+
+
+def compile_schema(schema: Mapping[str, Any] | bool) -> Validator:
+    """Return a check of `data` (JSON text) that raises SchemaViolation with the `path` (a JSON pointer) and
+    the `validator` (the schema keyword) of the first error. Raises ValueError if this is not a JSON
+    Schema."""
+    import jsonschema_rs
+
+    # Masked: a message must not quote data that its reader may not be allowed to see.
+    validator = jsonschema_rs.validator_for(
+        schema if isinstance(schema, bool) else dict(schema), offline=True, mask="value"
+    )
+
+    def check(data: bytes) -> None:
+        try:
+            validator.validate(orjson.loads(data))
+        except jsonschema_rs.ValidationError as error:
+            keyword = str(error.schema_path[-1]) if error.schema_path else "schema"
+            raise SchemaViolation(
+                f"Schema validation failed: {error.message}",
+                extras={"path": _pointer(error.instance_path), "validator": keyword},
+            ) from None
+
+    return check
+
+
+def _pointer(path: list[str | int]) -> str:
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
 async def _never_called(request: web.BaseRequest, match: Match) -> Response:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -20,11 +21,13 @@ import uvloop
 from aiohttp import web
 
 from pysync import __version__
-from pysync.config import Config, database_paths, effective_coordinator
-from pysync.server import log_format
+from pysync.config import Config, database_paths, effective_coordinator, redacted_coordinator
+from pysync.config.derived import accepts_json
+from pysync.config.plugin_validation import projection_name
+from pysync.server import logs
 from pysync.server.app import App, Worker, create_app
-from pysync.server.banner import banner
 from pysync.server.connection import make_server
+from pysync.server.handlers.service import INDEX, file_names
 from pysync.server.supervisor import NO_RELOAD, Supervisor, WorkerContext
 from pysync.sqlite.database_file import quick_check
 
@@ -74,7 +77,7 @@ def serve(config: Config, notice: str = "") -> int:
     Raises ValueError for a configuration that cannot be served and for a damaged database, OSError for an
     address that is in use, and StoreUnavailable for a store that cannot be opened.
     """
-    log_format.configure(level=config.server.log_level)
+    logs.configure(level=config.server.log_level)
     check_databases(config)
     _raise_fd_limit()
     if config.server.workers > 1:
@@ -100,7 +103,7 @@ def _serve_with_workers(config: Config, notice: str) -> int:
     ):
 
         def work(context: WorkerContext) -> None:
-            log_format.configure(worker=context.number, level=server.log_level)
+            logs.configure(worker=context.number, level=server.log_level)
             uvloop.run(_run_worker(config, port, context, Path(counters_dir)))
 
         def report_ready() -> None:
@@ -204,3 +207,58 @@ def _listen_for_signals(stop: asyncio.Event) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, on_signal)
     loop.add_signal_handler(signal.SIGHUP, log.warning, NO_RELOAD)
+
+
+_DOCUMENT: Final = '{"data":{"text":"hello"},"baseHash":null}'
+
+
+def banner(config: Config, port: int) -> str:
+    """Return the banner of a service that listens on `port`."""
+    address = origin(config.server.host, port)
+    base = address + config.server.mount_path
+    facts = {
+        "store": config.store.url,
+        "coordinator": redacted_coordinator(config),
+        "workers": str(config.server.workers) if config.server.workers > 1 else "",
+        "plugins": ", ".join(config.plugins),
+        "projections": ", ".join(map(projection_name, config.projections)),
+        "events": ", ".join(events.collection for events in config.events),
+        "health": f"{base}/health",
+        "metrics": f"{address}/metrics",
+    }
+    lines = [
+        f"pysync {__version__} at {base}",
+        *(f"  {name:<11}  {value}" for name, value in facts.items() if value),
+        "",
+        "`pysync check FILE` prints the routes of a configuration. Try it from another terminal:",
+        f"  curl -s {_request(config, base)}",
+    ]
+    pages = _pages(config)
+    if pages:
+        lines += ["", "Open in two windows of a browser:"]
+        lines += [f"  {base}/examples/{name}" for name in pages]
+    return "\n".join(lines) + "\n"
+
+
+def origin(host: str, port: int) -> str:
+    """Return the URL of a host and port, with brackets around an IPv6 address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _request(config: Config, base: str) -> str:
+    """Return the curl arguments that push a new document to the first collection that is open to anyone, or
+    that query the health of the service if there is none."""
+    batched = {events.collection for events in config.events}
+    for one in config.collections:
+        is_open = "public" in one.write_roles and not (one.require_auth or one.pull_only or one.root_only)
+        takes_any = one.object_schema is None and not one.enforce_sealed and one.name not in batched
+        if is_open and takes_any and accepts_json(one) and one.append_only is None:
+            key = one.key_template.fill(dict.fromkeys(one.path_template.params, f"hello-{int(time.time())}"))
+            return f"{base}/push/{key} -H 'Content-Type: application/json' -d '{_DOCUMENT}'"
+    return f"{base}/health"
+
+
+def _pages(config: Config) -> list[str]:
+    """Return the example pages, except the index."""
+    names = [] if config.server.examples is None else file_names(config.server.examples)
+    return [name for name in names if name.endswith(".html") and name != INDEX]

@@ -114,7 +114,7 @@ def test_heavy_dependencies_have_one_home() -> None:
             "coordinator/local.py",
         ),
         "cryptography": ("auth/signing.py", "client/sealed/crypto.py"),
-        "jsonschema_rs": ("server/json_schema.py", "config/"),
+        "jsonschema_rs": ("server/routes.py", "config/"),
         "yaml": ("config/",),
         "aiobotocore": ("store/s3/",),
         "botocore": ("store/s3/",),

@@ -10,7 +10,7 @@ from support.clients import Browser, Start
 from support.collections import NOTES
 
 from pysync.errors import StoreUnavailable
-from pysync.server import log_format
+from pysync.server import logs
 from pysync.store.memory import MemoryStore
 
 
@@ -35,7 +35,7 @@ async def logged(start: Start, session: aiohttp.ClientSession, capsys: pytest.Ca
 async def test_a_json_log_line_names_the_request_and_the_cause(
     start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log_format.configure(human=False)
+    logs.configure(human=False)
     (line,) = (await logged(start, session, capsys)).splitlines()
     entry = json.loads(line)
     assert entry["requestId"] == "find-me"
@@ -48,7 +48,7 @@ async def test_a_json_log_line_names_the_request_and_the_cause(
 async def test_the_log_on_a_terminal_names_the_request_and_the_cause(
     start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log_format.configure(human=True)
+    logs.configure(human=True)
     written = await logged(start, session, capsys)
     first, *traceback = written.splitlines()
     assert "503 store_unavailable" in first
@@ -61,7 +61,7 @@ async def test_the_log_on_a_terminal_names_the_request_and_the_cause(
 def test_a_line_that_belongs_to_no_request_is_written_too(
     capsys: pytest.CaptureFixture[str], human: bool
 ) -> None:
-    log_format.configure(human=human)
+    logs.configure(human=human)
     logging.getLogger("pysync.server").info("serving")
     (line,) = capsys.readouterr().err.splitlines()
     assert "serving" in line
@@ -71,7 +71,7 @@ def test_a_line_that_belongs_to_no_request_is_written_too(
 @pytest.mark.usefixtures("own_logging")
 def test_where_credentials_were_found_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     """A library's news at each start; its warnings are."""
-    log_format.configure(human=False)
+    logs.configure(human=False)
     log = logging.getLogger("aiobotocore.credentials")
     log.info("Found credentials in environment variables.")
     log.warning("Refreshing failed.")
@@ -82,7 +82,7 @@ def test_where_credentials_were_found_is_not_told(capsys: pytest.CaptureFixture[
 @pytest.mark.usefixtures("own_logging")
 @pytest.mark.parametrize("human", [False, True])
 def test_each_line_of_a_worker_says_which(human: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    log_format.configure(human=human, worker=2)
+    logs.configure(human=human, worker=2)
     logging.getLogger("pysync.server").info("serving")
     told = capsys.readouterr().err
     assert "worker 2: serving\n" in told if human else json.loads(told)["worker"] == 2

@@ -17,7 +17,7 @@ from yarl import URL
 
 from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
-from pysync.server import log_format
+from pysync.server import logs
 from pysync.server.handlers.events import EventStreamResponse
 from pysync.testing import FakeClock
 
@@ -33,10 +33,8 @@ def lines(own_logging: None, capsys: pytest.CaptureFixture[str]) -> Lines:
     """Return the lines logged since the last call, without those of other tests."""
 
     def logged() -> list[dict[str, Any]]:
-        if not any(
-            isinstance(one.formatter, log_format.JsonFormatter) for one in logging.getLogger().handlers
-        ):
-            log_format.configure(human=False)
+        if not any(isinstance(one.formatter, logs.JsonFormatter) for one in logging.getLogger().handlers):
+            logs.configure(human=False)
         return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
     return logged
@@ -115,7 +113,7 @@ async def test_no_bytes_that_a_client_sends_keep_a_refusal_out_of_the_log(
 ) -> None:
     base = await start({**LOGGED, "server": {"logRefusals": True, "publicHosts": ["notes.example"]}})
     lines()
-    log_format.configure(human=human)
+    logs.configure(human=human)
     address = URL(base)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(b'GET /pull/x HTTP/1.1\r\nHost: n\xff"\r\nConnection: close\r\n\r\n')
@@ -183,7 +181,7 @@ async def test_a_batch_whose_credentials_do_not_hold_is_logged(
 async def test_refusals_are_logged_at_the_level_debug_alone_unless_asked_for(
     start: Start, session: aiohttp.ClientSession, lines: Lines, level: str, count: int
 ) -> None:
-    log_format.configure(human=False, level=level)
+    logs.configure(human=False, level=level)
     base = await start({"collections": [MINE]})
     lines()
     assert (await Browser(base, session).pull(KEY)).status == 401
@@ -231,7 +229,7 @@ async def test_no_access_log_is_kept_unless_asked_for(
 async def test_a_line_of_text_has_the_same_fields(
     start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log_format.configure(human=True)
+    logs.configure(human=True)
     base = await start({"collections": [MINE], "server": {"logRefusals": True, "accessLog": True}})
     capsys.readouterr()
     await Browser(base, session).pull(KEY, {"X-Request-Id": "find-me"})
@@ -244,8 +242,8 @@ async def test_a_line_of_text_has_the_same_fields(
 
 @pytest.mark.usefixtures("lines")
 async def test_only_the_service_itself_tells_more_at_the_level_debug() -> None:
-    log_format.configure(human=False, level="debug")
+    logs.configure(human=False, level="debug")
     assert logging.getLogger("pysync.server").isEnabledFor(logging.DEBUG)
     assert not logging.getLogger("botocore.auth").isEnabledFor(logging.DEBUG)
-    log_format.configure(human=False, level="warning")
+    logs.configure(human=False, level="warning")
     assert not logging.getLogger("pysync.server").isEnabledFor(logging.INFO)

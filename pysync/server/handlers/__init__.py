@@ -1,1 +1,38 @@
-"""Request handlers, one module for each kind of route."""
+"""Handlers of requests, and the components that they share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pysync.auth.authentication import Authenticator
+from pysync.auth.rate_limits import RateLimiter
+from pysync.auth.revocation import RevocationRegistry
+from pysync.config import Config
+from pysync.corruption import CorruptionReporter
+from pysync.engine.append_log import AppendLogs
+from pysync.engine.documents import Documents
+from pysync.engine.files import Files
+from pysync.engine.outbox import Outbox
+from pysync.plugins.hooks import Hooks
+from pysync.server.authorization import Authorizer
+from pysync.server.router import Router
+from pysync.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The components of one service that its handlers use. `key_owners` has one table for each namespace,
+    which maps a key to the collection that owns it, by its policy for pulls."""
+
+    config: Config
+    store: Store
+    documents: Documents
+    logs: AppendLogs
+    files: Files
+    outbox: Outbox
+    authenticator: Authenticator
+    authorizer: Authorizer
+    rate_limiter: RateLimiter
+    revocations: RevocationRegistry
+    hooks: Hooks
+    corruption: CorruptionReporter
+    key_owners: Sequence[Router]

@@ -25,6 +25,7 @@ from pysync.errors import (
 )
 from pysync.model import Caller, WriteResult
 from pysync.server.authorization import Access
+from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.request_body import (
     check_sealed,
@@ -36,7 +37,6 @@ from pysync.server.request_body import (
 )
 from pysync.server.responses import HeadResponse, Response, etag_matches, write_response
 from pysync.server.router import Match
-from pysync.server.service import Service
 from pysync.server.streaming import streaming_response
 
 REDACT_IN_THREAD_ABOVE = 64 * 1024

@@ -26,6 +26,7 @@ from pysync.engine.documents import CachedVersion, Documents
 from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden, RolesUnavailable
 from pysync.model import Caller
 from pysync.server.authorization import Access, Memberships
+from pysync.server.handlers import Service
 from pysync.server.handlers.batch_reads import (
     BatchLogReader,
     Budget,
@@ -39,7 +40,6 @@ from pysync.server.handlers.batch_reads import (
 )
 from pysync.server.responses import HeadResponse, Response, etag_matches, wants_body
 from pysync.server.router import Match
-from pysync.server.service import Service
 from pysync.store import MAX_CONCURRENT_READS, Store
 
 IN_THREAD_ABOVE: Final = 64 * 1024

@@ -18,9 +18,9 @@ from pysync.engine.documents import CachedVersion, Documents
 from pysync.engine.keyed_versions import KeyedVersions
 from pysync.model import Caller
 from pysync.server.authorization import Access
+from pysync.server.handlers import Service
 from pysync.server.responses import HeadResponse, Response, etag_matches, json_response, wants_body
 from pysync.server.router import Match
-from pysync.server.service import Service
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pysync.engine.documents import CachedVersion
 from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound, PysyncError
 from pysync.model import Caller, WriteResult
 from pysync.server.authorization import Access
+from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.request_body import (
     check_sealed,
@@ -37,7 +38,6 @@ from pysync.server.responses import (
     write_response,
 )
 from pysync.server.router import Match
-from pysync.server.service import Service
 
 
 class KeyringFold:

@@ -15,9 +15,9 @@ from pysync.config.key_templates import is_parameter, params
 from pysync.engine.subscriptions import Topic
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
 from pysync.server.connection import Connection
+from pysync.server.handlers import Service
 from pysync.server.responses import Response
 from pysync.server.router import Match
-from pysync.server.service import Service
 from pysync.server.sse import SSEConnection, SSEHub
 from pysync.server.stream_authorization import StreamAuthorizer, topic_of
 

@@ -17,12 +17,12 @@ from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
 from pysync.model import Caller
 from pysync.protocol import JSON_TYPE, OCTET_STREAM
 from pysync.server.authorization import Access
+from pysync.server.handlers import Service
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.plugin_hooks import run_after_write
 from pysync.server.request_body import check_body_headers, media_type, read_body, stream_body
 from pysync.server.responses import Response, etag_matches, write_response
 from pysync.server.router import Match
-from pysync.server.service import Service
 from pysync.server.streaming import SendfileResponse, StreamingResponse
 from pysync.store import FileStat, OpenFile
 

@@ -16,9 +16,9 @@ from pysync.config.key_templates import KeyTemplate, are_parameters, is_paramete
 from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
 from pysync.plugins import FileBackedCollection
 from pysync.protocol import MAX_PAGE_SIZE
+from pysync.server.handlers import Service
 from pysync.server.responses import Response, json_response
 from pysync.server.router import Match
-from pysync.server.service import Service
 from pysync.store import Store
 
 DEFAULT_LIMIT = 100

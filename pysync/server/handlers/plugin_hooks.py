@@ -1,18 +1,27 @@
-"""Run the hooks of plugins for pushes and writes, and convert their responses."""
+"""Requests in which plugins take part: hooks of pushes and writes, responses of plugins, and pushes that wait
+until projections contain them (`"wait": true` of a projection)."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
 
 import orjson
 from aiohttp import web
 
 from pysync import _core, protocol
+from pysync.config import Collection, Config
+from pysync.config.key_templates import KeyTemplate
+from pysync.engine.outbox import Outbox
+from pysync.errors import Unavailable
 from pysync.model import Caller, WriteEvent, WriteResult
 from pysync.plugins import PluginPush, PullResponse
+from pysync.plugins.projection import ProjectionsPlugin, projections_plugins_in
+from pysync.plugins.projection.targets import KeyResolver
 from pysync.server.authorization import Access, plugin_request
+from pysync.server.handlers import Service
 from pysync.server.request_body import idempotency_key
 from pysync.server.responses import NO_STORE, Response, etag_matches, write_response
-from pysync.server.router import Match
-from pysync.server.service import Service
+from pysync.server.router import Handler, Match
 
 
 async def push_with_plugins(
@@ -82,3 +91,52 @@ def plugin_response(request: web.BaseRequest, match: Match, reply: PullResponse)
         if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), reply.version):
             return Response(304, b"", headers)
     return Response(200, reply.body, headers, content_type=reply.content_type)
+
+
+MAX_WAIT_S: Final = 5.0
+"""Longest time that a response waits for lists, in seconds."""
+_NOT_PROJECTED: Final = b',"projected":false}'
+
+
+class ProjectionWaiter:
+    """Delays the responses to pushes until lists are updated; `plugins` contain the projections that maintain
+    them."""
+
+    def __init__(self, config: Config, plugins: Iterable[object], outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._keys = keys = KeyResolver(config)
+        self._awaited: list[tuple[KeyTemplate, ProjectionsPlugin]] = []
+        for plugin in projections_plugins_in(plugins):
+            for projection in plugin.projections:
+                for _, collection in keys.sources(projection) if projection.wait else ():
+                    self._awaited.append((keys.stored_at(collection)[0], plugin))
+
+    def wrap_push(self, collection: Collection, push: Handler) -> Handler:
+        """Return `push`, the handler of pushes to a collection, wrapped so that its responses wait if a
+        projection with `wait` reads what is written there."""
+        path = self._keys.stored_at(collection)[0]
+        waited_plugins = list(
+            dict.fromkeys(plugin for source, plugin in self._awaited if path.overlaps(source))
+        )
+        if not waited_plugins:
+            return push
+
+        async def push_and_wait(request: web.BaseRequest, match: Match) -> Response:
+            response = await push(request, match)
+            if response.status == 200 and not await self._wait_until_folded(waited_plugins):
+                response.content = response.content[:-1] + _NOT_PROJECTED
+            return response
+
+        return push_and_wait
+
+    async def _wait_until_folded(self, plugins: list[ProjectionsPlugin]) -> bool:
+        """Wait until the lists contain everything written until now. Returns False if that takes longer than
+        `MAX_WAIT_S`, or the change log is unavailable."""
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                last_id = await self._outbox.log.last_id()
+                for plugin in plugins:
+                    await plugin.wait_until_folded(last_id)
+        except (TimeoutError, Unavailable):
+            return False
+        return self._outbox.is_flushed

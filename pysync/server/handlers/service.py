@@ -1,23 +1,32 @@
-"""Routes of the service itself: health, readiness, metrics and version, and example files.
+"""Routes of the service itself: health, readiness, metrics and version, the manifest of its configuration
+(docs/reference/protocol.md#configuration-manifest), and example files.
 
 Example files are for people who try the service in a browser; `server.examples` names their folder.
 
 """
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+import orjson
 from aiohttp import web
 
 from pysync import __version__, protocol
+from pysync.auth.authentication import Authenticator
+from pysync.auth.policy import AccessPolicy
+from pysync.auth.spaces import MEMBER, OWNER, add_roles
+from pysync.config import AppendOnly, Collection, Config
 from pysync.config.key_templates import is_parameter
+from pysync.config.schema import wire_name
 from pysync.coordinator import Coordinator
-from pysync.errors import NotFound, Unavailable
+from pysync.errors import NotFound, PysyncError, Unavailable
+from pysync.model import ANONYMOUS, Caller
 from pysync.protocol import JSON_TYPE
 from pysync.server.metrics import Metrics
 from pysync.server.responses import NO_STORE, Response, etag_matches, json_response
@@ -177,3 +186,113 @@ class ServiceHandlers:
     async def version(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /version`."""
         return json_response(200, {"name": "pysync", "version": __version__, "protocol": "3.0"}, NO_STORE)
+
+
+_NO_CALLER = Caller(roles=frozenset())
+
+
+class _Entry(NamedTuple):
+    """A collection as JSON text, and its policy."""
+
+    text: bytes
+    policy: AccessPolicy
+
+
+class _RenderedManifest(NamedTuple):
+    """A manifest that is ready to be sent."""
+
+    body: bytes
+    version: str
+    headers: str
+
+
+class Manifest:
+    """The manifest of one namespace, or with None of the root collections and every namespace. The server's
+    `configEndpoint` decides if it is filtered by the caller's roles."""
+
+    def __init__(self, config: Config, access: Authenticator, namespace: str | None = None) -> None:
+        endpoint = config.config_endpoint
+        self._filtered = endpoint is not None and endpoint.auth == "role-filtered"
+        self._access = access
+        self._identity_roles = frozenset({"self", OWNER, MEMBER} if config.auth.spaces else {"self"})
+        self._collections = _entries(config, namespace)
+        inner = config.namespaces if namespace is None else ()
+        self._namespaces = {name: _entries(config, name) for name in inner}
+        self._common = self._render(ANONYMOUS if self._filtered else None)
+
+    async def serve(self, request: web.BaseRequest, match: Match) -> Response:
+        """Serve `{"collections": [...], "namespaces": {name: {"collections": [...]}}}`; `namespaces` is left
+        out if there are none. Invalid credentials lead to an empty manifest, not to an error."""
+        page = self._common
+        if self._filtered and protocol.HEADER_AUTHORIZATION in request.headers:
+            page = self._render(await self._caller(request))
+        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), page.version):
+            return Response(304, b"", page.headers)
+        return Response(200, page.body, page.headers)
+
+    async def _caller(self, request: web.BaseRequest) -> Caller:
+        """Return the caller. A caller with an identity also has the role `self`, and may belong to spaces."""
+        try:
+            caller = await self._access.identify_unverified(request.headers)
+        except PysyncError:
+            return _NO_CALLER
+        return add_roles(caller, self._identity_roles) if caller.identity else caller
+
+    def _render(self, caller: Caller | None) -> _RenderedManifest:
+        """Render the collections that `caller` may see; all of them if it is None."""
+        body = b'{"collections":' + _json_list(self._collections, caller)
+        if self._namespaces:
+            spaces = (
+                orjson.dumps(name) + b':{"collections":' + _json_list(collections, caller) + b"}"
+                for name, collections in self._namespaces.items()
+            )
+            body += b',"namespaces":{' + b",".join(spaces) + b"}"
+        body += b"}"
+        version = hashlib.sha256(body).hexdigest()
+        control = "private, no-cache" if self._filtered else "no-cache"
+        headers = f'Cache-Control: {control}\r\nVary: Authorization\r\nETag: "{version}"\r\n'
+        return _RenderedManifest(body, version, headers)
+
+
+def _json_list(collections: Iterable[_Entry], caller: Caller | None) -> bytes:
+    texts = [shown.text for shown in collections if caller is None or _is_visible(shown.policy, caller)]
+    return b"[" + b",".join(texts) + b"]"
+
+
+def _is_visible(rule: AccessPolicy, caller: Caller) -> bool:
+    found = rule.collection
+    return not rule.trusted_roles(caller).isdisjoint(found.read_roles + found.write_roles)
+
+
+def _entries(config: Config, namespace: str | None) -> list[_Entry]:
+    collections = config.collections if namespace is None else config.namespaces[namespace].collections
+    return [
+        _Entry(orjson.dumps(client_info(found)), AccessPolicy.from_config(config, namespace, found, "pull"))
+        for found in collections
+    ]
+
+
+def client_info(collection: Collection) -> dict[str, Any]:
+    """Return the description of a collection for clients. Members that do not apply are left out."""
+    info: dict[str, Any] = {
+        "name": collection.name,
+        "maxBodyBytes": collection.max_body_bytes,
+        "encryption": collection.encryption,
+        "allowedMimeTypes": collection.allowed_mime_types,
+    }
+    optional: dict[str, Any] = {
+        "pullOnly": collection.pull_only or None,
+        "pushOnly": collection.push_only or None,
+        "appendOnly": _append_only(collection.append_only),
+        "ttlMs": collection.ttl_ms,
+        "forceFullFetch": collection.force_full_fetch or None,
+    }
+    return info | {name: value for name, value in optional.items() if value is not None}
+
+
+def _append_only(settings: AppendOnly | None) -> dict[str, Any] | None:
+    """Return the settings as they were configured."""
+    if settings is None:
+        return None
+    members = {wire_name(name): value for name, value in dataclasses.asdict(settings).items()}
+    return {name: value for name, value in members.items() if value is not None}

@@ -91,7 +91,7 @@ async def test_the_answer_says_that_a_list_is_behind(
         async def acquire_lease(self, name: str) -> bool:
             return False
 
-    monkeypatch.setattr("pysync.server.handlers.projection_wait.MAX_WAIT_S", 0.01)
+    monkeypatch.setattr("pysync.server.handlers.plugin_hooks.MAX_WAIT_S", 0.01)
     browser = Browser(await start(WAITING, coordinator=Follows()), session)
     answer = await push(browser, "notes/s/a", {"title": "A"})
     assert answer["projected"] is False

@@ -23,7 +23,7 @@ from pysync.changelog import Retention
 from pysync.cli.io import print_json, print_lines
 from pysync.clock import wall_clock_ms
 from pysync.config import Config, StoreConfig, effective_coordinator
-from pysync.config.schema import wire_name
+from pysync.config.collection import wire_name
 from pysync.coordinator import open_coordinator
 from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents

@@ -43,9 +43,8 @@ def serve(options: argparse.Namespace) -> int:
 
 def _warnings(settings: config.Config, path: str) -> str:
     """Return a line with the number of warnings; empty if there are none."""
-    from pysync.config.lint import lint
+    from pysync.config.check import lint, pluralize
     from pysync.config.loader import read_file
-    from pysync.config.report import pluralize
 
     found = lint(settings, os.environ, read_file(Path(path)))
     line = f"{pluralize(found, 'warning')} about this configuration; see them with: "
@@ -54,7 +53,7 @@ def _warnings(settings: config.Config, path: str) -> str:
 
 def check(options: argparse.Namespace) -> int:
     """Run `pysync check`."""
-    from pysync.config import report
+    from pysync.config.check import check as check_file
     from pysync.plugins import loader
     from pysync.plugins.events import events_of
     from pysync.plugins.projection import projections_of
@@ -63,7 +62,7 @@ def check(options: argparse.Namespace) -> int:
         return loader.load_plugins(settings, (*events_of(settings), *projections_of(settings)))
 
     loader.add_config_dir_to_path(options.file)
-    accepted, text = report.check(options.file, validate=use, strict=options.strict)
+    accepted, text = check_file(options.file, validate=use, strict=options.strict)
     print(text)
     if accepted and options.probe:
         print()
@@ -73,7 +72,7 @@ def check(options: argparse.Namespace) -> int:
 
 def _probe(settings: config.Config) -> int:
     """Open and test the store and the coordinator, print the results, and return the exit status."""
-    from pysync.config.report import align_columns, format_problems
+    from pysync.config.check import align_columns, format_problems
     from pysync.diagnose import probe
 
     findings = asyncio.run(probe(settings))

@@ -9,17 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
-from pysync.config.presets import ParquetPreset
+from pysync.config.collection import AppendOnly, Collection, ParquetPreset, RateLimit, wire_name
 from pysync.config.problem import Problem
-from pysync.config.schema import (
-    AppendOnly,
-    Collection,
-    Config,
-    Namespace,
-    ProjectionConfig,
-    RateLimit,
-    wire_name,
-)
+from pysync.config.schema import Config, Namespace, ProjectionConfig
 
 T = TypeVar("T")
 MAX_DEPTH = 64

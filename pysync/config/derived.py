@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from pysync.config.schema import Action, Collection, Config, RateLimit, RateRule, StoreConfig
+from pysync.config.collection import Action, Collection, RateLimit, RateRule
+from pysync.config.schema import Config, StoreConfig
 from pysync.protocol import JSON_TYPE, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 is_store_url = re.compile(r"memory:|file:[^\0]+|s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]*)?(\?[^\s#]*)?").fullmatch

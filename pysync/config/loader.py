@@ -15,9 +15,10 @@ from types import MappingProxyType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pysync.config import validation
+from pysync.config.collection import wire_name
 from pysync.config.convert import Converter, EnvString, join
 from pysync.config.problem import ConfigError, Problem
-from pysync.config.schema import Config, wire_name
+from pysync.config.schema import Config
 
 MAX_BYTES = 4 * 1024 * 1024
 _COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")

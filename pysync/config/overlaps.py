@@ -5,11 +5,12 @@ collection stores.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
+from pysync.config.collection import Collection, Restriction
 from pysync.config.derived import trust_of
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.plugin_validation import owners_of, projection_name, sources_of
 from pysync.config.problem import Problem
-from pysync.config.schema import Collection, Config, ProjectionConfig, Restriction
+from pysync.config.schema import Config, ProjectionConfig
 
 _OWN_PATH_ONLY: Final = ("self", "device:root", "cap:")
 """Prefixes of roles that grant nothing on a path whose `{identity}` is not the caller's."""

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pysync.config import key_templates
+from pysync.config.collection import Collection
 from pysync.config.derived import accepts_json, collection_for_key
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.problem import FieldError
-from pysync.config.schema import Collection, Config, EventsConfig, ProjectionConfig
+from pysync.config.schema import Config, EventsConfig, ProjectionConfig
 from pysync.protocol import JSON_TYPE
 
 

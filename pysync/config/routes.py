@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from pysync.config.collection import Collection
 from pysync.config.key_templates import KeyTemplate
-from pysync.config.schema import Collection, Config
+from pysync.config.schema import Config
 
 Method = Literal["GET", "POST"]
 

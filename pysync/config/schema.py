@@ -7,228 +7,19 @@ the source of `docs/reference/configuration.md`.
 # ruff: noqa: RUF009 (`option` is `dataclasses.field`)
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pysync.config.key_templates import KeyTemplate
-from pysync.protocol import JSON_TYPE
+from pysync.config.collection import (
+    ISSUERS_HERE,
+    ROLES_HERE,
+    Collection,
+    RateLimit,
+    Restriction,
+    option,
+)
 
-Encryption = Literal["none", "delegated"]
-RateLimitKey = Literal["identity", "ip", "identity+ip"]
-Action = Literal["pull", "push", "list"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-MAX_INT = 2**53 - 1
-"""The largest integer that every JSON reader represents exactly."""
-
-
-_ISSUERS_HERE = "Replaces `auth.trustedIssuers` here; absent: the {}server's."
-_ROLES_HERE = "Replaces `auth.identityRoles` here; absent: the {}server's."
-
-
-def option(
-    doc: str,
-    default: Any = ...,
-    *,
-    at_least: int = 1,
-    at_most: int = MAX_INT,
-    may_be_empty: bool = False,
-    secret: bool = False,
-    is_path: bool = False,
-) -> Any:
-    """Return a field with its documentation; a member without a default is required.
-
-    `at_least` and `at_most` bound an integer, `may_be_empty` allows an empty string, and a `secret` is left
-    out of `repr`. If `is_path`, a relative path is relative to the file that contains it.
-    """
-    metadata = {
-        "doc": doc,
-        "at_least": at_least,
-        "at_most": at_most,
-        "may_be_empty": may_be_empty,
-        "secret": secret,
-        "is_path": is_path,
-    }
-    if default is ...:
-        return field(metadata=metadata, repr=not secret)
-    if callable(default):
-        return field(default_factory=default, metadata=metadata, repr=not secret)
-    return field(default=default, metadata=metadata, repr=not secret)
-
-
-def wire_name(attribute: str) -> str:
-    """Return the member's name in the file: `maxBodyBytes` for `max_body_bytes`."""
-    first, *rest = attribute.split("_")
-    return first + "".join(map(str.capitalize, rest))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """A number of requests per window."""
-
-    window_ms: int = option("Length of the fixed window, in milliseconds.")
-    max_requests: int = option("Requests admitted in one window.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateRule:
-    """The limit of one action: `windowMs` and `maxRequests` per `bucket`, or limits of `identity`, `ip`."""
-
-    window_ms: int | None = option("Length of the fixed window, in milliseconds.", None)
-    max_requests: int | None = option("Requests admitted in one window.", None)
-    bucket: RateLimitKey | None = option(
-        "Callers with the same identity, or address, share a counter; absent: `identity`. Anonymous "
-        "callers count by address.",
-        None,
-    )
-    identity: Limit | None = option("A limit per caller, beside or instead of the one above.", None)
-    ip: Limit | None = option("A limit per address, beside or instead of the one above.", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimit(RateRule):
-    """Limits per action. The flat form, without actions, meters pushes."""
-
-    push: RateRule | Literal[False] | None = option(
-        "Limit of pushes and appends. Missing members come from those beside it, else from the server's "
-        "limit; `true`: all of them do; `false` or `none`: unmetered.",
-        None,
-    )
-    pull: RateRule | Literal[False] | None = option("Limit of pulls, likewise; absent: unmetered.", None)
-    list: RateRule | Literal[False] | None = option("Limit of lists, likewise; absent: unmetered.", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restriction:
-    """Identities that are denied or allowed."""
-
-    mode: Literal["deny", "allow"] = option("`deny` rejects the identities, `allow` rejects all others.")
-    identities: tuple[str, ...] = option("User ids.")
-    actions: tuple[Action, ...] | None = option("Actions that it concerns; absent: all.", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldPermission:
-    """The roles that may see or change one member of `data`."""
-
-    read_roles: tuple[str, ...] | None = option("Roles that see the member; absent: every reader.", None)
-    write_roles: tuple[str, ...] | None = option("Roles that may change it; absent: every writer.", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendOnly:
-    """The settings of an append-only log. Absent members stay None, so that the manifest shows clients only
-    what was configured.
-
-    See docs/reference/protocol.md#configuration-manifest.
-    """
-
-    type: Literal["by_timestamp"] = option("The only type there is.", "by_timestamp")
-    field: str | None = option("Member of `data` that holds the elements; absent: `items`.", None)
-    persist: bool | None = option(
-        "`false`: appends are announced but not stored, and pulls find nothing.", None
-    )
-    max_items: int | None = option("Elements a log may hold; 0 or absent: any number.", None)
-    chunk_size: int | None = option("Elements per stored segment; absent: as many as suit the store.", None)
-    require_author_signature: bool | None = option(
-        "`true` or absent: appends need a valid author proof; `false`: proofs are stored unchecked.",
-        None,
-    )
-    allow_full: bool | None = option("`true` or absent: a pull may ask for `full=true`.", None)
-    max_pull_limit: int | None = option(
-        "Largest number of elements in one pull, except with `full`: the oldest ones after a checkpoint "
-        "alone, otherwise the newest.",
-        None,
-    )
-    max_checkpoint_age_ms: int | None = option("Greatest age of a checkpoint; older ones are rejected.", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collection:
-    """A collection of documents, logs or files: its keys, access, limits and media types."""
-
-    name: str = option("Name, unique in its namespace.")
-    storage_path: str = option("Key template with `{param}` segments; `{identity}` is the caller's.")
-    read_roles: tuple[str, ...] = option("Roles that may pull.", ())
-    write_roles: tuple[str, ...] = option("Roles that may push.", ())
-    require_auth: bool | None = option(
-        "`true`: anonymous callers get 401; `false`: they reach the role check as `public`; absent: open to "
-        "them exactly where the action's roles contain `public`.",
-        None,
-    )
-    encryption: Encryption = option(
-        "`delegated`: clients encrypt, and the server cannot read the data.", "none"
-    )
-    enforce_sealed: bool = option(
-        "Rejects documents and log elements that are not sealed, except keyrings. Needs "
-        "`encryption: delegated`; does not apply to files.",
-        False,
-    )
-    max_body_bytes: int = option("Largest push body, in bytes, also after inflation.", 1_048_576)
-    allowed_mime_types: tuple[str, ...] = option(
-        "Media types accepted on push; parameters (`; charset=utf-8`) do not count. `application/json`, "
-        "spelled out, takes documents, all others take files, `type/*` and `*/*` among them.",
-        (JSON_TYPE,),
-    )
-    pull_only: bool = option("No push route.", False)
-    push_only: bool = option("No pull route.", False)
-    append_only: AppendOnly | None = option("An append-only log; `true` takes every default.", None)
-    ttl_ms: int | None = option(
-        "A document older than this, or a log whose last append is older, reads as missing; 0 or absent: "
-        "nothing expires.",
-        None,
-    )
-    force_full_fetch: bool = option(
-        "Disables synchronisation by checkpoint: a pull with `checkpoint` alone returns the log from its "
-        "beginning.",
-        False,
-    )
-    listable: bool = option("Serves the list route.", False)
-    bundle: str | None = option("Name of the bundle it belongs to.", None)
-    keyring_path: str | None = option("Key template of the keyring; absent: `<storagePath>/_keyring`.", None)
-    rate_limit: RateLimit | Literal[False] | None = option(
-        "Limits of this collection: the flat form `{windowMs, maxRequests}` meters pushes and appends, "
-        "`{push, pull, list}` the actions that it names; `true` meters pushes and appends with the server's "
-        "numbers; absent, `false` or `none`: unmetered.",
-        None,
-    )
-    cache_duration_ms: int | None = option(
-        "How long clients and proxies may cache a pull (`max-age`), in milliseconds.", None, at_least=0
-    )
-    object_schema: Mapping[str, Any] | bool | None = option("JSON Schema that `data` must satisfy.", None)
-    field_permissions: Mapping[str, FieldPermission] = option("Roles per top-level member of `data`.", dict)
-    root_only: bool = option("Callers also need the role `device:root`.", False)
-    restrictions: tuple[Restriction, ...] = option(
-        "Identities denied or allowed: an object or a list of them.", ()
-    )
-    trusted_issuers: tuple[str, ...] | None = option(_ISSUERS_HERE.format("namespace's, else the "), None)
-    identity_roles: Mapping[str, tuple[str, ...]] | None = option(
-        _ROLES_HERE.format("namespace's, else the "), None
-    )
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """The actions that it has routes for. A member of a bundle is pulled with the bundle."""
-        has = {"pull": not self.push_only, "push": not self.pull_only, "list": self.listable}
-        return tuple(action for action in get_args(Action) if has[action])
-
-    def roles_for(self, action: Action) -> tuple[str, ...]:
-        """Return the roles that may perform the action; none if there is no route for it."""
-        if action not in self.actions:
-            return ()
-        return self.write_roles if action == "push" else self.read_roles
-
-    @property
-    def path_template(self) -> KeyTemplate:
-        """The template of its routes' paths: `storagePath`."""
-        return KeyTemplate.of(self.storage_path)
-
-    @property
-    def key_template(self) -> KeyTemplate:
-        """The template of its documents' keys: members of a bundle lie below its path."""
-        path = self.storage_path
-        return KeyTemplate.of(path if self.bundle is None else f"{path}/{self.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,8 +28,8 @@ class Namespace:
 
     collections: tuple[Collection, ...] = option("Collections served under `/<namespace>`.")
     restrictions: tuple[Restriction, ...] = option("Identities denied or allowed in it, likewise.", ())
-    trusted_issuers: tuple[str, ...] | None = option(_ISSUERS_HERE.format(""), None)
-    identity_roles: Mapping[str, tuple[str, ...]] | None = option(_ROLES_HERE.format(""), None)
+    trusted_issuers: tuple[str, ...] | None = option(ISSUERS_HERE.format(""), None)
+    identity_roles: Mapping[str, tuple[str, ...]] | None = option(ROLES_HERE.format(""), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from pysync import extras
 from pysync.config import key_templates
+from pysync.config.collection import Action, Collection, RateLimit, wire_name
 from pysync.config.convert import join
 from pysync.config.derived import (
     accepts_json,
@@ -27,7 +28,7 @@ from pysync.config.plugin_validation import (
     projection_errors,
 )
 from pysync.config.problem import FieldError, Problem
-from pysync.config.schema import Action, Auth, Collection, Config, Namespace, RateLimit, Server, wire_name
+from pysync.config.schema import Auth, Config, Namespace, Server
 
 PathOf = Callable[[object], str]
 """Returns the path in the file at which an object of the tree was written."""

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pysync.config import Collection, ConfigError, RateLimit, parse
-from pysync.config.presets import AccessLevel
-from pysync.config.schema import wire_name
+from pysync.config.collection import AccessLevel, wire_name
 
 
 def create_parquet_collection(

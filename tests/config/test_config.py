@@ -26,8 +26,9 @@ from pysync.config import (
     s3_location,
     schema,
 )
+from pysync.config.check import report
+from pysync.config.collection import wire_name
 from pysync.config.loader import MAX_BYTES
-from pysync.config.report import report
 
 
 def test_nothing_configured_is_every_default() -> None:
@@ -402,7 +403,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 NAMES = sorted(
     {
-        schema.wire_name(field.name)
+        wire_name(field.name)
         for kind in vars(schema).values()
         if dataclasses.is_dataclass(kind)
         for field in dataclasses.fields(kind)

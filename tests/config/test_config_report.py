@@ -12,8 +12,7 @@ from support.clients import Start
 from support.configurations import EXAMPLE, ROOT, collection, config
 
 from pysync.config import ConfigError, Problem, load, parse
-from pysync.config.lint import lint
-from pysync.config.report import check, report, routes_table
+from pysync.config.check import check, lint, report, routes_table
 
 
 def warnings(*collections: dict[str, Any], **members: Any) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from support.cli_runner import Shell
 from support.configurations import collection, config
 
 from pysync.config import parse
-from pysync.config.lint import lint
+from pysync.config.check import lint
 
 TRUSTED = {"trustedIssuers": ["ab" * 32]}
 TOKEN = {"adminToken": "token-of-the-tests"}

@@ -13,9 +13,10 @@ import pytest
 from support.cli_runner import Shell
 from support.configurations import ROOT, collection, config, faults
 
-from pysync.config import Config, ConfigError, RateLimit, load, parse, schema
+from pysync.config import Config, ConfigError, RateLimit, Restriction, load, parse, schema
+from pysync.config.check import check
+from pysync.config.collection import wire_name
 from pysync.config.loader import env_overrides
-from pysync.config.report import check
 
 VALUES = {
     "version": "1",
@@ -59,7 +60,7 @@ def leaves(kind: type, path: str = "") -> dict[str, tuple[Any, ...]]:
     """Every member that is no object of fixed members, or may be `false` in its place, and its types."""
     found: dict[str, tuple[Any, ...]] = {}
     for field in dataclasses.fields(kind):
-        at = f"{path}.{schema.wire_name(field.name)}" if path else schema.wire_name(field.name)
+        at = f"{path}.{wire_name(field.name)}" if path else wire_name(field.name)
         is_many = get_origin(field.type) in (tuple, Mapping)
         types = (field.type,) if is_many else (field.type, *get_args(field.type))
         inner = next((one for one in types if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
@@ -84,7 +85,7 @@ def test_a_variable_reaches_every_scalar_and_every_list() -> None:
     assert read.config_endpoint == schema.ConfigEndpoint(auth="role-filtered")
     assert read.collections == parse(config(collection(ttlMs=5))).collections
     assert list(read.namespaces) == ["acme"]
-    assert read.restrictions == (schema.Restriction(mode="deny", identities=("x",)),)
+    assert read.restrictions == (Restriction(mode="deny", identities=("x",)),)
     assert (read.plugins, read.batch_key_deny_suffixes) == (("audit:plugin",), ("_x",))
     assert isinstance(read.rate_limit, RateLimit)
     assert read.rate_limit.window_ms == 7

@@ -10,7 +10,7 @@ from support.collections import OWN, collection
 from support.configurations import ROOT, config, faults
 
 from pysync.config import load, parse
-from pysync.config.lint import lint
+from pysync.config.check import lint
 
 ACCESS = collection(
     "access", "spaces/{spaceId}/_access", readRoles=["space:member"], writeRoles=["space:owner"]

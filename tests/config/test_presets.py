@@ -8,8 +8,8 @@ import pytest
 from support.configurations import config, faults, only
 
 from pysync.config import Collection, RateLimit, RateRule, parse
+from pysync.config.collection import wire_name
 from pysync.config.derived import is_parquet
-from pysync.config.schema import wire_name
 from pysync.parquet import (
     PARQUET_MIME_TYPES,
     create_parquet_collection,

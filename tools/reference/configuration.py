@@ -7,9 +7,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import orjson
 
+from pysync.config.collection import MAX_INT, Collection, ParquetPreset, wire_name
 from pysync.config.loader import env_overrides, json_valued_paths
-from pysync.config.presets import ParquetPreset
-from pysync.config.schema import MAX_INT, Collection, Config, wire_name
+from pysync.config.schema import Config
 
 HEAD = """\
 # Configuration

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import orjson
 
+from pysync.config.collection import Collection, ParquetPreset, wire_name
 from pysync.config.convert import ENV_REFERENCE, NORMALIZERS
-from pysync.config.presets import ParquetPreset
-from pysync.config.schema import Collection, Config, wire_name
+from pysync.config.schema import Config
 
 Schema = dict[str, Any]
 

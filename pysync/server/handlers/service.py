@@ -22,8 +22,8 @@ from pysync.auth.authentication import Authenticator
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, add_roles
 from pysync.config import AppendOnly, Collection, Config
+from pysync.config.collection import wire_name
 from pysync.config.key_templates import is_parameter
-from pysync.config.schema import wire_name
 from pysync.coordinator import Coordinator
 from pysync.errors import NotFound, PysyncError, Unavailable
 from pysync.model import ANONYMOUS, Caller

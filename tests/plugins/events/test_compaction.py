@@ -23,7 +23,7 @@ from support.clients import Browser, Start
 from support.event_batches import EVENTS, SECTION, listed, pushed
 from support.s3_stores import new_prefix, opened
 
-from pysync.config.schema import wire_name
+from pysync.config.collection import wire_name
 from pysync.errors import StoreUnavailable
 from pysync.parquet import event_files
 from pysync.parquet.event_files import COLUMNS, encode

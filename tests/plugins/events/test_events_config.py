@@ -6,8 +6,8 @@ import pytest
 from support.configurations import collection, config, faults, only
 
 from pysync.config import parse
+from pysync.config.check import lint
 from pysync.config.key_templates import KeyTemplate
-from pysync.config.lint import lint
 
 EVENTS = {"collection": "events", "storagePath": "lake/{app}/{batchId}"}
 

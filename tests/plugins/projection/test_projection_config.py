@@ -15,7 +15,7 @@ from support.configurations import config, faults
 from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, Site, entry, members
 
 from pysync.config import ConfigError, parse
-from pysync.config.lint import lint
+from pysync.config.check import lint
 from pysync.plugins.projection import projections_of
 
 DATA: dict[str, Any] = {

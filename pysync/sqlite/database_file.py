@@ -63,8 +63,8 @@ def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence
 
 
 def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> None:
-    """Create the file at `path` or upgrade it to `schema`: all missing steps are applied, or none. Any number
-    of processes may call this at once.
+    """Create the file at `path` or upgrade it to `schema`, in WAL mode: all missing steps are applied, or
+    none. Any number of processes may call this at once.
 
     Raises ValueError if a newer version of pysync wrote the file, or if the file is gone although one of
     `traces`, which are created after it, exists. Raises sqlite3.Error or OSError if it cannot be used.
@@ -90,8 +90,9 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
                     f"that of the original, with PRAGMA user_version = {schema.version} if this version of "
                     "pysync is the version that wrote it"
                 )
+            # The connections need it. A file that sqlite3 recovered, for example, has another mode.
+            connection.execute("PRAGMA journal_mode = WAL")
             if version < schema.version:
-                connection.execute("PRAGMA journal_mode = WAL")
                 steps = ";".join(schema.steps[version:])
                 connection.executescript(
                     f"BEGIN IMMEDIATE; {steps}; PRAGMA user_version = {schema.version}; COMMIT;"

@@ -1,6 +1,7 @@
 """A damaged database, a disk that hangs: what readiness and the start say of it."""
 
 import asyncio
+import json
 import logging
 import sqlite3
 import threading
@@ -16,6 +17,7 @@ from support.clients import Browser, Start
 from support.collections import collection
 
 from pysync import config
+from pysync._core import decode_push
 from pysync.coordinator import Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
@@ -239,6 +241,25 @@ async def test_a_server_does_not_start_on_a_damaged_database(
     assert (status, output) == (1, "")
     assert f"{folder / database} is damaged: " in errors
     assert ("Restore it from a backup" if database == "pysync.db" else "delete it") in errors
+
+
+async def test_a_database_without_a_write_ahead_log_gets_one_when_it_is_opened(
+    folder: Path, shell: Shell
+) -> None:
+    """`.recover` of sqlite3 into a new file leaves the journal mode that SQLite has by default."""
+    document = decode_push(b'{"data":{}}').stored(1)
+    await filled(folder, body=document)
+    for name in ("pysync.db", "coordinator.db"):
+        with closing(sqlite3.connect(folder / name)) as database:
+            assert database.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+    status, output, errors = await shell.ask("verify", "--store", f"file:{folder}")
+    assert (status, errors, json.loads(output)["objects"]) == (0, "", 1)
+    with closing(sqlite3.connect(folder / "pysync.db")) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    await filled(folder, documents=2)
+    store = await LocalStore.open_folder(folder)
+    assert await store.list("notes", None, 10) == ["a000", "a001"]
+    await store.close()
 
 
 async def test_a_database_that_is_larger_than_configured_is_not_checked_at_the_start(folder: Path) -> None:

@@ -35,8 +35,8 @@ from benches import servers
 from benches.compare import machine
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
-from pysync.changelog import DocumentRef
 from pysync.cli.load_generator import cpu_s
+from pysync.engine.outbox import DocumentRef
 from pysync.sqlite.changelog import change_id
 from pysync.store.local.store import LocalStore
 

@@ -1,15 +1,11 @@
 """Changes, which notify subscribers of writes, and the interface of the logs that store them.
 
-A change is serialised once, at its write. The stored text is the text that subscribers receive.
-
 See docs/reference/protocol.md#delivery.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
-
-import orjson
 
 DEFAULT_MAX_COUNT: Final = 100_000
 DEFAULT_MAX_AGE_MS: Final = 86_400_000
@@ -36,69 +32,6 @@ class Change(NamedTuple):
     def is_for_hash(self, hash_: str) -> bool:
         """Return True if the change is of the version with this hash."""
         return b'"hash":"%b"' % hash_.encode() in self.text
-
-
-class DocumentRef(NamedTuple):
-    """A reference to the document that a write concerns: its collection, namespace (None: the root), path
-    parameters, the identity of the writer, and its key in the store (`""`: the key that the collection's path
-    gives). Other collections may share the key; `server.key_index` finds them when the change is
-    delivered."""
-
-    collection: str
-    params: Mapping[str, str]
-    namespace: str | None = None
-    identity: str = ""
-    key: str = ""
-
-    @property
-    def origin(self) -> str:
-        """The `origin` of changes to this document."""
-        return origin(self.namespace, self.collection)
-
-    def change(self, hash_: str, timestamp_ms: int) -> Change:
-        """Return the change that announces a write with this hash and time."""
-        members = {
-            "collection": self.collection,
-            "params": self.params,
-            "hash": hash_,
-            "timestamp": timestamp_ms,
-        }
-        if self.namespace is not None:
-            members["namespace"] = self.namespace
-        if self.key:
-            members["key"] = self.key
-        return Change(orjson.dumps(members), self.identity, self.origin)
-
-    def is_same_document(self, other: "DocumentRef") -> bool:
-        """Return True if both refer to the same document, regardless of the writer and the collection."""
-        return self.key == other.key if self.key and other.key else self[:3] == other[:3]
-
-
-def origin(namespace: str | None, collection: str) -> str:
-    """Return the `origin` of changes that a collection writes."""
-    return f"{namespace or ''}/{collection}"
-
-
-class ParsedChange(NamedTuple):
-    """The fields of a change."""
-
-    ref: DocumentRef
-    hash: str
-    timestamp_ms: int
-
-
-def parse_change(change: Change) -> ParsedChange:
-    """Return the document, hash and time that a change was made from. It is the inverse of
-    `DocumentRef.change`."""
-    members = orjson.loads(change.text)
-    ref = DocumentRef(
-        members["collection"],
-        members["params"],
-        members.get("namespace"),
-        change.identity,
-        members.get("key", ""),
-    )
-    return ParsedChange(ref, members["hash"], members["timestamp"])
 
 
 OriginFilter = Callable[[str], bool]

@@ -8,11 +8,10 @@ import orjson
 
 from pysync import _core
 from pysync.cache import BoundedCache
-from pysync.changelog import DocumentRef
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
 from pysync.engine.keyed_versions import KeyedVersions
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
 from pysync.model import WriteResult
 from pysync.store import (

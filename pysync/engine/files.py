@@ -4,12 +4,11 @@ from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
 from typing import Self
 
-from pysync.changelog import DocumentRef
 from pysync.config import Collection
 from pysync.config.derived import accepts_json, file_types, is_parquet, matches_media_type
 from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.model import WriteResult
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import FileStat, OpenFile, Store

@@ -6,18 +6,22 @@ process that stops in between leaves the intent behind, and `recover` announces 
 been made after all, which costs followers one pull. If the next write of the document comes first, it
 announces the earlier change too, so that the versions of a document are announced in order.
 
+A change is serialised once, at its write. The stored text is the text that subscribers receive.
+
 See docs/reference/protocol.md#delivery.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Final, NamedTuple
+
+import orjson
 
 from pysync.cache import BoundedCache
-from pysync.changelog import Change, ChangeLog, parse_change
+from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.errors import CoordinatorUnavailable, KeyConflict
@@ -39,6 +43,63 @@ more than a node has."""
 _KEY_LOCKS: Final = 256
 """The number of locks that the keys of files share."""
 _NO_INTENT: Final = PreparedWrite("", 0, [])
+
+
+class DocumentRef(NamedTuple):
+    """A reference to the document that a write concerns: its collection, namespace (None: the root), path
+    parameters, the identity of the writer, and its key in the store (`""`: the key that the collection's path
+    gives). Other collections may share the key; `KeyMatcher` finds them when the change is delivered."""
+
+    collection: str
+    params: Mapping[str, str]
+    namespace: str | None = None
+    identity: str = ""
+    key: str = ""
+
+    def change(self, hash_: str, timestamp_ms: int) -> Change:
+        """Return the change that announces a write with this hash and time."""
+        members = {
+            "collection": self.collection,
+            "params": self.params,
+            "hash": hash_,
+            "timestamp": timestamp_ms,
+        }
+        if self.namespace is not None:
+            members["namespace"] = self.namespace
+        if self.key:
+            members["key"] = self.key
+        return Change(orjson.dumps(members), self.identity, origin(self.namespace, self.collection))
+
+    def is_same_document(self, other: "DocumentRef") -> bool:
+        """Return True if both refer to the same document, regardless of the writer and the collection."""
+        return self.key == other.key if self.key and other.key else self[:3] == other[:3]
+
+
+def origin(namespace: str | None, collection: str) -> str:
+    """Return the `origin` of changes that a collection writes."""
+    return f"{namespace or ''}/{collection}"
+
+
+class ParsedChange(NamedTuple):
+    """The fields of a change."""
+
+    ref: DocumentRef
+    hash: str
+    timestamp_ms: int
+
+
+def parse_change(change: Change) -> ParsedChange:
+    """Return the document, hash and time that a change was made from. It is the inverse of
+    `DocumentRef.change`."""
+    members = orjson.loads(change.text)
+    ref = DocumentRef(
+        members["collection"],
+        members["params"],
+        members.get("namespace"),
+        change.identity,
+        members.get("key", ""),
+    )
+    return ParsedChange(ref, members["hash"], members["timestamp"])
 
 
 class Outbox:

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple, Protocol
 import orjson
 
 from pysync._core import PanicException
-from pysync.changelog import Change, ChangeLog, DocumentRef, OriginFilter, ParsedChange, parse_change
+from pysync.changelog import Change, ChangeLog, OriginFilter
+from pysync.engine.outbox import DocumentRef, ParsedChange, parse_change
 from pysync.errors import Unavailable
 
 log = logging.getLogger(__name__)

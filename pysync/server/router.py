@@ -12,9 +12,9 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy
-from pysync.changelog import DocumentRef
 from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, KeyTemplate, is_parameter
 from pysync.engine.files import FileSettings
+from pysync.engine.outbox import DocumentRef
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller
 from pysync.server.responses import Response

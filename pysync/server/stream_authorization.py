@@ -17,9 +17,9 @@ from pysync.auth.authentication import Authenticator
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, add_roles
 from pysync.auth.verification import VerifiedCertificate
-from pysync.changelog import DocumentRef, origin
 from pysync.config.key_templates import KeyTemplate, TemplateIndex
 from pysync.engine.keyed_versions import KeyedVersions
+from pysync.engine.outbox import DocumentRef, origin
 from pysync.engine.subscriptions import (
     Authorize,
     Deliveries,

@@ -17,8 +17,8 @@ from support.s3_fault_proxy import FaultProxy
 from support.s3_stores import new_prefix
 from support.server_process import serving
 
-from pysync.changelog import parse_change
 from pysync.coordinator.redis.coordinator import RedisCoordinator
+from pysync.engine.outbox import parse_change
 
 pytestmark = pytest.mark.process
 

@@ -16,10 +16,9 @@ from support.clients import ISSUER, Browser, Reply, Signed, Start, root_device
 from support.collections import PUBLIC, collection
 from support.redis_losses import WITH_AOF, client
 
-from pysync.changelog import DocumentRef, parse_change
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.redis.coordinator import INTENTS, LEEWAY_MS, RedisCoordinator
-from pysync.engine.outbox import INTENT_TIMEOUT_MS
+from pysync.engine.outbox import INTENT_TIMEOUT_MS, DocumentRef, parse_change
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

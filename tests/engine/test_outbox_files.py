@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.depth import depth
 from support.faulty_coordinator import FaultyCoordinator, Scene, Verb, made_scene
 
-from pysync.changelog import Change, DocumentRef, parse_change
+from pysync.changelog import Change
 from pysync.clock import HybridTimestamp
-from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, Outbox
+from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, DocumentRef, Outbox, parse_change
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
 from pysync.store import OnReceived
 from pysync.store.local.store import LocalStore

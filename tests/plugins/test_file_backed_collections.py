@@ -11,8 +11,8 @@ from support.collections import LOG, PUBLIC
 from support.plugin_samples import CARDS, Told, batch
 
 from pysync import config
-from pysync.changelog import DocumentRef, parse_change
 from pysync.config import ConfigError
+from pysync.engine.outbox import DocumentRef, parse_change
 from pysync.model import WriteResult
 from pysync.plugins import FileBackedCollection, PluginContext, PluginPush, PushResponse
 from pysync.plugins.loader import load_plugins

@@ -22,8 +22,8 @@ from support.plugin_samples import (
     people,
 )
 
-from pysync.changelog import parse_change
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.outbox import parse_change
 from pysync.errors import Forbidden
 from pysync.model import WriteEvent, WriteResult
 from pysync.plugins import PullResponse, PushResponse

@@ -18,8 +18,9 @@ from support.sse_client import Heard, Listen, Serve
 from yarl import URL
 
 from pysync.auth import issuing
-from pysync.changelog import Change, DocumentRef
+from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.outbox import DocumentRef
 from pysync.engine.subscriptions import StartPosition
 from pysync.model import ANONYMOUS
 from pysync.server.sse import HEARTBEAT_S, SSEConnection, SSEHub

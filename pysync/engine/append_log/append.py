@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync import _core
-from pysync.changelog import DocumentRef
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log.head import CachedHead, HeadCache, LogSettings
 from pysync.engine.append_log.read import LogRange, SegmentReader, log_prefix, object_key
 from pysync.engine.append_log.starfish import convert_head, load_chunks
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import (
     AppendLimitExceeded,
+    DocumentCorrupt,
     NonMonotonicTimestamp,
     PysyncError,
     StoreUnavailable,
@@ -124,8 +124,10 @@ class AppendBatcher:
                 group = _next_group(queue)
                 self._waiting -= len(group)
                 try:
-                    with self._corruption.reporting("log", key):
-                        await self._commit(key, group)
+                    await self._commit(key, group)
+                except DocumentCorrupt as error:
+                    self._corruption.report_once(error, "log", key)
+                    _reject(group, error)
                 except PysyncError as error:
                     _reject(group, error)
                 except (Exception, _core.PanicException) as error:

@@ -5,9 +5,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, Protocol
 
-from pysync.changelog import Change, DocumentRef
+from pysync.changelog import Change
 from pysync.clock import FIRST_TIMESTAMP, HybridTimestamp
-from pysync.engine.outbox import INTENT_TIMEOUT_MS
+from pysync.engine.outbox import INTENT_TIMEOUT_MS, DocumentRef
 from pysync.plugins import PluginContext
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import ExistingFileFilter, FileAlreadyExists

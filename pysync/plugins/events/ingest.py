@@ -11,10 +11,10 @@ from typing import Final, NamedTuple, Self
 
 import orjson
 
-from pysync.changelog import DocumentRef
 from pysync.clock import HybridTimestamp
 from pysync.config.key_templates import MAX_KEY_BYTES, KeyTemplate
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, release_claim
+from pysync.engine.outbox import DocumentRef
 from pysync.errors import (
     IdempotencyKeyReused,
     InvalidEvents,

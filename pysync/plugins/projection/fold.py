@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from pysync import _core
-from pysync.changelog import ParsedChange
 from pysync.engine.append_log import LogRange, LogSettings
+from pysync.engine.outbox import ParsedChange
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext

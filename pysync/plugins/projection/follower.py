@@ -11,8 +11,8 @@ from typing import Final
 import orjson
 
 from pysync._core import PanicException
-from pysync.changelog import parse_change
 from pysync.config import is_multi_process
+from pysync.engine.outbox import parse_change
 from pysync.errors import Unavailable
 from pysync.plugins import PluginContext
 from pysync.plugins.projection.lists import ListWriter

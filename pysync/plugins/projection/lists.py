@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from pysync import _core
-from pysync.changelog import DocumentRef, ParsedChange
 from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import RESERVED, KeyTemplate
+from pysync.engine.outbox import DocumentRef, ParsedChange
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext

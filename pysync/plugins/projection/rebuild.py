@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pysync.changelog import ChangeLog, parse_change
+from pysync.changelog import ChangeLog
 from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import KeyTemplate
+from pysync.engine.outbox import parse_change
 from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.fold import ChangedSource, ListTransform, prune_entries
 from pysync.plugins.projection.lists import (

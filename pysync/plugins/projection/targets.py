@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pysync.changelog import DocumentRef
 from pysync.config import Collection, Config
 from pysync.config.derived import accepts_json, collection_for_key
 from pysync.config.key_templates import (
@@ -15,6 +14,7 @@ from pysync.config.key_templates import (
     TemplateIndex,
     errors,
 )
+from pysync.engine.outbox import DocumentRef
 from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.protocol import JSON_TYPE

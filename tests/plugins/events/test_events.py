@@ -15,10 +15,10 @@ from support.event_batches import EVENTS, SECTION, SERVICE, listed, pushed
 from support.plugin_samples import Told
 
 from pysync.auth import issuing
-from pysync.changelog import parse_change
 from pysync.clock import HybridTimestamp
 from pysync.config import ConfigError
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.outbox import parse_change
 from pysync.plugins.events import create_events_plugin
 from pysync.plugins.events.batch_ids import order_prefix
 from pysync.store import Store

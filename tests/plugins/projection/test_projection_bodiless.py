@@ -10,8 +10,8 @@ from support.collections import PUBLIC
 from support.configurations import config, faults
 from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, Site, entry, members
 
-from pysync.changelog import DocumentRef
 from pysync.config import parse
+from pysync.engine.outbox import DocumentRef
 from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
 from pysync.plugins.projection.rebuild import rebuild

@@ -16,9 +16,10 @@ from support.depth import depth
 from support.projection_follower import following, lists, until
 from support.projection_site import NOTES, TITLES, Site, entry, members, titled
 
-from pysync.changelog import Retention, parse_change
+from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.outbox import parse_change
 from pysync.errors import CoordinatorUnavailable
 from pysync.plugins.projection import Projection
 from pysync.store import StoredObject

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import orjson
 
-from pysync.changelog import Change, ChangePage, OriginFilter, Retention
+from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator.base import LEASE_MS, MAX_LIVE_NONCES, PreparedWrite, Standing, Window, window_end_ms
 from pysync.coordinator.nonce_log import NonceLog
@@ -163,7 +163,7 @@ _PROBES = (
 )
 
 
-class LocalCoordinator:
+class LocalCoordinator(SqliteChangeLog):
     """A `Coordinator` in a folder, for any number of processes. Make one with `open_folder`."""
 
     def __init__(
@@ -174,14 +174,14 @@ class LocalCoordinator:
         now_ms: Callable[[], int],
         retention: Retention,
     ) -> None:
+        reader, writer = SnapshotReader(database), GroupCommit(database, CoordinatorUnavailable)
+        super().__init__(reader, writer, CoordinatorUnavailable, now_ms, retention)
+        self.consume_nonce: Final = nonces.consume
+        """See `Coordinator.consume_nonce`."""
         self._database = database.file
-        self._reader = SnapshotReader(database)
-        self._writer = GroupCommit(database, CoordinatorUnavailable)
         self._nonces = nonces
         self._leases = leases
         self._is_closed = False
-        self._now_ms = now_ms
-        self._log = SqliteChangeLog(self._reader, self._writer, CoordinatorUnavailable, now_ms, retention)
 
     @classmethod
     async def open_folder(
@@ -201,14 +201,6 @@ class LocalCoordinator:
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {error}") from error
         return cls(database, nonces, leading, now_ms, retention)
 
-    async def consume_nonce(
-        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
-    ) -> bool:
-        """See `Coordinator.consume_nonce`."""
-        if self._database.moved:
-            raise CoordinatorUnavailable()
-        return await self._nonces.consume(presenter, nonce, standing, signed_ms - self._now_ms())
-
     async def increment(self, bucket: str, window_ms: int) -> Window:
         """See `Coordinator.increment`."""
         return await self._writer.submit(_increment, bucket, window_ms, self._now_ms)
@@ -223,34 +215,14 @@ class LocalCoordinator:
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         """See `Coordinator.append`."""
-        last = await self._writer.submit(_append, self._log.rows_of(changes), prepared)
-        self._log.notify(last)
+        last = await self._writer.submit(_append, self.rows_of(changes), prepared)
+        self.notify(last)
         return change_id(last)
-
-    async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        """See `ChangeLog.read`."""
-        return await self._log.read(after, limit)
-
-    async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
-        """See `ChangeLog.read_matching`."""
-        return await self._log.read_matching(after, limit, written_by)
-
-    async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
-        """See `ChangeLog.count_after`."""
-        return await self._log.count_after(after, most, written_by)
-
-    async def last_id(self) -> str:
-        """See `ChangeLog.last_id`."""
-        return await self._log.last_id()
-
-    async def wait_for_change(self, after: str) -> None:
-        """See `ChangeLog.wait_for_change`."""
-        await self._log.wait_for_change(after)
 
     async def prepare(self, changes: Sequence[Change]) -> str:
         """See `Coordinator.prepare`."""
-        told = orjson.dumps([(change.text.decode(), change.identity) for change in changes])
-        return str(await self._writer.submit(_insert_prepared, told, self._now_ms()))
+        texts = orjson.dumps([(change.text.decode(), change.identity) for change in changes])
+        return str(await self._writer.submit(_insert_prepared, texts, self._now_ms()))
 
     async def abort(self, name: str) -> None:
         """See `Coordinator.abort`."""
@@ -263,9 +235,9 @@ class LocalCoordinator:
             PreparedWrite(
                 str(id_),
                 now_ms - at_ms,
-                [Change(text.encode(), identity) for text, identity in orjson.loads(told)],
+                [Change(text.encode(), identity) for text, identity in orjson.loads(texts)],
             )
-            for id_, at_ms, told in self._log.rows(_INTENTS, limit)
+            for id_, at_ms, texts in self.rows(_INTENTS, limit)
         ]
 
     async def next_timestamp(self) -> HybridTimestamp:
@@ -284,8 +256,8 @@ class LocalCoordinator:
         if (fault := self._database.fault) is not None:
             raise CoordinatorUnavailable(fault)
         await self._writer.submit(_probe)
-        await self._log.last_id()
-        await self._nonces.consume("", os.urandom(8).hex(), Standing.OWNER)
+        await self.last_id()
+        await self.consume_nonce("", os.urandom(8).hex(), self._now_ms(), Standing.OWNER)
 
     async def diagnose(self) -> Diagnosis:
         """See `Coordinator.diagnose`."""
@@ -315,10 +287,8 @@ def _prepare(
     database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + max_changes // CHANGES_PER_PAGE}")
     boot = boot_id()
     _reset_after_reboot(database.writer, boot)
-    elapsed_ms = elapsed_of(now_ms)
-    nonces = NonceLog(folder / "nonces", elapsed_ms, max_live_nonces, boot)
-    database.file.watch(folder / "nonces" / "lock")
-    return database, nonces, LeaseFiles(folder / "leads", elapsed_ms)
+    nonces = NonceLog(folder / "nonces", now_ms, max_live_nonces, boot, database.file)
+    return database, nonces, LeaseFiles(folder / "leads", elapsed_of(now_ms))
 
 
 def _reset_after_reboot(writer: sqlite3.Connection, boot: str) -> None:

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.clock import read_saved_number
+from pysync.clock import elapsed_of, read_saved_number
 from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, LIVE_EPOCHS, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
+from pysync.sqlite.connection import DatabaseFile
 from pysync.sqlite.database_file import make_private_dir
 
 RECORD_BYTES: Final = 16
@@ -86,11 +87,16 @@ class NonceLogFile:
 class NonceLog:
     """The nonces of the last ten minutes and more, for all processes that use `folder`."""
 
-    def __init__(self, folder: Path, elapsed_ms: Callable[[], int], max_live: int, boot: str = "") -> None:
-        """Read the live files. `elapsed_ms` returns the time since the boot that `boot` identifies. Raises
+    def __init__(
+        self, folder: Path, now_ms: Callable[[], int], max_live: int, boot: str, database: DatabaseFile
+    ) -> None:
+        """Read the live files. The elapsed time of `now_ms` is that since the boot that `boot` identifies. No
+        nonce is accepted once `database`, which watches this folder from now on, was moved. Raises
         OSError."""
         self._folder = folder
-        self._elapsed_ms = elapsed_ms
+        self._now_ms = now_ms
+        self._elapsed_ms = elapsed_of(now_ms)
+        self._database = database
         self._max_live = max_live
         self._files: dict[int, NonceLogFile] = {}
         make_private_dir(folder)
@@ -101,9 +107,14 @@ class NonceLog:
             self._advance()
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
+        database.watch(folder / "lock")
 
-    async def consume(self, presenter: str, nonce: str, standing: Standing, ahead_ms: int = 0) -> bool:
-        """As `Coordinator.consume_nonce`. `ahead_ms` is how much later than now the request was signed."""
+    async def consume(
+        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
+    ) -> bool:
+        """See `Coordinator.consume_nonce`."""
+        if self._database.moved:
+            raise CoordinatorUnavailable()
         digest = ReplayWindow.digest(presenter, nonce)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,7 +122,7 @@ class NonceLog:
             await self._wait_for_lock()
         try:
             is_new = self._check_and_append(digest, standing)
-            if is_new and ahead_ms > AHEAD_MS:
+            if is_new and (ahead_ms := signed_ms - self._now_ms()) > AHEAD_MS:
                 self._record_for_later(digest, ahead_ms)
             return is_new
         except OSError as error:

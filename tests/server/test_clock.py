@@ -24,6 +24,7 @@ from pysync.coordinator import EPOCH_MS, Coordinator, Standing
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.coordinator.nonce_log import NonceLog
+from pysync.sqlite.connection import DatabaseFile
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -286,20 +287,21 @@ async def test_an_upgrade_in_the_midst_of_an_epoch_forgets_no_nonce_early(
 ) -> None:
     """Epochs of the earlier version began with those of the wall clock, and so at other moments."""
     wall_ms, now_ms = 5_984_548 * EPOCH_MS, 0
-    earlier = NonceLog(tmp_path, lambda: wall_ms + now_ms, 99)
+    database = DatabaseFile(tmp_path)
+    earlier = NonceLog(tmp_path, lambda: wall_ms + now_ms, 99, "", database)
     now_ms = EPOCH_MS - 1
-    assert await earlier.consume("aa", "n", Standing.OWNER)
+    assert await earlier.consume("aa", "n", 0, Standing.OWNER)
     now_ms = EPOCH_MS
-    assert await earlier.consume("aa", "in the next epoch", Standing.OWNER)
+    assert await earlier.consume("aa", "in the next epoch", 0, Standing.OWNER)
     (tmp_path / "boot").unlink()
     booted_ms = now_ms - 7 * EPOCH_MS - phase_ms
-    upgraded = NonceLog(tmp_path, lambda: now_ms - booted_ms, 99, "one")
+    upgraded = NonceLog(tmp_path, lambda: now_ms - booted_ms, 99, "one", database)
     for age_ms in range(1, 2 * EPOCH_MS + 1, EPOCH_MS // 4):
         now_ms = EPOCH_MS - 1 + age_ms
-        assert not await earlier.consume("aa", "n", Standing.OWNER)
-        assert not await upgraded.consume("aa", "n", Standing.OWNER)
+        assert not await earlier.consume("aa", "n", 0, Standing.OWNER)
+        assert not await upgraded.consume("aa", "n", 0, Standing.OWNER)
     now_ms += 2 * EPOCH_MS
-    assert await upgraded.consume("aa", "n", Standing.OWNER), "it is not kept for ever"
+    assert await upgraded.consume("aa", "n", 0, Standing.OWNER), "it is not kept for ever"
     earlier.close()
     upgraded.close()
 

@@ -91,15 +91,6 @@ def is_parquet(collection: Collection) -> bool:
     return PARQUET_TYPE in types and set(types) <= set(PARQUET_MIME_TYPES)
 
 
-def matches_media_type(types: Iterable[str], media_type: str) -> bool:
-    """Return True if a media type, without parameters, matches one of `types` (`type/*` and `*/*` are
-    wildcards). Both must be in lower case."""
-    return any(
-        found in (media_type, "*/*") or (found.endswith("/*") and media_type.startswith(found[:-1]))
-        for found in types
-    )
-
-
 def _lower(types: Iterable[str]) -> list[str]:
     return [found.lower() for found in types]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from pysync.config import Collection
-from pysync.config.derived import accepts_json, file_types, is_parquet, matches_media_type
+from pysync.config.derived import accepts_json, file_types, is_parquet
 from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
 from pysync.engine.outbox import DocumentRef, Outbox
@@ -49,9 +49,10 @@ class FileSettings:
         )
 
     def accepts(self, media_type: str) -> bool:
-        """Return True if a body of this media type (in lower case, without parameters) is stored as a
-        file."""
-        return matches_media_type(self.types, media_type)
+        """Return True if a body of this media type (in lower case, without parameters) is stored as a file.
+        `type/*` and `*/*` are wildcards."""
+        kind = media_type.partition("/")[0]
+        return not {media_type, f"{kind}/*", "*/*"}.isdisjoint(self.types)
 
 
 def is_expired(stat: FileStat, ttl_ms: int | None, now_ms: int) -> bool:

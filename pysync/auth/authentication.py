@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from pysync import _core, protocol
 from pysync.auth import certificates
-from pysync.auth.certificates import SKEW_S, Certificate
+from pysync.auth.certificates import SKEW_S, Certificate, Revocable
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.revocation import RevocationRegistry
 from pysync.auth.verification import (
@@ -34,6 +34,7 @@ from pysync.auth.verification import (
     open_certificate,
     signed_certificate,
 )
+from pysync.clock import elapsed_of
 from pysync.config import Config
 from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import Forbidden, Unauthorized
@@ -112,6 +113,7 @@ class Authenticator:
         self._revocations = revocations
         self._owns_data = owns_data
         self._now_ms = now_ms
+        self._elapsed_ms = elapsed_of(now_ms)
         self._verifier = CertificateVerifier(config, now_ms, validate_certificate)
         self._cache = CertificateCache()
 
@@ -185,7 +187,7 @@ class Authenticator:
         self._check_is_current(proof, verified.timestamp_ms)
         if not await self._is_new(proof, verified):
             raise Unauthorized("replay: the nonce was seen before")
-        if await self._revocations.is_revoked(proof):
+        if await self._is_revoked(proof):
             raise Unauthorized("revoked")
         self._cache.put(proof)
 
@@ -214,7 +216,14 @@ class Authenticator:
         Raises StoreUnavailable if revocations cannot be read."""
         if self.has_expired(certificate):
             return False
-        return not await self._revocations.is_revoked(certificate)
+        return not await self._is_revoked(certificate)
+
+    async def _is_revoked(self, certificate: Revocable) -> bool:
+        """Return True if the certificate is revoked. Raises StoreUnavailable if revocations cannot be read.
+        Most issuers have no list, which costs this lookup alone."""
+        if self._elapsed_ms() <= self._revocations.unlisted_until_ms.get(certificate.iss_user_id, -1):
+            return False
+        return await self._revocations.is_revoked(certificate)
 
     async def identify_unverified(self, headers: Mapping[str, str]) -> Caller:
         """Return the caller that `headers` claim, by a certificate or token alone. No request signature is
@@ -237,14 +246,14 @@ class Authenticator:
             text, opened = open_certificate(authorization)
             if not (opened[0] or presenter):
                 certificate = self._verifier.parse(text)
-                if await self._revocations.is_revoked(certificate):
+                if await self._is_revoked(certificate):
                     raise Unauthorized("revoked")
                 return self._verifier.caller_of(certificate, "")
             known = self._verifier.verify(signed_certificate(authorization, presenter, text, opened))
         if known.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
         _check_validity_period(known, self._now_ms())
-        if await self._revocations.is_revoked(known):
+        if await self._is_revoked(known):
             raise Unauthorized("revoked")
         return known.caller
 

@@ -9,13 +9,15 @@ See docs/reference/protocol.md#revocation-lists.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final, ParamSpec, TypeVar
 
 from pysync._core import RevocationList as SignedList
 from pysync.auth.certificates import Revocable, RevocationList, parse_revocation_list
-from pysync.clock import is_stable
+from pysync.cache import BoundedCache
+from pysync.clock import elapsed_of, is_stable
 from pysync.concurrency import every
 from pysync.errors import (
     BadSignature,
@@ -34,6 +36,8 @@ MAX_ISSUERS: Final = 10_000
 MAX_UNTRUSTED_BYTES: Final = 16_384
 CACHE_BYTES: Final = 16 * 1024 * 1024
 """Bytes of cached entries, about 500,000 of them. Lists of trusted issuers do not count."""
+MAX_UNLISTED: Final = 50_000
+"""Number of issuers without a list that are remembered as such."""
 BYTES_PER_LIST: Final = 500
 BYTES_PER_ENTRY: Final = 32
 IN_THREAD_ABOVE: Final = 16_384
@@ -89,9 +93,11 @@ class RevocationRegistry:
         self._now_ms = now_ms
         self._trusted = frozenset(trusted)
         self._owns_data = owns_data
-        self._cached_trusted: dict[str, _CachedList] = {}
-        self._cached: dict[str, _CachedList] = {}
-        self._cached_bytes = 0
+        self._elapsed_ms = elapsed_of(now_ms)
+        self._trusted_lists = BoundedCache[str, _CachedList](sys.maxsize)
+        self._lists = BoundedCache[str, _CachedList](CACHE_BYTES, lambda cached: cached.size)
+        self.unlisted_until_ms: Final[dict[str, int]] = {}
+        """Issuers that had no list when it was last read, with the elapsed time at which to read again."""
         self._count, self._counted_at_ms = 0, 0
 
     async def is_revoked(self, certificate: Revocable) -> bool:
@@ -99,7 +105,7 @@ class RevocationRegistry:
         read."""
         issuer = certificate.iss_user_id
         known = self._cache_of(issuer).get(issuer)
-        if known is None or self._now_ms() - known.fetched_at_ms > RECHECK_MS:
+        if known is None or self._elapsed_ms() - known.fetched_at_ms > RECHECK_MS:
             known = await self._fetch(issuer)
         if known.unreadable:
             raise StoreUnavailable
@@ -203,33 +209,28 @@ class RevocationRegistry:
 
     async def _fetch(self, issuer: str) -> _CachedList:
         known = self._cache_of(issuer).get(issuer)
-        asked_at_ms = self._now_ms()
+        asked_at_ms = self._elapsed_ms()
         stored = await self._store.get(f"{PREFIX}/{issuer}", known.etag if known else None)
+        self._evict(issuer)
         if stored is None:
-            fresh = _CachedList(None, None, asked_at_ms)
-        elif isinstance(stored, NotModified):
+            if len(self.unlisted_until_ms) >= MAX_UNLISTED:
+                self.unlisted_until_ms.clear()
+            self.unlisted_until_ms[issuer] = asked_at_ms + RECHECK_MS
+            return _CachedList(None, None, asked_at_ms)
+        if isinstance(stored, NotModified):
             assert known is not None
             fresh = replace(known, fetched_at_ms=asked_at_ms)
         else:
             fresh = await _in_thread_if_large(stored.body, _parse_stored, stored, asked_at_ms)
-        self._cache(issuer, fresh)
+        self._cache_of(issuer).put(issuer, fresh)
         return fresh
 
-    def _cache_of(self, issuer: str) -> dict[str, _CachedList]:
-        return self._cached_trusted if issuer in self._trusted else self._cached
-
-    def _cache(self, issuer: str, cached: _CachedList) -> None:
-        self._evict(issuer)
-        self._cache_of(issuer)[issuer] = cached
-        if issuer not in self._trusted:
-            self._cached_bytes += cached.size
-            while self._cached_bytes > CACHE_BYTES:
-                self._evict(next(iter(self._cached)))
+    def _cache_of(self, issuer: str) -> BoundedCache[str, _CachedList]:
+        return self._trusted_lists if issuer in self._trusted else self._lists
 
     def _evict(self, issuer: str) -> None:
-        known = self._cache_of(issuer).pop(issuer, None)
-        if known is not None and issuer not in self._trusted:
-            self._cached_bytes -= known.size
+        self._cache_of(issuer).evict(issuer)
+        self.unlisted_until_ms.pop(issuer, None)
 
     async def _check_issuer_count(self) -> None:
         """Raise TooManyIssuers if another list would exceed the limit."""

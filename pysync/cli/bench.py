@@ -15,8 +15,8 @@ import uvloop
 
 from pysync.auth import issuing
 from pysync.cli import load_generator
+from pysync.cli.credentials import load_credentials, make_client
 from pysync.cli.load_generator import RequestBuilder
-from pysync.cli.session import load_credentials, make_client
 from pysync.client import CollectionInfo, ServerConfig
 from pysync.config import key_templates
 from pysync.errors import NotFound

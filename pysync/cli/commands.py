@@ -413,23 +413,21 @@ def _add_certificates(certificates: Parser) -> None:
 
 def _add_keyrings(keyrings: Parser) -> None:
     commands = keyrings.add_commands()
-    for action, function, help_text, recipients, example in (
-        ("new", "new_keyring", "create a keyring for your key and others", "*", "teams/t1 bob.pub"),
-        ("add", "add_recipient", "let someone read sealed data, also what was sealed before", None,
-         "teams/t1 carol.pub"),
-        ("remove", "remove_recipient", "remove someone: later data is sealed under a new key", None,
-         "teams/t1 bob.pub"),
-        ("show", "show_keyring", "print the recipients of a keyring, and whether you can open it", "",
-         "teams/t1"),
-    ):  # fmt: skip
+    for action, help_text, recipients, example in (
+        ("new", "create a keyring for your key and others", "*", "teams/t1 bob.pub"),
+        ("add", "let someone read sealed data, also what was sealed before", 1, "teams/t1 carol.pub"),
+        ("remove", "remove someone: later data is sealed under a new key", 1, "teams/t1 bob.pub"),
+        ("show", "print the recipients of a keyring, and whether you can open it", None, "teams/t1"),
+    ):
         command = commands.add_parser(
             action, help=help_text, example=f"pysync keyring {action} {example} --key me.json"
         )
+        command.set_defaults(action=action, recipient=[])
         command.add_argument("name", metavar="NAME", help="path before /_keyring")
-        if recipients != "":
+        if recipients is not None:
             command.add_argument(
                 "recipient", metavar="FILE", nargs=recipients, help="their keys, as `keys show` prints them"
             )
         add_trust(command)
         add_client(command)
-        command.runs("keyrings", function)
+        command.runs("credentials", "keyring")

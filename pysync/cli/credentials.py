@@ -1,11 +1,4 @@
-"""`pysync cap`: certificates, minted and looked at.
-
-`pysync keys`: only `new` without `--out` prints private keys.
-
-`pysync cap revoke`: certificates and keys, taken back.
-
-`pysync keyring`, and the keyrings that `push --seal` and `pull --open` name.
-"""
+"""Keys, certificates, revocation lists and keyrings, and the client that the options of a command name."""
 
 import argparse
 import asyncio
@@ -15,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import orjson
 
@@ -23,12 +16,16 @@ from pysync.auth import certificates, issuing
 from pysync.auth.certificates import Certificate, RevocationList
 from pysync.auth.issuing import Grant
 from pysync.auth.signing import IdentityKeys
-from pysync.cli.io import print_json, read_certificate, read_keys, read_public_keys
-from pysync.errors import StaleGeneration
+from pysync.cli.io import print_json, read_certificate, read_keys, read_public_keys, warn_retry
+from pysync.errors import Conflict, StaleGeneration
+
+if TYPE_CHECKING:
+    from pysync.client import Client
+    from pysync.client.sealed import RemoteKeyring
 
 
-def new_key(options: argparse.Namespace) -> int:
-    """Run `pysync keys new`."""
+def new_key(options: argparse.Namespace) -> None:
+    """Run `pysync keys new`. Private keys are printed only without `--out`."""
     if options.passphrase_stdin:
         keys = IdentityKeys.from_passphrase(sys.stdin.read().removesuffix("\n"))
     else:
@@ -38,13 +35,11 @@ def new_key(options: argparse.Namespace) -> int:
     else:
         keys.save(Path(options.out))
         print_json(_public_keys(keys))
-    return 0
 
 
-def show_key(options: argparse.Namespace) -> int:
+def show_key(options: argparse.Namespace) -> None:
     """Run `pysync keys show`."""
     print_json(_public_keys(read_keys(options.file)))
-    return 0
 
 
 def _public_keys(keys: IdentityKeys) -> dict[str, str]:
@@ -70,7 +65,7 @@ REASONS: Final = {
 """Why a certificate is not made: the code of `CertificateError` -> what to change on the command line."""
 
 
-def device(options: argparse.Namespace) -> int:
+def device(options: argparse.Namespace) -> None:
     """Run `pysync cap device`."""
     issuer = read_keys(options.key)
     certificate = issuing.issue_device_certificate(
@@ -80,46 +75,42 @@ def device(options: argparse.Namespace) -> int:
         grant=_grant(options, issuing.FULL_ACCESS),
         collections=tuple(options.collection or ("*",)),
     )
-    return _print_certificate(certificate, options)
+    _print_certificate(certificate, options)
 
 
-def member(options: argparse.Namespace) -> int:
+def member(options: argparse.Namespace) -> None:
     """Run `pysync cap member`."""
     certificate = issuing.issue_member_certificate(
         read_keys(options.key),
         *read_public_keys(options.to),
         options.collection,
         **_lifetime(options),
-        grant=_grant(options, _preset(options)),
+        grant=_preset(options),
     )
-    return _print_certificate(certificate, options)
+    _print_certificate(certificate, options)
 
 
-def audience(options: argparse.Namespace) -> int:
+def audience(options: argparse.Namespace) -> None:
     """Run `pysync cap audience`."""
     certificate = issuing.issue_audience_certificate(
         read_keys(options.key),
         options.collection,
         **_lifetime(options),
-        grant=_grant(options, _preset(options)),
+        grant=_preset(options),
         aud=tuple(options.aud) if options.aud else None,
     )
     if options.link:
         print(issuing.public_link(certificate))
-        return 0
-    return _print_certificate(certificate, options)
+    else:
+        _print_certificate(certificate, options)
 
 
 def show_certificate(options: argparse.Namespace) -> int:
-    """Run `pysync cap show`."""
+    """Run `pysync cap show`. The exit status is 1 if a server would refuse the certificate."""
     certificate = read_certificate(options.file)
     verdict = _verdict(certificate)
-    if (
-        verdict == "ok"
-        and options.server is not None
-        and asyncio.run(_is_revoked(options.server, certificate))
-    ):
-        verdict = "revoked"
+    if verdict == "ok" and options.server is not None:
+        verdict = "revoked" if asyncio.run(_is_revoked(options.server, certificate)) else verdict
     print_json(
         {
             "verdict": verdict,
@@ -164,23 +155,19 @@ def _lifetime(options: argparse.Namespace) -> _Lifetime:
 
 
 def _preset(options: argparse.Namespace) -> Grant:
-    return (
-        issuing.writer_grant(options.collection)
-        if options.write
-        else issuing.reader_grant(options.collection)
-    )
+    preset = issuing.writer_grant if options.write else issuing.reader_grant
+    return _grant(options, preset(options.collection))
 
 
 def _grant(options: argparse.Namespace, default: Grant) -> Grant:
     return Grant(tuple(options.op or default.ops), tuple(options.path or default.paths))
 
 
-def _print_certificate(certificate: Certificate, options: argparse.Namespace) -> int:
+def _print_certificate(certificate: Certificate, options: argparse.Namespace) -> None:
     if options.out is None:
         print(certificate.text.decode())
     else:
         Path(options.out).write_bytes(certificate.text + b"\n")
-    return 0
 
 
 def _date(seconds: int) -> str | None:
@@ -199,7 +186,7 @@ Make = Callable[[int, RevocationList | None], RevocationList]
 """The list of a generation, which keeps what is in an earlier one."""
 
 
-def revoke(options: argparse.Namespace) -> int:
+def revoke(options: argparse.Namespace) -> None:
     """Run `pysync cap revoke`."""
     if options.generation is not None and options.generation < 0:
         raise ValueError("--generation must be 0 or more")
@@ -224,7 +211,6 @@ def revoke(options: argparse.Namespace) -> int:
     else:
         revocations = make(options.generation, None)
     print(revocations.text.decode())
-    return 0
 
 
 def _issued_by(issuer: IdentityKeys, name: str) -> Certificate:
@@ -258,3 +244,83 @@ async def _publish(options: argparse.Namespace, issuer: IdentityKeys, make: Make
                 continue
             return revocations
     raise AssertionError("the last attempt returns or raises")
+
+
+def make_client(options: argparse.Namespace) -> "Client":
+    """Return a client that signs with the key, or sends the admin token, or is anonymous without either. On a
+    terminal it reports each repeated request."""
+    from pysync.client import Client  # heavy, and not needed to create keys and certificates
+
+    keys, certificate, token = load_credentials(options)
+    return Client(
+        options.server,
+        keys=keys,
+        certificate=certificate,
+        admin_token=token,
+        namespace=options.namespace,
+        on_retry=warn_retry,
+    )
+
+
+def load_credentials(
+    options: argparse.Namespace,
+) -> tuple[IdentityKeys | None, Certificate | None, str | None]:
+    """Return the key, the certificate given for it, and the admin token. Options win over the environment."""
+    key_file = _key_file(options)
+    if key_file is None:
+        if options.cap is not None:
+            raise ValueError("--cap needs --key, or $PYSYNC_KEY")
+        return None, None, options.admin_token or os.environ.get("PYSYNC_ADMIN_TOKEN")
+    keys = read_keys(key_file)
+    certificate = None if options.cap is None else read_certificate(options.cap)
+    return keys, certificate, options.admin_token
+
+
+def _key_file(options: argparse.Namespace) -> str | None:
+    """Return `--key`, else `$PYSYNC_KEY` unless there is an `--admin-token`."""
+    key: str | None = options.key
+    return key or (None if options.admin_token else os.environ.get("PYSYNC_KEY") or None)
+
+
+def make_keyring(options: argparse.Namespace, client: "Client", name: str) -> "RemoteKeyring":
+    """Return the keyring `name` for the holder of the key, who trusts their own key and `--trust`. Raises
+    ValueError."""
+    from pysync.client.sealed import RemoteKeyring  # heavy, and not needed without a keyring
+
+    key_file = _key_file(options)
+    if key_file is None:
+        raise ValueError("a keyring needs --key, or $PYSYNC_KEY")
+    keys = read_keys(key_file)
+    trusted = [keys.ed_pub, *(read_public_keys(trusted)[0] for trusted in options.trust)]
+    return RemoteKeyring(client, name, keys, trusted, min_epoch=options.min_epoch)
+
+
+async def keyring(options: argparse.Namespace) -> int:
+    """Run `pysync keyring new`, `add`, `remove` or `show`. The exit status is 1 if the keyring cannot be
+    opened."""
+    from pysync.client.sealed import SealedError
+
+    async with make_client(options) as client:
+        keyring = make_keyring(options, client, options.name)
+        recipients = [read_public_keys(name)[1] for name in options.recipient]
+        match options.action:
+            case "new":
+                try:
+                    await keyring.create(recipients)
+                except Conflict:
+                    message = f"something is at {keyring.key} already; `pysync keyring add` lets others in"
+                    raise ValueError(message) from None
+            case "add":
+                await keyring.add(*recipients)
+            case "remove":
+                await keyring.remove(*recipients)
+        stored = await keyring.read()
+        try:
+            await keyring.open()
+            verdict = "ok"
+        except SealedError as error:
+            verdict = str(error)
+    print_json(
+        {"keyring": keyring.key, "verdict": verdict, "epoch": stored.epoch, "recipients": stored.recipients}
+    )
+    return 0 if verdict == "ok" else 1

@@ -5,10 +5,11 @@ import asyncio
 import errno
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from pysync.cli.credentials import make_client, make_keyring
 from pysync.cli.io import (
     MissingDocument,
     parse_object,
@@ -20,15 +21,12 @@ from pysync.cli.io import (
     show_progress,
     warn_disconnected,
 )
-from pysync.cli.session import make_client, make_keyring
 from pysync.client import (
     BatchEntry,
     ChangeEvent,
     Client,
-    FileInfo,
     LogCursor,
     LogElement,
-    PullResult,
     PushResult,
     Reset,
     SyncDocument,
@@ -38,50 +36,84 @@ from pysync.errors import Conflict, PysyncError
 from pysync.protocol import JSON_TYPE, OCTET_STREAM
 
 
-def push_file(options: argparse.Namespace) -> int:
-    """Run `pysync push --type` or `--seal`: upload a file."""
+def pull(options: argparse.Namespace) -> Coroutine[None, None, None]:
+    """Run `pysync pull`."""
+    if options.out is None:
+        if options.open is not None:
+            raise ValueError("--open needs --out: only files can be decrypted")
+        return _pull(options)
+    if options.data:
+        raise ValueError("--data is for documents, --out for files")
+    if options.out != "-" and os.path.lexists(options.out):  # also true for a dangling link
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), options.out)
+    return _pull_file(options)
+
+
+async def _pull(options: argparse.Namespace) -> None:
+    async with make_client(options) as client:
+        pulled = await client.pull(options.document)
+    if options.fail and not pulled.hash:
+        _raise_missing(options)
+    document = {"data": pulled.data, "hash": pulled.hash, "timestamp": pulled.timestamp_ms}
+    print_json(pulled.data if options.data else document)
+
+
+def push(options: argparse.Namespace) -> Coroutine[None, None, None]:
+    """Run `pysync push`. Standard input is read outside of the event loop, so that Ctrl-C interrupts it."""
+    if options.type is not None or options.seal is not None:
+        return _push_file(options)
+    try:
+        data = read_object(options.file)
+    except ValueError as error:
+        raise ValueError(f"{error}; --type TYPE stores a file as it is") from None
+    return _push(options, data)
+
+
+async def _push(options: argparse.Namespace, data: dict[str, Any]) -> None:
+    async with make_client(options) as client:
+        if options.force:
+            pushed = await SyncDocument(client, options.document).update(lambda _: data)
+        else:
+            pushed = await client.push(options.document, data, options.base)
+    _print_pushed(pushed)
+
+
+def _print_pushed(pushed: PushResult) -> None:
+    batch = {} if pushed.batch_id is None else {"batchId": pushed.batch_id}
+    print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms, **batch})
+
+
+def _raise_missing(options: argparse.Namespace) -> NoReturn:
+    kind = "document" if options.out is None else "file"
+    message = f"no {kind} is stored at {options.document}"
+    raise (MissingDocument if options.fail else ValueError)(message)
+
+
+async def _push_file(options: argparse.Namespace) -> None:
+    """Run `pysync push --type` or `--seal`."""
     if options.base is not None or options.force:
         raise ValueError("--base and --force are for documents: a file always replaces the stored one")
     if options.seal and options.type not in (None, OCTET_STREAM):
         raise ValueError(f"--seal: a sealed file is always {OCTET_STREAM}")
-    pushed = asyncio.run(_push_file(options))
-    print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms})
-    return 0
-
-
-def pull_file(options: argparse.Namespace) -> int:
-    """Run `pysync pull --out`: download a file."""
-    if options.data:
-        raise ValueError("--data is for documents, --out for files")
-    if options.out != "-" and os.path.lexists(options.out):  # a link to nothing is there, too
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), options.out)
-    summary = asyncio.run(_pull_file(options))
-    if summary is None:
-        _raise_missing(options)
-    if options.out != "-":
-        print_json(summary)
-    return 0
-
-
-async def _push_file(options: argparse.Namespace) -> PushResult:
     async with make_client(options) as client:
         if options.seal:
             from pysync.client.sealed import seal_and_push_blob
 
             keyring = await make_keyring(options, client, options.seal).open()
-            return await seal_and_push_blob(client, keyring, options.document, read_bytes(options.file))
-        return await client.push_blob(
-            options.document, _source(options), options.type, on_progress=show_progress
-        )
+            pushed = await seal_and_push_blob(client, keyring, options.document, read_bytes(options.file))
+        else:
+            source = _upload_source(options)
+            pushed = await client.push_blob(options.document, source, options.type, on_progress=show_progress)
+    _print_pushed(pushed)
 
 
-def _source(options: argparse.Namespace) -> UploadSource:
+def _upload_source(options: argparse.Namespace) -> UploadSource:
     if options.type.partition(";")[0].strip().lower() == JSON_TYPE:
         return read_bytes(options.file)
     if options.file == "-":
         return _chunks(sys.stdin.buffer)
     path = Path(options.file)
-    return path if path.is_file() else _chunks(path.open("rb"))  # a pipe: it can be had once
+    return path if path.is_file() else _chunks(path.open("rb"))  # a pipe can be read only once
 
 
 async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
@@ -90,25 +122,29 @@ async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
             yield chunk
 
 
-async def _pull_file(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Download the file and return what to print about it; None if there is none."""
+async def _pull_file(options: argparse.Namespace) -> None:
     async with make_client(options) as client:
         if options.open:
-            return await _pull_sealed(options, client)
-        if options.out == "-":
-            head = await _pull_to_output(options, client)
+            summary = await _pull_sealed(options, client)
         else:
-            head = await client.pull_blob_to(options.document, Path(options.out), show_progress)
+            summary = await _download(options, client)
+    if summary is None:
+        _raise_missing(options)
+    if options.out != "-":
+        print_json(summary)
+
+
+async def _download(options: argparse.Namespace, client: Client) -> dict[str, Any] | None:
+    """Download the file and return what to print about it; None if there is none."""
+    if options.out != "-":
+        head = await client.pull_blob_to(options.document, Path(options.out), show_progress)
+    else:
+        async with client.open_blob(options.document) as stream:
+            head = None if stream is None else stream.head
+            if stream is not None:
+                async for chunk in stream.chunks:
+                    sys.stdout.buffer.write(chunk)
     return None if head is None else {"hash": head.hash, "type": head.content_type, "size": head.size}
-
-
-async def _pull_to_output(options: argparse.Namespace, client: Client) -> FileInfo | None:
-    async with client.open_blob(options.document) as stream:
-        if stream is None:
-            return None
-        async for chunk in stream.chunks:
-            sys.stdout.buffer.write(chunk)
-    return stream.head
 
 
 async def _pull_sealed(options: argparse.Namespace, client: Client) -> dict[str, Any] | None:
@@ -126,29 +162,19 @@ async def _pull_sealed(options: argparse.Namespace, client: Client) -> dict[str,
     return {"size": len(plaintext)}
 
 
-def list_names(options: argparse.Namespace) -> int:
+async def list_names(options: argparse.Namespace) -> None:
     """Run `pysync list`."""
-    asyncio.run(_list(options))
-    return 0
-
-
-def batch(options: argparse.Namespace) -> int:
-    """Run `pysync batch`."""
-    params = {} if options.params is None else parse_object(options.params, "--params")
-    entries = asyncio.run(_batch(options, params))
-    print_json({name: list(map(_entry_json, found)) for name, found in entries.items()})
-    return 0
-
-
-async def _list(options: argparse.Namespace) -> None:
     async with make_client(options) as client:
         async for name in client.list(options.prefix, after=options.after):
             print(name)
 
 
-async def _batch(options: argparse.Namespace, params: dict[str, Any]) -> dict[str, list[BatchEntry]]:
+async def batch(options: argparse.Namespace) -> None:
+    """Run `pysync batch`."""
+    params = {} if options.params is None else parse_object(options.params, "--params")
     async with make_client(options) as client:
-        return await client.batch_pull(options.names.split(","), params)
+        entries = await client.batch_pull(options.names.split(","), params)
+    print_json({name: list(map(_entry_json, found)) for name, found in entries.items()})
 
 
 def _entry_json(entry: BatchEntry) -> dict[str, Any]:
@@ -157,78 +183,30 @@ def _entry_json(entry: BatchEntry) -> dict[str, Any]:
     return {"data": entry.data, "hash": entry.hash, "timestamp": entry.timestamp_ms}
 
 
-def pull(options: argparse.Namespace) -> int:
-    """Run `pysync pull`."""
-    if options.out is not None:
-        return pull_file(options)
-    if options.open is not None:
-        raise ValueError("--open needs --out: only files can be decrypted")
-    pulled = asyncio.run(_pull(options))
-    if options.fail and not pulled.hash:
-        _raise_missing(options)
-    document = {"data": pulled.data, "hash": pulled.hash, "timestamp": pulled.timestamp_ms}
-    print_json(pulled.data if options.data else document)
-    return 0
-
-
-def _raise_missing(options: argparse.Namespace) -> NoReturn:
-    kind = "document" if options.out is None else "file"
-    message = f"no {kind} is stored at {options.document}"
-    raise (MissingDocument if options.fail else ValueError)(message)
-
-
-def push(options: argparse.Namespace) -> int:
-    """Run `pysync push`."""
-    if options.type is not None or options.seal is not None:
-        return push_file(options)
-    try:
-        data = read_object(options.file)
-    except ValueError as error:
-        raise ValueError(f"{error}; --type TYPE stores a file as it is") from None
-    pushed = asyncio.run(_push(options, data))
-    batch = {} if pushed.batch_id is None else {"batchId": pushed.batch_id}
-    print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms, **batch})
-    return 0
-
-
-async def _pull(options: argparse.Namespace) -> PullResult:
-    async with make_client(options) as client:
-        return await client.pull(options.document)
-
-
-async def _push(options: argparse.Namespace, data: dict[str, Any]) -> PushResult:
-    async with make_client(options) as client:
-        if options.force:
-            return await SyncDocument(client, options.document).update(lambda _: data)
-        return await client.push(options.document, data, options.base)
-
-
 DEFAULT_COUNT = 10
 
 
-def append(options: argparse.Namespace) -> int:
-    """Run `pysync append`."""
+def append(options: argparse.Namespace) -> Coroutine[None, None, None]:
+    """Run `pysync append`. Standard input is read outside of the event loop, as by `push`."""
     data = read_object("-") if options.element == "-" else parse_object(options.element, "DATA")
-    appended = asyncio.run(_append(options, data))
-    print_json({"hash": appended.hash, "timestamp": appended.timestamp_ms})
-    return 0
+    return _append(options, data)
 
 
-def tail(options: argparse.Namespace) -> int:
+async def _append(options: argparse.Namespace, data: dict[str, Any]) -> None:
+    async with make_client(options) as client:
+        try:
+            pushed = await client.append(options.log, data, ts_ms=options.ts)
+        except Conflict:
+            raise ValueError(f"{options.log} is a document, not a log") from None
+    _print_pushed(pushed)
+
+
+async def tail(options: argparse.Namespace) -> None:
     """Run `pysync tail`."""
     for name, value in (("-n", options.n), ("--since", options.since)):
         if value is not None and value < 0:
             raise ValueError(f"{name} must be 0 or more")
-    asyncio.run(run_until_reader_closes(_tail(options)))
-    return 0
-
-
-async def _append(options: argparse.Namespace, data: dict[str, Any]) -> PushResult:
-    async with make_client(options) as client:
-        try:
-            return await client.append(options.log, data, ts_ms=options.ts)
-        except Conflict:
-            raise ValueError(f"{options.log} is a document, not a log") from None
+    await run_until_reader_closes(_tail(options))
 
 
 async def _tail(options: argparse.Namespace) -> None:
@@ -240,13 +218,11 @@ async def _tail(options: argparse.Namespace) -> None:
                 collection=options.collection, on_disconnect=warn_disconnected
             ):
                 print_lines(*map(_element_json, elements))
-        elif count is not None:
-            print_lines(*map(_element_json, await cursor.pull()))
         else:
             has_more = True
-            while has_more:  # a server may give only some at once
+            while has_more:
                 print_lines(*map(_element_json, await cursor.pull()))
-                has_more = cursor.has_more
+                has_more = count is None and cursor.has_more  # a server may return only some at once
 
 
 def _element_json(element: LogElement) -> dict[str, Any]:
@@ -255,12 +231,11 @@ def _element_json(element: LogElement) -> dict[str, Any]:
     return members | {name: value for name, value in proof.items() if value is not None}
 
 
-def watch(options: argparse.Namespace) -> int:
+async def watch(options: argparse.Namespace) -> None:
     """Run `pysync watch`."""
     params = None if options.params is None else parse_object(options.params, "--params")
     collections = None if options.collections is None else options.collections.split(",")
-    asyncio.run(run_until_reader_closes(_watch(options, collections, params)))
-    return 0
+    await run_until_reader_closes(_watch(options, collections, params))
 
 
 async def _watch(

@@ -2,7 +2,8 @@
 
 Results are JSON on standard output (`list` prints names, `tail` elements, `watch` changes, one a line), a
 problem is one line on standard error. Each command is a function of a module beside this one, imported when
-it runs: `pysync --help` and `pysync serve` pay for no other.
+it runs: `pysync --help` and `pysync serve` pay for no other. It returns the exit status, or None for success,
+or a coroutine of either.
 """
 
 import importlib
@@ -30,9 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         module, command = options.run
-        status: int = getattr(importlib.import_module(f"pysync.cli.{module}"), command)(options)
+        status = getattr(importlib.import_module(f"pysync.cli.{module}"), command)(options)
+        if not isinstance(status, int | None):
+            import asyncio  # `pysync --help` needs none
+
+            status = asyncio.run(status)
         sys.stdout.flush()
-        return status
+        return status or OK
     except BrokenPipeError:
         # Whoever read our output has seen enough; the flush at exit must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,15 +1,36 @@
-"""Bounded concurrency and periodic tasks."""
+"""Bounded concurrency, periodic tasks, and resources that are closed in the end."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Protocol, TypeVar
 
 from pysync._core import PanicException
 from pysync.errors import PysyncError, Unavailable
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Closable(Protocol):
+    """A resource, such as a store or a coordinator, that its owner closes."""
+
+    async def close(self) -> None:
+        """Release the resource."""
+
+
+C = TypeVar("C", bound=Closable)
+
+
+@asynccontextmanager
+async def closing(opening: Awaitable[C]) -> AsyncIterator[C]:
+    """Yield the resource that `opening` opens, and close it at the end of the block."""
+    resource = await opening
+    try:
+        yield resource
+    finally:
+        await resource.close()
 
 
 async def gather_bounded(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pysync.concurrency import closing
 from pysync.config import (
     Config,
     Problem,
@@ -96,8 +97,7 @@ def _check_database(of: str, databases: dict[str, Path], report: Report) -> None
 
 
 async def _probe_store(config: StoreConfig, shared: bool, report: Report, timer: Timer) -> None:
-    store = await open_store(config, shared=shared)
-    try:
+    async with closing(open_store(config, shared=shared)) as store:
         diagnosis = await store.diagnose()
         ignored = " and ".join(diagnosis.ignored_conditions)
         report.rows.append(("store conditions", f"{ignored} ignored" if ignored else "honoured"))
@@ -110,21 +110,16 @@ async def _probe_store(config: StoreConfig, shared: bool, report: Report, timer:
             report.add_timing("store get", await _measure(timer, lambda: store.get(key)))
         finally:
             await store.delete(key)
-    finally:
-        await store.close()
 
 
 async def _probe_coordinator(url: str, folder: str | None, report: Report, timer: Timer) -> None:
-    coordinator = await open_coordinator(url, folder)
-    try:
+    async with closing(open_coordinator(url, folder)) as coordinator:
 
         async def claim() -> None:
             await coordinator.put_if_absent(f"probe {os.urandom(8).hex()}", b"", CLAIM_TTL_MS)
 
         report.add_timing("coordinator claim", await _measure(timer, claim))
         report.add_clock_skew("coordinator", (await coordinator.diagnose()).skew_ms)
-    finally:
-        await coordinator.close()
 
 
 def _check_folder(what: str, folder: Path, database: str, report: Report) -> bool:

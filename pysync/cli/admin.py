@@ -1,10 +1,8 @@
-"""`pysync events`: files of events, merged into larger ones, or asked with SQL.
+"""The commands for whoever runs a server, which open its store themselves.
 
-`pysync copy`: what one store holds, in another.
-
-`pysync verify`: everything that a store holds, compared with its hashes.
-
-`pysync project rebuild`: lists made anew from their sources, in the store of a configuration.
+`pysync copy` copies one store to another, `pysync verify` compares all objects with their hashes, `pysync
+project rebuild` makes lists anew from their sources, and `pysync events` merges files of events or queries
+them with SQL.
 """
 
 import argparse
@@ -22,7 +20,8 @@ from pysync import config
 from pysync.changelog import Retention
 from pysync.cli.io import print_json, print_lines
 from pysync.clock import wall_clock_ms
-from pysync.config import Config, StoreConfig, effective_coordinator
+from pysync.concurrency import closing
+from pysync.config import Config, effective_coordinator
 from pysync.config.collection import wire_name
 from pysync.coordinator import open_coordinator
 from pysync.engine.append_log import AppendLogs
@@ -45,46 +44,44 @@ from pysync.parquet import duckdb_read_parquet_sql
 from pysync.plugins import PluginContext, loader
 from pysync.plugins.events import Events, events_of
 from pysync.plugins.events.compaction import current_keys
-from pysync.plugins.projection import ProjectionSpec, projections_in, projections_of
-from pysync.plugins.projection.lists import ListWriteOutcome, ListWriter
+from pysync.plugins.projection import projections_in, projections_of
+from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.sqlite.database_file import quick_check
 from pysync.store import open_store
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 _TTY_INTERVAL_S: Final = 0.5
 _NON_TTY_INTERVAL_S: Final = 10.0
 """Seconds between reports of the progress."""
 _DAMAGED: Final = ("corrupt: ", "unreadable: ")
 _ERASE: Final = "\r\x1b[K"
+_PAGE: Final = 1_000
+"""Rows of a query that are fetched together."""
+_MEMORY_COORDINATOR_WARNING: Final = (
+    "the memory: coordinator belongs to one process: stop the server first, or the lists may miss what it "
+    "writes meanwhile"
+)
 
 
-def copy(options: argparse.Namespace) -> int:
-    """Run `pysync copy`."""
-    return asyncio.run(_copy(options))
-
-
-async def _copy(options: argparse.Namespace) -> int:
+async def copy(options: argparse.Namespace) -> int:
+    """Run `pysync copy`. The exit status is 1 if an object could not be copied."""
     from_, to = parse_location(options.source), parse_location(options.target)
     if from_ == to:
         raise ValueError("FROM and TO are the same store")
     progress = ProgressLine(sys.stderr)
-    source = await open_source(from_)
-    try:
-        target = await open_target(to)
-        try:
-            copier = Copier(
-                source,
-                target,
-                progress.message,
-                overwrite=options.overwrite,
-                keep_corrupt=options.keep_corrupt,
-                quick=options.quick,
-            )
-            await _run_copy(copier, progress)
-        finally:
-            await target.close()
-    finally:
-        await source.close()
+    async with closing(open_source(from_)) as source, closing(open_target(to)) as target:
+        copier = Copier(
+            source,
+            target,
+            progress.message,
+            overwrite=options.overwrite,
+            keep_corrupt=options.keep_corrupt,
+            quick=options.quick,
+        )
+        await _run_copy(copier, progress)
     return 0 if copier.report.is_complete else 1
 
 
@@ -143,29 +140,24 @@ class ProgressLine:
             print(_ERASE, end="", file=self._out, flush=True)
 
 
-def verify(options: argparse.Namespace) -> int:
-    """Run `pysync verify`."""
+async def verify(options: argparse.Namespace) -> int:
+    """Run `pysync verify`: print each damaged object, then the counts. The exit status is 1 if any object is
+    damaged."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     flags = {"store": options.store}
     if options.config is None:
         settings = config.parse({}, os.environ, flags)
     else:
         settings = config.load(options.config, os.environ, flags)
-    if settings.store.url == "memory:":
-        raise ValueError("a memory: store exists only inside its server: there is nothing to verify")
-    check_exists(settings.store.url)
-    return asyncio.run(_verify(settings.store))
-
-
-async def _verify(place: StoreConfig) -> int:
-    """Print each damaged object, then the counts, and return the exit status."""
+    _check_store(settings, "there is nothing to verify")
     verified = VerificationReport()
-    kind, _, folder = place.url.partition(":")
+    kind, _, folder = settings.store.url.partition(":")
     if kind == "file" and (found := quick_check(Path(folder) / "pysync.db", with_indexes=True)):
         verified.damaged += 1
         print_lines({"key": "pysync.db", "kind": "database", "why": found})
     try:
-        await _verify_objects(place, verified)
+        async with closing(open_store(settings.store)) as store:
+            await Verifier(store, lambda damage: print_lines(damage._asdict()), report=verified).run()
     except StoreUnavailable as error:
         if not verified.damaged:
             raise
@@ -175,105 +167,81 @@ async def _verify(place: StoreConfig) -> int:
     return 1 if verified.damaged else 0
 
 
-async def _verify_objects(place: StoreConfig, verified: VerificationReport) -> None:
-    """Verify every object and count it. Raises StoreUnavailable."""
-    store = await open_store(place)
-    try:
-        await Verifier(store, lambda damage: print_lines(damage._asdict()), report=verified).run()
-    finally:
-        await store.close()
+def _check_store(settings: Config, consequence: str) -> None:
+    """Raise ValueError if the store of the configuration does not exist outside of a server."""
+    if settings.store.url == "memory:":
+        raise ValueError(f"a memory: store exists only inside its server: {consequence}")
+    check_exists(settings.store.url)
 
 
-_MEMORY_COORDINATOR_WARNING = (
-    "the memory: coordinator belongs to one process: stop the server first, or the lists may miss what it "
-    "writes meanwhile"
-)
-
-
-def rebuild_lists(options: argparse.Namespace) -> int:
-    """Run `pysync project rebuild`."""
+async def rebuild_lists(options: argparse.Namespace) -> int:
+    """Run `pysync project rebuild`: print the outcome of each list. The exit status is 1 if a list could not
+    be written as it should be."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     flags = {"store": options.store, "coordinator": options.coordinator}
     settings = config.load(options.config, os.environ, flags)
     loader.add_config_dir_to_path(options.config)
-    plugins = loader.load_plugins(settings, projections_of(settings))
-    projections = projections_in(plugins)
+    projections = projections_in(loader.load_plugins(settings, projections_of(settings)))
     chosen = [one for one in projections if one.name == options.name]
     if not chosen:
         names = ", ".join(one.name for one in projections) or "none"
         raise ValueError(f"there is no projection {options.name}; there are: {names}")
-    return asyncio.run(_rebuild(settings, projections, chosen))
-
-
-async def _rebuild(settings: Config, projections: list[ProjectionSpec], chosen: list[ProjectionSpec]) -> int:
-    """Rebuild the lists, print the outcome of each, and return the exit status."""
-    url = settings.store.url
-    if url == "memory:":
-        raise ValueError("a memory: store exists only inside its server: there is nothing to rebuild")
-    check_exists(url)
-    if not url.startswith("file:") and effective_coordinator(settings) == "memory:":
+    _check_store(settings, "there is nothing to rebuild")
+    kind, _, folder = settings.store.url.partition(":")
+    own_folder = folder if kind == "file" else None
+    coordinator_url = effective_coordinator(settings)
+    if kind != "file" and coordinator_url == "memory:":
         print(f"pysync: {_MEMORY_COORDINATOR_WARNING}", file=sys.stderr)
     retention = Retention(settings.changes.max_count, settings.changes.max_age_ms)
-    store = await open_store(settings.store, shared=True, retention=retention)
-    try:
-        folder = url.removeprefix("file:") if url.startswith("file:") else None
-        coordinator = await open_coordinator(
-            effective_coordinator(settings), folder, wall_clock_ms, retention
+    failures: list[str] = []
+
+    def count(metric: str, *labels: str, by: int = 1) -> None:
+        if metric.endswith(("_failures", "_drops")):
+            failures.append(metric)
+
+    async with (
+        closing(open_store(settings.store, shared=True, retention=retention)) as store,
+        closing(open_coordinator(coordinator_url, own_folder, wall_clock_ms, retention)) as coordinator,
+    ):
+        outbox = Outbox(store, coordinator)
+        services = PluginContext(
+            config=settings,
+            store=store,
+            coordinator=coordinator,
+            outbox=outbox,
+            files=Files(store, wall_clock_ms, outbox),
+            documents=Documents(store, coordinator, wall_clock_ms, outbox),
+            logs=AppendLogs(store, coordinator, wall_clock_ms, outbox=outbox),
+            now_ms=wall_clock_ms,
+            sweeps=False,
+            count=count,
         )
-        try:
-            failures: list[str] = []
-            outbox = Outbox(store, coordinator)
-            services = PluginContext(
-                config=settings,
-                store=store,
-                coordinator=coordinator,
-                outbox=outbox,
-                files=Files(store, wall_clock_ms, outbox),
-                documents=Documents(store, coordinator, wall_clock_ms, outbox),
-                logs=AppendLogs(store, coordinator, wall_clock_ms, outbox=outbox),
-                now_ms=wall_clock_ms,
-                sweeps=False,
-                count=lambda metric, *labels, by=1: failures.append(metric) if _is_failure(metric) else None,
-            )
-            outcomes = await _run_rebuild(services, projections, chosen)
-        finally:
-            await coordinator.close()
-    finally:
-        await store.close()
+        lists = ListWriter(projections, services)
+        begun, outcomes = await rebuild(lists, chosen, outbox.log)
+        if not await catch_up(lists, outbox.log, begun):
+            raise ValueError("too many changes were written meanwhile: run the rebuild again")
     for key, outcome in sorted(outcomes.items()):
         if outcome.entries or outcome.changed:
             print_lines({"list": key, "entries": outcome.entries, "changed": outcome.changed})
     return 1 if failures else 0
 
 
-async def _run_rebuild(
-    services: PluginContext, projections: list[ProjectionSpec], chosen: list[ProjectionSpec]
-) -> dict[str, ListWriteOutcome]:
-    lists, changes = ListWriter(projections, services), services.outbox.log
-    begun, outcomes = await rebuild(lists, chosen, changes)
-    if not await catch_up(lists, changes, begun):
-        raise ValueError("too many changes were written meanwhile: run the rebuild again")
-    return outcomes
-
-
-def _is_failure(metric: str) -> bool:
-    return metric.endswith(("_failures", "_drops"))
-
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
-
-_PAGE = 1_000
-
-
-def compact(options: argparse.Namespace) -> int:
-    """Run `pysync events compact`."""
+async def compact(options: argparse.Namespace) -> int:
+    """Run `pysync events compact`: print the outcome for each folder. The exit status is 1 if files were left
+    out."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     settings, plugins = _load_plugins(options)
-    return asyncio.run(_compact(settings, plugins, round(options.older_than * 1000)))
+    older_than_ms = round(options.older_than * 1000)
+    status = 0
+    async with closing(open_store(settings.store, shared=True)) as store:
+        for plugin in plugins:
+            async for done in plugin.compaction(settings, store, wall_clock_ms, older_than_ms).run():
+                print_lines(dataclasses.asdict(done))
+                status = 1 if done.left else status
+    return status
 
 
-def sql(options: argparse.Namespace) -> int:
+def sql(options: argparse.Namespace) -> None:
     """Run `pysync events sql`."""
     settings, plugins = _load_plugins(options)
     if len(plugins) > 1:
@@ -281,9 +249,9 @@ def sql(options: argparse.Namespace) -> int:
         raise ValueError(f"events are pushed to several collections: choose one with --collection: {names}")
     connection = _open_duckdb(settings, asyncio.run(_keys(settings, plugins[0])))
     if options.query is None and sys.stdin.isatty():
-        return _repl(connection)
-    _run_query(connection, sys.stdin.read() if options.query is None else options.query)
-    return 0
+        _repl(connection)
+    else:
+        _run_query(connection, sys.stdin.read() if options.query is None else options.query)
 
 
 def _load_plugins(options: argparse.Namespace) -> tuple[Config, list[Events]]:
@@ -297,32 +265,13 @@ def _load_plugins(options: argparse.Namespace) -> tuple[Config, list[Events]]:
     if not chosen:
         names = ", ".join(one.collection for one in plugins)
         raise ValueError(f"{options.collection} stores no events; these collections do: {names}")
-    if settings.store.url == "memory:":
-        raise ValueError("a memory: store exists only inside its server: there are no files")
-    check_exists(settings.store.url)
+    _check_store(settings, "there are no files")
     return settings, chosen
 
 
-async def _compact(settings: Config, plugins: list[Events], older_than_ms: int) -> int:
-    """Merge files, print the outcome for each folder, and return the exit status."""
-    store = await open_store(settings.store, shared=True)
-    status = 0
-    try:
-        for plugin in plugins:
-            async for done in plugin.compaction(settings, store, wall_clock_ms, older_than_ms).run():
-                print_lines(dataclasses.asdict(done))
-                status = 1 if done.left else status
-    finally:
-        await store.close()
-    return status
-
-
 async def _keys(settings: Config, plugin: Events) -> list[str]:
-    store = await open_store(settings.store, shared=True)
-    try:
+    async with closing(open_store(settings.store, shared=True)) as store:
         return await current_keys(store, plugin.storage_path)
-    finally:
-        await store.close()
 
 
 def _open_duckdb(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
@@ -348,14 +297,14 @@ def _open_duckdb(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
     return connection
 
 
-def _repl(connection: "DuckDBPyConnection") -> int:
+def _repl(connection: "DuckDBPyConnection") -> None:
     """Run queries, one a line, until the input ends."""
     while True:
         try:
             query = input("events> ")
         except EOFError:
             print()
-            return 0
+            return
         try:
             _run_query(connection, query)
         except ValueError as error:

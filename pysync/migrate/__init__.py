@@ -1,10 +1,9 @@
 """`pysync copy` and `pysync verify`: check every object of a store, and copy it to another store.
 
-locations        parses and opens the stores that arguments name
-copier           copies each object, the segments of a log before its head
-reading          skips an object that cannot be read, and stops if the store is unreachable
-verify           checks one object, or every object of a store
-starfish_folder  the folder of a Starfish server, as a source
+locations  parses and opens the stores that arguments name, also the folder of a Starfish server
+copier     copies each object, the segments of a log before its head
+reading    skips an object that cannot be read, and stops if the store is unreachable
+verify     checks one object, or every object of a store
 """
 
 from pysync.migrate.copier import Copier, CopyReport

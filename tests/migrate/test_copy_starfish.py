@@ -18,7 +18,7 @@ from pysync.engine.append_log import LogSettings
 from pysync.engine.documents import Documents
 from pysync.errors import StoreUnavailable
 from pysync.migrate import CopyReport
-from pysync.migrate.starfish_folder import FolderSource
+from pysync.migrate.locations import FolderSource
 from pysync.store import ReadableStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock

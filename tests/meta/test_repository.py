@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import pysync
+from pysync import _build
 from pysync.config import load
 from pysync.extras import EXTRA_OF
 
@@ -170,6 +171,11 @@ def test_portable_build_is_the_default() -> None:
 def test_sdist_holds_what_the_extension_is_built_with() -> None:
     maturin = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["maturin"]
     assert {"path": ".cargo/config.toml", "format": "sdist"} in maturin["include"]
+
+
+def test_an_extension_older_than_its_sources_is_not_imported() -> None:
+    with pytest.raises(ImportError, match="run `make build`"):
+        _build.check("the digest of older sources")
 
 
 # Toolchain

@@ -12,7 +12,7 @@ from support.collections import NOTES
 
 from pysync import _core
 from pysync.engine.append_log import append
-from pysync.plugins.events.ingest import Encoder
+from pysync.plugins.events.plugin import Encoder
 
 
 def panics(*args: object, **options: object) -> NoReturn:

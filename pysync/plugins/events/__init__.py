@@ -1,7 +1,6 @@
 """Events: batches of them pushed as JSON and stored as Parquet, one file a push.
 
-    plugin      Events: the collection and the template; the plugin
-    ingest      one push: claim, encode, store
+    plugin      the plugin Events: claims, encodes and stores each push
     batch_ids   batch ids, and the keys of their files
     compaction  small files become larger ones
 

@@ -1,11 +1,10 @@
 """Projections: lists that the server keeps from the writes of other collections.
 
     spec      ProjectionSpec: sources, target and project, from code or from the configuration
-    plugin    Projection and Projections, the plugins that keep lists
     targets   which keys belong to which collections
     fold      what is stored now, as events, and what steps make of a list
     lists     reads, folds and conditionally puts a list
-    follower  follows the change log, with a checkpoint
+    follower  the plugins: they follow the change log, with a checkpoint
     rebuild   makes lists anew
 
 A list is folded from what its sources are when it is written, and not from what the change log says they
@@ -14,7 +13,7 @@ were: so changes may be folded twice, late, or by two processes at once, and the
 See docs/reference/protocol.md#projected-lists.
 """
 
-from pysync.plugins.projection.plugin import (
+from pysync.plugins.projection.follower import (
     Projection,
     ProjectionsPlugin,
     projections_in,

@@ -1,23 +1,24 @@
-"""The worker that follows the change log: one process of a service folds changes into lists, and another
-takes over."""
+"""The plugins that keep lists. One process of a service follows the change log and folds changes into lists;
+if it ends, another takes over."""
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cached_property
 from hashlib import sha256
 from typing import Final
 
 import orjson
 
 from pysync._core import PanicException
-from pysync.config import is_multi_process
+from pysync.config import Config, ConfigError, Problem, is_multi_process
 from pysync.engine.outbox import parse_change
 from pysync.errors import Unavailable
 from pysync.plugins import PluginContext
 from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import rebuild
-from pysync.plugins.projection.spec import ProjectionSpec
+from pysync.plugins.projection.spec import ProjectionSpec, spec_from_config
 from pysync.store import StoredObject
 
 PAGE: Final = 500
@@ -206,3 +207,77 @@ class ProjectionWorker:
             yield
         finally:
             self._is_idle = False
+
+
+class ProjectionsPlugin:
+    """The plugin that keeps the lists of several projections. Its name identifies the checkpoint."""
+
+    def __init__(self, name: str, projections: Sequence[ProjectionSpec]) -> None:
+        self.name = name
+        self.projections = tuple(projections)
+        self._worker: ProjectionWorker | None = None
+
+    @asynccontextmanager
+    async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
+        """Follow the change log while the service runs."""
+        self._worker = follower = ProjectionWorker(self.name, self.projections, services)
+        try:
+            yield
+        finally:
+            self._worker = None
+            await follower.close()
+
+    async def wait_until_folded(self, change_id: str) -> None:
+        """Return once the lists contain all changes up to `change_id`. Raises Unavailable."""
+        if self._worker is None:
+            raise Unavailable
+        await self._worker.wait_until_folded(change_id)
+
+
+class Projection(ProjectionSpec):
+    """A projection that is a plugin by itself: `create_app(..., plugins=[Projection(...)])`."""
+
+    @cached_property
+    def plugin(self) -> ProjectionsPlugin:
+        """Return the plugin that keeps its list."""
+        return ProjectionsPlugin(self.name, [self])
+
+    @asynccontextmanager
+    async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
+        """Keep the list while the service runs."""
+        async with self.plugin.lifespan(services):
+            yield
+
+
+def projections_of(config: Config) -> Sequence[ProjectionsPlugin]:
+    """Return the plugin for the projections that the configuration declares; empty without any. Raises
+    ConfigError with all problems of the code that they name."""
+    made, problems = [], []
+    for at, said in enumerate(config.projections):
+        try:
+            made.append(spec_from_config(said))
+        except ValueError as error:
+            problems.append(Problem(f"projections[{at}]", str(error)))
+    if problems:
+        raise ConfigError(problems)
+    return (ProjectionsPlugin("projections", made),) if made else ()
+
+
+def projections_in(plugins: Iterable[object]) -> list[ProjectionSpec]:
+    """Return the projections among these plugins."""
+    found: list[ProjectionSpec] = []
+    for plugin in plugins:
+        if isinstance(plugin, ProjectionsPlugin):
+            found += plugin.projections
+        elif isinstance(plugin, Projection):
+            found.append(plugin)
+    return found
+
+
+def projections_plugins_in(plugins: Iterable[object]) -> list[ProjectionsPlugin]:
+    """Return those of these plugins that keep lists."""
+    return [
+        plugin if isinstance(plugin, ProjectionsPlugin) else plugin.plugin
+        for plugin in plugins
+        if isinstance(plugin, ProjectionsPlugin | Projection)
+    ]

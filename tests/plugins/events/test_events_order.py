@@ -17,7 +17,7 @@ from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import InvalidEvents, Unavailable
 from pysync.plugins.events import Events
-from pysync.plugins.events.ingest import Encoder
+from pysync.plugins.events.plugin import Encoder
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
@@ -177,7 +177,7 @@ async def test_a_batch_that_takes_long_is_stored_and_found_by_the_push_repeated(
 async def test_nothing_comes_of_a_batch_once_it_is_given_up(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pysync.plugins.events.ingest.INGEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("pysync.plugins.events.plugin.INGEST_TIMEOUT_S", 0.05)
     store, release = FaultyStore(MemoryStore()), asyncio.Event()
     browser = Browser(await start(SERVICE, store), session)
     store.delay("write", release)

@@ -112,7 +112,7 @@ class ChangeNotifier:
 
     def _on_connect(self) -> None:
         self._is_live = True
-        self._notify()  # nobody has told of what was written before
+        self._notify()  # earlier writes were not announced
 
     def _on_disconnect(self, error: Exception | None) -> None:
         self._is_live = False

@@ -19,7 +19,7 @@ from pysync.plugins import PluginContext
 from pysync.plugins.projection import Projection, projections_of
 from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import catch_up
-from pysync.plugins.projection.targets import KeyResolver
+from pysync.plugins.projection.sources import KeyResolver
 from pysync.store import Store, StoredObject
 from pysync.store.memory import MemoryStore
 from support.collections import UNSIGNED, collection

@@ -148,7 +148,7 @@ def wrap_key(
 def verify_entry(entry: Entry, epoch: int, trusted: Collection[str] | None) -> None:
     """Raise UntrustedAdder unless the entry was added by one of `trusted` (Ed25519 public keys; None: by
     anyone), and ForgedEntry unless the adder signed it for this epoch."""
-    # Only a key is told: whoever writes a keyring may put anything else in the place of one.
+    # The message names a key only: a writer of the keyring can put any text in its place.
     adder = entry["addedBy"] if _is_key(entry.get("addedBy")) else None
     if trusted is not None and (adder is None or adder not in trusted):
         raise UntrustedAdder(f"the key of epoch {epoch} was added by {adder or 'nobody'}: not trusted")

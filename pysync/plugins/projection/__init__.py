@@ -1,8 +1,7 @@
 """Projections: lists that the server keeps from the writes of other collections.
 
     spec      ProjectionSpec: sources, target and project, from code or from the configuration
-    targets   which keys belong to which collections
-    fold      what is stored now, as events, and what steps make of a list
+    sources   the collections that keys belong to, and what is stored there now, as events
     lists     reads, folds and conditionally puts a list
     follower  the plugins: they follow the change log, with a checkpoint
     rebuild   makes lists anew

@@ -265,13 +265,7 @@ def projections_of(config: Config) -> Sequence[ProjectionsPlugin]:
 
 def projections_in(plugins: Iterable[object]) -> list[ProjectionSpec]:
     """Return the projections among these plugins."""
-    found: list[ProjectionSpec] = []
-    for plugin in plugins:
-        if isinstance(plugin, ProjectionsPlugin):
-            found += plugin.projections
-        elif isinstance(plugin, Projection):
-            found.append(plugin)
-    return found
+    return [projection for plugin in projections_plugins_in(plugins) for projection in plugin.projections]
 
 
 def projections_plugins_in(plugins: Iterable[object]) -> list[ProjectionsPlugin]:

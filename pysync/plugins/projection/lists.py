@@ -7,27 +7,21 @@ reflects their newest state, whatever the order of changes and the number of pro
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+import orjson
 
 from pysync import _core
 from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import RESERVED, KeyTemplate
-from pysync.engine.outbox import DocumentRef, ParsedChange
+from pysync.engine.outbox import ParsedChange
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext
-from pysync.plugins.projection.fold import (
-    ChangedSource,
-    FoldResult,
-    ListTransform,
-    NotAList,
-    PendingEntry,
-    SourceReader,
-    apply_entries,
-)
+from pysync.plugins.projection.sources import ChangedSource, DocumentLocation, KeyResolver, SourceReader
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
-from pysync.plugins.projection.targets import DocumentLocation, KeyResolver
 from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject
 
 MAX_CONCURRENT_LISTS: Final = 16
@@ -39,10 +33,100 @@ FOLD_IN_THREAD_ABOVE: Final = 65_536
 
 log = logging.getLogger("pysync.projections")
 
+T = TypeVar("T")
+
 ListSource = tuple[ProjectionSpec, ChangedSource]
 """A source that a projection folds into a list."""
+
+
+class NotAList(Exception):
+    """The stored data is not `{"items": [..]}`."""
+
+
+class PendingEntry(NamedTuple):
+    """A change of an entry. `at_ms` is the time of the write that caused it: of two changes to one entry the
+    later one counts. `since_ms`, the time of the first announced write, orders new entries."""
+
+    projection: ProjectionSpec
+    change: EntryChange
+    at_ms: int
+    since_ms: int
+
+
+class FoldResult(NamedTuple):
+    """The result of a fold: the new `body`, None if unchanged; the number of `entries` and of those
+    `changed`; and the projections whose entries did not fit, once each."""
+
+    body: _core.PushBody | None
+    entries: int
+    changed: int
+    dropped: list[ProjectionSpec]
+
+
+ListTransform = Callable[[bytes | None], FoldResult]
+"""Transforms the text of the `data` of a list, None for a new list. Raises NotAList."""
 MakeChange = Callable[[], Awaitable[ListTransform | None]]
 """Returns the transform for a list that has just been read; None to leave it."""
+
+
+def prune_entries(kept: Collection[str], data: bytes | None) -> FoldResult:
+    """Remove entries whose ids are not in `kept`."""
+    members, entries = _read(data)
+    gone = [id_ for id_ in entries if isinstance(id_, str) and id_ not in kept]
+    for id_ in gone:
+        del entries[id_]
+    return _fold_result(members, entries, len(gone), [])
+
+
+def apply_entries(work: Sequence[PendingEntry], data: bytes | None) -> FoldResult:
+    """Add, replace and remove entries. An existing entry keeps its position."""
+    members, entries = _read(data)
+    newest = {one.change.id: one for one in sorted(work, key=lambda one: one.at_ms)}
+    latest_first = sorted(work, key=lambda one: one.since_ms, reverse=True)
+    first = {one.change.id: one.since_ms for one in latest_first}
+    changed, dropped = 0, []
+    for id_ in sorted(newest, key=first.__getitem__):
+        projection, (_, entry), _, _ = newest[id_]
+        held = entries.get(id_)
+        if entry is None:
+            changed += entries.pop(id_, None) is not None
+        elif held is None and projection.max_items is not None and len(entries) >= projection.max_items:
+            dropped.append(projection)
+        elif held is None or not _is_same(held, entry):
+            entries[id_] = entry
+            changed += 1
+    return _fold_result(members, entries, changed, dropped)
+
+
+def _read(data: bytes | None) -> tuple[dict[str, Any], dict[Hashable, Any]]:
+    """Return the list's members, and its entries by id, in order. Foreign values among them, and duplicates,
+    keep their position under a key that is no id."""
+    members = {"items": []} if data is None else orjson.loads(data)
+    items = members.get("items")
+    if not isinstance(items, list):
+        raise NotAList
+    entries: dict[Hashable, Any] = {}
+    for at, item in enumerate(items):
+        id_ = item.get("id") if isinstance(item, dict) else None
+        entries[id_ if isinstance(id_, str) and id_ not in entries else at] = item
+    return members, entries
+
+
+def _fold_result(
+    members: dict[str, Any], entries: dict[Hashable, Any], changed: int, dropped: list[ProjectionSpec]
+) -> FoldResult:
+    body = None
+    if changed:
+        members["items"] = list(entries.values())
+        body = _core.decode_push(orjson.dumps({"data": members}))
+    return FoldResult(body, len(entries), changed, dropped)
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Return True for equal JSON values; unlike Python, `1` is not `true`."""
+    return one == other and orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(
+        other, option=orjson.OPT_SORT_KEYS
+    )
 
 
 class ListWriteOutcome(NamedTuple):
@@ -87,7 +171,7 @@ class ListWriter:
 
         async def change() -> ListTransform | None:
             work = await self._pending_entries(key, sources)
-            return apply_entries(work) if work else None
+            return partial(apply_entries, work) if work else None
 
         self._count("folds", projections)
         return await self.write(key, projections, change, repair=repair)
@@ -113,9 +197,9 @@ class ListWriter:
             except (NotAList, DocumentCorrupt):
                 self._fail(projections, f"what is stored at {key} is no list, and stays as it is")
                 return None
-            if folded.body is not None and not await self._put(key, folded.body, held, owners):
-                continue
             if folded.body is not None:
+                if not await self._put(key, folded.body, held, owners):
+                    continue
                 self._count("puts", projections)
             self._log_dropped(key, folded)
             return ListWriteOutcome(folded.entries, folded.changed)
@@ -137,25 +221,24 @@ class ListWriter:
     def target_key(self, projection: ProjectionSpec, event: WriteEvent) -> str | None:
         """Return the key of the list that the write belongs to; None without one, or if the key is not
         allowed."""
-        try:
-            key = projection.target_key(event)
-        except Exception as error:  # whatever somebody's function raises
-            self._fail([projection], f"target of {_describe(event)}: {error!r}", error)
-            return None
-        if key is None:
-            return None
-        refusal = self.keys.why_not_allowed(projection, key)
-        if refusal is not None:
-            self._fail([projection], f"target {key!r} of {_describe(event)} {refusal}")
+        key = self._call(projection, "target", projection.target_key, event)
+        reason = None if key is None else self.keys.why_not_allowed(projection, key)
+        if reason is not None:
+            self._fail([projection], f"target {key!r} of {_describe(event)} {reason}")
             return None
         return key
 
     def entry_change(self, projection: ProjectionSpec, event: WriteEvent) -> EntryChange | None:
         """Return the change that the write makes to its list; None if `project` fails, which is logged."""
+        return self._call(projection, "project", projection.entry_change, event)
+
+    def _call(
+        self, projection: ProjectionSpec, what: str, call: Callable[[WriteEvent], T | None], event: WriteEvent
+    ) -> T | None:
         try:
-            return projection.entry_change(event)
+            return call(event)
         except Exception as error:  # whatever somebody's function raises
-            self._fail([projection], f"project of {_describe(event)}: {error!r}", error)
+            self._fail([projection], f"{what} of {_describe(event)}: {error!r}", error)
             return None
 
     def report_corrupt(self, projections: Sequence[ProjectionSpec], place: DocumentLocation) -> None:
@@ -164,14 +247,15 @@ class ListWriter:
 
     def _changed_sources(self, changes: Sequence[ParsedChange]) -> list[ChangedSource]:
         """Return the sources of these writes, each once."""
+
+        def is_read(namespace: str | None, collection: str) -> bool:
+            return any(projection.reads(namespace, collection) for projection in self.projections)
+
         touched: dict[DocumentLocation, ChangedSource] = {}
         for write in changes:
-            for place in self.keys.locate_all(write.ref, self._reads):
+            for place in self.keys.locate_all(write.ref, is_read):
                 touched.setdefault(place, ChangedSource(place)).changes.append(write)
         return list(touched.values())
-
-    def _reads(self, namespace: str | None, collection: str) -> bool:
-        return any(one.reads(namespace, collection) for one in self.projections)
 
     async def _grouped(self, touched: Sequence[ChangedSource]) -> dict[str, list[ListSource]]:
         """Return the sources to fold by list. If a function computes the target, the sources are read for
@@ -184,8 +268,8 @@ class ListWriter:
                 if projection.reads(one.location.namespace, one.location.name):
                     own_by_key.setdefault(one.location.key, one)
             own = list(own_by_key.values())
-            if isinstance(projection.target, str):
-                events = [(one, _event_of_params(one.location)) for one in own]
+            if projection.target_template is not None:  # it needs the path parameters alone
+                events = [(one, one.location.event("", 0)) for one in own]
             else:
                 events = []
                 async for one, event in self.sources.events(own):
@@ -210,17 +294,13 @@ class ListWriter:
             if isinstance(event, DocumentCorrupt):
                 self.report_corrupt(readers[one.location], one.location)
                 continue
+            is_one_write = one.location.kind in ("document", "file")
+            since_ms = one.since_ms if is_one_write and one.since_ms is not None else event.timestamp
             for projection in readers[one.location]:
-                step = (
-                    self.entry_change(projection, event)
-                    if self.target_key(projection, event) == key
-                    else None
-                )
-                if step is not None:
-                    since_ms = event.timestamp
-                    if one.location.kind in ("document", "file") and one.since_ms is not None:
-                        since_ms = one.since_ms
-                    work.append(PendingEntry(projection, step, event.timestamp, since_ms))
+                if self.target_key(projection, event) == key:
+                    change = self.entry_change(projection, event)
+                    if change is not None:
+                        work.append(PendingEntry(projection, change, event.timestamp, since_ms))
         return work
 
     def _current(
@@ -236,8 +316,7 @@ class ListWriter:
             if repair and not _core.is_log(found.body):
                 return _LoadedList(None, Etag(found.etag), "")
             raise
-        ttl_ms = owners[0].collection.ttl_ms if owners else None
-        expired = ttl_ms is not None and document.ts_ms + ttl_ms < self._services.now_ms()
+        expired = bool(owners) and owners[0].is_expired(document.ts_ms, self._services.now_ms())
         return _LoadedList(None if expired else document.data, Etag(found.etag), document.hash)
 
     async def _put(
@@ -270,12 +349,6 @@ class ListWriter:
     def _count(self, what: str, projections: Sequence[ProjectionSpec], by: int = 1) -> None:
         for projection in projections:
             self._services.count(f"pysync_projection_{what}", projection.name, by=by)
-
-
-def _event_of_params(place: DocumentLocation) -> WriteEvent:
-    """Return an event with all that a list template needs of a write."""
-    subject: DocumentRef = place.document_ref
-    return WriteEvent(place.name, subject.params, "", 0, namespace=place.namespace)
 
 
 def _describe(event: WriteEvent) -> str:

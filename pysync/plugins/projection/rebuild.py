@@ -3,23 +3,24 @@
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from pysync.changelog import ChangeLog
 from pysync.concurrency import gather_bounded
-from pysync.config.key_templates import KeyTemplate
 from pysync.engine.outbox import parse_change
 from pysync.errors import DocumentCorrupt
-from pysync.plugins.projection.fold import ChangedSource, ListTransform, prune_entries
 from pysync.plugins.projection.lists import (
     MAX_CONCURRENT_LISTS,
     MAX_FAILED_LISTS,
     ListSource,
+    ListTransform,
     ListWriteOutcome,
     ListWriter,
+    prune_entries,
 )
+from pysync.plugins.projection.sources import ChangedSource, DocumentLocation
 from pysync.plugins.projection.spec import ProjectionSpec
-from pysync.plugins.projection.targets import DocumentLocation
 
 _PAGE: Final = 256
 """Number of sources that are read and folded together."""
@@ -119,16 +120,13 @@ async def _rebuild_list(
     ]
 
     async def prune() -> ListTransform:
-        return prune_entries(wanted.ids)
+        return partial(prune_entries, wanted.ids)
 
-    if any(
-        lists.keys.has_unstored_sources(projection) and _may_target(projection, key) for projection in related
-    ):
+    targeting = [one for one in related if one.target_template is None or one.target_template.matches(key)]
+    if any(lists.keys.has_unstored_sources(projection) for projection in targeting):
         return ListWriteOutcome(*_sums(folded))
     pruned = await lists.write(key, related, prune, repair=True)
-    if pruned is None:
-        return None
-    return ListWriteOutcome(*_sums([*folded, pruned]))
+    return None if pruned is None else ListWriteOutcome(*_sums([*folded, pruned]))
 
 
 def _sums(outcomes: Sequence[ListWriteOutcome | None]) -> tuple[int, int]:
@@ -136,11 +134,6 @@ def _sums(outcomes: Sequence[ListWriteOutcome | None]) -> tuple[int, int]:
     them made."""
     known = [one for one in outcomes if one is not None]
     return known[-1].entries if known else 0, sum(one.changed for one in known)
-
-
-def _may_target(projection: ProjectionSpec, key: str) -> bool:
-    target = projection.target
-    return not isinstance(target, str) or KeyTemplate.of(target).matches(key)
 
 
 async def _sources(lists: ListWriter, projections: Sequence[ProjectionSpec]) -> AsyncIterator[ChangedSource]:
@@ -160,10 +153,9 @@ async def _sources(lists: ListWriter, projections: Sequence[ProjectionSpec]) -> 
 async def _existing(lists: ListWriter, projection: ProjectionSpec) -> AsyncIterator[str]:
     """Yield the lists that a template may have made. For a target function, only the lists that current
     sources name are known."""
-    target = projection.target
-    if isinstance(target, str):
-        async for key in lists.stored(KeyTemplate.of(target)):
-            if lists.keys.is_list(target, key):
+    if projection.target_template is not None:
+        async for key in lists.stored(projection.target_template):
+            if lists.keys.is_list(projection.target_template, key):
                 yield key
 
 
@@ -180,6 +172,5 @@ async def _pages(sources: AsyncIterator[ChangedSource]) -> AsyncIterator[list[Ch
 
 def _may_share(one: ProjectionSpec, other: ProjectionSpec) -> bool:
     """Return True if both may have entries in one list."""
-    if not isinstance(one.target, str) or not isinstance(other.target, str):
-        return True
-    return KeyTemplate.of(one.target).overlaps(KeyTemplate.of(other.target))
+    mine, theirs = one.target_template, other.target_template
+    return mine is None or theirs is None or mine.overlaps(theirs)

@@ -8,6 +8,7 @@ import orjson
 
 from pysync import _core, config
 from pysync.config import key_templates
+from pysync.config.key_templates import KeyTemplate
 from pysync.config.plugin_validation import OBJECT_REFERENCE, projection_name
 from pysync.model import WriteEvent
 from pysync.plugins.loader import import_object
@@ -51,6 +52,8 @@ class ProjectionSpec:
     ) -> None:
         self.sources = frozenset([source] if isinstance(source, str) else source)
         self.target = target
+        self.target_template = KeyTemplate.of(target) if isinstance(target, str) else None
+        """None if a function computes the key."""
         self.project = project
         default = target if isinstance(target, str) else getattr(target, "__name__", "projection")
         self.name: str = name or default

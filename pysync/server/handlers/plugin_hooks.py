@@ -16,7 +16,7 @@ from pysync.errors import Unavailable
 from pysync.model import Caller, WriteEvent, WriteResult
 from pysync.plugins import PluginPush, PullResponse
 from pysync.plugins.projection import ProjectionsPlugin, projections_plugins_in
-from pysync.plugins.projection.targets import KeyResolver
+from pysync.plugins.projection.sources import KeyResolver
 from pysync.server.authorization import Access, plugin_request
 from pysync.server.handlers import Service
 from pysync.server.request_body import idempotency_key

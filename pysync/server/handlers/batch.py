@@ -20,15 +20,13 @@ from pysync.auth import field_permissions
 from pysync.auth.authentication import ANONYMOUS_REQUEST, AuthenticatedRequest
 from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import params
-from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log import LogRange
-from pysync.engine.documents import CachedVersion, Documents
+from pysync.engine.append_log import LogRange, LogSettings
+from pysync.engine.documents import CachedVersion
 from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden, RolesUnavailable
 from pysync.model import Caller
 from pysync.server.authorization import Access, Memberships
 from pysync.server.handlers import Service
 from pysync.server.handlers.batch_reads import (
-    BatchLogReader,
     Budget,
     LogReadOutcome,
     LogReadRequest,
@@ -40,7 +38,6 @@ from pysync.server.handlers.batch_reads import (
 )
 from pysync.server.responses import HeadResponse, Response, etag_matches, wants_body
 from pysync.server.router import Match
-from pysync.store import MAX_CONCURRENT_READS, Store
 
 IN_THREAD_ABOVE: Final = 64 * 1024
 """Number of bytes above which documents are rewritten, verified and joined in a worker thread."""
@@ -61,33 +58,28 @@ ALLOWED: Final = Decision(None)
 
 
 class BatchReads:
-    """The reads of one batch pull. `decisions` are those on the groups of the plan, `shadowed` are reads of
-    keys that belong to other collections, and `access` has access documents that were read already. At most
-    `at_once` reads run concurrently."""
+    """The reads of one batch pull. `log_settings` are those of the namespace's collections, None for one
+    without logs. `decisions` are those on the groups of the plan, `shadowed` are reads of keys that belong to
+    other collections, and `access` has access documents that were read already."""
 
     def __init__(
         self,
-        store: Store,
-        documents: Documents,
-        log_reader: BatchLogReader,
+        service: Service,
+        log_settings: Sequence[LogSettings | None],
         plan: _core.BatchPlan,
         decisions: Sequence[Decision],
         shadowed: frozenset[tuple[str, int]],
         access: Mapping[str, ReadOutcome],
-        max_bytes: int,
-        at_once: int,
-        corruption: CorruptionReporter,
     ) -> None:
-        self._store = store
-        self._documents = documents
+        self._service = service
+        self._store = service.store
+        self._documents = service.documents
+        self._versions = service.documents.versions
         self._plan = plan
         self._reads = plan.reads
         self._decisions = decisions
         self._shadowed = shadowed
         self._access = access
-        self._at_once = at_once
-        self._corruption = corruption
-        self._versions = documents.versions
         self._found: dict[str, ReadOutcome] = dict(access)
         document_times, tail_times = plan.times
         self._is_plain = not shadowed and all(decision is ALLOWED for decision in decisions)
@@ -95,27 +87,31 @@ class BatchReads:
         for read, times in zip(self._reads, document_times, strict=True):
             if self._is_plain or self._error_for(read) is None:
                 self._times[read[0]] = self._times.get(read[0], 0) + times
-        self._budget = Budget(store, self._times, max_bytes)
+        self._budget = Budget(self._store, self._times, service.config.max_batch_bytes)
         self._log_outcomes: list[LogReadOutcome] = []
-        self._logs: list[LogReads] = self._make_log_reads(log_reader, tail_times) if tail_times else []
+        self._logs = self._make_log_reads(log_settings, tail_times) if tail_times else []
 
     def _error_for(self, read: tuple[str, int]) -> str | None:
         return Forbidden.default_message if read in self._shadowed else self._decisions[read[1]].error
 
-    def _make_log_reads(self, tails: BatchLogReader, tail_times: Sequence[int]) -> list[LogReads]:
-        requests: list[LogReadRequest] = []
+    def _make_log_reads(
+        self, log_settings: Sequence[LogSettings | None], tail_times: Sequence[int]
+    ) -> list[LogReads]:
+        logs: dict[tuple[str, int], LogReads] = {}
         rows = [row for row, _, _ in self._plan.groups]
         for (key, group, *bounds), times in zip(self._plan.tails, tail_times, strict=True):
             error = self._error_for((key, group))
             if error is None:
+                log = logs.get((key, rows[group]))
+                if log is None:
+                    settings = log_settings[rows[group]]
+                    assert settings is not None, "the plan's tails are of logs"
+                    log = LogReads(self._service, key, settings, self._log_outcomes, self._budget)
+                    logs[key, rows[group]] = log
                 hidden = self._decisions[group].hidden
-                requests.append(
-                    LogReadRequest(
-                        len(self._log_outcomes), rows[group], key, LogRange(*bounds), hidden, times
-                    )
-                )
+                log.requests.append(LogReadRequest(len(self._log_outcomes), LogRange(*bounds), hidden, times))
             self._log_outcomes.append(error or "")
-        return tails.logs(requests, self._log_outcomes, self._budget)
+        return list(logs.values())
 
     async def begin(self, *, wants_body: bool) -> None:
         """Read the heads of logs and, if a body is wanted, the logs that consist of a head alone. Raises
@@ -174,7 +170,7 @@ class BatchReads:
         return [key for key in self._times if key not in self._found]
 
     async def _read(self, keys: Sequence[str], extra_reads: Sequence[ReadTask]) -> None:
-        self._found |= await read_many(self._store, keys, extra_reads, self._budget, at_once=self._at_once)
+        self._found |= await read_many(self._store, keys, extra_reads, self._budget)
 
     async def _build(self, now_ms: int, cached: Mapping[str, tuple[str, int]]) -> _core.BatchAnswer:
         """Build the response from what was read, and from the `cached` versions of other documents."""
@@ -195,7 +191,7 @@ class BatchReads:
 
         made = await self._in_thread_if_large(build)
         for key in made.corrupt if made.failed else ():
-            self._corruption.report_once(DocumentCorrupt(), "document", key)
+            self._service.corruption.report_once(DocumentCorrupt(), "document", key)
         return made
 
     async def _in_thread_if_large(self, work: Callable[[], _T]) -> _T:
@@ -227,30 +223,24 @@ their paths, and the values of the parameters on which the decision depends."""
 
 class BatchHandler:
     """The batch pulls of one `namespace`. `rules` are the policies of pulls of its collections, each with
-    True if batches serve the collection. At most `reads_at_once` reads of one request wait for the store
-    concurrently."""
+    True if batches serve the collection."""
 
     def __init__(
-        self,
-        service: Service,
-        namespace: str | None,
-        rules: Sequence[tuple[AccessPolicy, bool]],
-        reads_at_once: int = MAX_CONCURRENT_READS,
+        self, service: Service, namespace: str | None, rules: Sequence[tuple[AccessPolicy, bool]]
     ) -> None:
         config, hooks = service.config, service.hooks
+        self._service = service
         self._namespace = namespace
         self._rules = [rule for rule, _ in rules]
-        self._store = service.store
-        self._documents = service.documents
-        self._max_bytes = config.max_batch_bytes
-        self._log_reader = BatchLogReader(service.logs, self._rules, service.documents.versions)
+        self._log_settings = [
+            None if rule.collection.append_only is None else LogSettings.from_collection(rule.collection)
+            for rule in self._rules
+        ]
         self._authorizer = service.authorizer
         self._spaces = service.authorizer.spaces
         self._hooks = hooks
         self._has_hooks = hooks.has_authorize_hooks or hooks.has_pull_hooks
         self._now_ms = service.documents.now_ms
-        self._corruption = service.corruption
-        self._reads_at_once = reads_at_once
         self._deciding_params = [
             list(params(rule.collection.storage_path)) if self._has_hooks else self._spaces.params(rule)
             for rule in self._rules
@@ -292,10 +282,8 @@ class BatchHandler:
         skips_nonce = has_pull_hooks or all(decision.error is not None for decision in decisions)
         if not skips_nonce and not await authorizer.consume_optional_nonce(request, verified):
             return await self._respond(request, query, ANONYMOUS_REQUEST)
-        reads = BatchReads(
-            self._store, self._documents, self._log_reader, plan, decisions, self._shadowed_reads(plan),
-            access_documents, self._max_bytes, self._reads_at_once, self._corruption,
-        )  # fmt: skip
+        shadowed = self._shadowed_reads(plan)
+        reads = BatchReads(self._service, self._log_settings, plan, decisions, shadowed, access_documents)
         await reads.begin(wants_body=wants_body(request))
         if not wants_body(request):
             answer = await reads.version(self._now_ms())
@@ -313,7 +301,7 @@ class BatchHandler:
         if not caller.identity or not any(self._rules[row].uses_space_roles for row in plan.collections):
             return {}
         keys = {key for group in plan.groups if (key := self._access_key(group)) is not None}
-        return await read_many(self._store, keys, at_once=self._reads_at_once)
+        return await read_many(self._service.store, keys)
 
     def _access_key(self, group: _Group) -> str | None:
         row, _, values = group

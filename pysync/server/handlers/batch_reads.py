@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pysync.auth.policy import AccessPolicy
-from pysync.engine.append_log import AppendLogs, LogRange, LogSettings, LogSlice
-from pysync.engine.keyed_versions import KeyedVersions
+from pysync.engine.append_log import LogRange, LogSettings, LogSlice
 from pysync.errors import (
     BatchTooLarge,
     CheckpointTooOld,
@@ -16,6 +15,7 @@ from pysync.errors import (
     PullBoundRequired,
     StoreUnavailable,
 )
+from pysync.server.handlers import Service
 from pysync.server.handlers.append_log import redact_in_thread, visible_envelope
 from pysync.store import MAX_CONCURRENT_READS, NotModified, ObjectInfo, Store
 
@@ -179,33 +179,31 @@ _NOTHING = LogRange()
 
 
 class LogReadRequest(NamedTuple):
-    """A read of a log: its position among the outcomes, the row of its collection, the members of data that
-    are hidden, and how often the response sends it."""
+    """A read of a log: its position among the outcomes, the members of data that are hidden, and how often
+    the response sends it."""
 
     position: int
-    row: int
-    key: str
     bounds: LogRange
     hidden: frozenset[str]
     times: int
 
 
 class LogReads:
-    """The reads of one log in a batch. They store their results in `outcomes`."""
+    """The `requests` of one batch for the log at `key`. They store their results in `outcomes`."""
 
     def __init__(
         self,
-        logs: AppendLogs,
-        rules: LogSettings,
-        requests: Sequence[LogReadRequest],
+        service: Service,
+        key: str,
+        settings: LogSettings,
         outcomes: list[LogReadOutcome],
         budget: Budget,
-        versions: KeyedVersions,
     ) -> None:
-        self._logs = logs
-        self._versions = versions
-        self._settings = rules
-        self._requests = requests
+        self.requests: list[LogReadRequest] = []
+        self._logs = service.logs
+        self._versions = service.documents.versions
+        self._key = key
+        self._settings = settings
         self._outcomes = outcomes
         self._budget = budget
         self._open: list[tuple[LogReadRequest, LogSlice]] = []
@@ -213,7 +211,7 @@ class LogReads:
     async def open(self) -> None:
         """Read the head of the log and store its hash."""
         admitted = []
-        for each in self._requests:
+        for each in self.requests:
             error = self._error_for(each.bounds)
             if error is None:
                 admitted.append(each)
@@ -226,10 +224,10 @@ class LogReads:
                 replace(each.bounds, since=None) if self._is_forced(each.bounds) else each.bounds
                 for each in admitted
             ]
-            tails = await self._logs.read_many(admitted[0].key, bounds, self._settings)
+            tails = await self._logs.read_many(self._key, bounds, self._settings)
             for each, tail in zip(admitted, tails, strict=True):
                 tail.hash = await self._versions.load_and_compute(
-                    each.key, tail.hash, tail.newest_ms, each.hidden
+                    self._key, tail.hash, tail.newest_ms, each.hidden
                 )
         except (DocumentCorrupt, StoreUnavailable) as error:
             for each in admitted:
@@ -307,29 +305,3 @@ class LogReads:
                 await asyncio.sleep(0)
         parts.append(after)
         return b"".join(parts)
-
-
-class BatchLogReader:
-    """The logs of one namespace, for batches; `rules` are the policies of pulls of its collections."""
-
-    def __init__(self, logs: AppendLogs, rules: Sequence[AccessPolicy], versions: KeyedVersions) -> None:
-        self._logs = logs
-        self._versions = versions
-        self._rules = [
-            None if rule.collection.append_only is None else LogSettings.from_collection(rule.collection)
-            for rule in rules
-        ]
-
-    def logs(
-        self, requests: Sequence[LogReadRequest], outcomes: list[LogReadOutcome], budget: Budget
-    ) -> list[LogReads]:
-        """Return the reads of each log that is requested. A log that stores nothing needs no bounds."""
-        by_log: dict[tuple[int, str], list[LogReadRequest]] = {}
-        for each in requests:
-            by_log.setdefault((each.row, each.key), []).append(each)
-        found = []
-        for (row, _), group in by_log.items():
-            rules = self._rules[row]
-            assert rules is not None, "the plan's tails are of logs"
-            found.append(LogReads(self._logs, rules, group, outcomes, budget, self._versions))
-        return found
